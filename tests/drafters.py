@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.scheduling.depth_chooser import DepthChooser
+
+
+def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
+    """Let each sequence have so many drafts where there is room, whatever they cost."""
+
+    def choose(self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int) -> list[int]:
+        return [min(cap, most_each, most // len(candidates)) for _, cap in candidates]
+
+    monkeypatch.setattr(DepthChooser, "choose", choose)
 
 
 class Oracle:
@@ -46,6 +60,23 @@ class Oracle:
     def end(self, key: int) -> None:
         del self.known[key]
         self.proposed.pop(key, None)
+
+
+class BatchOracle(Oracle):
+    """An oracle that is asked for all sequences of a tick at once, and not one by one. batches: the keys of each call."""
+
+    def __init__(self, futures: Sequence[Sequence[int]] = (), *, error_rate: float = 0.0, seed: int = 0) -> None:
+        super().__init__(futures, error_rate=error_rate, seed=seed)
+        self.batches: list[list[int]] = []
+
+    def propose_all(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
+        keys = [key for key, _ in wanted]
+        assert len(set(keys)) == len(keys) > 0
+        self.batches.append(keys)
+        return [super(BatchOracle, self).propose(key, max_tokens) for key, max_tokens in wanted]
+
+    def propose(self, key: int, max_tokens: int) -> list[int]:
+        raise AssertionError("asked one by one")
 
 
 class LastAgain:

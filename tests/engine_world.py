@@ -197,7 +197,8 @@ def make_limits(backend: FakeBackend, **wanted: Any) -> Limits:
             "max_tick_s": 0.2,
             "embed_tokens": 64,
             "embed_texts": 4,
-            "max_drafted": 12 if kind == "attention" else 0,
+            "max_drafted": 0 if kind == "compressed" else 12,
+            "max_rollback": backend.memory.max_rollback,
             "n_vocab": BOS + 1,
             **wanted,
         }

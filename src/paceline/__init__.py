@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from paceline.demo import demo_model_path
     from paceline.engine.memory_needs import estimate_memory
     from paceline.llm import LLM
+    from paceline.media import Audio, Image
     from paceline.model_manager import AsyncModelManager, ModelEntry, ModelManager, ModelStatus
     from paceline.observability.instruments import Instrument
     from paceline.output import TextPipe
     from paceline.params import SamplingParams
     from paceline.request import RequestOptions
     from paceline.runtime import Context, DeviceMemory, Embedder, MemoryEstimate, Model, Sampler, Tokenizer
-    from paceline.scheduling.drafter import Drafter
+    from paceline.scheduling.drafter import BatchDrafter, Drafter
+    from paceline.scheduling.ngram_cache_drafter import NgramCacheDrafter
     from paceline.scheduling.ngram_drafter import NgramDrafter
+    from paceline.scheduling.ngram_mod_drafter import NgramModDrafter
+    from paceline.scheduling.sharing_drafter import SharingDrafter
     from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
     from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
     from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChannel, StreamChunk, Usage
@@ -40,6 +44,8 @@ _HOMES = {
     "AsyncLLM": "paceline.async_llm",
     "AsyncModelManager": "paceline.model_manager",
     "AsyncStream": "paceline.streaming",
+    "Audio": "paceline.media",
+    "BatchDrafter": "paceline.scheduling.drafter",
     "BatchStrategy": "paceline.scheduling.view",
     "ChatReply": "paceline.chat_client.chat_reply",
     "ChatStream": "paceline.chat_client.chat_streams",
@@ -54,6 +60,7 @@ _HOMES = {
     "EndRecord": "paceline.scheduling.telemetry",
     "FinishReason": "paceline.streaming",
     "FunctionTool": "paceline.chat_client.function_tools",
+    "Image": "paceline.media",
     "Instrument": "paceline.observability.instruments",
     "LLM": "paceline.llm",
     "MemoryEstimate": "paceline.runtime",
@@ -61,13 +68,16 @@ _HOMES = {
     "ModelEntry": "paceline.model_manager",
     "ModelManager": "paceline.model_manager",
     "ModelStatus": "paceline.model_manager",
+    "NgramCacheDrafter": "paceline.scheduling.ngram_cache_drafter",
     "NgramDrafter": "paceline.scheduling.ngram_drafter",
+    "NgramModDrafter": "paceline.scheduling.ngram_mod_drafter",
     "RequestOptions": "paceline.request",
     "RequestRecord": "paceline.scheduling.telemetry",
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
     "SchedulerView": "paceline.scheduling.view",
     "Score": "paceline.completion",
+    "SharingDrafter": "paceline.scheduling.sharing_drafter",
     "Stream": "paceline.streaming",
     "StreamChannel": "paceline.streaming",
     "StreamChunk": "paceline.streaming",
@@ -86,6 +96,8 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "AsyncLLM",
     "AsyncModelManager",
     "AsyncStream",
+    "Audio",
+    "BatchDrafter",
     "BatchStrategy",
     "CapacityError",
     "ChatReply",
@@ -102,6 +114,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "EngineError",
     "FinishReason",
     "FunctionTool",
+    "Image",
     "Instrument",
     "LLM",
     "MemoryEstimate",
@@ -110,7 +123,9 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "ModelError",
     "ModelManager",
     "ModelStatus",
+    "NgramCacheDrafter",
     "NgramDrafter",
+    "NgramModDrafter",
     "PacelineError",
     "RequestError",
     "RequestOptions",
@@ -119,6 +134,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "SamplingParams",
     "SchedulerView",
     "Score",
+    "SharingDrafter",
     "Stream",
     "StreamChannel",
     "StreamChunk",

@@ -22,8 +22,8 @@ from paceline.engine.arguments import (
     reranking_options,
     streamed_arguments,
 )
-from paceline.engine.engine_factory import check_options, check_source, local_files, open_engine
-from paceline.engine.prompts import Prompt, is_batch
+from paceline.engine.engine_factory import check_options, check_source, local_files, local_options, open_engine
+from paceline.engine.prompts import Prompt, Segments, is_batch
 from paceline.engine.results import (
     AsyncBatch,
     batch_outcome,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from paceline.engine import EngineClient
     from paceline.engine.adapters import LoraAdapter
+    from paceline.media import Attachment
     from paceline.observability.heartbeat import Heartbeat
     from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
@@ -122,8 +123,13 @@ class AsyncLLM(AsyncChatMethods):
     ) -> Completion: ...
     @overload
     async def generate(
-        self, prompt: Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
+        params: SamplingParams | None = None,
+        **options: Any,
     ) -> list[Completion]: ...
+    @overload
+    async def generate(self, prompt: Segments, params: SamplingParams | None = None, **options: Any) -> Completion: ...
 
     async def generate(
         self, prompt: Any, params: SamplingParams | None = None, **options: Any
@@ -158,7 +164,9 @@ class AsyncLLM(AsyncChatMethods):
             InvalidParams: `channel` or `request_index` is invalid.
         """
         if is_batch(prompt):
-            raise InvalidType("stream takes one prompt, a str or token ids; make a stream for each of several")
+            raise InvalidType(
+                "stream takes one prompt, a str, token ids or segments with an Image or Audio; make a stream for each of several"
+            )
         index = validation.integer("request_index", request_index, 0)
         check_channel(channel)
 
@@ -293,8 +301,9 @@ class AsyncLLM(AsyncChatMethods):
 
     def _load(self) -> EngineClient:
         """Load in a thread: find or download the files, then start the engine."""
-        files = local_files(self._model, self._options, offline=self._offline, hf_token=self._hf_token)
-        return open_engine(files, self._options)
+        source: dict[str, Any] = {"offline": self._offline, "hf_token": self._hf_token}
+        files = local_files(self._model, self._options, **source)
+        return open_engine(files, local_options(self._options, **source))
 
 
 def _has_failed(starting: asyncio.Future[EngineClient]) -> bool:

@@ -27,9 +27,12 @@ class EngineConfig:
         strategy: The batch strategy: "paced", "decode_maximal", "prefill_priority", "balanced", "module:attr", or an object
             with a `plan` method (see `BatchStrategy`). A name may have options: "paced:patience=4", or
             {"name": "paced", "patience": 4}.
-        speculation: What proposes tokens ahead of decoding, which the ordinary tick verifies: "ngram" (prompt lookup), a name
-            with options such as "ngram:size_n=6" or {"name": "ngram", "size_n": 6}, "module:attr", or an object with the
-            methods of `Drafter`; None: nothing does. Needs a model whose memory can be cut.
+        speculation: What proposes tokens ahead of decoding, which the ordinary tick verifies: "ngram" (prompt lookup),
+            "ngram-mod" and "ngram-cache" (n-grams of all requests of a tenant), "draft-model" (with draft_model, which alone
+            does the same), "mtp" (the model's own heads), "eagle3:model=FILE", a name with options such as "ngram:size_n=6" or
+            {"name": "ngram", "size_n": 6}, "module:attr", or an object with the methods of `Drafter`; several, as
+            "ngram,ngram-mod" or in a list, of which the first that proposes something for a sequence counts; None: nothing
+            does. A model whose memory cannot take wrong drafts back is refused.
         max_draft: Most tokens that are proposed for a sequence in a tick, 1 to 64; fewer are where more do not pay.
         min_draft: Least tokens of a proposal that is verified at all, 0 to 64.
         itl_target_ms: Inter-token latency that "paced" aims at; None: 250 on a CPU, 50 if a GPU computes (for a `Model` that
@@ -61,6 +64,12 @@ class EngineConfig:
         fit_ctx: The least n_ctx that is chosen; None: 512.
         cache_prompt: Whether prefixes are shared and cached at all.
         host_cache_bytes: Most host memory that cached prefixes may take; None: an eighth of the machine's memory.
+        mmproj: The file of the model's multimodal projector, with which prompts may have images; True: the one beside the model;
+            None: that one if there is exactly one, and it fits the model; False: none.
+        mmproj_offload: Whether it computes on a GPU, if there is one.
+        image_min_tokens: Least tokens of an image, for projectors that take images of any size; None: as its file has it.
+        image_max_tokens: Most tokens of an image, likewise.
+        media_cache_bytes: Memory for embeddings of images that no running request needs.
         state_folder: Folder of `save_prefix`; None: prefixes cannot be saved.
 
     Raises:
@@ -90,6 +99,11 @@ class EngineConfig:
     fit_ctx: int | None = None
     cache_prompt: bool = True
     host_cache_bytes: int | None = None
+    mmproj: str | os.PathLike[str] | bool | None = None
+    mmproj_offload: bool = True
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None
+    media_cache_bytes: int = 256 << 20
     state_folder: str | os.PathLike[str] | None = None
 
     def __new__(cls, **options: Any) -> Self:
@@ -121,6 +135,7 @@ class EngineConfig:
             raise InvalidType(f"state_folder must be a path, not {type(self.state_folder).__name__}")
         if self.host_cache_bytes is not None:
             validation.integer("host_cache_bytes", self.host_cache_bytes, 0)
+        self._check_images()
 
     @property
     def fit_targets(self) -> tuple[int, ...]:
@@ -128,6 +143,15 @@ class EngineConfig:
         if self.fit_target_bytes is None:
             return ()
         return (self.fit_target_bytes,) if isinstance(self.fit_target_bytes, int) else tuple(self.fit_target_bytes)
+
+    def _check_images(self) -> None:
+        if self.mmproj is not None and not isinstance(self.mmproj, bool):
+            validation.path("mmproj", self.mmproj)
+        validation.boolean("mmproj_offload", self.mmproj_offload)
+        for name in ("image_min_tokens", "image_max_tokens"):
+            if getattr(self, name) is not None:
+                validation.integer(name, getattr(self, name), 1)
+        validation.integer("media_cache_bytes", self.media_cache_bytes, 0)
 
     def _check_fit(self) -> None:
         validation.boolean("fit", self.fit)

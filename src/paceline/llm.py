@@ -18,9 +18,9 @@ from paceline.engine.arguments import (
     reranking_options,
     streamed_arguments,
 )
-from paceline.engine.engine_factory import check_options, local_files, open_engine
+from paceline.engine.engine_factory import check_options, local_files, local_options, open_engine
 from paceline.engine.progress_bar import progress_bar
-from paceline.engine.prompts import Prompt, is_batch
+from paceline.engine.prompts import Prompt, Segments, is_batch
 from paceline.engine.results import (
     Batch,
     batch_outcome,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from paceline.engine import EngineClient
     from paceline.engine.adapters import LoraAdapter
+    from paceline.media import Attachment
     from paceline.observability.heartbeat import Heartbeat
     from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Model, Tokenizer
@@ -82,7 +83,9 @@ class LLM(ChatMethods):
             hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
             **options: Options of `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and
                 of the llama.cpp context (n_ctx, n_batch, type_k, flash_attn ...); `lora`, paths of adapters, named by their
-                stems, or a mapping of names to paths; and `instruments`. With isolation="process" the model runs in a worker
+                stems, or a mapping of names to paths; `draft_model`, a path, name or `Model` that proposes tokens, and
+                `draft_options`, a mapping of options of its loading and its context, `p_min` and `chunk_size`; and
+                `instruments`. With isolation="process" the model runs in a worker
                 process that requests survive, and the objects among the options are given by name (see the guide).
 
         Raises:
@@ -97,7 +100,7 @@ class LLM(ChatMethods):
         """
         check_options(model, options)  # before a download
         files = local_files(model, options, offline=offline, hf_token=hf_token)
-        self._engine = open_engine(files, options)
+        self._engine = open_engine(files, local_options(options, offline=offline, hf_token=hf_token))
         try:
             self._formats = ChatFormats(self._engine.model, chat_template)
             if chat_template is not None:
@@ -113,12 +116,14 @@ class LLM(ChatMethods):
     @overload
     def generate(
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]],
+        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
         params: SamplingParams | None = None,
         *,
         progress: bool = False,
         **options: Any,
     ) -> list[Completion]: ...
+    @overload
+    def generate(self, prompt: Segments, params: SamplingParams | None = None, **options: Any) -> Completion: ...
 
     def generate(
         self, prompt: Any, params: SamplingParams | None = None, *, progress: bool = False, **options: Any
@@ -126,7 +131,8 @@ class LLM(ChatMethods):
         """Generate the completion of a prompt, or of each prompt of a list, all in one batch.
 
         Args:
-            prompt: A text, token ids, or a list of either. A list may be longer than the queue.
+            prompt: A text, token ids, a list of segments (texts, lists of token ids, and at least one `Image` or `Audio`), or
+                a list of prompts of any of these kinds. A list may be longer than the queue.
             params: The sampling parameters; None: the defaults.
             progress: Whether to show a progress bar on a terminal while a list runs.
             **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, except interval,
@@ -166,7 +172,7 @@ class LLM(ChatMethods):
         """Stream the completion of a prompt as it is generated. Leaving the stream cancels the request.
 
         Args:
-            prompt: A text or token ids.
+            prompt: A text, token ids, or segments with images.
             params: The sampling parameters; None: the defaults.
             channel: A new channel made by `StreamChannel.create()`, to read elsewhere; None: one is made. A channel serves
                 one request; if that is refused, it can serve another.
@@ -182,7 +188,9 @@ class LLM(ChatMethods):
             EngineStopped: The engine accepts no requests any more.
         """
         if is_batch(prompt):
-            raise InvalidType("stream takes one prompt, a str or token ids; make a stream for each of several")
+            raise InvalidType(
+                "stream takes one prompt, a str, token ids or segments with an Image or Audio; make a stream for each of several"
+            )
         index = validation.integer("request_index", request_index, 0)
         sampling, rest = streamed_arguments(self._engine.sampling_defaults, params, options, channel)
         request = self._engine.prepare(prompt, sampling, rest)

@@ -66,6 +66,22 @@ def test_a_seed_repeats_the_run() -> None:
     assert texts(5) == texts(5) != texts(6)
 
 
+def test_speculation_is_measured_against_the_same_requests_without_it(tmp_path: Path) -> None:
+    """Text that repeats itself has drafts that are accepted; output is what it is without."""
+    again = {"prompt": "a" * 40, "max_tokens": 250, "temperature": 0, "ignore_eos": True, "logit_bias": {"97": 100}}
+    file = requests_file(tmp_path, [again])  # alone, so that no neighbour's tick is too long for a trial
+    for options in (("--speculate",), ("--speculation", "ngram-cache,ngram:size_n=2")):  # of 250 tokens some are tried
+        found = json.loads(output("demo", "-t", "1", "--json", "--requests", file, *options))
+        summary = found["summary"]
+        assert 0 < summary["accepted_tokens"] <= summary["draft_tokens"]
+        assert summary["tokens_per_s_with_drafts"] > 0 < summary["tokens_per_s_without"]
+        without = json.loads(output("demo", "-t", "1", "--json", "--requests", file))
+        assert "draft_tokens" not in without["summary"]
+        assert [one["answers"] for one in without["results"]] == [one["answers"] for one in found["results"]]
+    lines = output("demo", "-t", "1", "--plain", "--requests", file, "--speculate")
+    assert re.search(r"drafts \d+ verified, \d+ accepted \(\d+%\) \| [\d.]+ times as fast: ", lines)
+
+
 def test_requests_of_a_file_run_with_their_options(tmp_path: Path) -> None:
     """Each has its own options; one that the model cannot take fails alone, and the exit code is 1."""
     items = [
@@ -101,6 +117,8 @@ def test_requests_come_from_stdin_for_a_dash() -> None:
         (("--pace", "-1"), "pace must be a finite number >= 0"),
         (("--seed", "-2"), "seed must be an integer >= -1"),
         (("--plain", "--json"), "exclude each other"),
+        (("--speculation", "ngrm"), "speculation must be one of"),
+        (("--speculation", "ngram:size_n=99"), "size_n must be"),
     ],
 )
 def test_wrong_options_exit_with_2(args: tuple[str, ...], message: str) -> None:

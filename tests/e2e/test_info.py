@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from tests.e2e.commands import ESCAPE, output
 
 import paceline
 from paceline.demo import demo_model_path
+from paceline.testing.models import Qwen2VlSpec, Qwen25VisionSpec, write_model
 
 pytestmark = pytest.mark.native
 
@@ -59,3 +62,21 @@ def test_info_of_a_model_shows_what_it_needs_and_whether_it_fits() -> None:
     text = output("info", str(demo_model_path()), *asked)
     assert "2,048 tokens, 2 slots" in text and "KV cache and states" in text
     assert "fits" in text and " yes\n" in text
+
+
+def test_info_of_a_model_shows_the_projectors_beside_it(tmp_path: Path) -> None:
+    """What prompts may have with it; of two that none is taken, and of a file that is none why."""
+    model = write_model(tmp_path / "model.gguf", Qwen2VlSpec())
+    facts = json.loads(output("info", str(model), "--json"))
+    assert (facts["modalities"], facts["projectors"]) == (["text"], [])
+    projector = write_model(tmp_path / "mmproj-a.gguf", Qwen25VisionSpec())
+    facts = json.loads(output("info", str(model), "--json"))
+    assert facts["modalities"] == ["image", "text"]
+    (found,) = facts["projectors"]
+    assert (found["path"], found["modalities"], found["kinds"]) == (str(projector), ["image"], ["qwen2.5vl_merger"])
+    assert 0 < found["weights_bytes"] < projector.stat().st_size
+    text = output("info", str(model))
+    assert re.search(r"may have +text, image\n", text) and "mmproj-a.gguf" in text and "qwen2.5vl_merger" in text
+    (tmp_path / "mmproj-b.gguf").write_bytes(b"no model")
+    text = output("info", str(model))
+    assert re.search(r"may have +text\n", text) and "none of them is taken" in text and "not a GGUF file" in text

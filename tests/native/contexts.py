@@ -17,6 +17,8 @@ DECODERS = [
     "falcon-h1",
     "lfm2",
     "granitehybrid",
+    "hy_v3",
+    "qwen35",
 ]
 
 

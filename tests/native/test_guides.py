@@ -32,6 +32,8 @@ PAGES = (
     "quickstart.md",
 )
 AGAINST_A_HUB = {"guide/models_by_name.md"}  # by tests/hub
+WITH_A_PROJECTOR = {"guide/audio.md", "guide/media.md"}  # by tests/native/test_audio.py and test_images.py
+OF_A_CALLER = {"reference/cluster.md"}  # an outline; benchmarks/cluster does what it shows, in tests/property
 AGAINST_A_SERVER = {"guide/anthropic.md", "guide/ollama.md", "guide/openai.md", "guide/responses.md"}  # by tests/server
 
 pytestmark = pytest.mark.native
@@ -59,5 +61,7 @@ def test_every_page_is_run() -> None:
     assert {name for name, text in pages.items() if "```python\n" in text} == {
         *PAGES,
         *AGAINST_A_SERVER,
+        *OF_A_CALLER,
         *AGAINST_A_HUB,
+        *WITH_A_PROJECTOR,
     }

@@ -26,9 +26,18 @@ from paceline.errors import (
     QueueFull,
     Unsupported,
 )
-from paceline.runtime import Context, MemoryEstimate, Model, context_options, memory_in_use, memory_plan, plan_memory
+from paceline.runtime import (
+    Context,
+    MemoryEstimate,
+    Model,
+    context_options,
+    memory_in_use,
+    memory_plan,
+    plan_memory,
+    projector_facts,
+)
 from paceline.runtime.context_options import ContextOptions
-from paceline.testing.models import KINDS, LlamaSpec, write_split_model
+from paceline.testing.models import KINDS, LlamaSpec, Qwen2VlSpec, Qwen25VisionSpec, write_model, write_split_model
 
 GENERATING = [kind for kind in KINDS if kind not in ("bert", "reranker", "t5")]
 SIZES: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 3, "n_outputs_max": 8, "n_threads": 1}
@@ -363,3 +372,27 @@ def test_wrong_options_and_counts_are_named_by_an_estimate(
         estimate_memory(demo_model_path(), dry_run=False, **options)
     with pytest.raises(error, match=words):
         LLM(demo_model_path(), **options)
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_a_projector_counts(tmp_path: Path, is_dry: bool) -> None:
+    """The one beside the model or a given one, as it will be loaded; not one that is left out, damaged, or one of two."""
+    model = write_model(tmp_path / "model.gguf", Qwen2VlSpec())
+
+    def estimated(**options: Any) -> MemoryEstimate:
+        return estimate_memory(model, dry_run=is_dry, num_slots=1, n_ctx=512, **options)
+
+    alone = estimated()
+    projector = write_model(tmp_path / "mmproj.gguf", Qwen25VisionSpec())
+    added = projector_facts(projector).weights_bytes
+    assert added > 50_000
+    for options in ({}, {"mmproj": True}, {"mmproj": projector}, {"image_max_tokens": 100}):
+        found = estimated(**options)
+        assert found.weights_bytes == alone.weights_bytes + added
+        assert found.is_measured is is_dry
+        if is_dry:
+            assert (found.compute_bytes or 0) > (alone.compute_bytes or 0)
+    assert estimated(mmproj=False).total_bytes == alone.total_bytes
+    (tmp_path / "mmproj-2.gguf").write_bytes(projector.read_bytes()[:-1000])
+    assert estimated().total_bytes == alone.total_bytes
+    assert estimated(mmproj=tmp_path / "mmproj-2.gguf").total_bytes == alone.total_bytes  # the load says what is wrong

@@ -106,6 +106,7 @@ def test_methods_of_a_context_refuse_or_take_anything(
     good = {"token_ids": [4], "seq_id": 0, "index": 2, "from_seq_id": 0, "to_seq_id": 1, "n_threads": 1, "rows": [row]}
     good |= {"sampler": sampler, "path": tmp_path / "state", "scratch_seq_id": 2, "start": 0, "end": 1, "adapters": {}}
     good |= {"seq_ids": [0], "positions": [3], "samplers": [None], "num_tokens": 1}
+    good |= {"wishes": [(0, 3, 5, 2)], "position": 3, "embeddings": np.zeros((1, 64), np.float32)}
     good |= {"data": context.save_sequence(0), "state": context.save_cells(0, 0, 1, scratch_seq_id=2)}
     for name in public(Context):
         assert wrong_outcomes(name, odd_calls(getattr(context, name), good)) == []

@@ -39,6 +39,7 @@ MEMORY = {
     "falcon-h1": MemoryClass.HYBRID,
     "lfm2": MemoryClass.HYBRID,
     "granitehybrid": MemoryClass.HYBRID,
+    "qwen35": MemoryClass.HYBRID,
     "bert": MemoryClass.NONE,
     "modern-bert": MemoryClass.NONE,
     "reranker": MemoryClass.NONE,

@@ -6,18 +6,23 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.drafters import Oracle
+from tests.drafters import LastAgain, Oracle, force_depths
 from tests.exact import EXACT, assert_same_but_for_near_ties
 from tests.native.conftest import TinyModels
+from tests.native.test_windowed_hybrid import WindowedLfm2Spec
 
 from paceline import LLM, NgramDrafter
-from paceline.errors import DrafterError, InvalidParams, Unsupported
-from paceline.scheduling.speculation import DepthChooser
+from paceline.engine import engine_factory
+from paceline.engine.arguments import engine_arguments
+from paceline.engine.engine_factory import build
+from paceline.errors import DrafterError, InvalidParams, NotEnoughMemory, Unsupported
 from paceline.streaming import FinishReason
+from paceline.testing.models import write_model
 
 pytestmark = pytest.mark.native
 
@@ -29,11 +34,7 @@ PROMPTS = ["Hello", "The quick brown fox", "a"]
 @pytest.fixture
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence gets as many drafts as there is room for, whatever they cost."""
-
-    def choose(self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int) -> list[int]:
-        return [min(cap, 6, most // len(candidates)) for _, cap in candidates]
-
-    monkeypatch.setattr(DepthChooser, "choose", choose)
+    force_depths(monkeypatch, 6)
 
 
 @pytest.fixture(scope="module")
@@ -188,15 +189,53 @@ def test_a_constraint_that_cannot_be_copied_goes_without_drafts() -> None:
         assert again.usage.cached_tokens == len(alone) - 1
 
 
+GRAMMARS: dict[str, dict[str, Any]] = {
+    "fixed": {"grammar": 'root ::= "abcdefghij"'},
+    "list": {"grammar": 'root ::= item ("," item){2,4}\nitem ::= [a-f]{3}', "ignore_eos": True},
+    "open": {"grammar": "root ::= [a-f]{4} [g-k]*", "max_tokens": 24},
+    "lazy": {"grammar": "root ::= [a-e] [a-z]{9} [0-9]{3}", "grammar_lazy": True, "grammar_triggers": ("a", "e", "z")},
+    "with penalties": {"grammar": "root ::= [a-f ]{20}", "repeat_penalty": 1.3, "penalty_last_n": 8, "logprobs": 2},
+    "sampled": {"grammar": "root ::= [a-f ]{20}", "temperature": 1.0, "seed": 3, "n": 3},
+}
+
+
 @pytest.mark.usefixtures("deep")
-def test_grammars_and_processors_go_without_drafts(plain: LLM, tiny_models: TinyModels) -> None:
-    """What looks at one token after the other is served as before."""
+@pytest.mark.parametrize("error_rate", [0.0, 0.4])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_grammars_are_followed_along_drafts(tiny_models: TinyModels, name: str, error_rate: float) -> None:
+    """Tokens, ends and log-probabilities are those without drafts, also where the grammar ends among right drafts."""
+    options = {"temperature": 0, "max_tokens": 40, **GRAMMARS[name]}
+    ids = [*b"Hello, this is a prompt that is long enough to be kept: "]
+    with LLM(tiny_models("llama"), **SMALL) as plain:
+        alone = plain.generate(ids, **options)
+        eos = min(plain.tokenizer.eog_ids)
+        behind = [eos, 97, 98] if error_rate else [97, 98, 99]  # the end, or as text would go on there
+        known = [[*ids, *choice.token_ids, *behind] for choice in alone.choices]
+        with LLM(tiny_models("llama"), speculation=Oracle(known, error_rate=error_rate), **SMALL) as llm:
+            found = llm.generate(ids, timeout_s=60, **options)
+            assert found.usage.accepted_tokens > 0
+            assert found.usage.completion_tokens == alone.usage.completion_tokens
+            for mine, theirs in zip(found.choices, alone.choices, strict=True):
+                assert (mine.token_ids, mine.finish_reason) == (theirs.token_ids, theirs.finish_reason)
+                assert (mine.logprobs is None) == (theirs.logprobs is None)
+                if mine.logprobs is not None and theirs.logprobs is not None:
+                    values = [token.own for token in mine.logprobs]
+                    assert values == pytest.approx([token.own for token in theirs.logprobs], abs=1e-3)
+            again = llm.generate([*ids, *found.choices[0].token_ids, 65], temperature=0, max_tokens=2)
+            assert again.usage.cached_tokens >= len(ids) + len(found.choices[0].token_ids) - 2
+
+
+@pytest.mark.usefixtures("deep")
+def test_processors_and_grammars_that_sleep_go_without_drafts(plain: LLM, tiny_models: TinyModels) -> None:
+    """What looks at one token after the other outside of the pass is served as before."""
     known = futures(plain, "Hello", **GREEDY)
     with LLM(tiny_models("llama"), speculation=Oracle(known), **SMALL) as llm:
-        grammar = llm.generate("Hello", temperature=0, max_tokens=5, grammar='root ::= "ab"')
-        assert (grammar.text, grammar.usage.draft_tokens) == ("ab", 0)
         processed = llm.generate("Hello", logits_processors=[lambda ids, logits: logits], **GREEDY)
         assert processed.usage.draft_tokens == 0
+        thinking = {"start": "<t>", "ends": ["</t>"], "is_open": True, "budget": 7}
+        lazy: dict[str, Any] = {"grammar": "root ::= [a-e]+", "grammar_lazy": True, "grammar_triggers": ("a",)}
+        asleep = llm.generate("Hello", thinking=thinking, **lazy, **GREEDY)
+        assert asleep.usage.draft_tokens == 0
 
 
 def test_ngram_speculation_of_text_that_repeats_itself(tiny_models: TinyModels) -> None:
@@ -231,13 +270,148 @@ def test_a_killed_worker_continues_with_drafts(plain: LLM, tiny_models: TinyMode
         assert found == alone[len(llm.tokenizer.encode(prompt)) :]
 
 
+UNCUT = ["gemma3", "gemma4", "mamba", "rwkv6", "rwkv7", "falcon-h1", "lfm2", "granitehybrid", "qwen35"]
+TOGETHER = ["The quick brown fox jumps", "The quick brown fox jumps over", "The quick brown dog", "a b c a b c"] * 2
+
+
+@pytest.mark.usefixtures("deep")
+@pytest.mark.parametrize("error_rate", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("kind", UNCUT)
+def test_models_with_states_verify_drafts(tiny_models: TinyModels, kind: str, error_rate: float) -> None:
+    """The text is that of decoding alone, through shared prefixes, choices, turns that go on, and prompts beside."""
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 40}
+    with LLM(tiny_models(kind), **SMALL) as plain:
+        alone = [futures(plain, prompt, **options)[0] for prompt in TOGETHER[:4]]
+        oracle = Oracle(alone, error_rate=error_rate)
+        with LLM(tiny_models(kind), speculation=oracle, **SMALL) as llm:
+            found = llm.generate(TOGETHER, **options)
+            for prompt, one, expected in zip(TOGETHER, found, alone * 2, strict=True):
+                ids = llm.tokenizer.encode(prompt)
+                assert_same_but_for_near_ties(plain, ids, expected[len(ids) :], one.token_ids)
+            accepted = sum(one.usage.accepted_tokens for one in found)
+            assert sum(one.usage.draft_tokens for one in found) > 0
+            assert accepted > 8 * 40 * 0.5 if error_rate == 0 else accepted < 8 * 40
+            several = llm.generate(TOGETHER[0], n=3, **options)
+            ids = llm.tokenizer.encode(TOGETHER[0])
+            for choice in several.choices:
+                assert_same_but_for_near_ties(plain, ids, alone[0][len(ids) :], choice.token_ids)
+            turn = [*alone[1], 65, 66]
+            after = llm.generate(turn, temperature=0, max_tokens=8, ignore_eos=True)
+            expected_turn = plain.generate(turn, temperature=0, max_tokens=8, ignore_eos=True)
+            assert_same_but_for_near_ties(plain, turn, expected_turn.token_ids, after.token_ids)
+            assert after.usage.cached_tokens > 0
+
+
+@pytest.mark.usefixtures("deep")
+@pytest.mark.parametrize("kind", ["gemma3", "mamba", "falcon-h1", "lfm2"])
+def test_little_memory_and_cancelled_neighbours_change_nothing(tiny_models: TinyModels, kind: str) -> None:
+    """Sequences with drafts are preempted, go to host memory and come back, and others leave within their bursts."""
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 60}
+    little: dict[str, Any] = {**SMALL, "n_ctx": 256, "num_slots": 4}
+    prompts = ["The quick brown fox " * 3, "A fox and a dog went " * 2, "Hello " * 8, "abc " * 20]
+    with LLM(tiny_models(kind), **SMALL) as plain:
+        alone = [futures(plain, prompt, **options)[0] for prompt in prompts]
+        with LLM(tiny_models(kind), speculation=Oracle(alone, error_rate=0.15), **little) as llm:
+            for _ in range(2):
+                streams = [llm.stream(prompt, **options) for prompt in prompts for _ in range(2)]
+                for stream in streams[1::2]:
+                    stream.get()
+                    stream.cancel()
+                found = [[token for chunk in stream for token in chunk.token_ids] for stream in streams[::2]]
+                for prompt, one, expected in zip(prompts, found, alone, strict=True):
+                    ids = llm.tokenizer.encode(prompt)
+                    assert_same_but_for_near_ties(plain, ids, expected[len(ids) :], one)
+            assert llm.stats().number("paceline_draft_tokens_accepted_total") > 100
+
+
+@pytest.mark.usefixtures("deep")
+@pytest.mark.parametrize("kind", ["gemma3", "mamba", "falcon-h1", "lfm2"])
+def test_a_stop_within_a_burst_is_exact_with_states(tiny_models: TinyModels, kind: str) -> None:
+    """The text ends where it does alone, and the next turn goes on from a state of tokens that were read."""
+    with LLM(tiny_models(kind), **SMALL) as plain:
+        prompt = "The quick brown fox jumps over the lazy dog"
+        (alone,) = futures(plain, prompt, **{**GREEDY, "max_tokens": 60})
+        start = len(plain.tokenizer.encode(prompt))
+        stop = next(one for index, one in enumerate(alone) if index > start + 20 and one not in alone[start:index])
+        options: dict[str, Any] = {**GREEDY, "max_tokens": 60, "stop_token_ids": [stop]}
+        expected = plain.generate(prompt, **options)
+        with LLM(tiny_models(kind), speculation=Oracle([alone]), **SMALL) as llm:
+            found = llm.generate(prompt, **options)
+            assert (found.token_ids, found.choices[0].finish_reason) == (expected.token_ids, FinishReason.STOP)
+            turn = [*alone[: alone.index(stop, start) + 1], 65, 66]
+            after = llm.generate(turn, temperature=0, max_tokens=8, ignore_eos=True)
+            assert after.token_ids == plain.generate(turn, temperature=0, max_tokens=8, ignore_eos=True).token_ids
+            assert after.usage.cached_tokens >= len(turn) - 2 - 8
+
+
+def test_a_worker_verifies_drafts_on_a_recurrent_model(tiny_models: TinyModels) -> None:
+    """In a process of its own, and after it was killed."""
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 400, "logit_bias": {97: 100.0}}
+    prompt = "ab" * 20
+    with LLM(tiny_models("mamba"), **SMALL) as plain:
+        (alone,) = futures(plain, prompt, **options)
+        with LLM(tiny_models("mamba"), speculation="tests.drafters:LastAgain", isolation="process", **SMALL) as llm:
+            found: list[int] = []
+            with llm.stream(prompt, max_buffered_tokens=4, **options) as stream:
+                while len(found) < 20:
+                    found += stream.get().token_ids
+                engine: Any = llm._engine
+                os.kill(engine.worker_pid, signal.SIGKILL)
+                for chunk in stream:
+                    found += chunk.token_ids
+            assert found == alone[len(llm.tokenizer.encode(prompt)) :]
+            assert chunk.usage is not None
+            assert 0 < chunk.usage.accepted_tokens <= chunk.usage.draft_tokens
+
+
 @pytest.mark.parametrize(
-    ("kind", "says"), [("mamba", "state"), ("falcon-h1", "recurrent"), ("gemma3", "swa_full=True")]
+    ("kind", "options", "expected"),
+    [
+        ("lfm2", {}, (3, None)),
+        ("lfm2", {"n_ubatch": 4}, (2, None)),
+        ("lfm2", {"max_rollback": 0}, (0, None)),
+        ("lfm2", {"max_rollback": 6}, (6, None)),
+        ("mamba", {}, (0, None)),
+        ("falcon-h1", {}, (0, None)),
+        ("llama", {}, (None, None)),
+        ("gemma3", {"n_ubatch": 64}, (None, 64)),
+    ],
 )
-def test_models_whose_memory_cannot_be_cut_are_refused(tiny_models: TinyModels, kind: str, says: str) -> None:
-    """When they are loaded, with the reason; swa_full makes up for a window."""
-    with pytest.raises(Unsupported, match=says):
-        LLM(tiny_models(kind), speculation="ngram", **SMALL)
+def test_what_can_be_taken_back_is_read_from_the_context(
+    tiny_models: TinyModels, kind: str, options: dict[str, Any], expected: tuple[int | None, int | None]
+) -> None:
+    """States of single tokens by default where llama.cpp has them, and drafts within a ubatch beside a window."""
+    built = build(tiny_models(kind), engine_arguments({**SMALL, **options, "speculation": "ngram"}))
+    assert (built.limits.max_rollback, built.limits.n_verify) == expected
+    assert built.context is not None
+    built.context.close()
+    built.model.close()
+
+
+def test_states_of_single_tokens_are_left_out_where_memory_is_short(
+    tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the KV cache gets fewer cells, and a warning says so; what was asked for by name is refused."""
+
+    def made(model: Any, **options: Any) -> Any:
+        if options.get("max_rollback"):
+            raise NotEnoughMemory("too much")
+        return context(model, **options)
+
+    context = engine_factory.Context
+    monkeypatch.setattr(engine_factory, "Context", made)
+    with LLM(tiny_models("lfm2"), speculation="ngram", **SMALL) as llm:
+        assert "max_rollback=0" in caplog.text
+        assert len(llm.generate("Hello", **GREEDY).token_ids) == 24
+    with pytest.raises(NotEnoughMemory):
+        LLM(tiny_models("lfm2"), speculation="ngram", max_rollback=2, **SMALL)
+
+
+def test_a_window_beside_recurrent_layers_is_refused(tmp_path: Path) -> None:
+    """When it is loaded, with the reason."""
+    path = write_model(tmp_path / "windowed.gguf", WindowedLfm2Spec())
+    with pytest.raises(Unsupported, match=r"window beside recurrent layers.*leave speculation out"):
+        LLM(path, speculation="ngram", **SMALL)
 
 
 @pytest.mark.usefixtures("deep")
@@ -288,3 +462,13 @@ def test_a_batch_without_room_for_drafts_is_refused(tiny_models: TinyModels) -> 
     """Rows of logits are what drafts need."""
     with pytest.raises(InvalidParams, match="n_batch"):
         LLM(tiny_models("llama"), speculation="ngram", n_batch=1, **SMALL)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_several_drafters_are_asked_in_turn(tiny_models: TinyModels, isolation: str) -> None:
+    """By names and as objects, in this process and in a worker: of text that n-grams do not know the last one drafts."""
+    chains: list[Any] = ["ngram:size_n=60,tests.drafters:LastAgain", [NgramDrafter(size_n=60), LastAgain()]]
+    for chain in chains:
+        with LLM(tiny_models("llama"), speculation=chain, isolation=isolation, **SMALL) as llm:
+            one = llm.generate("ab", temperature=0, max_tokens=100, ignore_eos=True, logit_bias={97: 100.0})
+            assert 0 < one.usage.accepted_tokens <= one.usage.draft_tokens

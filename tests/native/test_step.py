@@ -13,7 +13,16 @@ import pytest
 from tests.native.aborting import aborting
 from tests.native.conftest import TinyModels
 
-from paceline.errors import Aborted, InvalidParams, InvalidType, PacelineError, SamplingError, Unsupported
+from paceline.errors import (
+    Aborted,
+    DecodeError,
+    InvalidParams,
+    InvalidType,
+    NoKvSlot,
+    PacelineError,
+    SamplingError,
+    Unsupported,
+)
 from paceline.params import SamplingParams
 from paceline.runtime import Context, MaskSlots, Model, Sampler, StepRow
 
@@ -121,14 +130,285 @@ def test_wrong_drafts_are_taken_out_of_memory(model: Model, context: Context, nu
     assert drawn == expected
 
 
-@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-def test_drafts_need_a_memory_that_can_be_cut(tiny_models: TinyModels, kind: str) -> None:
-    """Recurrent state refuses drafts and goes on without."""
-    with Model.load(tiny_models(kind)) as model, Context(model, n_ctx=256, n_threads=1) as context:
-        row = StepRow(seq_id=0, position=0, token_ids=[1, 2], num_drafts=1, samplers=(greedy(model),))
-        with pytest.raises(Unsupported, match="drafts"):
+RECURRENT = ["mamba", "rwkv6", "rwkv7", "falcon-h1", "lfm2", "granitehybrid"]
+EXACT: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+
+
+def next_logits(context: Context, row: StepRow) -> np.ndarray:
+    context.step([row])
+    logits: np.ndarray = context.logits(len(row.token_ids) - 1)
+    return logits
+
+
+@pytest.mark.parametrize("num_right", [0, 2, 3])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_row_with_a_wrong_draft_is_taken_back_from_recurrent_state(
+    tiny_models: TinyModels, kind: str, num_right: int
+) -> None:
+    """What was drawn stands, memory is where the row began, and what is computed again gives the logits of before."""
+    prompt = list(range(5, 25))
+    with Model.load(tiny_models(kind)) as model, Context(model, n_seq_max=3, n_outputs_max=16, **EXACT) as context:
+        expected = alone(model, prompt, 8, temperature=0)
+        sampler, beside = greedy(model), greedy(model)
+        context.step(
+            [
+                StepRow(seq_id=0, position=0, token_ids=prompt, samplers=(sampler,)),
+                StepRow(seq_id=1, position=0, token_ids=[3, 4], samplers=(beside,)),
+            ]
+        )
+        drafts = [*expected[1 : 1 + num_right], *[(expected[1 + num_right] + 1) % 250] * (3 - num_right)]
+        rows = [
+            StepRow(seq_id=0, position=20, token_ids=[expected[0], *drafts], num_drafts=3, samplers=(sampler,)),
+            StepRow(seq_id=1, position=2, token_ids=[7], samplers=(beside,)),
+        ]
+        (drawn,) = context.step(rows).rows[0].draws
+        assert list(drawn.token_ids) == expected[1 : 2 + num_right]
+        assert drawn.is_taken_back == (num_right < 3)
+        assert sampler.num_generated == 2 + num_right
+        held = context.positions(0)
+        assert held is not None
+        assert held.last == (19 if num_right < 3 else 23)
+        known = expected[: 2 + num_right][held.last - 19 :]
+        found = next_logits(context, StepRow(seq_id=0, position=held.last + 1, token_ids=known, samplers=(sampler,)))
+        context.decode([*prompt, *expected[: 2 + num_right]], seq_ids=2)
+        assert found == pytest.approx(context.logits(20 + 1 + num_right), abs=1e-4)
+        assert (
+            context.step([StepRow(seq_id=1, position=3, token_ids=[8], samplers=(beside,))]).rows[0].draws[0].token_ids
+        )
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_right_drafts_are_taken_back_to_where_their_row_began(tiny_models: TinyModels, kind: str) -> None:
+    """Until the sequence goes on, and whatever others do meanwhile; nowhere else."""
+    prompt = list(range(5, 25))
+    with Model.load(tiny_models(kind)) as model, Context(model, n_seq_max=3, n_outputs_max=16, **EXACT) as context:
+        expected = alone(model, prompt, 8, temperature=0)
+        sampler = greedy(model)
+        context.step([StepRow(seq_id=0, position=0, token_ids=prompt, samplers=(sampler,))])
+        row = StepRow(seq_id=0, position=20, token_ids=expected[:4], num_drafts=3, samplers=(sampler,))
+        context.step([row])
+        context.step([StepRow(seq_id=1, position=0, token_ids=[3, 4, 5])])
+        with pytest.raises(Unsupported, match="cannot go back to position 22"):
+            context.remove(0, 22)
+        context.remove(0, 20)
+        held = context.positions(0)
+        assert held is not None
+        assert held.last == 19
+        found = next_logits(context, StepRow(seq_id=0, position=20, token_ids=expected[:2], samplers=(sampler,)))
+        context.decode([*prompt, *expected[:2]], seq_ids=2)
+        assert found == pytest.approx(context.logits(21), abs=1e-4)
+        with pytest.raises(Unsupported, match="cannot go back to position 20"):
+            context.remove(0, 20)
+        assert context.positions(0) is not None
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_sequence_that_is_removed_behind_its_drafts_leaves_nothing(tiny_models: TinyModels, kind: str) -> None:
+    """Neither cells nor a state: all of the context can be filled again, by a saved state as well."""
+    prompt = list(range(5, 25))
+    with Model.load(tiny_models(kind)) as model, Context(model, n_seq_max=2, n_outputs_max=16, **EXACT) as context:
+        expected = alone(model, prompt, 8, temperature=0)
+        sampler = greedy(model)
+        context.step([StepRow(seq_id=0, position=0, token_ids=prompt, samplers=(sampler,))])
+        saved = context.save_sequence(0)
+        row = StepRow(seq_id=0, position=20, token_ids=expected[:4], num_drafts=3, samplers=(sampler,))
+        for _ in range(3):
             context.step([row])
-        context.step([msgspec.structs.replace(row, num_drafts=0)])
+            context.load_sequence(0, saved)
+            with pytest.raises(Unsupported, match="cannot go back"):
+                context.remove(0, 5)
+            sampler = greedy(model)
+            row = msgspec.structs.replace(row, samplers=(sampler,))
+        context.step([row])
+        context.remove(0)
+        for start in range(0, 512, 64):
+            context.decode([1 + start % 200] * 64, seq_ids=1)
+        assert context.positions(1) is not None
+
+
+ROLLING = ["lfm2", "qwen35"]
+
+
+@pytest.mark.parametrize("num_wrong", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+@pytest.mark.parametrize("kind", ROLLING)
+def test_wrong_drafts_are_cut_from_states_that_llama_cpp_keeps(
+    tiny_models: TinyModels, kind: str, num_right: int, num_wrong: int
+) -> None:
+    """As many as asked for; beyond that the row is taken back. Copies, saves and further rows go on from where it was cut."""
+    prompt = list(range(5, 25))
+    options = {**EXACT, "n_seq_max": 4, "n_outputs_max": 32, "max_rollback": 3}
+    with Model.load(tiny_models(kind)) as model, Context(model, **options) as context:
+        assert context.max_rollback == 3
+        expected = list(context.generate(greedy(model), prompt, 16))
+        context.clear()
+        sampler, drawn = greedy(model), [expected[0]]
+        context.step(
+            [
+                StepRow(seq_id=0, position=0, token_ids=prompt, samplers=(sampler,)),
+                StepRow(seq_id=1, position=0, token_ids=[3, 4]),
+            ]
+        )
+        for turn in range(2):
+            at = len(drawn)
+            drafts = [*expected[at : at + num_right], *[(expected[at + num_right] + 1) % 250] * num_wrong]
+            row = StepRow(
+                seq_id=0,
+                position=19 + at,
+                token_ids=[drawn[-1], *drafts],
+                num_drafts=len(drafts),
+                samplers=(sampler,),
+            )
+            (draws,) = context.step([row, StepRow(seq_id=1, position=2 + turn, token_ids=[7])]).rows[0].draws
+            drawn += draws.token_ids
+            assert drawn == expected[: at + num_right + 1]
+            assert draws.is_taken_back == (num_wrong == 4)
+            if draws.is_taken_back:
+                context.step([StepRow(seq_id=0, position=19 + at, token_ids=drawn[at - 1 : -1])])
+        context.copy(0, 2)
+        context.load_sequence(3, context.save_sequence(0))
+        found = []
+        for seq_id in (0, 2, 3):
+            held = context.positions(seq_id)
+            assert held is not None
+            assert held.last == 18 + len(drawn)
+            context.decode(drawn[-1:], seq_ids=seq_id)
+            found.append(context.logits(0))
+        context.remove(1)
+        context.decode([*prompt, *drawn], seq_ids=1)
+        for logits in found:
+            assert logits == pytest.approx(context.logits(19 + len(drawn)), abs=2e-3)
+
+
+@pytest.mark.parametrize("n_ctx", [256, 2048])
+@pytest.mark.parametrize("kind", ROLLING)
+def test_passes_that_fail_behind_a_cut_leave_the_state_where_it_was(
+    tiny_models: TinyModels, kind: str, n_ctx: int
+) -> None:
+    """Without cells, or aborted in the middle, for this sequence and for one that is not in the pass."""
+    prompt = list(range(5, 25))
+    options = {**EXACT, "n_ctx": n_ctx, "n_seq_max": 4, "n_outputs_max": 32, "max_rollback": 3}
+    with Model.load(tiny_models(kind)) as model, Context(model, **options) as context:
+        expected = list(context.generate(greedy(model), prompt, 8))
+        context.clear()
+        samplers = [greedy(model), greedy(model)]
+        context.step(
+            [
+                StepRow(seq_id=seq_id, position=0, token_ids=prompt, samplers=(sampler,))
+                for seq_id, sampler in enumerate(samplers)
+            ]
+        )
+        drafts = [expected[1], (expected[2] + 1) % 250, 9]
+        rows = [
+            StepRow(seq_id=seq_id, position=20, token_ids=[expected[0], *drafts], num_drafts=3, samplers=(sampler,))
+            for seq_id, sampler in enumerate(samplers)
+        ]
+        assert [row.draws[0].token_ids for row in context.step(rows).rows] == [tuple(expected[1:3])] * 2
+        further = StepRow(seq_id=0, position=22, token_ids=[expected[2], *[9] * (n_ctx - 60)])
+        if n_ctx == 256:
+            with pytest.raises(NoKvSlot):
+                context.step([further, StepRow(seq_id=2, position=0, token_ids=[7] * 50)])
+        else:
+            with aborting(context), pytest.raises(Aborted):
+                context.step([further])
+        found = []
+        for seq_id in (0, 1):
+            context.decode(expected[2:3], seq_ids=seq_id)
+            found.append(context.logits(0))
+        context.decode([*prompt, *expected[:3]], seq_ids=3)
+        for logits in found:
+            assert logits == pytest.approx(context.logits(22), abs=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon-h1", "llama", "gemma3"])
+def test_no_states_are_kept_where_llama_cpp_has_none(tiny_models: TinyModels, kind: str) -> None:
+    """Asking for them has no effect then, and the context says so."""
+    with Model.load(tiny_models(kind)) as model, Context(model, **EXACT, max_rollback=3) as context:
+        assert context.max_rollback == 0
+
+
+@pytest.mark.parametrize("value", [-1, 7, 1.5])
+def test_states_beyond_a_ubatch_are_refused(tiny_models: TinyModels, value: Any) -> None:
+    """With the option's name and its bounds."""
+    with Model.load(tiny_models("lfm2")) as model:
+        with pytest.raises(PacelineError, match="max_rollback"):
+            Context(model, **EXACT, n_batch=8, n_ubatch=8, max_rollback=value)
+        with Context(model, **EXACT, n_batch=8, n_ubatch=8, max_rollback=6) as context:
+            context.decode(list(range(8)))
+
+
+@pytest.mark.parametrize("num_right", [0, 2])
+def test_a_pass_that_fails_takes_drafts_back_with_all_else(tiny_models: TinyModels, num_right: int) -> None:
+    """Where there are no cells for a row and its drafts, a hybrid model is where it was, and goes on."""
+    prompt = list(range(5, 25))
+    with Model.load(tiny_models("falcon-h1")) as model:
+        with Context(model, n_seq_max=2, n_outputs_max=16, **{**EXACT, "n_ctx": 256}) as context:
+            expected = alone(model, prompt, 8, temperature=0)
+            sampler = greedy(model)
+            context.step([StepRow(seq_id=0, position=0, token_ids=prompt, samplers=(sampler,))])
+            context.decode([9] * 234, seq_ids=1, wants_logits="none")
+            drafts = [*expected[1 : 1 + num_right], *[(expected[1 + num_right] + 1) % 250] * (3 - num_right)]
+            row = StepRow(seq_id=0, position=20, token_ids=[expected[0], *drafts], num_drafts=3, samplers=(sampler,))
+            with pytest.raises(NoKvSlot):
+                context.step([row])
+            assert sampler.num_generated == 1
+            context.remove(1)
+            (drawn,) = context.step([row]).rows[0].draws
+            assert list(drawn.token_ids) == expected[1 : 2 + num_right]
+            assert drawn.is_taken_back
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
+@pytest.mark.parametrize("length", [20, 31, 32, 33, 63, 100])
+def test_wrong_drafts_are_cut_from_a_window(tiny_models: TinyModels, kind: str, length: int) -> None:
+    """It still has what the next token attends to, in each place, beside other sequences that take cells."""
+    prompt = [1 + (7 * index) % 240 for index in range(length)]
+    with Model.load(tiny_models(kind)) as model, Context(model, n_seq_max=3, n_outputs_max=32, **EXACT) as context:
+        expected = list(context.generate(greedy(model), prompt, 40))
+        context.clear()
+        sampler, drawn = greedy(model), [expected[0]]
+        context.step(
+            [
+                StepRow(seq_id=0, position=0, token_ids=prompt, samplers=(sampler,)),
+                StepRow(seq_id=1, position=0, token_ids=[9] * 50),
+            ]
+        )
+        while len(drawn) < 30:
+            at = len(drawn)
+            num_right = at % 4
+            drafts = [*expected[at : at + num_right], *[(expected[at + num_right] + 1) % 250] * 8]
+            position = length + at - 1
+            row = StepRow(
+                seq_id=0, position=position, token_ids=[drawn[-1], *drafts], num_drafts=len(drafts), samplers=(sampler,)
+            )
+            other = StepRow(seq_id=1, position=49 + at, token_ids=[9] * 1) if at == 1 else None
+            (draws,) = context.step([row] if other is None else [row, other]).rows[0].draws
+            assert draws.error is None
+            assert not draws.is_taken_back
+            drawn += draws.token_ids
+            assert drawn == expected[: len(drawn)]
+        row = StepRow(seq_id=0, position=length + len(drawn) - 1, token_ids=drawn[-1:], samplers=(sampler,))
+        found = next_logits(context, row)
+        context.decode([*prompt, *drawn], seq_ids=2)
+        assert found == pytest.approx(context.logits(length + len(drawn) - 1), abs=5e-3)
+
+
+def test_drafts_that_push_a_window_on_in_a_long_pass_fail_their_row(tiny_models: TinyModels) -> None:
+    """In a pass of several ubatches a later one may take what a sequence would need again; the others are served."""
+    with Model.load(tiny_models("gemma3")) as model:
+        with Context(model, n_seq_max=2, n_outputs_max=64, n_batch=256, n_ubatch=32, **EXACT) as context:
+            prompt = [1 + (7 * index) % 240 for index in range(100)]
+            sampler, beside = greedy(model), greedy(model)
+            context.step([StepRow(seq_id=0, position=0, token_ids=prompt, samplers=(sampler,))])
+            rows = [
+                StepRow(seq_id=0, position=100, token_ids=[5] * 41, num_drafts=40, samplers=(sampler,)),
+                StepRow(seq_id=1, position=0, token_ids=[*prompt, *prompt], samplers=(beside,)),
+            ]
+            first, second = [row.draws[0] for row in context.step(rows).rows]
+            assert isinstance(first.error, DecodeError)
+            assert "n_ubatch = 32" in str(first.error)
+            assert second.error is None
+            assert context.positions(0) is None
 
 
 # ---- log-probabilities

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -244,9 +245,14 @@ class PoolMachine(RuleBasedStateMachine):
 
 def test_the_pool_under_all_that_can_happen() -> None:
     """No model and no memory more than there may be, no lost wakeup, no user without an outcome."""
-    run_state_machine_as_test(
-        PoolMachine,
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    gc.collect()
+    gc.freeze()  # every unload collects garbage: not in what all other tests have left, which takes minutes
+    try:
+        run_state_machine_as_test(
+            PoolMachine,
+            settings=settings(
+                max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            ),
+        )
+    finally:
+        gc.unfreeze()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from paceline.scheduling.cost_model import TILE_TOKENS, MeasuredPass, TickCostModel
+from paceline.scheduling.cost_model import BLOCK_TOKENS, TILE_TOKENS, MeasuredPass, TickCostModel
 from paceline.scheduling.strategies import Balanced, DecodeMaximal, Paced, PrefillPriority
 from paceline.scheduling.view import BatchStrategy, SchedulerView, TickCost
 from paceline.testing.strategy_check import StrategyTrial, TrialCost, TrialLoad, TrialSequence
@@ -132,8 +132,8 @@ def test_paced_is_within_the_target_or_gives_the_least_share(view: SchedulerView
     """The tick is expected to take at most the target, or what leaves decoding three tenths of it; else 16 tokens of prompts.
 
     The latter up to a tick without decoding, or twice what decoding alone takes. Where too much time was lost, it may take
-    what makes that a hundredth, up to a tick without decoding; a tile beside decoding a quarter more than all that. And one
-    token more would not have fitted into the target, unless budget or prompts were at their end.
+    what makes that a hundredth, up to a tick without decoding; a tile beside decoding a quarter more than all that. And four
+    tokens more would not have fitted into the target, unless budget or prompts were at their end.
     """
     tokens = planned(Paced(), view, budget)
     num_decode, num_prefill = (tokens_of(tokens, view, is_decoding=is_decoding) for is_decoding in (True, False))
@@ -150,7 +150,7 @@ def test_paced_is_within_the_target_or_gives_the_least_share(view: SchedulerView
         assert view.cost.seconds(num_decode + num_prefill, view.num_cells + num_prefill, num_outputs) <= most_s
     most = min(budget - num_decode, wanted(view, is_decoding=False))
     if num_prefill < most:
-        more = num_prefill + 1
+        more = num_prefill + BLOCK_TOKENS
         assert num_prefill >= min(16, budget // 2)
         assert num_decode == 0 or num_prefill >= 16 or num_decode + num_prefill == budget
         assert view.cost.seconds(num_decode + more, view.num_cells + more, num_outputs) > limit_s

@@ -30,6 +30,7 @@ FACTS: dict[str, Any] = {
     "ftype": "F32",
     "has_decoder": True,
     "pooling_type": "none",
+    "modalities": frozenset({"text"}),
 }
 
 

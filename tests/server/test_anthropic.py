@@ -247,7 +247,7 @@ def test_no_tokens_fill_the_cache_alone(client: anthropic.Anthropic) -> None:
         ({"messages": STORY, "max_tokens": None}, "max_tokens"),
         ({"messages": STORY, "max_tokens": "many"}, "max_tokens"),
         ({"max_tokens": 5}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image input is not supported"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].source.type must be"),
         ({"messages": STORY, "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"messages": STORY, "tools": [{"name": "a", "input_schema": {"$ref": "#/no"}}], "tool_choice": {"type": "any"}}, "#/no"),
         ({"messages": STORY, "temperature": 3}, "temperature"),

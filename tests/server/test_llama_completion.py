@@ -109,7 +109,8 @@ def test_a_prompt_that_is_none_is_refused(client: httpx.Client, prompt: Any) -> 
 def test_images_are_refused(client: httpx.Client) -> None:
     """The model reads text."""
     prompt = {"prompt_string": "a <__media__>", "multimodal_data": ["AAAA"]}
-    assert refused(client, 501, prompt=prompt)["type"] == "not_supported_error"
+    error = refused(client, prompt=prompt)
+    assert error["message"].startswith("prompt.multimodal_data[0]: this model takes no images")
 
 
 def test_one_seed_draws_one_text_and_others_draw_others(client: httpx.Client) -> None:

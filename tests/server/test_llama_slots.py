@@ -160,6 +160,25 @@ def test_idle_slots_are_listed_without_what_they_do(client: httpx.Client) -> Non
     assert all(one["n_ctx"] == 1024 and not one["speculative"] for one in found)
 
 
+def test_drafts_are_shown_under_llama_servers_names() -> None:
+    """What drafts, in slots and settings; how many of a request, in its timings; none where it wants none."""
+    drafting = {**DEMO_ENGINE, "speculation": "tests.drafters:LastAgain,ngram-mod"}
+    with RunningServer(ServerSettings(engine_options=drafting)) as running, running.client() as client:
+        assert all(one["speculative"] for one in client.get("/slots").json())
+        shown = client.get("/props").json()["default_generation_settings"]["params"]["speculative.types"]
+        assert shown == "tests.drafters:LastAgain,ngram-mod"
+        # Drafts may not pay on a busy machine; after 64 tokens without any some are tried in any case.
+        again = {"n_predict": 120, "logit_bias": [[97, 100.0]]}
+        found = complete(client, [97] * 8, **again)
+        assert found["generation_settings"]["speculative.types"] == shown
+        assert 0 < found["timings"]["draft_n_accepted"] <= found["timings"]["draft_n"]
+        without = complete(client, [97] * 8, **again, **{"speculative.n_max": 0, "speculative.n_min": 2})
+        assert "draft_n" not in without["timings"]
+        assert without["generation_settings"]["speculative.types"] == "none"
+        assert [one.split()[0] for one in without["warnings"]] == ["'speculative.n_min'"]
+        assert without["content"] == found["content"]
+
+
 def listed(server: RunningServer, monkeypatch: pytest.MonkeyPatch, *slots: SlotView) -> None:
     """Make the engine report these as its slots from now on."""
 

@@ -75,6 +75,8 @@ ROUTES = (
     "POST /chat/completions",
     "POST /v1/chat/completions/input_tokens",
     "POST /chat/completions/input_tokens",
+    "POST /v1/audio/transcriptions",
+    "POST /audio/transcriptions",
     "POST /v1/embeddings",
     "POST /classify",
     "POST /score",

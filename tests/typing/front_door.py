@@ -19,6 +19,11 @@ def blocking(llm: paceline.LLM) -> None:
     assert_type(one.text, str)
     assert_type(llm.generate([1, 2, 3]), paceline.Completion)
     assert_type(llm.generate(["a", "b"], progress=True), list[paceline.Completion])
+    assert_type(llm.generate([paceline.Image("cat.png"), "What is this?"]), paceline.Completion)
+    assert_type(llm.generate(["a", paceline.Image(b""), [1, 2]]), paceline.Completion)
+    pictured: list[str | paceline.Image] = ["a", paceline.Image(b"")]
+    assert_type(llm.generate([pictured, pictured]), list[paceline.Completion])
+    assert_type(llm.model.modalities, frozenset[str])
     assert_type(llm.generate([[1, 2], [3]], paceline.SamplingParams(n=2)), list[paceline.Completion])
     with llm.stream("A fox", interval=4) as stream:
         for chunk in stream:

@@ -14,6 +14,7 @@ from tools.wrap_markdown import wrapped
 
 import paceline
 import paceline.chat
+import paceline.cluster
 import paceline.engine
 import paceline.testing
 from paceline.config import EngineConfig
@@ -48,19 +49,22 @@ def test_every_decision_is_in_the_index() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """Each name of the package, `paceline.chat`, `paceline.engine` and `paceline.testing` is documented exactly once."""
+    """Each name of the package and of those of its rooms that callers use is documented exactly once."""
     documented = [
         name
         for page, text in pages().items()
         if page.startswith("reference/")
-        for name in re.findall(r"^::: paceline\.((?:(?:chat|engine|testing)\.)?[A-Za-z_]+)$", text, re.MULTILINE)
+        for name in re.findall(
+            r"^::: paceline\.((?:(?:chat|cluster|engine|testing)\.)?[A-Za-z_]+)$", text, re.MULTILINE
+        )
         if name != "errors"
     ]
     public = {*paceline.__all__} - {"__version__"}
     chat = [f"chat.{name}" for name in paceline.chat.__all__]
+    cluster = [f"cluster.{name}" for name in paceline.cluster.__all__]
     engine = [f"engine.{name}" for name in paceline.engine.__all__]
     testing = [f"testing.{name}" for name in paceline.testing.__all__]
-    assert sorted(documented) == sorted([*public, *chat, *engine, *testing])
+    assert sorted(documented) == sorted([*public, *chat, *cluster, *engine, *testing])
 
 
 def test_prose_is_wrapped() -> None:

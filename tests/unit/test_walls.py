@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -71,10 +74,10 @@ def test_one_module_knows_each_library_of_downloads(name: str, module: str) -> N
 WAITS = {"threading", "asyncio", "time", "logging", "MonotonicClock"}
 
 
-def test_scheduling_and_the_core_have_no_threads_clocks_or_logs() -> None:
+def test_scheduling_routing_and_the_core_have_no_threads_clocks_or_logs() -> None:
     """What decides is pure: time comes in through a Clock, commands through a list, and it never loads the runtime."""
     pure = [
-        *(path for room in ("kv_cache", "output", "scheduling") for path in (PACKAGE / room).rglob("*.py")),
+        *(path for room in ("cluster", "kv_cache", "output", "scheduling") for path in (PACKAGE / room).rglob("*.py")),
         PACKAGE / "engine" / "core.py",
     ]
     assert len(pure) > 15
@@ -155,3 +158,33 @@ def test_no_two_modules_share_a_name() -> None:
     names = [path.stem for path in PACKAGE.rglob("*.py")]
     names += [path.parent.name for path in PACKAGE.rglob("__init__.py")]
     assert {name for name, count in Counter(names).items() if count > 1} <= SHARED_NAMES
+
+
+# Ours, put on the path by pytest's settings or by the run of a foreign suite.
+LOCAL = {"agents", "benchmarks", "demo_model", "demo_vision", "paceline", "tests", "tools", "utils"}
+BROUGHT = {"starlette": "fastapi"}  # is part of another package's interface
+
+
+def needed_at_import(path: Path) -> Iterator[str]:
+    """The packages that must be there for a file to be imported: what its functions import may be optional."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.partition(".")[0]
+
+
+def test_the_tests_import_only_what_their_extra_installs() -> None:
+    """CI has nothing beside it: a package that something else brought is gone on another machine."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["test"]
+    declared = {re.split(r"[^\w-]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
+    distributions = metadata.packages_distributions()
+    scripts = set((PROJECT / "tests").rglob("check_*.py"))  # run by hand with packages of their own
+    missing: dict[str, str] = {}
+    for path in sorted(set((PROJECT / "tests").rglob("*.py")) - scripts):
+        for name in set(needed_at_import(path)) - LOCAL - sys.stdlib_module_names:
+            brought = distributions.get(BROUGHT.get(name, name), [name])
+            if not declared & {distribution.lower().replace("_", "-") for distribution in brought}:
+                missing[name] = path.relative_to(PROJECT).as_posix()
+    assert missing == {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.chat.call_triggers import lazy_grammar_of
 from paceline.chat.chat_format import ChatFormat, ChatOptions, RenderedPrompt
+from paceline.chat.chat_media import ChatMedia, Segment
 from paceline.chat.conversation import Turn
 from paceline.chat.message_parser import MessageParser
 from paceline.chat.tools import parse_tools
@@ -34,15 +35,24 @@ class ChatRequest:
 
     Attributes:
         rendered: The prompt as text, and what reads the message that follows it.
-        token_ids: The prompt.
+        token_ids: The prompt; of one with images, with their marks.
         params: The caller's, with the stop texts, the grammar and the constraints of the chat format.
         preserved_tokens: Control tokens that the generated text has to show (`RequestOptions.preserved_tokens`).
+        media: The images of the prompt; None where it has none.
     """
 
     rendered: RenderedPrompt
     token_ids: list[int]
     params: SamplingParams
     preserved_tokens: tuple[int, ...] = ()
+    media: ChatMedia | None = None
+
+    def prompt(self, tokenizer: Tokenizer) -> Sequence[int] | list[Segment]:
+        """Return what an engine generates from, without special tokens to add: token ids, or segments with images.
+
+        Raises `TemplateError` where the template has not rendered each image once, and in order.
+        """
+        return self.token_ids if self.media is None else self.media.segments(self.rendered, tokenizer)
 
 
 def prepare_chat(
@@ -88,6 +98,7 @@ def prepare_chat(
         chat_format.encode(rendered),
         _with_thinking(_with_stops(params, rendered), rendered, chosen),
         _ids_of(rendered.preserved_tokens, tokenizer),
+        turn.media,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from paceline import validation
+from paceline.chat.chat_media import ChatMedia, PartReader
 from paceline.chat.json_values import checked_json
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
@@ -189,11 +190,15 @@ def _refuse_unsupported(place: str, what: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Parsed messages and how the prompt ends; the fields mean what `ChatFormat.render`'s parameters do."""
+    """Parsed messages and how the prompt ends; the fields mean what `ChatFormat.render`'s parameters do.
+
+    media: the images for whose marks `messages` have; None where the messages are texts alone.
+    """
 
     messages: Sequence[dict[str, Any]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    media: ChatMedia | None = None
 
 
 def next_turn(
@@ -202,6 +207,7 @@ def next_turn(
     continues: bool | None = None,
     generates: bool | None = None,
     prefills: bool = False,
+    read_part: PartReader | None = None,
 ) -> Turn:
     """Parse a conversation and decide how its prompt ends.
 
@@ -210,25 +216,29 @@ def next_turn(
         continues: `continue_final_message` of the request; None if it has none.
         generates: `add_generation_prompt` of the request; None if it has none.
         prefills: Whether a last message of the role assistant is continued when the request does not say.
+        read_part: Finds the images among the parts of contents; None: messages have none.
 
     Raises:
         InvalidParams: A message is malformed, or options contradict each other.
-        Unsupported: A message has images or audio.
+        Unsupported: A message has parts that are known, and not read here.
     """
-    parsed = parse_messages(messages)
+    media = None if read_part is None else ChatMedia(messages, read_part)
+    parsed = parse_messages(messages if media is None else media.messages)
+    if media is not None and not media.attachments:
+        media = None
     if continues:
         if generates:
             raise InvalidParams(
                 "add_generation_prompt and continue_final_message exclude each other; set one of them to false"
             )
-        return Turn(parsed, add_generation_prompt=False, continue_final_message=True)
+        return Turn(parsed, add_generation_prompt=False, continue_final_message=True, media=media)
     if continues is False or not prefills or parsed[-1]["role"] != "assistant":
-        return Turn(parsed, add_generation_prompt=generates is not False)
+        return Turn(parsed, add_generation_prompt=generates is not False, media=media)
     if len(parsed) > 1 and parsed[-2]["role"] == "assistant":
         raise InvalidParams("messages end with two of the assistant's, and only one can be continued; join them")
     if len(parsed) > 1 and _is_empty(parsed[-1]["content"]):
-        return Turn(parsed[:-1])
-    return Turn(parsed, add_generation_prompt=False, continue_final_message=True)
+        return Turn(parsed[:-1], media=media)
+    return Turn(parsed, add_generation_prompt=False, continue_final_message=True, media=media)
 
 
 def _is_empty(content: str | list[dict[str, str]]) -> bool:

@@ -19,7 +19,9 @@ from paceline.chat import (
     chat_completion_of,
     prepare_chat,
 )
+from paceline.chat.chat_media import ChatMedia, Segment
 from paceline.chat_client.chat_arguments import ChatArguments
+from paceline.chat_client.chat_attachments import read_attachment
 from paceline.chat_client.chat_reply import ChatReply, Message, is_whole, reply_message, reply_of, result_message
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.token_history import TokenHistory
@@ -30,6 +32,7 @@ from paceline.streaming import FinishReason
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
+    from paceline.engine.prompts import Prompt
 
 
 class ChatCall:
@@ -52,6 +55,7 @@ class ChatCall:
         self._history = TokenHistory() if history is None else history
         self._rounds: list[ChatCompletion] = []
         self._request: ChatRequest | None = None
+        self._segments: list[Segment] | None = None  # of a prompt with images
         self._completion: ChatCompletion | None = None
         self._is_cut_off = False
 
@@ -98,15 +102,26 @@ class ChatCall:
 
     def prepare(self, engine: EngineClient) -> Request:
         """Prepare the next round for an engine. Raises what is wrong with the conversation, its options or its length."""
-        turn = self._arguments.turn(self._messages, len(self._rounds))
-        self._messages = list(turn.messages)
+        images = ChatMedia(self._messages, read_attachment, self._history.nonce)
+        turn = self._arguments.turn(images.messages, len(self._rounds))
+        self._messages = images.restored(turn.messages)
         options = self._arguments.options_after(len(self._rounds))
         prepared = prepare_chat(self._format, turn, options, self._arguments.params)
-        self._request = self._history.continued(prepared, self._format.tokenizer)
+        prompt = self._prompt(prepared, images)
         wanted = dataclasses.replace(
-            self._arguments.request_options, preserved_tokens=self._request.preserved_tokens, add_special=False
+            self._arguments.request_options, preserved_tokens=prepared.preserved_tokens, add_special=False
         )
-        return engine.prepare(self._request.token_ids, self._request.params, wanted)
+        return engine.prepare(prompt, prepared.params, wanted)
+
+    def _prompt(self, prepared: ChatRequest, images: ChatMedia) -> Prompt:
+        """Note what is generated next, and return its prompt, which begins as the history does if it can."""
+        if images.attachments:
+            self._request = prepared
+            self._segments = self._history.segments(prepared.rendered, images, self._format.tokenizer)
+            return self._segments
+        self._request = self._history.continued(prepared, self._format.tokenizer)
+        self._segments = None
+        return self._request.token_ids
 
     def take(self, completion: Completion, index: int = 0) -> tuple[ToolCall, ...]:
         """Read what was generated; return the calls to run before the next round, none if this is the reply.
@@ -117,7 +132,9 @@ class ChatCall:
 
     def take_read(self, completion: ChatCompletion) -> tuple[ToolCall, ...]:
         """As `take`, for a completion whose messages were read while they came."""
-        self._history.record(self.request, completion.prompt_token_ids, completion.choices[0], self._format.tokenizer)
+        self._history.record(
+            self.request, completion.prompt_token_ids, completion.choices[0], self._format.tokenizer, self._segments
+        )
         self._completion = completion
         self._messages = self._with(completion.message)
         calls = completion.tool_calls

@@ -7,21 +7,24 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from paceline import validation
-from paceline.chat import parse_messages
 from paceline.chat_client.async_chat_methods import AsyncChatMethods
+from paceline.chat_client.chat_attachments import parsed_with_attachments, saved_part
 from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_methods import ChatMethods
 from paceline.chat_client.chat_reply import ChatReply, Message
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
 from paceline.chat_client.token_history import TokenHistory
 from paceline.errors import InvalidParams, StateError
+from paceline.media import Attachment, is_attachment
 from paceline.params import SamplingParams
 from paceline.runtime import Model
 
 _VERSION = 1
+
+Content: TypeAlias = str | Sequence[Attachment | Mapping[str, Any]]
 
 
 class _BaseConversation:
@@ -36,7 +39,7 @@ class _BaseConversation:
     ) -> None:
         if system is not None:
             messages = [{"role": "system", "content": validation.text("system", system)}, *messages]
-        self._messages: list[Message] = parse_messages(messages) if messages else []
+        self._messages: list[Message] = parsed_with_attachments(messages) if messages else []
         self._params, self._options = params, dict(options)
         self._history, self._before = TokenHistory(), TokenHistory()
         self._fingerprint = ""  # of the model whose token ids the history has
@@ -45,28 +48,34 @@ class _BaseConversation:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages so far; a copy."""
+        """The messages so far, a copy; each image as an `Image`, audio as an `Audio`."""
         return list(self._messages)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The last prompt and what was generated after it; the next prompt begins so as long as the template allows it."""
+        """The last prompt and what was generated after it; the next prompt begins so as long as the template allows it.
+
+        Negative numbers stand for the embeddings of images.
+        """
         return self._history.token_ids
 
-    def undo(self) -> str | None:
+    def undo(self) -> Content | None:
         """Take back the last message of the user and what follows it.
 
         Returns:
-            The text of that message, to be said again or changed; None if there is none.
+            The content of that message, to be said again or changed: its text, or its parts where it has images; None if
+            there is none.
         """
         self._check_turn()
         places = [index for index, message in enumerate(self._messages) if message["role"] == "user"]
         if not places:
             return None
-        said = self._messages[places[-1]]["content"]
+        said: str | list[Any] = self._messages[places[-1]]["content"]
         self._messages = self._messages[: places[-1]]
         self._history, self._before = self._before, TokenHistory()
-        return said if isinstance(said, str) else "\n\n".join(part["text"] for part in said)
+        if isinstance(said, str) or any(map(is_attachment, said)):
+            return said
+        return "\n\n".join(part["text"] for part in said)
 
     def clear(self) -> None:
         """Forget everything but system messages at the beginning."""
@@ -76,7 +85,7 @@ class _BaseConversation:
         self._history, self._before = TokenHistory(), TokenHistory()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the conversation to a file, as JSON. Options are not saved.
+        """Write the conversation to a file, as JSON, images as data URLs. Options are not saved.
 
         Args:
             path: Of the file, which is replaced at once.
@@ -85,12 +94,13 @@ class _BaseConversation:
             OSError: The file cannot be written.
         """
         target = Path(path)
+        history = TokenHistory() if self._history.has_images else self._history  # ids of images cannot be read back
         record = {
             "paceline_conversation": _VERSION,
-            "messages": self._messages,
+            "messages": [_saved(one) for one in self._messages],
             "model": self._fingerprint,
-            "text": self._history.text,
-            "token_ids": self._history.token_ids,
+            "text": history.text,
+            "token_ids": history.token_ids,
         }
         written = target.with_name(f"{target.name}.{os.getpid()}.tmp")
         try:
@@ -104,7 +114,7 @@ class _BaseConversation:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             if record["paceline_conversation"] != _VERSION:
                 raise StateError(f"{path}: version {record['paceline_conversation']!r} of a conversation is not known")
-            self._messages = parse_messages(record["messages"]) if record["messages"] else []
+            self._messages = parsed_with_attachments(record["messages"]) if record["messages"] else []
             ids = [validation.integer("token_ids", one, 0) for one in record["token_ids"]]
             self._history = TokenHistory(ids, validation.text("text", record["text"]))
             self._fingerprint = validation.text("model", record["model"])
@@ -122,18 +132,21 @@ class _BaseConversation:
                 "the last turn of this conversation has not ended; read its stream to the end, or close it"
             )
 
-    def _begin(self, text: str) -> list[Message]:
+    def _begin(self, content: Content) -> list[Message]:
         """Begin a turn and return its messages."""
         self._check_turn()
+        if isinstance(content, str):
+            validation.text("content", content)
+        said = parsed_with_attachments([{"role": "user", "content": content}])
         self._turn += 1
         self._open = None
-        return [*self._messages, {"role": "user", "content": validation.text("text", text)}]
+        return [*self._messages, *said]
 
     def _known(self, model: Model) -> TokenHistory:
         """Return a history for a turn to go on with: a new one if the token ids are another model's."""
         if self._fingerprint != _fingerprint_of(model):
             return TokenHistory()
-        return TokenHistory(self._history.token_ids, self._history.text)
+        return self._history.copy()
 
     def _add(self, turn: int, messages: Sequence[Message], history: TokenHistory, model: Model) -> None:
         """Add a turn that has ended, unless another has begun meanwhile."""
@@ -161,6 +174,7 @@ class Conversation(_BaseConversation):
         talk = Conversation(llm, system="You are a pirate.")
         print(talk.say("Hello!").content)
         other = talk.fork()
+        print(other.say([Image("map.png"), {"type": "text", "text": "Where is it?"}]).content)
     """
 
     def __init__(
@@ -187,11 +201,12 @@ class Conversation(_BaseConversation):
         super().__init__(system, messages, params, options)
         self._llm = llm
 
-    def say(self, text: str, **options: Any) -> ChatReply[Any]:
+    def say(self, content: Content, **options: Any) -> ChatReply[Any]:
         """Say something and return the reply.
 
         Args:
-            text: What the user says.
+            content: What the user says: a text, or a list of parts as `LLM.chat` takes them, images among them. Files are
+                read at once.
             **options: Keywords of `LLM.chat` for this turn, over those of the conversation.
 
         Returns:
@@ -200,16 +215,16 @@ class Conversation(_BaseConversation):
         Raises:
             PacelineError: As `LLM.chat`; the conversation is as it was before.
         """
-        messages, turn = self._begin(text), self._turn
+        messages, turn = self._begin(content), self._turn
         reply, history = self._llm._chat_turn(messages, self._known(self._model), self._params, self._options | options)
         self._add(turn, reply.messages, history, self._model)
         return reply
 
-    def stream(self, text: str, **options: Any) -> ChatStream:
+    def stream(self, content: Content, **options: Any) -> ChatStream:
         """Say something and stream the reply.
 
         Args:
-            text: What the user says.
+            content: What the user says, as for `say`.
             **options: Keywords of `LLM.stream_chat` for this turn, over those of the conversation.
 
         Returns:
@@ -219,7 +234,7 @@ class Conversation(_BaseConversation):
         Raises:
             PacelineError: As `LLM.stream_chat`; the conversation is as it was before.
         """
-        messages, turn, model = self._begin(text), self._turn, self._model
+        messages, turn, model = self._begin(content), self._turn, self._model
         stream = self._llm._stream_turn(
             messages,
             self._known(model),
@@ -299,17 +314,17 @@ class AsyncConversation(_BaseConversation):
         super().__init__(system, messages, params, options)
         self._llm = llm
 
-    async def say(self, text: str, **options: Any) -> ChatReply[Any]:
+    async def say(self, content: Content, **options: Any) -> ChatReply[Any]:
         """Say something and return the reply, as `Conversation.say` does."""
-        messages, turn = self._begin(text), self._turn
+        messages, turn = self._begin(content), self._turn
         model = await self._llm._chat_model()
         reply, history = await self._llm._chat_turn(messages, self._known(model), self._params, self._options | options)
         self._add(turn, reply.messages, history, model)
         return reply
 
-    def stream(self, text: str, **options: Any) -> AsyncChatStream:
+    def stream(self, content: Content, **options: Any) -> AsyncChatStream:
         """Say something and stream the reply, as `Conversation.stream` does; submitted when it is entered or first read."""
-        messages, turn = self._begin(text), self._turn
+        messages, turn = self._begin(content), self._turn
         stream = self._llm._stream_turn(
             messages,
             self._known,
@@ -339,6 +354,14 @@ class AsyncConversation(_BaseConversation):
         made = cls(llm, params=params, **options)
         made._restore(path)
         return made
+
+
+def _saved(message: Message) -> Message:
+    """Return a message with files in base64 in place of images and audio."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    return {**message, "content": [saved_part(part) for part in content]}
 
 
 def _fingerprint_of(model: Model) -> str:

@@ -13,6 +13,16 @@ from paceline.cli import terminal
 from paceline.cli.chat_session import ChatSession, SessionOptions, stats_line
 from paceline.cli.chat_view import make_view
 from paceline.cli.generate import ContextSize, GrammarFile, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
+from paceline.cli.image_options import (
+    AudioFiles,
+    ImageFiles,
+    ImageMaxTokens,
+    ImageMinTokens,
+    ImageOptions,
+    Mmproj,
+    NoMmproj,
+    NoMmprojOffload,
+)
 from paceline.cli.interrupt import run
 from paceline.cli.options import (
     DeviceOption,
@@ -89,6 +99,7 @@ class ChatJob:
     is_plain: bool
     shows_thinking: bool
     quiet: bool
+    images: ImageOptions
 
 
 def chat(
@@ -101,6 +112,13 @@ def chat(
     load_file: ChatFile = None,
     chat_template: ChatTemplate = None,
     reasoning_effort: Effort = None,
+    image: ImageFiles = None,
+    audio: AudioFiles = None,
+    mmproj: Mmproj = None,
+    no_mmproj: NoMmproj = False,
+    no_mmproj_offload: NoMmprojOffload = False,
+    image_min_tokens: ImageMinTokens = None,
+    image_max_tokens: ImageMaxTokens = None,
     temperature: Temperature = _DEFAULTS.temperature,
     top_k: TopK = _DEFAULTS.top_k,
     top_p: TopP = _DEFAULTS.top_p,
@@ -120,7 +138,7 @@ def chat(
     """Chat with a model. /help lists commands, Ctrl-C stops a reply, Ctrl-D ends.
 
     With a MESSAGE, or where stdin is no terminal, one reply is written to stdout and statistics to stderr. What
-    the model thinks is shown dimmed on a terminal, and left out elsewhere.
+    the model thinks is shown dimmed on a terminal, and left out elsewhere. The first message has images and audio.
     """
     params = SamplingParams(
         temperature=temperature,
@@ -151,6 +169,15 @@ def chat(
         is_plain=plain,
         shows_thinking=not hide_thinking,
         quiet=quiet,
+        images=ImageOptions(
+            files=tuple(image or ()),
+            audio_files=tuple(audio or ()),
+            mmproj=mmproj,
+            no_mmproj=no_mmproj,
+            no_mmproj_offload=no_mmproj_offload,
+            min_tokens=image_min_tokens,
+            max_tokens=image_max_tokens,
+        ),
     )
     _run(job)
 
@@ -165,8 +192,9 @@ def _only_message(message: str | None) -> str | None:
 def _run(job: ChatJob) -> None:
     from paceline.llm import LLM
 
+    attachments = job.images.attachments()
     loaded = run(lambda stop: load(job.model, stop))
-    with LLM(loaded.model, num_slots=1, **job.llm) as llm:
+    with LLM(loaded.model, num_slots=1, **job.images.engine_options(takes_images_later=True), **job.llm) as llm:
         session = ChatSession(
             llm,
             SessionOptions(
@@ -179,6 +207,8 @@ def _run(job: ChatJob) -> None:
         )
         if job.load is not None:
             session.load(job.load)
+        for path, attachment in attachments:
+            session.attach(path, attachment)
         if job.message is not None:
             session.say(job.message)
             if not job.quiet and session.last_usage is not None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import terminal
 from paceline.cli.chat_view import ReplyView
+from paceline.cli.image_options import read_audio, read_image
 from paceline.cli.interrupt import StopSignal
 from paceline.errors import PacelineError, Unsupported
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from paceline.chat_client.chat_reply import ChatReply
     from paceline.chat_client.chat_streams import ChatStream
-    from paceline.chat_client.conversations import Conversation
+    from paceline.chat_client.conversations import Content, Conversation
     from paceline.llm import LLM
+    from paceline.media import Attachment
     from paceline.params import SamplingParams
     from paceline.streaming import Usage
 
@@ -45,8 +46,11 @@ class ChatSession:
         self._talk = self._conversation(system)
         self._last: Usage | None = None
         self._num_turns = self._num_tokens = 0
+        self._attached: list[tuple[Path, Attachment]] = []  # to the next message
         self._commands: dict[str, tuple[str, str, Callable[[str], None]]] = {
             "/system": ("TEXT", "set the system message, or show it; - for none", self._system),
+            "/image": ("FILE", "show it an image with the next message; - for none", self._image),
+            "/audio": ("FILE", "let it hear audio with the next message; - for none", self._audio),
             "/retry": ("", "take the last reply back and generate another", self._retry),
             "/clear": ("", "begin anew, with the same system message", self._clear),
             "/save": ("FILE", "write the conversation to a file, as JSON", self._save),
@@ -80,18 +84,44 @@ class ChatSession:
                 terminal.report(f"there is no command {name}; /help lists them, and // begins a message with one /")
         except (PacelineError, OSError) as error:
             terminal.report(str(error))
+            if self._attached and not text.startswith("/"):
+                terminal.note(f"still to be sent: {self._attached_names()}; /image - and /audio - leave them out")
         except KeyboardInterrupt:
             terminal.note("interrupted")
         return True
 
-    def say(self, text: str, **options: Any) -> None:
-        """Say something and show the reply. Raises what generating raises, `KeyboardInterrupt` after Ctrl-C."""
-        self._options.run(lambda stop: self._show(self._talk.stream(text, **options), stop))
+    def say(self, text: str) -> None:
+        """Say something, with what is attached, and show the reply.
 
-    def _say_spaced(self, text: str, **options: Any) -> None:
+        Raises what generating raises, `KeyboardInterrupt` after Ctrl-C. What is attached stays so until a turn has it.
+        """
+        if not self._attached:
+            self._say(text)
+            return
+        num_turns = self._num_turns
+        try:
+            self._say([*(one for _, one in self._attached), {"type": "text", "text": text}])
+        finally:
+            if self._num_turns > num_turns:
+                self._attached = []
+
+    def attach(self, path: Path, attachment: Attachment) -> None:
+        """Send the image or audio of a file with the next message. Raises `Unsupported` where the model takes none."""
+        modality = _modality_of(attachment)
+        if modality not in self._llm.model.modalities:
+            kind = "images" if modality == "image" else modality
+            raise Unsupported(
+                f"{path}: this model takes no {kind}: it has no projector for them; start with --mmproj FILE"
+            )
+        self._attached.append((path, attachment))
+
+    def _say(self, content: Content, **options: Any) -> None:
+        self._options.run(lambda stop: self._show(self._talk.stream(content, **options), stop))
+
+    def _say_spaced(self, text: str) -> None:
         """Say something, with a blank line behind the reply."""
         try:
-            self.say(text, **options)
+            self.say(text)
         finally:
             terminal.write("\n")
 
@@ -138,10 +168,31 @@ class ChatSession:
             return
         num_turns = self._num_turns
         try:
-            self._say_spaced(said, seed=secrets.randbits(32))
+            self._say(said, seed=secrets.randbits(32))
         finally:
+            terminal.write("\n")
             if self._num_turns == num_turns:  # it failed
                 self._talk = before
+
+    def _image(self, path: str) -> None:
+        self._change_attached("image", path, read_image)
+
+    def _audio(self, path: str) -> None:
+        self._change_attached("audio", path, read_audio)
+
+    def _change_attached(self, modality: str, path: str, read: Callable[[Path, str], Attachment]) -> None:
+        """Add a file, drop all of this modality ("-"), or only show what waits."""
+        if path == "-":
+            self._attached = [one for one in self._attached if _modality_of(one[1]) != modality]
+        elif path:
+            self.attach(Path(path).expanduser(), read(Path(path).expanduser(), f"/{modality}"))
+        waiting = self._attached_names()
+        terminal.note(
+            f"with the next message: {waiting}" if waiting else f"no {modality} waits; /{modality} FILE adds one"
+        )
+
+    def _attached_names(self) -> str:
+        return ", ".join(f"{path} ({_size_of(one)})" for path, one in self._attached)
 
     def _clear(self, _: str) -> None:
         self._talk.clear()
@@ -198,3 +249,17 @@ def stats_line(usage: Usage) -> str:
         f"first token after {terminal.duration(usage.ttft_s)}",
     ]
     return " | ".join(parts)
+
+
+def _modality_of(attachment: Attachment) -> str:
+    from paceline.media import Image
+
+    return "image" if isinstance(attachment, Image) else "audio"
+
+
+def _size_of(attachment: Attachment) -> str:
+    from paceline.media import Image
+
+    if isinstance(attachment, Image):
+        return f"{attachment.width} x {attachment.height}"
+    return f"{attachment.seconds:.1f} s"

@@ -40,11 +40,12 @@ from paceline.cli.options import (
     showing,
 )
 from paceline.config import EngineConfig
+from paceline.demo import demo_draft_model_path
 from paceline.errors import InvalidParams
 
 if TYPE_CHECKING:
     from paceline.cli.demo_instruments import Pacer
-    from paceline.cli.demo_streams import DemoStreams
+    from paceline.cli.demo_streams import DemoStreams, SpeedUp
     from paceline.runtime import Model
 
 _DEFAULTS = EngineConfig()
@@ -52,14 +53,22 @@ _WATCHABLE = 25.0  # ticks a second: a little faster than one reads
 _SEED = 1
 _BUFFERED = {True: 16, False: 256}  # tokens a picture's reader may be behind, held back or not
 _POLL_S = 0.02
+_MEASURED_POLL_S = 0.002
+_MEASURED_S, _MOST_ROUNDS = 1.5, 8
+_DRAFTER = "ngram:size_n=2"
+_WITH_PAIR = "ngram,draft-model"  # for the demo model, which has a draft model
 _FAILED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoJob:
-    """The options of a demo, checked. pace: most ticks a second, 0 for no limit."""
+    """The options of a demo, checked. pace: most ticks a second, 0 for no limit.
+
+    measured: the requests as they run where nothing is shown, for which no reader makes the engine wait.
+    """
 
     requests: Sequence[DemoRequest]
+    measured: Sequence[DemoRequest]
     model: ModelChoice
     config: EngineConfig
     n_threads: int | None
@@ -96,6 +105,21 @@ Pace = Annotated[
         show_default="25 for a picture of the demo model, else 0",
     ),
 ]
+Speculate = Annotated[
+    bool,
+    running(
+        "--speculate",
+        help="Propose tokens ahead of decoding. The requests run without drafts as well, to tell the difference.",
+    ),
+]
+Speculation = Annotated[
+    str | None,
+    running(
+        metavar="NAME",
+        help="What proposes them, as for `paceline serve`.",
+        show_default=f"{_WITH_PAIR}; for another model {_DRAFTER}",
+    ),
+]
 Plain = Annotated[bool, showing("--plain", help="One line per choice and one of figures, as without a terminal.")]
 AsJson = Annotated[bool, showing("--json", help="One JSON object at the end.")]
 TraceTarget = Annotated[
@@ -113,6 +137,8 @@ def demo(
     max_tokens: MostTokens = None,
     num_slots: NumSlots = _DEFAULTS.num_slots,
     pace: Pace = None,
+    speculate: Speculate = False,
+    speculation: Speculation = None,
     threads: ThreadsOption = None,
     verbose: VerboseOption = False,
     plain: Plain = False,
@@ -132,15 +158,24 @@ def demo(
         pace = _WATCHABLE if is_live and model is None else 0.0
     pace = validation.number("pace", pace, 0)
     validation.integer("seed", seed, -1, 2**32 - 1)
+    if speculation is not None:
+        from paceline.scheduling.named_drafter import check_drafter_name
+
+        check_drafter_name(speculation)
     chosen = _requests(requests, is_demo_model=model is None)
     seed = secrets.randbits(32) if seed == -1 else seed
     chosen = seeded(limited(chosen, max_tokens), seed)
     job = DemoJob(
         requests=buffered(chosen, _BUFFERED[pace > 0]) if is_live else chosen,
+        measured=chosen,
         model=ModelChoice(
             path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not as_json, verbose=verbose
         ),
-        config=EngineConfig(num_slots=num_slots, max_queue=max(_DEFAULTS.max_queue, len(chosen))),
+        config=EngineConfig(
+            num_slots=num_slots,
+            max_queue=max(_DEFAULTS.max_queue, len(chosen)),
+            speculation=speculation or ((_WITH_PAIR if model is None else _DRAFTER) if speculate else None),
+        ),
         n_threads=threads,
         pace=pace,
         seed=seed,
@@ -178,12 +213,8 @@ def _run(job: DemoJob, keys: terminal.Keys | None, stop: StopSignal) -> bool:
         file = None if job.trace is None else stack.enter_context(TraceFile(job.trace))
         recorders = () if file is None else (stack.enter_context(TraceRecorder(file)),)
         loaded = load(job.model, stop)
-        options: dict[str, Any] = {
-            "num_slots": job.config.num_slots,
-            "max_queue": job.config.max_queue,
-            "n_threads": job.n_threads,
-        }
-        llm = stack.enter_context(LLM(loaded.model, instruments=(board, *recorders, pacer), **options))
+        speed_up = None if job.config.speculation is None else _measured(job, loaded.model, stop)
+        llm = stack.enter_context(LLM(loaded.model, instruments=(board, *recorders, pacer), **_options(job)))
 
         def end() -> None:
             pacer.hurry()
@@ -195,16 +226,67 @@ def _run(job: DemoJob, keys: terminal.Keys | None, stop: StopSignal) -> bool:
             LiveScreen(streams, board, job.config.num_slots, _title(job, loaded.model), keys).run()
         else:
             _read(streams, job)
-    _tell(job, streams, pacer, loaded.load_s)
+    _tell(job, streams, pacer, loaded.load_s, speed_up)
     if file is not None and file.problem is not None:
         terminal.report(file.problem)
         return True
     return any(one.error is not None for one in streams)
 
 
+def _options(job: DemoJob) -> dict[str, Any]:
+    config = job.config
+    options = {
+        "num_slots": config.num_slots,
+        "max_queue": config.max_queue,
+        "n_threads": job.n_threads,
+        "speculation": config.speculation,
+        "mmproj": False,
+    }
+    if job.model.path is None and _names_draft_model(config.speculation):
+        options["draft_model"] = demo_draft_model_path()
+    return options
+
+
+def _names_draft_model(speculation: str | None) -> bool:
+    from paceline.scheduling.named_drafter import DRAFT_MODEL, drafter_parts
+
+    return speculation is not None and DRAFT_MODEL in drafter_parts(speculation)
+
+
+def _measured(job: DemoJob, model: Model, stop: StopSignal) -> SpeedUp:
+    """Run the requests without drafts and then with them, as fast as they go, with nothing else to do."""
+    from paceline.cli.demo_streams import SpeedUp
+
+    if job.is_live:
+        terminal.write("Measuring the requests without drafts, then with them ...\n")
+    return SpeedUp(_rate(job, model, stop, with_drafts=False), _rate(job, model, stop, with_drafts=True))
+
+
+def _rate(job: DemoJob, model: Model, stop: StopSignal, *, with_drafts: bool) -> float | None:
+    """Return the tokens a second of the requests in an engine of their own, over as many rounds as a second or two has."""
+    from paceline.cli.demo_instruments import Pacer
+    from paceline.cli.demo_streams import DemoStreams, run_figures
+    from paceline.llm import LLM
+
+    pacer, streams = Pacer(0.0), DemoStreams()
+    options = _options(job) if with_drafts else _options(job) | {"speculation": None, "draft_model": None}
+    with LLM(model, instruments=(pacer,), **options) as llm:
+        for _ in range(_MOST_ROUNDS):
+            streams = DemoStreams()
+            with stop.aborting(streams.cancel_all):
+                streams.submit(llm, job.measured)
+                while not streams.are_over:
+                    streams.take()
+                    time.sleep(_MEASURED_POLL_S)
+            if pacer.elapsed_s > _MEASURED_S or stop.requested:
+                break
+    return run_figures(streams, pacer).tokens_per_s
+
+
 def _title(job: DemoJob, model: Model) -> str:
     held_back = f" · at most {job.pace:g} ticks a second" if job.pace else ""
-    return f" {terminal.printable(model.paths[0].name)} · {job.config.num_slots} slots{held_back}"
+    drafts = "" if job.config.speculation is None else f" · drafts by {terminal.printable(job.config.speculation)}"
+    return f" {terminal.printable(model.paths[0].name)} · {job.config.num_slots} slots{drafts}{held_back}"
 
 
 def _read(streams: DemoStreams, job: DemoJob) -> None:
@@ -223,17 +305,17 @@ def _read(streams: DemoStreams, job: DemoJob) -> None:
             time.sleep(_POLL_S)
 
 
-def _tell(job: DemoJob, streams: DemoStreams, pacer: Pacer, load_s: float) -> None:
+def _tell(job: DemoJob, streams: DemoStreams, pacer: Pacer, load_s: float, speed_up: SpeedUp | None) -> None:
     from paceline.cli import demo_streams
 
     found = demo_streams.run_figures(streams, pacer)
     if job.as_json:
-        terminal.write(demo_streams.run_json(streams, found, job.seed, load_s))
+        terminal.write(demo_streams.run_json(streams, found, job.seed, load_s, speed_up))
     elif job.is_live:
         for one in streams:
             if one.error is not None:
                 terminal.write("".join(f"{line}\n" for line in demo_streams.result_lines(one)), style="red")
         terminal.write("\n")
-        terminal.write_section("Summary", demo_streams.figure_rows(found, job.seed, load_s))
+        terminal.write_section("Summary", demo_streams.figure_rows(found, job.seed, load_s, speed_up))
     else:
-        terminal.write(demo_streams.figure_line(found, job.seed, load_s) + "\n")
+        terminal.write(demo_streams.figure_line(found, job.seed, load_s, speed_up) + "\n")

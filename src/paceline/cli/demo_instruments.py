@@ -59,6 +59,7 @@ class SlotBoard(Instrument):
         self._num_queued = 0
         self.num_ticks = 0
         self.num_generated = 0
+        self.num_drafts = self.num_won = 0  # drafts, and tokens that came of them beyond one a row
 
     def occupants(self) -> dict[int, SlotOccupant]:
         """Return the occupants by slot; a slot that was never taken is missing."""
@@ -104,6 +105,9 @@ class SlotBoard(Instrument):
             self._num_queued = record.num_waiting
             for row in record.rows:
                 self.num_generated += row.num_new
+                if row.num_drafts:
+                    self.num_drafts += row.num_drafts
+                    self.num_won += max(0, row.num_new - 1)
                 occupant = self._occupants[row.slot]
                 if (occupant.key, occupant.choice) == (row.key, row.choice):
                     self._occupants[row.slot] = replace(

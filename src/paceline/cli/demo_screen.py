@@ -53,7 +53,7 @@ class SlotLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPicture:
-    """Everything the screen shows. title: what runs. hint: what keys do; empty if none do anything."""
+    """Everything the screen shows. title: what runs. hint: what keys do; empty if none do anything. num_won: accepted drafts."""
 
     title: str
     lines: Sequence[SlotLine]
@@ -63,6 +63,8 @@ class SlotPicture:
     num_ended: int
     num_requests: int
     tokens_per_s: float
+    num_drafts: int = 0
+    num_won: int = 0
     hint: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -82,7 +84,10 @@ class SlotPicture:
         if self.num_ended == self.num_requests:
             return ended
         share = self.num_running / self.num_slots
-        return f"{ended} · queue {self.num_waiting} · {self.tokens_per_s:.0f} tok/s · occupancy {share:.0%}"
+        drafts = (
+            f" · drafts {self.num_drafts}, accepted {self.num_won / self.num_drafts:.0%}" if self.num_drafts else ""
+        )
+        return f"{ended} · queue {self.num_waiting} · {self.tokens_per_s:.0f} tok/s · occupancy {share:.0%}{drafts}"
 
 
 def tail(text: str, width: int) -> str:
@@ -223,6 +228,8 @@ class LiveScreen:
             num_ended=sum(one.is_over for one in self._streams),
             num_requests=len(list(self._streams)),
             tokens_per_s=self._speed.at(self._board.num_generated),
+            num_drafts=self._board.num_drafts,
+            num_won=self._board.num_won,
             hint=self._hint() if hint is None else hint,
         )
 

@@ -160,6 +160,8 @@ class Figures:
     prefix_hits: int
     prefix_hit_tokens: int
     num_ticks: int
+    num_drafts: int
+    num_accepted: int
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -185,11 +187,29 @@ def run_figures(streams: DemoStreams, pacer: Pacer) -> Figures:
         prefix_hits=int(now.number("paceline_prefix_hits_total")),
         prefix_hit_tokens=int(now.number("paceline_prefix_hit_tokens_total")),
         num_ticks=now.histogram("paceline_tick_seconds", "generate").count,
+        num_drafts=int(now.number("paceline_draft_tokens_total")),
+        num_accepted=int(now.number("paceline_draft_tokens_accepted_total")),
     )
 
 
-def figure_rows(found: Figures, seed: int, load_s: float) -> list[tuple[str, str]]:
-    """Return the figures as names and values, for a terminal."""
+@dataclass(frozen=True, slots=True)
+class SpeedUp:
+    """What drafts make of the speed: tokens a second of the same requests without them and with them, None without any token."""
+
+    without: float | None
+    with_drafts: float | None
+
+    def __str__(self) -> str:
+        if not self.without or not self.with_drafts:
+            return "not measured"
+        return (
+            f"{self.with_drafts / self.without:.2f} times as fast: {self.with_drafts:.0f} tok/s with drafts, "
+            f"{self.without:.0f} without"
+        )
+
+
+def figure_rows(found: Figures, seed: int, load_s: float, speed_up: SpeedUp | None = None) -> list[tuple[str, str]]:
+    """Return the figures as names and values, for a terminal. speed_up: None without speculation."""
     return [
         ("requests", f"{found.num_requests}, of which {found.num_ended} came to their end"),
         (
@@ -202,13 +222,16 @@ def figure_rows(found: Figures, seed: int, load_s: float) -> list[tuple[str, str
         ("occupancy", _share(found.occupancy)),
         ("prefix hits", f"{found.prefix_hits} ({terminal.counted(found.prefix_hit_tokens, 'token')})"),
         ("ticks", str(found.num_ticks)),
+        ("drafts", "" if speed_up is None else _drafts(found)),
+        ("speed-up", "" if speed_up is None else str(speed_up)),
         ("load", terminal.duration(load_s)),
         ("seed", str(seed)),
     ]
 
 
-def figure_line(found: Figures, seed: int, load_s: float) -> str:
-    """Return the figures on one line, for a pipe."""
+def figure_line(found: Figures, seed: int, load_s: float, speed_up: SpeedUp | None = None) -> str:
+    """Return the figures on one line, for a pipe. speed_up: None without speculation."""
+    drafts = [] if speed_up is None else [f"drafts {_drafts(found)}", str(speed_up)]
     return " | ".join(
         [
             f"{terminal.counted(found.num_requests, 'request')}, {found.num_ended} ended",
@@ -218,6 +241,7 @@ def figure_line(found: Figures, seed: int, load_s: float) -> str:
             f"occupancy {_share(found.occupancy)}",
             f"prefix hits {found.prefix_hits}",
             f"ticks {found.num_ticks}",
+            *drafts,
             f"load {terminal.duration(load_s)}",
             f"seed {seed}",
         ]
@@ -236,8 +260,14 @@ def result_lines(running: DemoStream) -> list[str]:
     ]
 
 
-def run_json(streams: DemoStreams, found: Figures, seed: int, load_s: float) -> str:
-    """Return results and figures as one JSON object."""
+def run_json(streams: DemoStreams, found: Figures, seed: int, load_s: float, speed_up: SpeedUp | None = None) -> str:
+    """Return results and figures as one JSON object. speed_up: None without speculation."""
+    of_drafts = {
+        "draft_tokens": found.num_drafts,
+        "accepted_tokens": found.num_accepted,
+        "tokens_per_s_with_drafts": None if speed_up is None else speed_up.with_drafts,
+        "tokens_per_s_without": None if speed_up is None else speed_up.without,
+    }
     record = {
         "results": [_result(one) for one in streams],
         "summary": {
@@ -255,6 +285,7 @@ def run_json(streams: DemoStreams, found: Figures, seed: int, load_s: float) -> 
             "prefix_hits": found.prefix_hits,
             "prefix_hit_tokens": found.prefix_hit_tokens,
             "ticks": found.num_ticks,
+            **({} if speed_up is None else of_drafts),
             "load_s": load_s,
             "seed": seed,
         },
@@ -296,6 +327,12 @@ def _how(choice: DemoChoice, running: DemoStream) -> str:
 
 def _flat(text: str) -> str:
     return " ".join(text.split())
+
+
+def _drafts(found: Figures) -> str:
+    if not found.num_drafts:
+        return "none, as none paid or none were proposed"
+    return f"{found.num_drafts} verified, {found.num_accepted} accepted ({found.num_accepted / found.num_drafts:.0%})"
 
 
 def _speed(found: Figures) -> str:

@@ -13,6 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import terminal
+from paceline.cli.image_options import (
+    AudioFiles,
+    ImageFiles,
+    ImageMaxTokens,
+    ImageMinTokens,
+    ImageOptions,
+    Mmproj,
+    NoMmproj,
+    NoMmprojOffload,
+)
 from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
@@ -31,10 +41,11 @@ from paceline.cli.options import (
     text_argument,
     text_file,
 )
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
+    from paceline.engine.prompts import Segments
     from paceline.llm import LLM
     from paceline.runtime import Model
     from paceline.streaming import StreamChunk, Usage
@@ -61,6 +72,7 @@ class GenerateJob:
     params: SamplingParams
     model: ModelChoice
     showing: OutputOptions
+    images: ImageOptions
     n_ctx: int | None
     n_threads: int | None
     parse_special: bool
@@ -125,6 +137,13 @@ def generate(
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
     parse_special: ParseSpecialOption = False,
+    image: ImageFiles = None,
+    audio: AudioFiles = None,
+    mmproj: Mmproj = None,
+    no_mmproj: NoMmproj = False,
+    no_mmproj_offload: NoMmprojOffload = False,
+    image_min_tokens: ImageMinTokens = None,
+    image_max_tokens: ImageMaxTokens = None,
     temperature: Temperature = _DEFAULTS.temperature,
     top_k: TopK = _DEFAULTS.top_k,
     top_p: TopP = _DEFAULTS.top_p,
@@ -150,8 +169,9 @@ def generate(
 ) -> None:
     """Continue a text, streamed to stdout; statistics go to stderr.
 
-    The prompt is taken as it is, without a chat template. A terminal shows it before the text; elsewhere only the
-    text is written, ended by a line break. Ctrl-C ends it with what there is, a second Ctrl-C at once.
+    The prompt is taken as it is, without a chat template, behind images and audio. A terminal shows it before the text;
+    elsewhere only the text is written, ended by a line break. Ctrl-C ends it with what there is, a second Ctrl-C at
+    once.
     """
     params = SamplingParams(
         temperature=temperature,
@@ -177,6 +197,15 @@ def generate(
             path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not quiet, verbose=verbose
         ),
         showing=OutputOptions(as_json=as_json, quiet=quiet, echo=shown_first and not as_json, special=special),
+        images=ImageOptions(
+            files=tuple(image or ()),
+            audio_files=tuple(audio or ()),
+            mmproj=mmproj,
+            no_mmproj=no_mmproj,
+            no_mmproj_offload=no_mmproj_offload,
+            min_tokens=image_min_tokens,
+            max_tokens=image_max_tokens,
+        ),
         n_ctx=ctx_size,
         n_threads=threads,
         parse_special=parse_special,
@@ -191,14 +220,36 @@ def _grammar(text: str | None, path: Path | None) -> str | None:
 
 
 def _run(job: GenerateJob, interrupted: StopSignal) -> None:
+    attachments = [one for _, one in job.images.attachments()]
+    loaded = load(job.model, interrupted)
+    model = loaded.model
+    if attachments:
+        generated = _generate_seen(model, job, [*attachments, job.prompt], interrupted)
+    else:
+        prompt = _encode(model, job)
+        generated = _generate_in(_context_size(model, job, prompt), model, job, prompt, interrupted)
+    _finish(job, generated, loaded.load_s)
+
+
+def _generate_seen(model: Model, job: GenerateJob, prompt: Segments, interrupted: StopSignal) -> Generated:
+    """Generate with attachments, whose tokens the engine's projector alone can count: try with the usual size first."""
+    try:
+        return _generate_in(job.n_ctx, model, job, prompt, interrupted)
+    except PromptTooLong as error:
+        if job.n_ctx is not None or error.num_tokens is None or error.num_tokens >= model.n_ctx_train:
+            raise
+        needed = min(error.num_tokens + (job.params.max_tokens or 1), model.n_ctx_train)
+    return _generate_in(needed, model, job, prompt, interrupted)
+
+
+def _generate_in(
+    n_ctx: int | None, model: Model, job: GenerateJob, prompt: list[int] | Segments, interrupted: StopSignal
+) -> Generated:
     from paceline.llm import LLM
 
-    loaded = load(job.model, interrupted)
-    prompt = _encode(loaded.model, job)
-    n_ctx = _context_size(loaded.model, job, prompt)
-    with LLM(loaded.model, num_slots=1, n_ctx=n_ctx, n_threads=job.n_threads) as llm:
-        generated = _generate(llm, job, prompt, interrupted)
-    _finish(job, generated, loaded.load_s)
+    options = job.images.engine_options(takes_images_later=False)
+    with LLM(model, num_slots=1, n_ctx=n_ctx, n_threads=job.n_threads, **options) as llm:
+        return _generate(llm, job, prompt, interrupted)
 
 
 def _encode(model: Model, job: GenerateJob) -> list[int]:
@@ -216,10 +267,10 @@ def _context_size(model: Model, job: GenerateJob, prompt: list[int]) -> int | No
     return needed if job.n_ctx is None and needed > 4096 else job.n_ctx
 
 
-def _generate(llm: LLM, job: GenerateJob, prompt: list[int], interrupted: StopSignal) -> Generated:
+def _generate(llm: LLM, job: GenerateJob, prompt: list[int] | Segments, interrupted: StopSignal) -> Generated:
     """Generate to the end; Ctrl-C cancels the request and keeps what was generated."""
     with (
-        llm.stream(prompt, job.params, special=job.showing.special) as stream,
+        llm.stream(prompt, job.params, special=job.showing.special, parse_special=job.parse_special) as stream,
         interrupted.aborting(stream.cancel),
     ):
         if job.showing.echo:
@@ -280,6 +331,8 @@ def collect(chunks: Iterable[StreamChunk], show: Callable[[str], object] | None)
             texts.append(last.text)
             if show is not None:
                 show(last.text)
+    if last is not None and last.error is not None:
+        raise last.error
     if last is None or last.finish_reason is None or last.usage is None:
         raise AssertionError("a stream ends with its terminal chunk, which has a reason and a usage")
     return Generated(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,15 +129,32 @@ def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metad
     with _files(name, stop) as found:
         path = found.paths[0]
         model = load(ModelChoice(path=path, vocab_only=True, show_progress=False), stop).model
+        projectors = _projector_facts(model)
         facts: dict[str, Any] = {
             "path": found.file,
             **({"name": found.name} if found.name else {}),
             "model": asdict(model_facts(model)),
             "vocabulary": asdict(vocabulary_facts(model)),
             "chat_templates": sorted(model.chat_templates),
+            "modalities": sorted({"text", *projectors[0].get("modalities", ())} if len(projectors) == 1 else {"text"}),
+            "projectors": projectors,
             "memory": _memory_facts(path, options),
         }
         return facts | ({"metadata": _sorted_metadata(model)} if metadata else {})
+
+
+def _projector_facts(model: Model) -> list[dict[str, Any]]:
+    """Return the facts of each projector beside the model, or why one is of no use."""
+    from paceline.engine.projector_file import projectors_beside
+    from paceline.runtime import projector_facts
+
+    found: list[dict[str, Any]] = []
+    for path in projectors_beside(model.paths):
+        try:
+            found.append(asdict(projector_facts(path)))
+        except PacelineError as error:
+            found.append({"path": str(path), "error": str(error)})
+    return found
 
 
 def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,6 +225,7 @@ def _write_model(facts: Mapping[str, Any]) -> None:
     rows = [("name", facts.get("name", "")), ("file", facts["path"]), *_model_rows(model)]
     terminal.write_section(model.name or facts.get("name") or Path(facts["path"]).name, rows)
     terminal.write_section("vocabulary", _vocabulary_rows(vocabulary))
+    terminal.write_section("prompts", _prompt_rows(facts["modalities"], facts["projectors"]))
     terminal.write_section("what it needs", _memory_rows(facts["memory"]))
     terminal.write_section("chat templates", [(name, "yes") for name in facts["chat_templates"]] or [("none", "-")])
     if "metadata" in facts:
@@ -226,6 +244,29 @@ def _model_rows(model: ModelFacts) -> Iterator[tuple[str, str]]:
     window = f" of {model.n_swa} tokens" if model.memory_class == "sliding_window" else ""
     yield "memory", model.memory_class.replace("_", " ") + window
     yield "can", ", ".join(_named(encode=model.has_encoder, embed=True, generate=model.can_generate))
+
+
+def _prompt_rows(modalities: Sequence[str], projectors: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    yield "may have", ", ".join(reversed(modalities))
+    for projector in projectors:
+        yield "projector", Path(projector["path"]).name + ", " + _projector_words(projector)
+    if len(projectors) > 1:
+        yield "", "none of them is taken without --mmproj FILE"
+
+
+def _projector_words(projector: Mapping[str, Any]) -> str:
+    if "error" in projector:
+        return str(projector["error"])
+    size = (
+        projector["image_size"] and f"images of {projector['image_size']} pixels, patches of {projector['patch_size']}"
+    )
+    words = [
+        _bytes(projector["weights_bytes"]),
+        *projector["kinds"],
+        "for " + " and ".join(projector["modalities"]),
+        size,
+    ]
+    return ", ".join(filter(None, words))
 
 
 def _memory_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -362,6 +403,7 @@ def model_facts(model: Model) -> ModelFacts:
     def number(key: str) -> int | None:
         return _number(metadata.get(f"{architecture}.{key}"))
 
+    layers = number("block_count")
     n_swa = _window(architecture, number("attention.sliding_window"))
     memory = model.memory_class.value
     return ModelFacts(
@@ -371,7 +413,7 @@ def model_facts(model: Model) -> ModelFacts:
         n_params=model.n_params,
         quantisation=_FILE_TYPES.get(_number(metadata.get("general.file_type"))),
         n_ctx_train=number("context_length"),
-        n_layer=number("block_count"),
+        n_layer=None if layers is None else layers - (number("nextn_predict_layers") or 0),  # without draft heads
         n_embd=number("embedding_length"),
         n_ff=number("feed_forward_length"),
         n_head=number("attention.head_count"),

@@ -59,6 +59,8 @@ def _rows(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     yield "generated", f"{summary.num_generated:,} tokens, {summary.tokens_per_s:,.1f} a second"
     shared = f", {summary.num_from_memory:,} taken from memory" if summary.num_from_memory else ""
     yield "prefilled", f"{summary.num_prefill:,} tokens{shared}"
+    drafts = f"{summary.num_drafts:,} verified, {summary.num_accepted:,} accepted"
+    yield "drafts", drafts if summary.num_drafts else ""
     yield "embedded", f"{summary.num_embedded:,} texts" if summary.num_embedded else ""
     yield "preemptions", f"{summary.num_preemptions:,}" if summary.num_preemptions else ""
     yield "first token", f"p50 {seconds(summary.ttft_s, 0.5)}, p95 {seconds(summary.ttft_s, 0.95)}"

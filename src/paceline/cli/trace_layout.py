@@ -41,6 +41,15 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class Burst:
+    """The drafts of a slot in a column's ticks. num_won: tokens that came out beyond one a tick, which are accepted drafts."""
+
+    slot: int
+    num_drafts: int
+    num_won: int
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """One tick, or neighbouring ticks drawn as one. num_waiting: the most queued requests."""
 
@@ -49,6 +58,7 @@ class Column:
     num_ticks: int
     num_waiting: int
     cells: tuple[Cell, ...]
+    bursts: tuple[Burst, ...] = ()
 
 
 @dataclass(slots=True)
@@ -85,6 +95,11 @@ class Layout:
     outside: tuple[EndOutsideSlot, ...]
     requests: dict[int, RequestRecord]
     ends: dict[int, EndRecord]
+
+    @property
+    def most_drafts(self) -> int:
+        """The most drafts of a slot in a column; 0 without speculation."""
+        return max((burst.num_drafts for column in self.columns for burst in column.bursts), default=0)
 
 
 MAX_EMPTY_SLOTS: Final = 256
@@ -149,7 +164,18 @@ def _column(ticks: Sequence[TickRecord]) -> Column:
         num_ticks=len(ticks),
         num_waiting=max(tick.num_waiting for tick in ticks),
         cells=tuple(_cells(ticks)),
+        bursts=tuple(_bursts(ticks)),
     )
+
+
+def _bursts(ticks: Sequence[TickRecord]) -> Iterator[Burst]:
+    """Return the drafts by slot."""
+    found: dict[int, tuple[int, int]] = {}
+    for row in (row for tick in ticks for row in tick.rows if row.num_drafts):
+        num_drafts, num_won = found.get(row.slot, (0, 0))
+        found[row.slot] = (num_drafts + row.num_drafts, num_won + max(0, row.num_new - 1))
+    for slot, (num_drafts, num_won) in found.items():
+        yield Burst(slot, num_drafts, num_won)
 
 
 def _cells(ticks: Sequence[TickRecord]) -> Iterator[Cell]:

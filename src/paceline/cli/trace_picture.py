@@ -13,7 +13,7 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from paceline import validation
-from paceline.cli.trace_layout import Ending, Layout, SlotStay, Sort, arrange
+from paceline.cli.trace_layout import Column, Ending, Layout, SlotStay, Sort, arrange
 from paceline.cli.trace_summary import summarize, totals
 from paceline.observability.trace_events import Trace
 
@@ -30,6 +30,7 @@ _BOTTOM: Final = 30
 _GAP: Final = 5
 _LABELLED: Final = 16  # with more slots, no names are drawn above the cells
 
+_BURST: Final = 0.9  # of a lane's height: the bar of the most drafts
 _LEVELS: Final = 4
 _CHARACTER: Final = 5.6  # width of a small one, about
 _NAMES: Final[dict[Sort, str]] = {"prefill": "prefill", "decode": "decode", "embed": "embedding"}
@@ -40,6 +41,7 @@ text { font: 11px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 .small { font-size: 9px } .right { text-anchor: end } .middle { text-anchor: middle }
 .grid { stroke: #dfe3e8; stroke-width: 1 } .stay { fill: #e9ecf0 } .lane { stroke: #eef0f3; stroke-width: 1 }
 .prefill { fill: #d95f02 } .decode { fill: #1673b8 } .embed { fill: #12966f }
+.won { fill: #7ad151 } .lost { fill: #c7cdd6 }
 .l1 { fill-opacity: .4 } .l2 { fill-opacity: .6 } .l3 { fill-opacity: .8 }
 .waiting { fill: #8a94a0; fill-opacity: .35; stroke: #6b7580; stroke-width: 1 }
 .ended { fill: #1d2329 } .cancelled { stroke: #1d2329; stroke-width: 1.8; fill: none }
@@ -83,6 +85,8 @@ def draw(trace: Trace, *, width: int = 1200, title: str = "Trace") -> str:
     _draw_lanes(picture.group("lanes"), frame)
     _draw_stays(picture.group("stays"), layout, frame)
     _draw_cells(picture.group("cells"), layout, frame)
+    if layout.most_drafts:
+        _draw_bursts(picture.group("bursts"), layout, frame)
     _draw_marks(picture.group("marks"), layout, frame)
     _draw_queue(picture.group("queue"), layout, frame)
     return picture.xml()
@@ -142,13 +146,24 @@ def _describe(stay: SlotStay, layout: Layout) -> str:
 def _draw_cells(group: SvgShape, layout: Layout, frame: Frame) -> None:
     most = _most(layout)
     for column in layout.columns:
-        x = frame.x(column.start_s)
-        width = max(frame.x(column.end_s) - x, 1.0)
-        gap = 0.6 if width > 2.5 * COLUMN else 0  # separates neighbouring ticks if they are wide enough
+        x, width = frame.span(column)
         for cell in column.cells:
             top = frame.y(cell.slot) + cell.begin * frame.cell
             height = (cell.end - cell.begin) * frame.cell
-            group.rect(_look(cell.sort, cell.num_tokens, most[cell.sort]), x, top, width - gap, height)
+            group.rect(_look(cell.sort, cell.num_tokens, most[cell.sort]), x, top, width, height)
+
+
+def _draw_bursts(group: SvgShape, layout: Layout, frame: Frame) -> None:
+    """Draw drafts as bars from the bottom of their lane: accepted ones, and above them those that were not."""
+    unit = _BURST * frame.cell / layout.most_drafts
+    for column in layout.columns:
+        x, width = frame.span(column)
+        for burst in column.bursts:
+            bottom = frame.y(burst.slot) + frame.cell
+            won, all_of_them = unit * burst.num_won, unit * burst.num_drafts
+            group.rect("lost", x, bottom - all_of_them, width, all_of_them - won)
+            bar = group.rect("won", x, bottom - won, width, won)
+            bar.tooltip(f"{burst.num_won} of {burst.num_drafts} drafts accepted")
 
 
 def _most(layout: Layout) -> dict[Sort, int]:
@@ -208,6 +223,10 @@ def _draw_legend(group: SvgShape, layout: Layout) -> None:
             group.rect(f"{sort} l{level}", x + (level - 1) * 9, y, 9, 10)
         group.text("soft", x + _LEVELS * 9 + 5, y + 9, _NAMES[sort])
         x += _LEVELS * 9 + 5 + len(_NAMES[sort]) * 7 + 16
+    for look, name in (("won", "accepted drafts"), ("lost", "other drafts")) if layout.most_drafts else ():
+        group.rect(look, x, y, 9, 10)
+        group.text("soft", x + 14, y + 9, name)
+        x += 14 + len(name) * 6 + 14
     for ending in ("ended", "cancelled", "failed", "preempted"):
         _draw_mark(group, ending, x, y + 5)
         group.text("soft", x + 9, y + 9, ending)
@@ -230,6 +249,7 @@ class Frame:
         """Return the frame of a layout in a picture of this width."""
         names: list[int | None] = [*layout.slots, *([None] if layout.has_embedding else [])]
         head, cell = (12, 14) if len(names) <= _LABELLED else (0, 9)
+        cell *= 2 if layout.most_drafts else 1  # room for bars
         return cls(
             start_s=layout.start_s,
             scale=(width - LEFT - RIGHT) / (layout.end_s - layout.start_s),
@@ -242,6 +262,12 @@ class Frame:
     def x(self, time_s: float) -> float:
         """Return the position of a time."""
         return LEFT + (time_s - self.start_s) * self.scale
+
+    def span(self, column: Column) -> tuple[float, float]:
+        """Return where the cells of a column begin, and their width."""
+        x = self.x(column.start_s)
+        width = max(self.x(column.end_s) - x, 1.0)
+        return x, width - (0.6 if width > 2.5 * COLUMN else 0)  # separates neighbouring ticks if they are wide enough
 
     def y(self, slot: int | None) -> float:
         """Return the top of a slot's cells."""

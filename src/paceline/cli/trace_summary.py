@@ -19,7 +19,7 @@ class TraceSummary:
     """Counts, and latencies in seconds. duration_s: from the beginning of the first tick to the end of the last.
 
     ended: the number of requests by finish reason. ttft_s, itl_s: time to first token and inter-token latency, ascending; a
-    burst of k tokens counts as k equal intervals.
+    burst of k tokens counts as k equal intervals. num_drafts, num_accepted: of requests that have ended.
     """
 
     duration_s: float
@@ -32,6 +32,8 @@ class TraceSummary:
     num_embedded: int
     num_from_memory: int
     num_preemptions: int
+    num_drafts: int
+    num_accepted: int
     ttft_s: tuple[float, ...]
     itl_s: tuple[float, ...]
 
@@ -69,6 +71,8 @@ def summarize(trace: Trace) -> TraceSummary:
         num_embedded=int(number(table.EMBEDDED.name)),
         num_from_memory=int(number(table.PREFIX_TOKENS.name)),
         num_preemptions=int(number(table.PREEMPTIONS.name)),
+        num_drafts=int(number(table.DRAFTED.name)),
+        num_accepted=int(number(table.ACCEPTED.name)),
         ttft_s=ttft_s,
         itl_s=itl_s,
     )
@@ -104,6 +108,8 @@ def totals(summary: TraceSummary) -> str:
     words.append(f"{summary.num_generated:,} tokens, {summary.tokens_per_s:,.1f} tokens/s")
     if summary.num_embedded:
         words.append(f"{summary.num_embedded:,} texts embedded")
+    if summary.num_drafts:
+        words.append(f"{summary.num_accepted:,} of {summary.num_drafts:,} drafts accepted")
     words.append(f"TTFT p50 {seconds(summary.ttft_s, 0.5)}, p95 {seconds(summary.ttft_s, 0.95)}")
     words.append(f"ITL p50 {seconds(summary.itl_s, 0.5)}, p99 {seconds(summary.itl_s, 0.99)}")
     return " \N{MIDDLE DOT} ".join(words)

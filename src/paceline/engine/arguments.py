@@ -10,10 +10,11 @@ from typing import Any
 from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.engine.adapters import adapter_paths
+from paceline.engine.draft_arguments import DRAFT_NAMES, DraftArguments, draft_arguments, with_draft
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
-from paceline.scheduling.named_drafter import check_drafter_name
+from paceline.scheduling.named_drafter import check_drafter_name, draft_heads_of
 from paceline.scheduling.named_strategy import check_strategy_name
 from paceline.streaming import StreamChannel
 
@@ -39,6 +40,7 @@ _MODEL_NAMES = frozenset(
         "cancel",
     )
 )
+_OBJECTS = frozenset({"progress", "cancel"})  # among them
 # Context options that follow from the engine's own.
 _DERIVED = frozenset({"n_seq_max", "n_outputs_max", "embeddings", "pooling", "kv_unified", "attention"})
 # Options of requests that generate no text; the model defines how a reranker's pairs are tokenised.
@@ -63,13 +65,17 @@ _SAMPLING_KEYS: dict[str, tuple[str, type]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
-    """The keywords of `LLM` and `AsyncLLM`, by what they configure. given: the names of all that were given."""
+    """The keywords of `LLM` and `AsyncLLM`, by what they configure. given: the names of all that were given.
+
+    draft: of a draft model; None without one.
+    """
 
     config: EngineConfig
     model: Mapping[str, Any]
     context: Mapping[str, Any]
     lora: Any
     instruments: Any
+    draft: DraftArguments | None = None
     given: frozenset[str] = frozenset()
 
 
@@ -78,21 +84,30 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     from paceline.runtime.context_options import ContextOptions
 
     context_names = ContextOptions.names() - _DERIVED
-    others = {"lora", "instruments"}
+    others = {"lora", "instruments"} | DRAFT_NAMES
     known = CONFIG_NAMES | _MODEL_NAMES | context_names | others
     validation.reject_unknown(options, known, "LLM, EngineConfig, Model.load and ContextOptions")
     config = EngineConfig(**_only(options, CONFIG_NAMES))
     check_strategy_name(config.strategy)
     check_drafter_name(config.speculation)
+    draft = draft_arguments(options, _MODEL_NAMES - _OBJECTS, context_names)
+    config = dataclasses.replace(config, speculation=with_draft(config.speculation, options))
     adapter_paths(options.get("lora", ()))  # raises for what names no files
     return EngineArguments(
         config=config,
-        model=_only(options, _MODEL_NAMES),
+        model=_only(options, _MODEL_NAMES) | _loaded_heads(config.speculation),
         context=_only(options, context_names),
         lora=options.get("lora", ()),
         instruments=_instruments(options.get("instruments", ())),
+        draft=draft,
         given=frozenset(options),
     )
+
+
+def _loaded_heads(speculation: Any) -> dict[str, Any]:
+    """Return the option of loading for drafts of heads in the model's own file."""
+    heads = draft_heads_of(speculation)
+    return {"draft_heads": True} if heads is not None and heads.model is None else {}
 
 
 def request_arguments(

@@ -64,7 +64,10 @@ class Backend(Protocol):
         """Give a sequence id what `save_state` returned; the cells before `end` are there, if they are kept apart."""
 
     def truncate(self, seq_id: int, end: int) -> None:
-        """Remove the positions of a sequence id from `end` on; needed where drafts can be verified."""
+        """Remove the positions of a sequence id from `end` on, which the last row had; needed where drafts can be verified.
+
+        Where memory has a state that cannot be cut, `end` is where that row began, which had drafts.
+        """
 
     def remove(self, seq_id: int) -> None:
         """Empty a sequence id."""
@@ -73,7 +76,8 @@ class Backend(Protocol):
         """Run one pass over the rows, which are of one kind, and draw for those that want it.
 
         A row with drafts draws along them: behind its last known token and behind each draft, while what is drawn is the
-        next draft. Drafts from the first that was not drawn on are not kept. A drawn end of generation is the last draw.
+        next draft. Drafts from the first that was not drawn on are not kept; where that would be too many to be cut from memory,
+        nothing of the row is. A drawn end of generation is the last draw.
 
         Raises `Unsupported` for a kind of row that this backend cannot compute.
         """

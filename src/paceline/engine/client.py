@@ -142,14 +142,17 @@ class EngineClient(Protocol):
     def slots(self) -> SlotsSnapshot:
         """Return the result of `ask_slots`. Waits for the current tick, so never call it on an event loop."""
 
-    def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
+    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:
         """Return a future of hashes of the cached prefixes after the current tick, for routing requests to where theirs are.
 
         At most max_prefixes (up to 65,536), those with the fewest branches before them first; they end where cached
         sequences branch or end, without prompts that are still being computed and what a running sequence has generated
-        lately. Compare with `prefix_hash` of a prompt's first num_tokens token ids; hashes say nothing of the model. While
-        there is no worker nothing is cached. Making a digest takes a part of a tick. It confirms a guessed prompt, so it is
-        for trusted callers.
+        lately. With block_tokens they end at whole blocks of so many tokens instead, the shortest first: that finds how far
+        a prompt follows a cached one to within a block, also where none has branched before.
+
+        Compare with `prefix_hash` of a prompt's first num_tokens token ids; hashes say nothing of the model. While there is no
+        worker nothing is cached. Making a digest takes a part of a tick. It confirms a guessed prompt, so it is for trusted
+        callers.
 
         Raises as `ask_slots`, and `InvalidParams`.
         """

@@ -93,10 +93,11 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Ask for hashes of the cached prefixes."""
+    """Ask for hashes of the cached prefixes, of whole blocks where block_tokens is given."""
 
     key: int
     max_prefixes: int
+    block_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

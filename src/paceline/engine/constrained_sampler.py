@@ -137,9 +137,18 @@ class ConstrainedSampler:
             self.sampler.set_grammar_asleep(self.constraint.is_thinking)
 
     def settle(self, output: RowOutput) -> RowOutput:
-        """Return the outcome of a draw, with whether the text is complete. Never raises: tokens before an error are kept."""
+        """Return the outcome of a draw, with whether the text is complete. Never raises: tokens before an error are kept.
+
+        The core draws along drafts beyond the end of a grammar, where only an end of generation is left, or nothing: what is
+        drawn there counts as little as without drafts, where nothing is.
+        """
         num_followed = 0
         try:
+            if output.token_ids and self._has_grammar_ended():
+                if isinstance(output.error, SamplingError):
+                    output.error = None
+                if len(output.token_ids) > 1 and self.sampler.is_eog(output.token_ids[-1]):
+                    output.token_ids, output.logprobs = output.token_ids[:-1], output.logprobs[:-1]
             for token_id in output.token_ids:
                 self.follow(token_id)
                 num_followed += 1
@@ -161,6 +170,9 @@ class ConstrainedSampler:
     def _is_complete(self) -> bool:
         if self.constraint is not None and self.constraint.is_complete:
             return True
+        return self._has_grammar_ended()
+
+    def _has_grammar_ended(self) -> bool:
         return self.sampler.params.grammar is not None and self.sampler.is_complete
 
 

@@ -10,6 +10,9 @@ from paceline.runtime import MemoryClass
 _CTX_PER_SLOT: Final = 4096
 _MAX_SCORED: Final = 32  # rows of logits for prompt tokens in a tick: each costs 8 bytes x vocabulary, for ever
 _MAX_DRAFTED: Final = 64  # for drafts in a tick, with speculation
+_MAX_ROLLBACK: Final = (
+    3  # with speculation: each costs another state for every sequence, as far as the architecture has them
+)
 _MOST_SEQ_IDS: Final = 256
 _MOST_DOUBLED_SEQ_IDS: Final = 128  # where a context needs a second id for each sequence
 
@@ -29,7 +32,11 @@ def sized_options(
         most = max(most, min(most + _MAX_DRAFTED, n_ctx))
     n_batch = options.get("n_batch")
     outputs = max(num_seqs, min(most, n_batch) if isinstance(n_batch, int) else most)
-    return {**options, "n_ctx": n_ctx, "n_seq_max": num_seqs, "n_outputs_max": outputs}
+    sizes = {**options, "n_ctx": n_ctx, "n_seq_max": num_seqs, "n_outputs_max": outputs}
+    if drafts and memory in (MemoryClass.RECURRENT, MemoryClass.HYBRID):
+        asked = [size for size in (options.get("n_ubatch"), n_batch) if isinstance(size, int)]
+        sizes.setdefault("max_rollback", max(0, min([_MAX_ROLLBACK, *[size - 2 for size in asked]])))
+    return sizes
 
 
 def output_shares(num_slots: int, n_outputs_max: int, *, drafts: bool) -> tuple[int, int]:
@@ -62,3 +69,15 @@ def num_seq_ids(memory: MemoryClass, num_slots: int, options: Mapping[str, Any])
     if memory is not MemoryClass.ATTENTION and not has_full_window(memory, options):
         return num_slots
     return min(num_slots + max(4, num_slots), most_seq_ids(memory, options) - 1)
+
+
+def draft_sized_options(
+    memory: MemoryClass, num_slots: int, n_ctx: int, n_batch: int | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a draft model's context. n_batch: the target's, where that is known; options: its own."""
+    num_seqs = min(_MOST_SEQ_IDS, num_slots + max(4, num_slots))
+    sizes: dict[str, Any] = {"n_ctx": n_ctx, "n_seq_max": num_seqs, "n_outputs_max": num_seqs}
+    if memory is MemoryClass.SLIDING_WINDOW:
+        sizes["swa_full"] = True  # else wrong drafts could not be cut
+    batch = {} if n_batch is None else {"n_batch": min(n_batch, n_ctx)}
+    return {**batch, **options, **sizes}

@@ -134,8 +134,8 @@ class Engine:
                 self._scheduler.import_ranges(key, namespace, tokens, ranges)
             case Inspect(key):
                 self._scheduler.inspect(key)
-            case Digest(key, max_prefixes):
-                self._scheduler.digest(key, max_prefixes)
+            case Digest(key, max_prefixes, block_tokens):
+                self._scheduler.digest(key, max_prefixes, block_tokens)
             case DetachAdapter(key, adapter):
                 self._executor.detach_adapter(adapter)
                 self._scheduler.forget_adapter(key, adapter)

@@ -5,6 +5,7 @@ It reads a `MemoryQuestion` as JSON from stdin and writes a `MemoryReport`, or t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -12,11 +13,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from paceline.engine.context_sizes import default_n_ctx, sized_options
+from paceline.engine.context_sizes import default_n_ctx, draft_sized_options, sized_options
 from paceline.engine.memory_fit import FitRules, MemoryChoice, fit_memory
-from paceline.engine.memory_report import MemoryQuestion, MemoryReport
+from paceline.engine.memory_report import DraftQuestion, MemoryQuestion, MemoryReport
 from paceline.errors import NotEnoughMemory, PacelineError
-from paceline.runtime import MemoryClass, MemoryEstimate, Model, on_empty_machine, plan_memory
+from paceline.runtime import MemoryClass, MemoryEstimate, Model, on_empty_machine, plan_memory, plan_projector
 
 
 def answer(question: MemoryQuestion) -> MemoryReport:
@@ -42,6 +43,7 @@ def answer(question: MemoryQuestion) -> MemoryReport:
         n_expert=planner.n_expert,
         targets=question.targets,
         is_alone=question.is_alone,
+        has_draft=question.draft is not None,
     )
     estimate = planner.measure(wanted)
     try:
@@ -70,8 +72,38 @@ class _Planner:
             model.memory_class, choice.num_slots, choice.n_ctx, question.context, drafts=question.drafts
         )
         load_mode = question.model.get("load_mode", "auto")
-        estimate = plan_memory(model, num_slots=choice.num_slots, load_mode=load_mode, **options)
+        heads = model if question.model.get("draft_heads") else self.heads
+        estimate = plan_memory(model, num_slots=choice.num_slots, load_mode=load_mode, draft_heads=heads, **options)
+        if question.draft is not None:
+            estimate = estimate.plus(self._draft_estimate(question.draft, choice, options.get("n_batch")))
+        if self.projector is not None:
+            estimate = estimate.plus(self.projector)
         return on_empty_machine(estimate) if question.is_alone else estimate
+
+    @functools.cached_property
+    def projector(self) -> MemoryEstimate | None:
+        """What the projector needs; None without one. Raises `ModelLoadError`."""
+        asked = self._question.projector
+        return None if asked is None else plan_projector(**dataclasses.asdict(asked))
+
+    @functools.cached_property
+    def heads(self) -> Model | None:
+        path = self._question.heads_path
+        return None if path is None else Model.load(path, no_alloc=True, draft_heads=True)
+
+    def _draft_estimate(self, draft: DraftQuestion, choice: MemoryChoice, n_batch: int | None) -> MemoryEstimate:
+        model = self.draft
+        n_ctx = choice.n_ctx if draft.n_ctx is None else draft.n_ctx
+        options = draft_sized_options(model.memory_class, choice.num_slots, n_ctx, n_batch, draft.context)
+        return plan_memory(model, num_slots=choice.num_slots, load_mode=draft.model.get("load_mode", "auto"), **options)
+
+    @functools.cached_property
+    def draft(self) -> Model:
+        """The draft model, without its weights. Raises as `Model.load`."""
+        draft = self._question.draft
+        assert draft is not None  # noqa: S101 - asked where there is one
+        paths = draft.paths
+        return Model.load(paths[0] if len(paths) == 1 else paths, **{**draft.model, "no_alloc": True})
 
     def _sketch(self, n_gpu_layers: int | None, n_cpu_moe: int) -> Model:
         options: dict[str, Any] = {**self._question.model, "no_alloc": True, "n_gpu_layers": n_gpu_layers}
@@ -83,7 +115,7 @@ class _Planner:
 
 def main() -> None:
     """Answer the question on stdin."""
-    question = MemoryQuestion(**json.load(sys.stdin))
+    question = MemoryQuestion.of_json(sys.stdin.read())
     try:
         reply = answer(question).to_json()
     except PacelineError as error:

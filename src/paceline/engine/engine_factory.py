@@ -9,7 +9,9 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline import validation
@@ -27,15 +29,20 @@ from paceline.engine.context_sizes import (
     output_shares,
     sized_options,
 )
+from paceline.engine.draft_model import DraftModel, DraftModelPlace, LoadedDraft
 from paceline.engine.llama_backend import LlamaBackend
+from paceline.engine.lookup_files import LookupFiles
+from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.memory_fit import LEAST_CTX, MemoryChoice
 from paceline.engine.memory_needs import MemoryFit, fit_to_memory
-from paceline.errors import InvalidParams, NotEnoughMemory, Unsupported
+from paceline.engine.projector_file import projector_file
+from paceline.errors import InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
-from paceline.runtime import Adapter, Context, Device, MemoryClass, Model, devices, total_memory
+from paceline.runtime import Adapter, Context, Device, MediaProjector, MemoryClass, Model, devices, total_memory
 from paceline.runtime.embedder import longest_text
+from paceline.scheduling.heads_drafter import Eagle3Drafter, attach_heads
 from paceline.scheduling.limits import Limits
-from paceline.scheduling.named_drafter import resolve_drafter
+from paceline.scheduling.named_drafter import draft_heads_of, resolve_drafter
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.telemetry import TelemetrySink
@@ -87,6 +94,18 @@ def local_files(
     return local_model(str(model), offline=offline, hf_token=hf_token, cancel=options.get("cancel")).path
 
 
+def local_options(options: Mapping[str, Any], *, offline: bool, hf_token: str | None) -> dict[str, Any]:
+    """Return the options with the paths of a draft model and a projector that are given by name, downloaded if need be."""
+    found = dict(options)
+    for name in ("draft_model", "mmproj"):
+        given = options.get(name)
+        if given is None or isinstance(given, (Model, bool)):
+            continue
+        files = local_files(given, options, offline=offline, hf_token=hf_token)
+        found[name] = Path(files).absolute() if isinstance(files, (str, os.PathLike)) else files
+    return found
+
+
 def check_source(model: Any, *, offline: bool, hf_token: str | None) -> None:
     """Raise what is wrong with a model's name and the options of its download."""
     validation.boolean("offline", offline)
@@ -112,7 +131,8 @@ class Assembly:
     """The parts of an engine.
 
     at_end: what frees their memory, in order, after the engine's thread has ended. fingerprint: of the saved prefixes
-    that fit; empty for a model that cannot generate, which has no calibration either.
+    that fit; empty for a model that cannot generate, which has no calibration either. encoder: of images, where there is a
+    projector; its owner closes it, before at_end.
     """
 
     backend: LlamaBackend
@@ -122,6 +142,7 @@ class Assembly:
     adapters: tuple[str, ...]
     fingerprint: bytes
     calibration: Calibration | None
+    encoder: MediaEncoder | None
     at_end: tuple[Callable[[], None], ...]
 
 
@@ -129,30 +150,49 @@ def assemble(
     model: Model | str | os.PathLike[str] | None, arguments: EngineArguments, clock: Clock, sink: TelemetrySink
 ) -> Assembly:
     """Load, warm up and put the parts together. Raises as `build`, and `InvalidParams` for an unknown strategy or drafter."""
-    strategy, drafter = resolve_strategy(arguments.config.strategy), resolve_drafter(arguments.config.speculation)
+    config = arguments.config
+    strategy, place = resolve_strategy(config.strategy), DraftModelPlace()
+    drafter = resolve_drafter(config.speculation, place)
+    lookup_files = LookupFiles(drafter)  # read before a model is loaded for minutes
     built = build(model, arguments)
-    backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options)
+    if built.draft is not None:
+        drafter = place.filled(drafter, built.draft.drafter)
+    aborted = () if built.draft is None else (built.draft.context,)
+    backend = LlamaBackend(built.model, built.context, built.adapters, built.embedder_options, aborted)
+    attach_heads(drafter, backend)
+    shown, encoder = built.model, built.encoder
+    if encoder is not None:  # the caller's model is as it was
+        shown = built.model.with_modalities(encoder.modalities)
+    owned = (*([built.model] if built.owns_model else []), *([] if encoder is None else [shown]))
+    of_draft = () if built.draft is None else (built.draft.close,)
+    at_end = (backend.close, *of_draft, *(one.close for one in owned))
+    try:
+        lookup_files.put_in(built.model.n_vocab)
+    except BaseException:
+        for end in (*(() if encoder is None else (encoder.close,)), *at_end):
+            end()
+        raise
     scheduler = Scheduler(built.limits, strategy, clock, sink, drafter)
     calibration = None
     if built.context is not None:
         calibration = Calibration(built.context, built.model, built.limits.num_slots, scheduler.calibrate)
         calibration.begin()
-    at_end = (backend.close, *((built.model.close,) if built.owns_model else ()))
     return Assembly(
         backend=backend,
         scheduler=scheduler,
         limits=built.limits,
-        model=built.model,
+        model=shown,
         adapters=tuple(built.adapters),
         fingerprint=b"" if built.context is None else built.context.fingerprint,
         calibration=calibration,
-        at_end=at_end,
+        encoder=encoder,
+        at_end=(scheduler.end_drafting, lookup_files.save, *at_end),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The parts that a backend and a scheduler are made of. context: None for a model that cannot generate."""
+    """The parts that a backend and a scheduler are made of. context: None for a model that cannot generate; draft: without."""
 
     model: Model
     owns_model: bool
@@ -160,6 +200,8 @@ class Built:
     adapters: Mapping[str, Adapter]
     embedder_options: Mapping[str, Any]
     limits: Limits
+    draft: LoadedDraft | None = None
+    encoder: MediaEncoder | None = None
 
 
 def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArguments) -> Built:
@@ -168,20 +210,32 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
     if fit.choice is not None:
         arguments = _chosen(arguments, fit.choice)
     loaded, owns = _model(model, arguments.model)
-    adapters: dict[str, Adapter] = {}
-    try:
+    with ExitStack() as undone, ExitStack() as passing:
+        if owns:
+            undone.callback(loaded.close)
         _max_embedding_tokens(loaded, arguments.config)  # raises before memory is allocated
         _check_speculation(loaded, arguments)
         adapters = _adapters(loaded, arguments.lora)
-        can_generate = _can_generate(loaded)
-        context = _context(loaded, arguments.config, dict(arguments.context), fit) if can_generate else None
-    except BaseException:
         for adapter in adapters.values():
-            adapter.close()
-        if owns:
-            loaded.close()
-        raise
-    limits = _limits(loaded, context, arguments)
+            undone.callback(adapter.close)
+        can_generate = _can_generate(loaded)
+        draft: DraftModel | None = None
+        heads = _draft_heads(loaded, arguments)
+        if heads is not None and heads is not loaded:
+            passing.callback(heads.close)  # the context keeps what it needs
+        if arguments.draft is not None:
+            draft = DraftModel.load(arguments.draft, loaded, arguments.config.num_slots)
+            undone.callback(draft.close)
+        context = _context(loaded, heads, arguments, fit) if can_generate else None
+        if context is not None:
+            undone.callback(context.close)
+        limits = _limits(loaded, context, arguments)
+        drafting: LoadedDraft | None = None
+        if draft is not None and context is not None:
+            drafting = draft.begin(context, loaded, limits.num_slots)
+            undone.callback(drafting.context.close)
+        encoder = media_encoder(loaded, arguments, can_generate=can_generate)
+        undone.pop_all()
     if context is not None:
         _note_what_one_sequence_cannot_use(context, limits, arguments.context.get("n_ctx"))
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
@@ -198,7 +252,33 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
         0 if context is None else context.n_outputs_max,
         limits.host_bytes >> 20,
     )
-    return Built(loaded, owns, context, adapters, options, limits)
+    return Built(loaded, owns, context, adapters, options, limits, drafting, encoder)
+
+
+def media_encoder(model: Model, arguments: EngineArguments, *, can_generate: bool) -> MediaEncoder | None:
+    """Return the encoder of images, if there is a projector; see `EngineConfig.mmproj`. Raises as `MediaProjector.load`."""
+    config = arguments.config
+    path = projector_file(model.paths, config.mmproj) if can_generate else None
+    if path is None:
+        if config.mmproj:
+            raise Unsupported("mmproj: this model generates no text, so that a prompt with images would be of no use")
+        return None
+    context = arguments.context
+    try:
+        projector = MediaProjector.load(
+            path,
+            model,
+            use_gpu=config.mmproj_offload and uses_gpu(arguments.model, devices()),
+            n_threads=context.get("n_threads_batch") or context.get("n_threads"),
+            image_min_tokens=config.image_min_tokens,
+            image_max_tokens=config.image_max_tokens,
+        )
+    except ModelLoadError as error:
+        if config.mmproj is not None or (config.image_min_tokens, config.image_max_tokens) != (None, None):
+            raise
+        _log.warning("prompts have no images: the projector beside the model is not taken: %s", error)
+        return None
+    return MediaEncoder(projector, config.media_cache_bytes)
 
 
 def _chosen(arguments: EngineArguments, choice: MemoryChoice) -> EngineArguments:
@@ -214,8 +294,9 @@ def _chosen(arguments: EngineArguments, choice: MemoryChoice) -> EngineArguments
 
 def _model(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[Model, bool]:
     if isinstance(model, Model):
-        if options:
-            raise InvalidParams(f"{next(iter(options))} is an option of loading, and model is loaded already")
+        given = [name for name in options if name != "draft_heads"]
+        if given:
+            raise InvalidParams(f"{given[0]} is an option of loading, and model is loaded already")
         return model, False
     if model is None:
         from paceline.demo import demo_model_path
@@ -233,20 +314,22 @@ def _can_generate(model: Model) -> bool:
 
 
 def _check_speculation(model: Model, arguments: EngineArguments) -> None:
-    """Raise `Unsupported` where wrong drafts could not be cut from memory, before any is allocated."""
+    """Raise `Unsupported` where wrong drafts could not be taken out of memory again, before any is allocated."""
     if arguments.config.speculation is None:
         return
-    memory, options = model.memory_class, arguments.context
-    if memory is MemoryClass.ATTENTION or has_full_window(memory, options):
-        return
-    reasons = {
-        MemoryClass.SLIDING_WINDOW: "its layers drop what has left their window, so that wrong tokens cannot be taken back; "
-        "swa_full=True keeps it",
-        MemoryClass.RECURRENT: "its state cannot be taken back behind wrong tokens",
-        MemoryClass.HYBRID: "the state of its recurrent layers cannot be taken back behind wrong tokens",
-        MemoryClass.NONE: "it generates no text",
-    }
-    raise Unsupported(f"speculation does not go with this model: {reasons[memory]}; leave speculation out")
+    refusal = model.native.draft_refusal(arguments.context.get("swa_full") is True)
+    if refusal:
+        raise Unsupported(f"speculation does not go with this model: {refusal}; leave speculation out")
+
+
+def _max_rollback(context: Context) -> int | None:
+    """Return `Limits.max_rollback` of a context."""
+    return context.max_rollback if context.memory_class in (MemoryClass.RECURRENT, MemoryClass.HYBRID) else None
+
+
+def _n_verify(context: Context) -> int | None:
+    """Return `Limits.n_verify`: a window is still there behind a pass only if that was computed at once."""
+    return min(context.n_batch, context.n_ubatch) if context.memory_class is MemoryClass.SLIDING_WINDOW else None
 
 
 def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
@@ -262,11 +345,34 @@ def _adapters(model: Model, lora: object) -> dict[str, Adapter]:
     return loaded
 
 
-def _context(model: Model, config: EngineConfig, options: dict[str, Any], fit: MemoryFit) -> Context:
+def _draft_heads(model: Model, arguments: EngineArguments) -> Model | None:
+    """Return the model of the heads that make drafts: the same one, or that of their file. Raises as `Model.load`."""
+    drafter = draft_heads_of(arguments.config.speculation)
+    if drafter is None or drafter.model is None:
+        return None if drafter is None else model
+    heads = Model.load(drafter.model, draft_heads=True, **_only_of_heads(arguments.model))
+    architecture = heads.native.architecture
+    if (architecture == "eagle3") != isinstance(drafter, Eagle3Drafter):
+        heads.close()
+        raise InvalidParams(
+            f"{drafter.model} is {'an' if architecture == 'eagle3' else 'no'} EAGLE-3 file: it has the architecture "
+            f"{architecture}; EAGLE-3 files go with speculation='eagle3:model=FILE', heads for the model with mtp"
+        )
+    return heads
+
+
+def _only_of_heads(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of loading that are about the machine, and not about the layers of one model."""
+    kept = {name: value for name, value in options.items() if name in ("devices", "load_mode", "cancel")}
+    return kept | ({"n_gpu_layers": 0} if options.get("n_gpu_layers") == 0 else {})
+
+
+def _context(model: Model, heads: Model | None, arguments: EngineArguments, fit: MemoryFit) -> Context:
     """Return the context for generation, with the n_ctx that was given, else what was chosen to fit.
 
     Where n_ctx was left to us and memory is short all the same, it is halved until it fits.
     """
+    config, options = arguments.config, dict(arguments.context)
     num_slots, memory = config.num_slots, model.memory_class
     most = most_seq_ids(memory, options) - 1
     if num_slots > most:
@@ -281,10 +387,14 @@ def _context(model: Model, config: EngineConfig, options: dict[str, Any], fit: M
     chosen = default_n_ctx(model.n_ctx_train, num_slots) if fit.choice is None else fit.choice.n_ctx
     cells = chosen if asked is None else asked
     while True:
+        sized = sized_options(memory, num_slots, cells, options, drafts=drafts)
         try:
-            sized = sized_options(memory, num_slots, cells, options, drafts=drafts)
-            return Context(model, is_checked=not fit.is_sure, **sized)
+            return Context(model, draft_heads=heads, is_checked=not fit.is_sure, **sized)
         except NotEnoughMemory:
+            if "max_rollback" not in options and sized.get("max_rollback"):
+                options["max_rollback"] = 0
+                _log.warning("memory is short: no states of single tokens are kept for speculation (max_rollback=0)")
+                continue
             if asked is not None or cells <= LEAST_CTX:
                 raise
             cells //= 2
@@ -339,6 +449,8 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         max_drafted=max_drafted,
         max_draft=config.max_draft,
         min_draft=config.min_draft,
+        n_verify=_n_verify(context),
+        max_rollback=_max_rollback(context),
         n_vocab=model.n_vocab,
     )
 

@@ -9,22 +9,24 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
 from paceline.engine.commands import DetachAdapter, Digest, Inspect
 from paceline.engine.core import Engine
+from paceline.engine.encoding_inbox import EncodingInbox
 from paceline.engine.engine_factory import assemble
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
+from paceline.engine.media_prompt import Measure
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, TextRequests, prompt_ids
+from paceline.engine.projector_file import projectors_beside
+from paceline.engine.prompts import Prompt, TextRequests, digest_sizes, prompt_ids, refuse_media
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
-from paceline.kv_cache import MAX_DIGEST_PREFIXES, PrefixDigest
+from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
@@ -58,6 +60,13 @@ class InProcessEngine(BaseEngine):
         self.sampling_defaults = sampling_defaults(parts.model.metadata)
         self._backend = parts.backend
         self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
+        encoder = parts.encoder
+        measure: Measure = partial(refuse_media, beside=projectors_beside(parts.model.paths))
+        if encoder is not None:
+            self._inbox = inbox = EncodingInbox(
+                config.num_slots + config.max_queue, config.max_queue_tokens, encoder, self._clock
+            )
+            measure, at_end = encoder.measure, (inbox.close_encoder, *at_end)
         self._router = OutputRouter(self._inbox)
         self._adapters = AdapterRegistry(parts.adapters, adapter_paths(arguments.lora))
         self._text_requests = TextRequests(
@@ -69,6 +78,7 @@ class InProcessEngine(BaseEngine):
             next_key=self._inbox.next_key,
             make_samplers=self._backend.make_samplers,
             clock=self._clock,
+            measure=measure,
         )
         files = StateFiles(config.state_folder, parts.fingerprint)
         self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, self._backend.adapter_fingerprint)
@@ -115,12 +125,10 @@ class InProcessEngine(BaseEngine):
         self._runner.check_process()
         return self._ask(Inspect(self._inbox.next_key()))
 
-    def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
+    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:
         """See `EngineClient`."""
         self._runner.check_process()
-        return self._ask(
-            Digest(self._inbox.next_key(), validation.integer("max_prefixes", max_prefixes, 1, MAX_DIGEST_PREFIXES))
-        )
+        return self._ask(Digest(self._inbox.next_key(), *digest_sizes(max_prefixes, block_tokens)))
 
     def _ask(self, question: Inspect | Digest) -> Future[Any]:
         return map_future(self._router.ask(question), itemgetter(0))

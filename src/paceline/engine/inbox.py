@@ -56,7 +56,11 @@ class Inbox:
             self._note_adapters(request)
             self._open.add(request.key)
             self._waiting_tokens[request.key] = num_tokens
-            self._commands.put(Submit(request))
+            self._begin(request)
+
+    def _begin(self, request: Request | EmbeddingRequest) -> None:
+        """Hand over a request that was accepted."""
+        self._commands.put(Submit(request))
 
     def put(self, command: Command) -> None:
         """Add a command that is no request; never refused."""

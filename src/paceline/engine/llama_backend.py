@@ -14,6 +14,8 @@ from itertools import accumulate
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint, logits_processors_of
 from paceline.engine.adapters import name_of
@@ -21,12 +23,13 @@ from paceline.engine.backend import Lora
 from paceline.engine.constrained_sampler import ConstrainedSampler, greedy_row_sampler
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.mask_filler import MaskFiller, MaskJob
-from paceline.errors import AdapterNotFound, InvalidParams, PacelineError, Unsupported
+from paceline.errors import Aborted, AdapterNotFound, InvalidParams, PacelineError, Unsupported
 from paceline.kv_cache import TEXT_LAYOUT
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.runtime import Adapter, CellState, Context, Embedder, Model, Sampler, Tokenizer
+from paceline.runtime import Adapter, CellState, Context, Embedder, MediaPart, Model, Sampler, Tokenizer
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
+from paceline.scheduling.heads_drafter import DraftWish
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 
@@ -47,6 +50,7 @@ class LlamaBackend:
 
     context: None for a model that cannot generate; its last sequence id is the backend's own, for saving and loading.
     adapters: by their keys. embedder_options: of the contexts for embeddings, made when first needed.
+    drafting: contexts of draft models, which `abort` ends, too; others use and close them.
     """
 
     def __init__(
@@ -55,10 +59,11 @@ class LlamaBackend:
         context: Context | None,
         adapters: Mapping[str, Adapter],
         embedder_options: Mapping[str, Any],
+        drafting: Many[Context] = (),
     ) -> None:
         tokenizer = model.tokenizer
         self.vocabulary = Vocabulary(tokenizer.pieces(False), tokenizer.pieces(True), tokenizer.eog_ids)
-        self._model, self._context = model, context
+        self._model, self._context, self._drafting = model, context, tuple(drafting)
         self._adapters = dict(adapters)
         self._lora: Lora = ()
         self._scratch = 0 if context is None else context.n_seq_max - 1
@@ -157,19 +162,17 @@ class LlamaBackend:
     def step(self, rows: Many[Row], lora: Lora) -> list[RowOutput]:
         """Run a pass and its draws, in one native call.
 
-        Raises `Unsupported` for rows of embeddings, and `InvalidParams` for a row of text that does not go on where its sequence
-        ends.
+        Rows of media items are passes of their own. Raises `InvalidParams` for a row of text that does not go on where its
+        sequence ends.
         """
         context = self._generating
-        if rows[0].item is not None:
-            raise Unsupported(
-                "llama.cpp is given rows of tokens only; embeddings of images or sound cannot be computed"
-            )
         if self._may_skip_positions:
             self._check_positions(rows)
         if lora != self._lora:
             context.set_adapters({self._adapters[name]: scale for name, scale in lora})
             self._lora = lora
+        if rows[0].item is not None:
+            return self._item_step(context, rows)
         if any([row.sequence.sampler.__class__ is ConstrainedSampler for row in rows]):  # noqa: C419 - the faster way
             return self._constrained_step(context, rows)
         if any([row.num_drafts or row.num_logprobs is not None or row.targets for row in rows]):  # noqa: C419 - the faster way
@@ -177,11 +180,44 @@ class LlamaBackend:
             return [_row_output(row, row.num_drafts, result) for row, result in zip(rows, found.rows, strict=True)]
         return _plain_step(context, rows)
 
+    def _item_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
+        """Compute parts of media items, one after another, as each fills a pass; one that fails does so alone.
+
+        Cells with places go on within their item at its position, which a rollback cannot cut at: hence the scratch sequence.
+        """
+        outputs: list[RowOutput] = []
+        for row in rows:
+            try:
+                cells = slice(row.offset, row.offset + len(row.token_ids))
+                embeddings, places = _embeddings(row)
+                context.decode_embeddings(
+                    _seq_id(row),
+                    row.position + (row.offset if places is None else 0),
+                    embeddings[cells],
+                    places=None if places is None else places[cells],
+                    is_causal=row.item is not None and row.item.is_causal,
+                    scratch_seq_id=self._scratch,
+                )
+                outputs.append(RowOutput())
+            except Aborted as error:  # the others have to end as well
+                return [*outputs, *(RowOutput(error=error, computed=False) for _ in rows[len(outputs) :])]
+            except Exception as error:  # noqa: BLE001 - the rows before it are computed
+                outputs.append(RowOutput(error=as_paceline_error(error), computed=False))
+        return outputs
+
+    def draft(self, wishes: Many[DraftWish], p_min: float) -> list[list[int]]:
+        """Return drafts of the context's draft heads, none for a sequence that they could not follow.
+
+        Behind an image of M-RoPE a token has another position than the cells before it would say: that where its sequence ends.
+        """
+        if self._may_skip_positions:
+            wishes = [(seq_id, self.positions(seq_id), token_id, depth) for seq_id, _, token_id, depth in wishes]
+        return self._generating.draft(wishes, min_probability=p_min)
+
     def _check_positions(self, rows: Many[Row]) -> None:
         """Raise `InvalidParams` where cells of a text are missing: the context takes what might follow an image there."""
         for row in rows:
-            seq_id = row.sequence.seq_id
-            assert seq_id is not None  # noqa: S101 - rows are running sequences'
+            seq_id = _seq_id(row)
             if row.sequence.layout is TEXT_LAYOUT and row.position != (end := self.positions(seq_id)):
                 raise InvalidParams(f"position must be {end}, where sequence {seq_id} goes on, not {row.position}")
 
@@ -263,8 +299,8 @@ class LlamaBackend:
         return 0 if held is None else held.last + 1
 
     def abort(self) -> None:
-        """Abort running passes, which raise `Aborted`."""
-        for one in (self._context, *self._embedders.values()):
+        """Abort running passes, which raise `Aborted`; those of a draft model, too."""
+        for one in (self._context, *self._drafting, *self._embedders.values()):
             if one is not None:
                 one.abort()
 
@@ -281,6 +317,22 @@ class LlamaBackend:
         if self._context is None:
             raise Unsupported("this model cannot generate")
         return self._context
+
+
+def _seq_id(row: Row) -> int:
+    assert row.sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
+    return row.sequence.seq_id
+
+
+def _embeddings(row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32] | None]:
+    """Return the embeddings of the item that a row is a part of, and their places. Raises why there are none."""
+    found, item = row.sequence.request.embeddings, row.item
+    if isinstance(found, PacelineError):
+        raise found
+    part = None if item is None else found.get(item.start)
+    if not isinstance(part, MediaPart) or part.embeddings is None:
+        raise Unsupported("the embeddings of a media item are missing: llama.cpp computes items that were encoded")
+    return part.embeddings, part.places
 
 
 def _plain_step(context: Context, rows: Many[Row]) -> list[RowOutput]:
@@ -363,6 +415,7 @@ def _row_output(row: Row, num_verified: int, result: StepRowResult) -> RowOutput
     output = RowOutput(draws.token_ids, _records(draws.logprobs), scored, error, num_verified=num_verified)
     if num_verified:  # the draw behind the last of them may be the next draft, of which no cell was computed
         output.num_accepted = min(row.num_right(draws.token_ids), num_verified)
+        output.is_taken_back = draws.is_taken_back
     return output
 
 

@@ -38,7 +38,8 @@ class FitRules:
 
     least_ctx: the fewest cells to choose. most_ctx: the cells that a number of slots has where memory is not short.
     n_layer, n_expert: of the model. targets: bytes to leave free, of each device in order or one number for all GPUs, for
-    host memory where there is no GPU; empty for the defaults. is_alone: whether all memory counts as free.
+    host memory where there is no GPU; empty for the defaults. is_alone: whether all memory counts as free. has_draft: whether
+    a draft model is part of it.
     """
 
     chooses_ctx: bool
@@ -50,6 +51,7 @@ class FitRules:
     n_expert: int = 0
     targets: Sequence[int] = ()
     is_alone: bool = False
+    has_draft: bool = False
 
     def fits(self, estimate: MemoryEstimate) -> bool:
         """Whether every device keeps its margin."""
@@ -180,8 +182,9 @@ def _refusal(estimate: MemoryEstimate, fitting_cells: int | None, rules: FitRule
         )
         if size
     ]
+    needing = "the model and its draft model need" if rules.has_draft else "the model needs"
     return (
-        f"the model needs {mebibytes(short.needed_bytes)} of {where} ({', '.join(parts)}), and "
+        f"{needing} {mebibytes(short.needed_bytes)} of {where} ({', '.join(parts)}), and "
         f"{mebibytes(short.free_bytes or 0)} are {'all that there is' if rules.is_alone else 'free'}; "
         f"{'; '.join(_ways_out(short, weights, fitting_cells, rules))}"
     )
@@ -200,4 +203,6 @@ def _ways_out(short: DeviceMemory, weights: int, fitting_cells: int | None, rule
         yield 'use a smaller quantisation of the model, or load_mode="mmap", which reads weights when they are needed'
     if weights and short.device != HOST:
         yield "lower n_gpu_layers" + (", set n_cpu_moe" if rules.n_expert else "") + " or use a smaller quantisation"
+    if rules.has_draft:
+        yield "leave draft_model out, or give it fewer cells by draft_options={'n_ctx': N}"
     yield "fit=False loads it without this check"

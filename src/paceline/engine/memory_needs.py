@@ -19,17 +19,29 @@ from typing import Any, Final
 from paceline import validation
 from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.context_sizes import default_n_ctx, has_doubled_seq_ids, sized_options
+from paceline.engine.draft_arguments import DraftArguments
 from paceline.engine.memory_fit import LEAST_CTX, FittedMemory, MemoryChoice
-from paceline.engine.memory_report import MemoryQuestion, MemoryReport
-from paceline.errors import EngineError, InvalidType, NotEnoughMemory, PacelineError, named_error
+from paceline.engine.memory_report import DraftQuestion, MemoryQuestion, MemoryReport, ProjectorQuestion
+from paceline.engine.projector_file import projector_file
+from paceline.errors import EngineError, InvalidType, ModelLoadError, NotEnoughMemory, PacelineError, named_error
 from paceline.hub import check_is_path, is_reference
-from paceline.runtime import Device, MemoryEstimate, available_memory, devices, on_empty_machine
+from paceline.runtime import (
+    Device,
+    MemoryEstimate,
+    Model,
+    available_memory,
+    devices,
+    on_empty_machine,
+    projector_facts,
+    projector_weights,
+)
 from paceline.runtime.context_options import ContextOptions
 from paceline.runtime.gguf_check import files_beside
 from paceline.runtime.header_estimate import CacheShape, Placement, estimate_from_header
-from paceline.runtime.memory_estimate import mebibytes
+from paceline.runtime.memory_estimate import HOST, mebibytes
 from paceline.runtime.model_header import ModelHeader
 from paceline.runtime.tensor_placement import tensor_placements
+from paceline.scheduling.named_drafter import draft_heads_of
 
 _log = logging.getLogger("paceline.engine")
 
@@ -39,6 +51,9 @@ _TIMEOUT_S: Final = 120.0
 _SMALL_SHARE: Final = 0.5  # of the free memory: a model that surely takes less is loaded without a plan
 _OBJECTS: Final = ("progress", "cancel")  # options of a load that stay in this process
 _PLACING: Final = ("n_gpu_layers", "tensor_overrides", "cpu_moe", "n_cpu_moe", "n_cpu_ffn", "tensor_split")
+_PROJECTOR_BUFFERS: Final = (
+    4 << 30
+)  # an upper bound, but for those that take images of any size, which are checked by a plan
 _BYTES_OF_ACTIVATIONS: Final = 256  # for each value of a hidden state, an upper bound
 
 
@@ -80,8 +95,9 @@ def estimate_memory(
     """
     validation.boolean("dry_run", dry_run)
     arguments = engine_arguments(options)
-    with _header_files(model, offline=offline, hf_token=hf_token) as paths:
-        question = _question(paths, arguments)
+    source: dict[str, Any] = {"offline": offline, "hf_token": hf_token}
+    with _header_files(model, **source) as paths, _with_draft_files(arguments, **source) as found:
+        question = _question(paths, found)
         return _estimate(_header(question), question, dry_run=dry_run)
 
 
@@ -92,8 +108,9 @@ def estimate_on_machine(model: ModelPath | None, options: Mapping[str, Any], *, 
     `fit_to_memory` it leaves alone what has fit=False, and what cannot be planned.
     """
     arguments = engine_arguments(options)
-    with _header_files(model, offline=True, hf_token=None) as paths:
-        question = _question(paths, arguments)
+    source: dict[str, Any] = {"offline": True, "hf_token": None}
+    with _header_files(model, **source) as paths, _with_draft_files(arguments, **source) as found:
+        question = _question(paths, found)
         header = _header(question)
         if arguments.config.fit:
             _fitted(header, dataclasses.replace(question, is_alone=True))
@@ -127,6 +144,17 @@ def _header_files(model: object, *, offline: bool, hf_token: str | None) -> Iter
     else:
         check_is_path(model)
         yield _checked_paths(model)
+
+
+@contextmanager
+def _with_draft_files(arguments: EngineArguments, *, offline: bool, hf_token: str | None) -> Iterator[EngineArguments]:
+    """Yield the arguments with a file of a draft model that is given by name, as `_header_files`."""
+    draft = arguments.draft
+    if draft is None or not is_reference(draft.model):
+        yield arguments
+        return
+    with _header_files(draft.model, offline=offline, hf_token=hf_token) as found:
+        yield dataclasses.replace(arguments, draft=dataclasses.replace(draft, model=found))
 
 
 def _checked_paths(model: object) -> ModelPath:
@@ -211,7 +239,42 @@ def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
         least_ctx=LEAST_CTX if config.fit_ctx is None else config.fit_ctx,
         targets=config.fit_targets,
         drafts=config.speculation is not None,
+        heads_path=_heads_path(config.speculation),
+        draft=_draft_question(arguments.draft),
+        projector=_projector_question(_named(model), arguments),
     )
+
+
+def _projector_question(paths: Sequence[str], arguments: EngineArguments) -> ProjectorQuestion | None:
+    """Return what is planned of a projector; nothing of one that is left out, and what is wrong with it to the load."""
+    config = arguments.config
+    try:
+        path = projector_file([Path(one) for one in paths], config.mmproj)
+        if path is None:
+            return None
+        projector_facts(path)
+    except ModelLoadError:
+        return None
+    return ProjectorQuestion(
+        path=str(path.absolute()),
+        use_gpu=config.mmproj_offload and bool(_gpus(arguments.model)),
+        image_min_tokens=config.image_min_tokens,
+        image_max_tokens=config.image_max_tokens,
+    )
+
+
+def _draft_question(draft: DraftArguments | None) -> DraftQuestion | None:
+    """Return what is planned of a draft model; nothing of one that is loaded already."""
+    if draft is None or isinstance(draft.model, Model):
+        return None
+    return DraftQuestion(
+        paths=_named(draft.model), model=dict(draft.load), context=dict(draft.context), n_ctx=draft.n_ctx
+    )
+
+
+def _heads_path(speculation: Any) -> str | None:
+    heads = draft_heads_of(speculation)
+    return None if heads is None or heads.model is None else str(Path(heads.model).absolute())
 
 
 def plan(question: MemoryQuestion) -> MemoryReport:
@@ -256,8 +319,30 @@ def header_estimate(header: ModelHeader, question: MemoryQuestion) -> MemoryEsti
             **{name: options[name] for name in ("cpu_moe", "n_cpu_moe", "n_cpu_ffn") if name in options},
         ),
         is_mapped=options.get("load_mode", "auto") in ("auto", "mmap"),
+        draft_heads=options.get("draft_heads", False),
     )
-    return estimate_from_header(header, shape, placement, num_slots=question.num_slots, free_host=available_memory())
+    found = estimate_from_header(header, shape, placement, num_slots=question.num_slots, free_host=available_memory())
+    if question.draft is not None:
+        found = found.plus(_draft_estimate(question, question.draft, found.n_ctx))
+    if question.projector is not None:
+        gpus = _gpus(options) if question.projector.use_gpu else []
+        found = found.plus(projector_weights(question.projector.path, gpus[0].name if gpus else HOST))
+    return found
+
+
+def _draft_estimate(question: MemoryQuestion, draft: DraftQuestion, n_ctx: int) -> MemoryEstimate:
+    """Return the same of the draft model, for which a question of its own is made."""
+    alone = dataclasses.replace(
+        question,
+        paths=draft.paths,
+        model=draft.model,
+        context=draft.context,
+        n_ctx=n_ctx if draft.n_ctx is None else draft.n_ctx,
+        drafts=False,
+        draft=None,
+        projector=None,
+    )
+    return header_estimate(_header(alone), alone)
 
 
 def _header(question: MemoryQuestion) -> ModelHeader:
@@ -276,19 +361,22 @@ def _shape(header: ModelHeader, question: MemoryQuestion) -> CacheShape:
     sizes = sized_options(memory, question.num_slots, n_ctx, question.context, drafts=question.drafts)
     checked = ContextOptions(**sizes).cache_numbers()
     doubled = 2 if has_doubled_seq_ids(memory, question.context) else 1
-    return CacheShape(**{**checked, "n_seq_max": doubled * sizes["n_seq_max"]})
+    num_states = 1 + sizes.get("max_rollback", 0)
+    return CacheShape(**{**checked, "n_seq_max": doubled * sizes["n_seq_max"], "num_states": num_states})
 
 
 def _surely_fits(header: ModelHeader, question: MemoryQuestion) -> bool:
     if header.keeps_nothing:
         return True
-    if header.keeps_more:
+    if header.keeps_more or question.heads_path is not None or question.draft is not None:
         return False
     estimate, shape = header_estimate(header, question), _shape(header, question)
     if question.is_alone:
         estimate = on_empty_machine(estimate)
     scores = 4 * header.n_head * shape.n_ubatch * shape.n_ctx
     rows = 4 * header.n_vocab * (2 * (shape.n_seq_max + shape.n_ubatch))
+    if question.projector is not None:
+        scores += _PROJECTOR_BUFFERS
     needed = estimate.total_bytes + scores + rows + _BYTES_OF_ACTIVATIONS * header.n_embd * shape.n_ubatch
     free = [device.free_bytes for device in estimate.devices]
     return all(one is None or needed < _SMALL_SHARE * one for one in free)

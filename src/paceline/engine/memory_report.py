@@ -13,11 +13,32 @@ from paceline.runtime import MemoryEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftQuestion:
+    """A draft model's files and options. n_ctx: cells; None: as many as the target has."""
+
+    paths: tuple[str, ...]
+    model: Mapping[str, Any]
+    context: Mapping[str, Any]
+    n_ctx: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorQuestion:
+    """A multimodal projector's file and options, as `plan_projector` takes them."""
+
+    path: str
+    use_gpu: bool
+    image_min_tokens: int | None
+    image_max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryQuestion:
     """What a plan is about: a model's files and options, and what may be chosen to make it fit.
 
-    is_alone: whether nothing else is to be in the machine's memory; otherwise what is free at the moment counts. drafts: whether
-    there is speculation.
+    draft, projector: a draft model, a multimodal projector that is loaded as well. drafts: whether there is speculation.
+    is_alone: whether nothing else is to be in the machine's memory; otherwise what is free at the moment counts. heads_path: a
+    file of draft heads beside the model.
     """
 
     paths: tuple[str, ...]
@@ -31,6 +52,18 @@ class MemoryQuestion:
     targets: tuple[int, ...]
     is_alone: bool = False
     drafts: bool = False
+    heads_path: str | None = None
+    draft: DraftQuestion | None = None
+    projector: ProjectorQuestion | None = None
+
+    @classmethod
+    def of_json(cls, text: str) -> Self:
+        """Read what the asking process wrote."""
+        found = json.loads(text)
+        draft, projector = found.pop("draft"), found.pop("projector")
+        return cls(
+            **found, draft=draft and DraftQuestion(**draft), projector=projector and ProjectorQuestion(**projector)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,16 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline import validation
 from paceline.clock import Clock
 from paceline.engine.adapters import AdapterRegistry
+from paceline.engine.media_prompt import ComposedPrompt, Measure, composed, has_media
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
-from paceline.kv_cache import hash_prefix, pack_tokens
+from paceline.kv_cache import MAX_DIGEST_PREFIXES, hash_prefix, pack_tokens
+from paceline.media import Attachment, AudioExtent, MediaExtent
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate
@@ -26,19 +29,26 @@ if TYPE_CHECKING:
     from paceline.runtime import Model, Tokenizer
 
 
-Prompt = str | Sequence[int]
+Segments = Sequence[str | Attachment | Sequence[int]]
+"""Texts, lists of token ids and at least one `Image` or `Audio`."""
+Prompt = str | Sequence[int] | Segments
 _MAX_SHOWN_LABELS = 8  # in a message
 
 
 def is_batch(prompts: object) -> bool:
-    """Whether this is a list of prompts and not one: of texts, or of lists of ids."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+    """Whether this is a list of prompts and not one: of texts, or of lists of ids or of segments."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or has_media(prompts):
         return False
     return len(prompts) == 0 or not isinstance(prompts[0], Integral)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
-    """Return the token ids of a prompt. Raises `InvalidParams` for an empty one and for ids outside the vocabulary."""
+    """Return the token ids of a prompt. Raises `InvalidParams` for an empty one and for ids outside the vocabulary.
+
+    Raises `Unsupported` for one with images or audio.
+    """
+    if has_media(prompt):
+        raise Unsupported("images and audio are for generate, stream and their like; this takes a text or token ids")
     if isinstance(prompt, (bytes, bytearray)):
         raise InvalidType("prompt must be a str or token ids, not bytes; decode it")
     if isinstance(prompt, str):
@@ -86,6 +96,14 @@ def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> li
     return ids[:head] + ids[len(ids) - (room - head) :]
 
 
+def digest_sizes(max_prefixes: int, block_tokens: int | None) -> tuple[int, int | None]:
+    """Return the arguments of `EngineClient.prefix_digest`. Raises `InvalidParams` for what it refuses."""
+    max_prefixes = validation.integer("max_prefixes", max_prefixes, 1, MAX_DIGEST_PREFIXES)
+    if block_tokens is None:
+        return max_prefixes, None
+    return max_prefixes, validation.integer("block_tokens", block_tokens, 1, 2**31 - 1)
+
+
 def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:
     """Return the hash by which `EngineClient.prefix_digest` names a prefix.
 
@@ -102,12 +120,27 @@ def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:
     return hash_prefix(prefix_namespace(options), pack_tokens(ids))
 
 
+def refuse_media(extent: MediaExtent, beside: Sequence[Path] = ()) -> NoReturn:
+    """Raise `Unsupported`, as there is no projector. beside: files beside the model, none of which was loaded."""
+    kind = "audio" if isinstance(extent, AudioExtent) else "images"
+    if len(beside) > 1:
+        raise Unsupported(
+            f"this model takes no {kind}: of the {len(beside)} multimodal projectors beside it none was loaded "
+            f"({', '.join(one.name for one in beside)}); give one of them as mmproj"
+        )
+    raise Unsupported(
+        f"this model takes no {kind}: it was loaded without a multimodal projector; give its file as mmproj, or put it "
+        "beside the model (mmproj-*.gguf)"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequests:
     """Makes an engine's requests for text.
 
     shares: whether the engine caches prefixes. next_key: a unique number for each. adapters: those that requests may use.
-    make_samplers: one for each choice, or none if a worker makes them; raises what is wrong with the params.
+    make_samplers: one for each choice, or none if a worker makes them; raises what is wrong with the params. measure: returns
+    the parts of an image or audio of an extent, or raises why it cannot be in a prompt.
     """
 
     tokenizer: Any
@@ -118,6 +151,7 @@ class TextRequests:
     next_key: Callable[[], int]
     make_samplers: Callable[[SamplingParams, list[int]], tuple[object, ...]]
     clock: Clock
+    measure: Measure = refuse_media
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """Return a request that is checked and not yet accepted. Raises `RequestError`s."""
@@ -128,18 +162,25 @@ class TextRequests:
         options = self.adapters.resolve(options)
         tokenizer = self.tokenizer
         validation.token_ids("preserved_tokens", options.preserved_tokens, tokenizer.n_vocab)
-        ids = prompt_ids(prompt, tokenizer, options)
-        ids = fitted(ids, params, options, self.limits.max_positions, tokenizer.bos)
+        if has_media(prompt):
+            found = composed(prompt, tokenizer, options, self.measure, self.limits.max_positions)
+            text_ids = found.text_ids
+        else:
+            ids = prompt_ids(prompt, tokenizer, options)
+            text_ids = fitted(ids, params, options, self.limits.max_positions, tokenizer.bos)
+            found = ComposedPrompt(text_ids, (), ())
         return Request(
             key=self.next_key(),
-            prompt=ids,
+            prompt=found.ids,
+            media=found.media,
+            attachments=found.attachments,
             params=params,
             options=options,
-            samplers=self.make_samplers(params, ids),
+            samplers=self.make_samplers(params, text_ids),
             submitted_s=self.clock.now(),
             lora=options.lora,
             vocabulary=self.vocabulary,
-            echo=tokenizer.decode(ids, special=options.special) if params.echo else "",
+            echo=tokenizer.decode(text_ids, special=options.special) if params.echo else "",
         )
 
 

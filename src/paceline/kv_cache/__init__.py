@@ -40,6 +40,7 @@ from paceline.kv_cache.radix_tree import (
     Namespace,
     PrefixDigest,
     SavedState,
+    hash_blocks,
     hash_prefix,
     pack_tokens,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "SavedState",
     "TransferOutput",
     "Truncate",
+    "hash_blocks",
     "hash_prefix",
     "pack_tokens",
 ]

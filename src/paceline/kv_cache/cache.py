@@ -107,6 +107,13 @@ class KVCache:
                     return match.device_part()
                 return match if is_alone else NotAdmitted.NO_CELLS
 
+    def num_matched(self, sequence: CacheSequence, now_s: float) -> int:
+        """Return how many tokens of a waiting sequence are cached, or about to be; nothing is evicted for it."""
+        match = self._match(sequence, now_s)
+        if isinstance(match, NotAdmitted):
+            return 0 if sequence.waits_for is None else sequence.waits_for.end
+        return match.num_tokens
+
     def allocate(self, sequence: CacheSequence, match: PrefixMatch, now_s: float) -> None:
         """Give a sequence a sequence id and the prefix that was found for it."""
         while not self._cells.seq_ids.num_free:  # there are more ids than slots, so never the prefix it starts from
@@ -134,8 +141,17 @@ class KVCache:
         sequence.num_computed_tokens += num_tokens
         self._cells.extend(sequence.seq_id, num_tokens)
 
+    def may_truncate(self, sequence: CacheSequence, num_tokens: int) -> bool:
+        """Return whether no other sequence shares cells behind the first num_tokens of a running one."""
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        num_behind = self._cells.length(sequence.seq_id) - num_tokens
+        return num_behind <= self._cells.num_own(sequence.seq_id)  # shared cells are a prefix
+
     def truncate(self, sequence: CacheSequence, num_tokens: int) -> None:
-        """Free what the last pass computed of a sequence behind its first num_tokens: accepted drafts behind its end."""
+        """Free what the last pass computed of a sequence behind its first num_tokens: accepted drafts behind its end.
+
+        Where memory has a state that cannot be cut, num_tokens is where the row of that pass began.
+        """
         assert sequence.seq_id is not None  # noqa: S101 - it had a row
         sequence.num_computed_tokens = num_tokens
         self._cells.truncate(Truncate(sequence.seq_id, num_tokens, sequence.layout))
@@ -297,9 +313,20 @@ class KVCache:
 
     # ---- what it holds
 
-    def digest(self, max_prefixes: int) -> PrefixDigest:
-        """Return hashes of at most max_prefixes cached prefixes; hashes each token of the tree once."""
+    def digest(self, max_prefixes: int, block_tokens: int | None = None) -> PrefixDigest:
+        """Return hashes of at most max_prefixes cached prefixes; hashes each token of the tree once.
+
+        block_tokens: end them at whole blocks of so many tokens; None: where cached sequences branch or end.
+        """
         private = {one.namespace for one in self._running if not one.writes_cache}
+        if block_tokens is not None:
+            return self._tree.block_digest(
+                max_prefixes,
+                block_tokens,
+                needs_cells=self._has_cells,
+                needs_state=self._has_states,
+                private=private,
+            )
         return self._tree.digest(
             max_prefixes, needs_cells=self._has_cells, needs_state=self._has_states, private=private
         )

@@ -18,6 +18,8 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from typing import Protocol
 
 Namespace = tuple[object, ...]
@@ -36,6 +38,14 @@ def hash_prefix(namespace: Namespace, tokens: bytes) -> str:
     hasher = _namespace_hasher(namespace)
     hasher.update(tokens)
     return hasher.hexdigest()
+
+
+def hash_blocks(namespace: Namespace, tokens: bytes, block_tokens: int) -> Iterator[str]:
+    """Yield the hash of each prefix of these packed tokens that is a whole number of blocks, the shortest first."""
+    hasher, size = _namespace_hasher(namespace), block_tokens * TOKEN_BYTES
+    for end in range(size, len(tokens) + 1, size):
+        hasher.update(tokens[end - size : end])
+        yield hasher.hexdigest()
 
 
 def _namespace_hasher(namespace: Namespace) -> hashlib.blake2b:
@@ -57,10 +67,10 @@ class HashedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixDigest:
-    """The cached prefixes of an engine, up to where its sequences branch or end.
+    """The cached prefixes of an engine, up to where its sequences branch or end, or in whole blocks of tokens.
 
     Attributes:
-        prefixes: Those with the fewest branches before their ends first.
+        prefixes: Those with the fewest branches before their ends first; of blocks the shortest first.
         is_complete: Whether none was left out because of the maximum.
     """
 
@@ -128,6 +138,47 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A walk down a path: the node it is in, the tokens behind it, their hasher, and the last whole block among them."""
+
+    node: Node
+    at: int
+    hasher: hashlib.blake2b
+    last_hash: str = ""
+    num_hashed: int = 0
+
+    def next_stop(self, block_tokens: int) -> int:
+        """Return where it stops next: at the end of a block or of the node."""
+        return min(self.node.end, self.at - self.at % block_tokens + block_tokens)
+
+    def advance(self, stop: int, block_tokens: int) -> bool:
+        """Take in the tokens up to there, and return whether a block ends there."""
+        start = self.node.start
+        self.hasher.update(self.node.tokens[(self.at - start) * TOKEN_BYTES : (stop - start) * TOKEN_BYTES])
+        is_block = stop > self.at and stop % block_tokens == 0
+        self.at = stop
+        if is_block:
+            self.last_hash, self.num_hashed = self.hasher.hexdigest(), stop
+        return is_block
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it is where a checkpoint is."""
+        return self.at == self.node.end and self.node.state is not None
+
+    def onward(self, *, needs_cells: bool) -> list[_Walk]:
+        """Return the walks that go on from here: this one, or those into the children that are cached."""
+        if self.at < self.node.end:
+            return [self]
+        children = [one for one in self.node.children.values() if not needs_cells or one.has_cells()]
+        return [_Walk(one, self.at, self.hasher.copy(), self.last_hash, self.num_hashed) for one in children]
+
+
+def _hashed(found: dict[str, int]) -> tuple[HashedPrefix, ...]:
+    return tuple(HashedPrefix(hash_, num_tokens) for hash_, num_tokens in found.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +252,38 @@ class RadixTree:
                     found.append(HashedPrefix(hasher.hexdigest(), node.end))
                 pending.append((node, hasher))
         return PrefixDigest(tuple(found))
+
+    def block_digest(
+        self,
+        max_prefixes: int,
+        block_tokens: int,
+        *,
+        needs_cells: bool,
+        needs_state: bool,
+        private: Container[Namespace] = (),
+    ) -> PrefixDigest:
+        """Hash the cached prefixes of whole blocks, the shortest first; the parameters are those of `digest`.
+
+        Where a state is needed, a node with one counts as the last whole block before its end.
+        """
+        found: dict[str, int] = {}
+        order = count()
+        roots = [entry for entry in self._roots.items() if entry[0] not in private]
+        pending = [(0, next(order), _Walk(root, 0, _namespace_hasher(namespace))) for namespace, root in roots]
+        num_left = _NODES_PER_PREFIX * max_prefixes
+        while pending:
+            at, _, walk = heappop(pending)
+            is_block = walk.advance(at, block_tokens)
+            if (walk.has_state if needs_state else is_block) and walk.last_hash not in found and walk.num_hashed:
+                if len(found) == max_prefixes:
+                    return PrefixDigest(_hashed(found), is_complete=False)
+                found[walk.last_hash] = walk.num_hashed
+            for one in walk.onward(needs_cells=needs_cells):
+                num_left -= 1
+                if num_left < 0:
+                    return PrefixDigest(_hashed(found), is_complete=False)
+                heappush(pending, (one.next_stop(block_tokens), next(order), one))
+        return PrefixDigest(_hashed(found))
 
     def insert(self, namespace: Namespace, tokens: bytes) -> Node:
         """Return the node at whose end these tokens (at least one) end, creating and splitting nodes as needed."""

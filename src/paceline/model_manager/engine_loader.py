@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from paceline import validation
 from paceline.async_llm import AsyncLLM
-from paceline.engine.engine_factory import check_options, check_source, local_files
+from paceline.engine.engine_factory import check_options, check_source, local_files, local_options
 from paceline.engine.memory_needs import estimate_on_machine
 from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.errors import InvalidParams, NotEnoughMemory, PacelineError
@@ -165,6 +165,8 @@ class EngineLoader:
             return known
         options = _engine_options(entry)
         files: Any = local_files(entry.model, {**options, "cancel": cancel}, **_source(entry))
+        options = local_options({**options, "cancel": cancel}, **_source(entry))
+        del options["cancel"]
         needed = _plan(files, options, has_budget=has_budget)
         if needed is not None and has_budget:
             host = options.setdefault("host_cache_bytes", needed // _HOST_SHARE)

@@ -5,13 +5,23 @@ manager, or when it is collected, in any order: objects keep alive what they wer
 """
 
 from paceline.runtime import native_core as _native_core
-from paceline.runtime.context import Context, Positions
+from paceline.runtime.audio_file import decoded_samples, num_samples
+from paceline.runtime.context import Context, DraftWish, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
+from paceline.runtime.image_file import decoded_pixels
+from paceline.runtime.media_projector import MediaPart, MediaProjector
 from paceline.runtime.memory_estimate import DeviceMemory, MemoryEstimate
-from paceline.runtime.memory_plan import memory_in_use, on_empty_machine, plan_memory
+from paceline.runtime.memory_plan import (
+    memory_in_use,
+    on_empty_machine,
+    plan_memory,
+    plan_projector,
+    projector_weights,
+)
 from paceline.runtime.model import Adapter, MemoryClass, Model
 from paceline.runtime.native_core import BuildInfo, build_info
+from paceline.runtime.projector_facts import ProjectorFacts, projector_facts
 from paceline.runtime.sampler import Sampler
 from paceline.runtime.sequence_state import CellState
 from paceline.runtime.step import MaskSlots, SamplerDraws, StepResult, StepRow, StepRowResult, TopLogprobs
@@ -26,12 +36,16 @@ __all__ = [
     "Context",
     "Device",
     "DeviceMemory",
+    "DraftWish",
     "Embedder",
     "MaskSlots",
+    "MediaPart",
+    "MediaProjector",
     "MemoryClass",
     "MemoryEstimate",
     "Model",
     "Positions",
+    "ProjectorFacts",
     "Sampler",
     "SamplerDraws",
     "StepResult",
@@ -42,10 +56,16 @@ __all__ = [
     "available_memory",
     "backend_features",
     "build_info",
+    "decoded_pixels",
+    "decoded_samples",
     "devices",
     "memory_in_use",
+    "num_samples",
     "on_empty_machine",
     "physical_cores",
     "plan_memory",
+    "plan_projector",
+    "projector_facts",
+    "projector_weights",
     "total_memory",
 ]

@@ -34,6 +34,15 @@ class Positions(NamedTuple):
     last: int
 
 
+class DraftWish(NamedTuple):
+    """What to draft: at most max_tokens, at least 1, behind token_id, the newest token of a sequence, which is at position."""
+
+    seq_id: int
+    position: int
+    token_id: int
+    max_tokens: int
+
+
 class Context(Closeable):
     """KV memory for `n_seq_max` sequences of one model, and the forward passes over it.
 
@@ -46,9 +55,14 @@ class Context(Closeable):
     A context keeps its model alive. `close()`, the end of a `with` block or garbage collection frees its memory.
     """
 
-    def __init__(self, model: Model, *, is_checked: bool = True, **options: Any) -> None:
-        """is_checked: whether llama.cpp plans a large context first and it is refused where host memory is short.
+    def __init__(
+        self, model: Model, *, draft_heads: Model | None = None, is_checked: bool = True, **options: Any
+    ) -> None:
+        """draft_heads: a model whose draft heads follow every pass, for `draft`: this one, or one of its heads alone.
 
+        It was loaded with `draft_heads=True`, or is an EAGLE-3 file. A second KV cache, of the heads, mirrors this one.
+
+        is_checked: whether llama.cpp plans a large context first and it is refused where host memory is short.
         False is for callers that know that it fits: the plan reads the model's header again.
         """
         self._native: _native.Context | None = None
@@ -59,7 +73,12 @@ class Context(Closeable):
         self._model_fingerprint = model.fingerprint
         self._resolved = self.options.resolve(model, is_checked=is_checked)
         use_kernel_of_environment()
-        self._native = _native.Context(model.native, _native.ContextOptions(**self._resolved))
+        given = dict(self._resolved)
+        self._heads_fingerprint = None
+        if draft_heads is not None:
+            given["heads"] = validation.instance("draft_heads", draft_heads, Model).native
+            self._heads_fingerprint = draft_heads.fingerprint
+        self._native = _native.Context(model.native, _native.ContextOptions(**given))
         self.memory_class: MemoryClass = MemoryClass(self._native.memory_class)
         self.has_state_apart: bool = self._native.has_state_apart
         # Ranges of a full-size window cache are saved in pieces of this many positions; 0: in one.
@@ -91,6 +110,11 @@ class Context(Closeable):
     def n_batch(self) -> int:
         """Most tokens of a call."""
         return self.native.n_batch
+
+    @property
+    def max_rollback(self) -> int:
+        """Wrong drafts that a step cuts from recurrent state at once: as asked for where llama.cpp has that, else 0."""
+        return self.native.max_rollback
 
     @property
     def n_ubatch(self) -> int:
@@ -157,7 +181,7 @@ class Context(Closeable):
         Everything is checked first. If the pass fails, every row holds what it held and no sampler has advanced. A sampler
         that cannot draw (everything masked, NaN) fails alone: see `SamplerDraws.error`.
 
-        Raises as `decode`, and `Unsupported` for drafts on a model with recurrent state.
+        Raises as `decode`, and `Unsupported` for drafts on a model whose memory cannot be taken back behind wrong ones.
         """
         if masks is not None and not isinstance(masks, MaskSlots):
             raise InvalidType(f"masks must be MaskSlots, not {type(masks).__name__}")
@@ -195,6 +219,54 @@ class Context(Closeable):
             return drawn
         results = iter(drawn)
         return [None if sampler is None else next(results) for sampler in samplers]
+
+    def draft(
+        self, wishes: Sequence[DraftWish | tuple[int, int, int, int]], *, min_probability: float = 0.0
+    ) -> list[list[int]]:
+        """Return what the draft heads take to be next, for several sequences in one call: the likeliest token at each position.
+
+        A draft ends at `max_tokens`, where the likeliest token is less probable than min_probability, or where there are no
+        more heads. It is empty for a sequence that the heads could not follow, such as one that ends with an image, or
+        that does not end at the wish's position.
+
+        Raises `InvalidParams`, `Unsupported` for a context without draft heads, and `NoKvSlot` where no cells are free for the
+        drafts, `Aborted` or `DecodeError` where a pass of the heads fails; every sequence then holds what it held.
+        """
+        probability = validation.number("min_probability", min_probability, 0, 1)
+        try:
+            return self.native.draft(list(wishes), probability)
+        except TypeError as error:
+            raise InvalidType(f"wishes must be of integers: {error!s:.200}") from error
+
+    def decode_embeddings(
+        self,
+        seq_id: int,
+        position: int,
+        embeddings: npt.NDArray[np.float32],
+        *,
+        places: npt.NDArray[np.int32] | None = None,
+        is_causal: bool = True,
+        scratch_seq_id: int = -1,
+    ) -> None:
+        """Compute embeddings in the place of tokens, those of a `MediaPart` or some of them, and store their keys and values.
+
+        embeddings: float32 (n, n_embd), which must not change meanwhile; n is at most n_batch, and n_ubatch too where attention
+        is not causal. position: where the sequence goes on; of an item with places (int32 (n, 3)) where the item begins, also
+        for its later cells. scratch_seq_id: an empty sequence, needed for those.
+
+        Raises `InvalidParams` (nothing was computed), `NoKvSlot`, `PromptTooLong`, `Unsupported`, `Aborted`, `DecodeError`;
+        the sequence then holds what it held.
+        """
+        causal = validation.boolean("is_causal", is_causal)
+        scratch = validation.integer("scratch_seq_id", scratch_seq_id, -1, 2**31 - 1)
+        try:
+            self.native.decode_embeddings(
+                _index("seq_id", seq_id), _index("position", position), embeddings, places, causal, scratch
+            )
+        except TypeError:
+            raise InvalidType(
+                "embeddings must be an array of float32 (n, n_embd) and places one of int32 (n, 3), both contiguous"
+            ) from None
 
     def encode(self, token_ids: TokenIds) -> None:
         """Run the encoder of an encoder-decoder model; later passes attend to its output for these tokens."""
@@ -322,6 +394,8 @@ class Context(Closeable):
         layout = [(name, self._resolved[name]) for name in CELL_OPTIONS]
         if self._piece_size:
             layout.append(("piece_size", self._piece_size))
+        if self._heads_fingerprint is not None:
+            layout.append(("draft_heads", self._heads_fingerprint))
         adapters = sorted((adapter.fingerprint, scale) for adapter, scale in self._adapters.items() if scale != 0)
         return layout_fingerprint(self._model_fingerprint, (layout, adapters))
 

@@ -59,6 +59,9 @@ class ContextOptions:
     kv_unified: one pool of cells for all sequences, so that they can share prefixes.
     swa_full: keep the whole sequence in sliding window layers too, n_ctx cells each. With kv_unified any part of a sequence
     can then be copied, cut and saved, as with attention over everything; n_seq_max is at most 128.
+    max_rollback: wrong drafts that a step cuts from recurrent state instead of taking their row back, at most n_ubatch - 2:
+    each costs another state for every sequence. `Context.max_rollback` says what of it there is; llama.cpp has it for a few
+    architectures alone (Qwen 3.5, LFM2, Nemotron-H and others).
     pooling: how token embeddings become one vector; None takes the model's own way.
     """
 
@@ -87,6 +90,7 @@ class ContextOptions:
     kv_unified: bool = True
     embeddings: bool = False
     pooling: Pooling | None = None
+    max_rollback: int = 0
 
     @classmethod
     def names(cls) -> frozenset[str]:
@@ -142,6 +146,9 @@ def _resolve_sizes(options: ContextOptions, model: Model) -> dict[str, int]:
         "n_ubatch": n_ubatch,
         "n_seq_max": n_seq_max,
         "n_outputs_max": n_outputs_max,
+        "max_rollback": validation.integer(
+            "max_rollback", options.max_rollback, 0, max(0, n_ubatch - 2), f"n_ubatch is {n_ubatch}"
+        ),
     }
 
 
@@ -215,7 +222,9 @@ def _memory_limit(sizes: dict[str, int], model: Model, *, with_embeddings: bool)
 
 def _most_bytes(sizes: dict[str, int], model: Model) -> int:
     """Return an upper bound of what a context takes: full attention in every layer and head, single precision."""
-    copies = 2 * sizes["n_seq_max"] if model.memory_class is not MemoryClass.ATTENTION else 1
+    copies = (
+        2 * sizes["n_seq_max"] * (1 + sizes["max_rollback"]) if model.memory_class is not MemoryClass.ATTENTION else 1
+    )
     cells = sizes["n_ctx"] * (2 * 4 * model.n_layer * max(model.n_embd, 1) * 2 + _CELL_BYTES)
     scores = 4 * model.n_head * sizes["n_ubatch"] * sizes["n_ctx"]
     outputs = 4 * (model.n_vocab + model.n_embd) * (2 * sizes["n_outputs_max"] + sizes["n_ubatch"])

@@ -10,7 +10,7 @@ import bisect
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +26,10 @@ _PAD: Final = 256  # llama.cpp rounds windows up to it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What options of a context decide about its cache. Types are llama.cpp's numbers; n_seq_max is its own count."""
+    """What options of a context decide about its cache. Types are llama.cpp's numbers; n_seq_max is its own count.
+
+    num_states: of each sequence, at most: some architectures keep one alone.
+    """
 
     n_ctx: int
     n_seq_max: int
@@ -35,18 +38,23 @@ class CacheShape:
     type_v: int
     swa_full: bool = False
     kv_unified: bool = True
+    num_states: int = 1
     offload_kqv: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What decides where layers and tensors are. gpus: those in use; patterns: of `tensor_placements`."""
+    """What decides where layers and tensors are. gpus: those in use; patterns: of `tensor_placements`.
+
+    draft_heads: whether the layers that predict further tokens are loaded and have a cache.
+    """
 
     gpus: Sequence[Device] = ()
     n_gpu_layers: int | None = None
     tensor_split: Sequence[float] = ()
     patterns: Sequence[tuple[str, str]] = ()
     is_mapped: bool = True
+    draft_heads: bool = False
 
 
 def estimate_from_header(
@@ -54,8 +62,10 @@ def estimate_from_header(
 ) -> MemoryEstimate:
     """Return weights and cache by device, without buffers of the forward pass. shape: None without a context."""
     layers = _devices_of_layers(header.n_layer, placement)
-    weights = _weights(header, layers, placement.patterns)
+    weights = _weights(header, layers, placement)
     cache = Counter[str]() if shape is None else _cache(header, shape, layers)
+    if shape is not None and placement.draft_heads:
+        cache += _cache_of_heads(header, shape, layers)
     free = {device.name: device.free_bytes for device in placement.gpus}
     devices = [
         DeviceMemory(
@@ -89,12 +99,14 @@ def _devices_of_layers(n_layer: int, placement: Placement) -> list[str]:
     return names
 
 
-def _weights(header: ModelHeader, layers: Sequence[str], patterns: Iterable[tuple[str, str]]) -> Counter[str]:
-    overrides = [(_compiled(pattern), buffer) for pattern, buffer in patterns]
+def _weights(header: ModelHeader, layers: Sequence[str], placement: Placement) -> Counter[str]:
+    overrides = [(_compiled(pattern), buffer) for pattern, buffer in placement.patterns]
     found: Counter[str] = Counter()
     names = {tensor.name for tensor in header.tensors}
     for tensor in header.tensors:
         size = header.tensor_bytes(tensor)
+        if header.is_unused(tensor) and not placement.draft_heads:
+            continue
         match = _LAYER.match(tensor.name)
         if match:
             at = layers[int(match[1])] if int(match[1]) < len(layers) - 1 else HOST
@@ -124,7 +136,17 @@ def _cache(header: ModelHeader, shape: CacheShape, layers: Sequence[str]) -> Cou
         key, value = header.cell_widths(layer)
         cells = window_cells if header.slides(layer) else shape.n_ctx
         found[at] += cells * (_row_bytes(shape.type_k, key) + _row_bytes(shape.type_v, value))
-        found[at] += shape.n_seq_max * header.state_bytes(layer)
+        found[at] += shape.n_seq_max * shape.num_states * header.state_bytes(layer)
+    return found
+
+
+def _cache_of_heads(header: ModelHeader, shape: CacheShape, layers: Sequence[str]) -> Counter[str]:
+    """Return the cells of draft heads: full attention in a context of their own."""
+    found: Counter[str] = Counter()
+    for layer in range(header.n_running, header.n_layer):
+        key, value = header.widths_of_heads(layer)
+        at = layers[layer] if shape.offload_kqv else HOST
+        found[at] += shape.n_ctx * (_row_bytes(shape.type_k, key) + _row_bytes(shape.type_v, value))
     return found
 
 

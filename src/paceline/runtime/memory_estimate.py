@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -93,11 +94,33 @@ class MemoryEstimate:
             one.mapped_bytes and one.free_bytes is not None and one.total_bytes > one.free_bytes for one in self.devices
         )
 
+    def plus(self, other: MemoryEstimate) -> MemoryEstimate:
+        """Return what this model needs together with another one, whose cells and slots are its own affair."""
+        devices = {one.device: one for one in self.devices}
+        for added in other.devices:
+            one = devices.get(added.device)
+            devices[added.device] = added if one is None else _sum(one, added)
+        host = devices.pop(HOST, None)
+        found = (*devices.values(), *(() if host is None else (host,)))
+        return dataclasses.replace(self, devices=found, is_measured=self.is_measured and other.is_measured)
+
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Self:
         """Return the estimate that `dataclasses.asdict` was made of."""
         devices = tuple(DeviceMemory(**one) for one in found["devices"])
         return cls(**{**found, "devices": devices})
+
+
+def _sum(one: DeviceMemory, other: DeviceMemory) -> DeviceMemory:
+    measured = [size for size in (one.compute_bytes, other.compute_bytes) if size is not None]
+    return DeviceMemory(
+        device=one.device,
+        weights_bytes=one.weights_bytes + other.weights_bytes,
+        mapped_bytes=one.mapped_bytes + other.mapped_bytes,
+        cache_bytes=one.cache_bytes + other.cache_bytes,
+        compute_bytes=sum(measured) if measured else None,
+        free_bytes=other.free_bytes if one.free_bytes is None else one.free_bytes,
+    )
 
 
 def mebibytes(count: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from paceline import _native, validation
@@ -17,20 +18,30 @@ from paceline.runtime.context_options import ContextOptions
 from paceline.runtime.device import available_memory, devices, usable_memory
 from paceline.runtime.memory_estimate import HOST, DeviceMemory, MemoryEstimate
 from paceline.runtime.model import LoadMode, Model
+from paceline.runtime.projector_facts import projector_facts
 from paceline.runtime.tensor_placement import HOST_BUFFER
 
 _LOGIT_BYTES = 4
 
 
-def plan_memory(model: Model, *, num_slots: int = 1, load_mode: LoadMode = "auto", **options: Any) -> MemoryEstimate:
+def plan_memory(
+    model: Model,
+    *,
+    num_slots: int = 1,
+    load_mode: LoadMode = "auto",
+    draft_heads: Model | None = None,
+    **options: Any,
+) -> MemoryEstimate:
     """Return what a model and a context with these options would need. The model may have been loaded with `no_alloc`.
 
-    num_slots: noted in the estimate. load_mode: how the model will be loaded. options: those of `ContextOptions`.
+    num_slots: noted in the estimate. load_mode: how the model will be loaded. draft_heads: as of `Context`. options: those
+    of `ContextOptions`.
     Raises as `Context`.
     """
     validation.reject_unknown(options, ContextOptions.names(), "ContextOptions")
     resolved = ContextOptions(**options).resolve(model, is_checked=False)
-    uses = _native.plan_context(model.native, _native.ContextOptions(**resolved))
+    given = resolved if draft_heads is None else {**resolved, "heads": draft_heads.native}
+    uses = _native.plan_context(model.native, _native.ContextOptions(**given))
     rows = _LOGIT_BYTES * model.n_vocab * resolved["n_outputs_max"]
     return MemoryEstimate(
         n_ctx=resolved["n_ctx"],
@@ -38,6 +49,37 @@ def plan_memory(model: Model, *, num_slots: int = 1, load_mode: LoadMode = "auto
         devices=_by_device(uses, rows, is_mapped=load_mode in ("auto", "mmap")),
         is_measured=True,
     )
+
+
+def plan_projector(
+    path: str | os.PathLike[str],
+    *,
+    use_gpu: bool,
+    image_min_tokens: int | None = None,
+    image_max_tokens: int | None = None,
+) -> MemoryEstimate:
+    """Return what a multimodal projector would need, for the images that take most of it, beside a model.
+
+    Raises `ModelLoadError`.
+    """
+    facts = projector_facts(Path(path))
+    limits = (-1 if one is None else one for one in (image_min_tokens, image_max_tokens))
+    uses = _native.plan_projector(facts.path, use_gpu, *limits)
+    main = max(range(len(uses)), key=lambda index: uses[index].compute)  # where its weights are
+    devices = tuple(
+        dataclasses.replace(one, weights_bytes=weights, compute_bytes=(one.compute_bytes or 0) - weights)
+        for index, use in enumerate(uses)
+        for one in _by_device([use], 0, is_mapped=False)
+        if one.compute_bytes
+        for weights in (min(facts.weights_bytes, one.compute_bytes) if index == main else 0,)
+    )
+    return MemoryEstimate(n_ctx=0, num_slots=0, devices=devices, is_measured=True)
+
+
+def projector_weights(path: str | os.PathLike[str], device: str) -> MemoryEstimate:
+    """Return the weights alone, from the header, on a device. Raises `ModelLoadError`."""
+    found = DeviceMemory(device=device, weights_bytes=projector_facts(Path(path)).weights_bytes)
+    return MemoryEstimate(n_ctx=0, num_slots=0, devices=(found,), is_measured=False)
 
 
 def memory_in_use(context: Context) -> MemoryEstimate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -98,6 +99,7 @@ class Model(Closeable):
     ) -> None:
         self._native: _native.Model | None = native
         self.paths = paths
+        self._modalities = frozenset({"text"})
         self._overrides = {key: _as_text(value) for key, value in (overrides or {}).items()}
         facts = (f"{key}={value}" for key, value in sorted(self._overrides.items()))
         self._fingerprint = file_fingerprint(_all_files(paths), *facts)
@@ -122,6 +124,7 @@ class Model(Closeable):
         n_cpu_moe: int = 0,
         n_cpu_ffn: int = 0,
         no_alloc: bool = False,
+        draft_heads: bool = False,
         progress: Callable[[float], object] | None = None,
         cancel: threading.Event | None = None,
     ) -> Self:
@@ -139,6 +142,7 @@ class Model(Closeable):
         cpu_moe: keeps the weights of all experts of a mixture in host memory. n_cpu_moe: those of the first so many layers;
         n_cpu_ffn: their dense feed-forward weights.
         no_alloc: reads the header and places every tensor, but loads no weights: enough for `plan_memory`.
+        draft_heads: loads the layers that predict the tokens behind the next one, too; for `Context(draft_heads=...)`.
         progress: called with 0.0 to 1.0 on this thread; returning False cancels.
         cancel: an event that any thread may set to end the load.
 
@@ -164,6 +168,7 @@ class Model(Closeable):
             _progress_function(progress, cancel),
             tensor_placements(tensor_overrides, cpu_moe=cpu_moe, n_cpu_moe=n_cpu_moe, n_cpu_ffn=n_cpu_ffn),
             validation.boolean("no_alloc", no_alloc),
+            **({"draft_heads": True} if validation.boolean("draft_heads", draft_heads) else {}),
         )
         return cls(native, paths, dict(overrides))
 
@@ -173,6 +178,17 @@ class Model(Closeable):
         if self._native is None:
             raise Closed(f"the model {self.paths[0].name} was closed")
         return self._native
+
+    @property
+    def modalities(self) -> frozenset[str]:
+        """What prompts may have: "text", and with an engine's projector "image", "audio" or both."""
+        return self._modalities
+
+    def with_modalities(self, more: Iterable[str]) -> Self:
+        """Return another object for this model, whose prompts may have these beside text. Each is closed by itself."""
+        found = copy.copy(self)
+        found._modalities = self._modalities | frozenset(more)  # noqa: SLF001 - of the same class
+        return found
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -49,6 +49,18 @@ _WINDOW_NEEDS_LAYERS: Final = {"exaone4": 64}  # other sizes of it have none
 _KEEP_MORE: Final = frozenset("deepseek32 deepseek4 dots3note glm-dsa glm5-next hy_v4 minimax-m3 qwen4exp".split())  # noqa: SIM905
 _ONE_PART_A_LAYER: Final = frozenset({"nemotron_h", "nemotron_h_moe"})  # attention, a state, or feed-forward weights
 _LINEAR_INTERVAL: Final = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
+# Whose layers that predict further tokens are loaded only where they are asked for.
+_HEADS_ON_REQUEST: Final = frozenset(
+    """
+    bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe glm5-next hy_v3 mimo2 nemotron_h nemotron_h_moe
+    qwen35 qwen35moe qwen3next step35
+    """.split()  # noqa: SIM905
+)
+# Of which the optional ones are loaded all the same.
+_HEADS_LOADED_ANYWAY: Final = {
+    "hy_v3": re.compile(rb"ffn_(?!norm)|nextn\.(embed_tokens|shared_head)"),
+    "step35": re.compile(rb"ffn_(?!norm)|nextn\.(embed_tokens|shared_head)|attn_([qk]_norm|gate)|rope_freqs"),
+}
 _FLOAT: Final = 4
 
 
@@ -83,6 +95,14 @@ class ModelHeader:
     def n_running(self) -> int:
         """Layers of a pass."""
         return max(0, self.n_layer - self._integer("nextn_predict_layers"))
+
+    def is_unused(self, tensor: TensorInfo) -> bool:
+        """Whether a tensor is of a layer that predicts further tokens, and is loaded only with `draft_heads`."""
+        match = _BLOCK.match(tensor.name)
+        if match is None or self.architecture not in _HEADS_ON_REQUEST or int(match[1]) < self.n_running:
+            return False
+        loaded = _HEADS_LOADED_ANYWAY.get(self.architecture)
+        return loaded is None or not loaded.match(match[2])
 
     @property
     def n_ctx_train(self) -> int:
@@ -154,6 +174,10 @@ class ModelHeader:
         shared = self._integer("attention.shared_kv_layers")
         if shared and layer >= self.n_running - shared:  # they use the cells of earlier layers
             return (0, 0)
+        return self.widths_of_heads(layer)
+
+    def widths_of_heads(self, layer: int) -> tuple[int, int]:
+        """Return the values of a cell's key and value in a layer that attends, one that predicts further tokens too."""
         heads = self._of_layer("attention.head_count_kv", layer, self._of_layer("attention.head_count", layer, 0))
         query_heads = self._of_layer("attention.head_count", 0, 0)
         by_default = self._integer("embedding_length") // query_heads if query_heads else 0

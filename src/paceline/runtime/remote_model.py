@@ -31,7 +31,8 @@ FACTS = (
 
 def model_facts(model: Model) -> dict[str, Any]:
     """Return the facts that a `RemoteModel` needs, as plain values."""
-    return {name: getattr(model, name) for name in FACTS} | {"memory_class": model.memory_class.value}
+    facts = {name: getattr(model, name) for name in FACTS}
+    return facts | {"memory_class": model.memory_class.value, "modalities": sorted(model.modalities)}
 
 
 def _fact(name: str) -> Any:
@@ -51,6 +52,7 @@ class RemoteModel(Model):
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Set the facts that `model_facts` returned in the other process; call it once, before they are read."""
+        self._modalities = frozenset(facts.get("modalities", ("text",)))
         self._facts = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
 
     @property

@@ -74,7 +74,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
     position: of the first of `token_ids`; the sequence's next one, or with M-RoPE (Qwen-VL and others) also a later one.
     num_drafts: proposed tokens at the end of `token_ids`; the sampler draws along them while its draws match, and wrong
-    ones are removed from memory again. Needs exactly one sampler.
+    ones are removed from memory again (where it is a recurrent state, all of the row: `SamplerDraws.is_taken_back`). Needs
+    exactly one sampler.
     samplers: each draws from the logits of the last token and accepts what it drew (several: n > 1 choices, before they
     diverge). None: the row only fills memory.
     targets: the tokens that follow the first of `token_ids`, whose log-probabilities are wanted (prompt logprobs).
@@ -108,11 +109,14 @@ class SamplerDraws(msgspec.Struct, frozen=True):
     """The draws of one sampler in a step: one token, or the accepted drafts and one more.
 
     error: why it stopped; its row's other samplers and all other rows are not affected. Tokens drawn before count.
+    is_taken_back: whether nothing of the row is in memory, since a draft was wrong and the memory cannot be cut there. What was
+    drawn stands, and the row's known tokens and those of the drafts that were right are computed with a later row.
     """
 
     token_ids: tuple[int, ...]
     logprobs: TopLogprobs | None
     error: PacelineError | None
+    is_taken_back: bool = False
 
 
 class StepRowResult(msgspec.Struct, frozen=True):
@@ -157,10 +161,13 @@ def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
 def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
     """Convert a native step's arrays to records."""
     failed = {sampler: native_error(kind, message) for sampler, kind, message in output.errors}
+    taken_back = output.taken_back
     counts = output.num_drawn.tolist()
     tokens = output.token_ids.tolist()
     if not any([row.num_logprobs is not None or len(row.targets) for row in rows]):  # noqa: C419 - the faster way
-        return StepResult(_plain(rows, counts, tokens, failed), output.decode_us / 1e6, output.sample_us / 1e6)
+        return StepResult(
+            _plain(rows, counts, tokens, failed, taken_back), output.decode_us / 1e6, output.sample_us / 1e6
+        )
     drawn = _Cursor(output.drawn_own, output.drawn_ids, output.drawn_values)
     scored = _Cursor(output.scored_own, output.scored_ids, output.scored_values)
     results, sampler, start = [], 0, 0
@@ -169,7 +176,9 @@ def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
         for _ in row.samplers:
             count = counts[sampler]
             logprobs = drawn.take(count, row.num_logprobs)
-            draws.append(SamplerDraws(tuple(tokens[start : start + count]), logprobs, failed.get(sampler)))
+            draws.append(
+                SamplerDraws(tuple(tokens[start : start + count]), logprobs, failed.get(sampler), sampler in taken_back)
+            )
             start += count
             sampler += 1
         row_scored = scored.take(len(row.targets), row.num_logprobs or 0) if len(row.targets) else None
@@ -178,7 +187,11 @@ def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
 
 
 def _plain(
-    rows: Sequence[StepRow], counts: list[int], tokens: list[int], failed: dict[int, PacelineError]
+    rows: Sequence[StepRow],
+    counts: list[int],
+    tokens: list[int],
+    failed: dict[int, PacelineError],
+    taken_back: list[int],
 ) -> tuple[StepRowResult, ...]:
     """Return the results of a step without log-probabilities, as most are."""
     results, sampler, start = [], 0, 0
@@ -186,7 +199,7 @@ def _plain(
         draws = []
         for _ in row.samplers:
             end = start + counts[sampler]
-            draws.append(SamplerDraws(tuple(tokens[start:end]), None, failed.get(sampler)))
+            draws.append(SamplerDraws(tuple(tokens[start:end]), None, failed.get(sampler), sampler in taken_back))
             start = end
             sampler += 1
         results.append(StepRowResult(tuple(draws), None))

@@ -119,6 +119,7 @@ class Admission:
         self._requeue(sequence, slot, request.key, 0, now_s)
 
     def _requeue(self, sequence: Sequence, slot: int, key: int, num_computed_tokens: int, now_s: float) -> None:
+        sequence.num_taken_back = 0
         self._queue.add(sequence)
         self._telemetry.sink.slot_freed(key, sequence.choice, slot, now_s)
         self._telemetry.sink.preempted(key, sequence.choice, num_computed_tokens, now_s)

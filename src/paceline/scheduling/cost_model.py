@@ -31,6 +31,7 @@ from typing import NamedTuple
 from paceline import validation
 
 TILE_TOKENS = 64  # from as many on other kernels compute
+BLOCK_TOKENS = 4  # as many are multiplied at once: 61 take as long as 64 on the processors that were measured
 
 # A slow CPU; the first tick scales all of it. Below a tile: base, tokens up to 4, up to 8, above, tokens times cells; from
 # a tile on: base, tokens up to 256, tokens above, tokens times cells. Last: outputs.

@@ -1,4 +1,4 @@
-"""What proposes tokens ahead of decoding: a protocol, as a drafter of the user's own implements it."""
+"""What proposes tokens ahead of decoding: protocols, as a drafter of the user's own implements them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Drafter(Protocol):
     def begin(self, key: int, token_ids: Sequence[int]) -> None:
         """Begin with a sequence that decodes: its prompt and what it has generated. To be copied, since it grows.
 
+        Negative numbers among them stand for cells of images or sound, and are no tokens to propose.
         Called again after `end` under the same key where a sequence goes on after a while without a slot.
         """
 
@@ -33,3 +34,54 @@ class Drafter(Protocol):
 
     def end(self, key: int) -> None:
         """Forget a sequence, which has ended or lost its slot; also after a `begin` that raised. What this raises is logged."""
+
+
+@runtime_checkable
+class BatchDrafter(Drafter, Protocol):
+    """A drafter that proposes for all sequences of a tick at once, as one with a model of its own does: one pass for all.
+
+    `propose_all` is called instead of `propose`, after `begin` or `observe` of each of its sequences. What it raises is logged,
+    and ends no request: its sequences go on without drafts, and the drafter gets `end` for each.
+    """
+
+    def propose_all(self, wanted: Sequence[tuple[int, int]]) -> Sequence[Sequence[int]]:
+        """Return a proposal for each key and most tokens in `wanted`, in that order; an empty one where there is none.
+
+        It is taken to go in steps: one for the first draft of all sequences, one for the second of those that have one, ...
+        From the time of each call it is learned what a step takes by the number of its sequences.
+        """
+
+
+@runtime_checkable
+class PlacedDrafter(BatchDrafter, Protocol):
+    """A batch drafter whose memory is the backend's, under the same sequence ids: draft heads."""
+
+    def begin_at(self, key: int, token_ids: Sequence[int], seq_id: int) -> None:
+        """As `begin`, which it stands for. seq_id: of the sequence in memory, until `end`."""
+
+
+@runtime_checkable
+class LaggingDrafter(BatchDrafter, Protocol):
+    """A batch drafter with a memory of its own, in which sequences lag behind until they are asked for: a draft model's.
+
+    It catches up in `propose_all`, a part at a time; what is not caught up with gets no drafts. There `wanted` also has
+    sequences with 0 as most tokens, which are only to be caught up with. What that takes is learned and weighed apart from
+    drafting.
+    """
+
+    @property
+    def num_caught_up(self) -> int:
+        """Tokens that the last `propose_all` computed of sequences that lagged behind."""
+
+    def lag(self, key: int) -> float:
+        """Return how many tokens have to be computed before a sequence can have drafts; infinite where it never can."""
+
+    def limit_catch_up(self, num_tokens: int) -> int:
+        """Set how many tokens, at least 1, `propose_all` may compute from now on of sequences that lag behind.
+
+        Returns how many it will compute, which may be fewer.
+        """
+
+
+Drafters = tuple[Drafter, ...]
+"""Several drafters, which are asked in this order."""

@@ -15,7 +15,9 @@ class Limits:
     num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: computed at once. chunk_size: prefill tokens
     of one sequence in a tick. max_positions: tokens that one sequence can hold. max_scored: rows of logits that a tick can
     spend on prompt tokens; max_drafted: on drafts, 0 without speculation. max_draft: most drafts of one sequence in a tick;
-    min_draft: fewer than that are not verified. n_vocab: tokens of the vocabulary. itl_target_s: inter-token latency target;
+    min_draft: fewer than that are not verified. n_verify: tokens of a tick that has drafts, where that is less than n_batch.
+    max_rollback: wrong drafts that can be cut from the end of a row, None: all of them; where there are more, all of the row
+    is taken back and computed again. n_vocab: tokens of the vocabulary. itl_target_s: inter-token latency target;
     max_tick_s: the longest tick while no sequence decodes. embed_tokens, embed_texts: most of an embedding tick; a longer
     text has one of its own. max_embedding_tokens: of the longest text. num_cells, can_share_part, has_state_apart,
     host_bytes, boundary_ids: see `KVCacheLimits`; num_seq_ids: as many as slots, and more where parts of prefixes can be
@@ -42,6 +44,8 @@ class Limits:
     max_drafted: int = 0
     max_draft: int = MAX_DRAFT
     min_draft: int = 1
+    n_verify: int | None = None
+    max_rollback: int | None = None
     n_vocab: int = 0
     cannot_generate: str = "it embeds texts"
 

@@ -36,7 +36,7 @@ class NgramDrafter:
         history = self._histories[key]
         history.index()
         found = history.find(self._min_hits)
-        return [] if found is None else history.going_on(found, min(max_tokens, self._size_m))
+        return [] if found is None else _tokens_of(history.going_on(found, min(max_tokens, self._size_m)))
 
     def observe(self, key: int, token_ids: Sequence[int]) -> None:
         """See `Drafter`."""
@@ -48,6 +48,11 @@ class NgramDrafter:
     def end(self, key: int) -> None:
         """See `Drafter`."""
         del self._histories[key]
+
+
+def _tokens_of(found: list[int]) -> list[int]:
+    """Return what comes before an image, whose cells have negative numbers."""
+    return found[: next(index for index, one in enumerate(found) if one < 0)] if min(found) < 0 else found
 
 
 class History:

@@ -79,8 +79,9 @@ class RowOutput(msgspec.Struct):
     error, the tokens are in the KV cache and the draw behind token_ids failed. is_complete: nothing may follow, so that the
     choice ends; without a token if none was left to draw. num_verified: drafts that were in the pass: a backend leaves out
     those that a constraint forbids, and all behind them. num_accepted: of these the right ones, which are in the KV cache as
-    well; a token may be drawn that is a draft left out. waited_s: seconds before the pass in which masks along its drafts were
-    filled.
+    well; a token may be drawn that is a draft left out. is_taken_back: as a draft was wrong and memory could not be cut there,
+    nothing of the row is in the KV cache; what was drawn stands. waited_s: seconds before the pass in which masks along its
+    drafts were filled.
     """
 
     token_ids: SequenceOf[int] = ()
@@ -91,6 +92,7 @@ class RowOutput(msgspec.Struct):
     is_complete: bool = False
     num_verified: int = 0
     num_accepted: int = 0
+    is_taken_back: bool = False
     waited_s: float = 0.0
 
 

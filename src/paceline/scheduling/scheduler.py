@@ -17,7 +17,9 @@ from paceline.kv_cache import KVCache, Namespace, PrefixDigest, SavedState, Tran
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
-from paceline.scheduling.drafter import Drafter
+from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.scheduling.draft_chain import DraftChain
+from paceline.scheduling.drafter import Drafter, Drafters
 from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
 from paceline.scheduling.events import AdapterDetached, Delta, Event, Exported, HeldBack, Imported, Inspected
 from paceline.scheduling.finisher import RequestFinisher
@@ -25,7 +27,7 @@ from paceline.scheduling.limits import Limits
 from paceline.scheduling.lost_time import LostTime
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
 from paceline.scheduling.sequence import Request, Sequence, uses_adapter
-from paceline.scheduling.speculation import DepthChooser, Speculation
+from paceline.scheduling.speculation import Speculation
 from paceline.scheduling.step_planner import StepBatch, StepPlanner
 from paceline.scheduling.telemetry import SlotsSnapshot, Telemetry, TelemetrySink, row_record, slots_snapshot
 from paceline.scheduling.view import BatchStrategy
@@ -38,7 +40,7 @@ class Scheduler:
     """Admission, plans and their outcome for one engine.
 
     `plan` and `apply` take turns; commands come between them. What callers are to know goes out as the events that `apply`
-    returns. drafter: proposes tokens; None: no speculation.
+    returns. drafter: proposes tokens; several are asked in their order; None: no speculation.
     """
 
     def __init__(
@@ -47,19 +49,25 @@ class Scheduler:
         strategy: BatchStrategy,
         clock: Clock,
         sink: TelemetrySink,
-        drafter: Drafter | None = None,
+        drafter: Drafter | Drafters | None = None,
     ) -> None:
         self._limits, self._strategy, self._clock, self._sink = limits, strategy, clock, sink
         self.cost_model = TickCostModel(n_ubatch=limits.n_ubatch)
         self._decode_cost = DecodeCost(self.cost_model)
-        self._speculation: Speculation | None = None
-        if drafter is not None:
-            chooser = DepthChooser(self.cost_model, self._decode_cost, limits.itl_target_s)
-            self._speculation = Speculation(drafter, limits, chooser, clock, sink)
+        self._speculation: Speculation | DraftChain | None = None
+        if isinstance(drafter, tuple):
+            self._speculation = DraftChain([self._speculation_with(one) for one in drafter])
+        elif drafter is not None:
+            self._speculation = self._speculation_with(drafter)
         self._tick = 0
         self._num_sequences = 0
         self.reports_held_back = False  # whether a replay log needs to know of tokens that are in no chunk yet
         self._start()
+
+    def _speculation_with(self, drafter: Drafter) -> Speculation:
+        limits = self._limits
+        chooser = DepthChooser(self.cost_model, self._decode_cost, limits.itl_target_s, limits.max_rollback)
+        return Speculation(drafter, self._limits, chooser, self._clock, self._sink)
 
     def _start(self) -> None:
         self._events: list[Event] = []
@@ -152,9 +160,9 @@ class Scheduler:
         """Emit `Inspected` with what each slot does, after the next tick."""
         self._inspections.append((key, self.slots))
 
-    def digest(self, key: int, max_prefixes: int) -> None:
+    def digest(self, key: int, max_prefixes: int, block_tokens: int | None = None) -> None:
         """Emit `Inspected` with hashes of the cached prefixes, after the next tick."""
-        self._inspections.append((key, lambda: self.kv_cache.digest(max_prefixes)))
+        self._inspections.append((key, lambda: self.kv_cache.digest(max_prefixes, block_tokens)))
 
     def forget_adapter(self, key: int, adapter: str) -> None:
         """Drop all that was computed with an adapter, of which no request is open, and emit `AdapterDetached`."""
@@ -186,10 +194,14 @@ class Scheduler:
 
     def reset(self) -> None:
         """Forget everything but tick costs, and have the device emptied: after a failure of the engine's own."""
-        if self._speculation is not None:
-            self._speculation.reset()
+        self.end_drafting()
         self._start()
         self.kv_cache.clear()
+
+    def end_drafting(self) -> None:
+        """Have drafters learn the rest of all sequences and forget them; after the last tick."""
+        if self._speculation is not None:
+            self._speculation.reset()
 
     # ---- a tick
 
@@ -245,7 +257,7 @@ class Scheduler:
         operations, num_cells = self.kv_cache.take_operations(), self.kv_cache.num_cells
         return StepPlan(operations, batch.rows, batch.lora, now_s, num_cells, batch.lost_s)
 
-    def _add_drafts(self, speculation: Speculation, batch: StepBatch, now_s: float) -> None:
+    def _add_drafts(self, speculation: Speculation | DraftChain, batch: StepBatch, now_s: float) -> None:
         for sequence, error in speculation.add_drafts(batch.rows, self.kv_cache):
             batch.rows = [row for row in batch.rows if row.sequence is not sequence]
             sequence.end(FinishReason.ERROR, error)
@@ -336,8 +348,9 @@ class Scheduler:
 
     def _take_computed(self, row: Row, result: RowOutput, now_s: float) -> None:
         """Count what is in cells now, and take in what was scored and drawn."""
-        sequence = row.sequence
-        self.kv_cache.commit(sequence, len(row.token_ids) - row.num_drafts + result.num_accepted)
+        sequence, start = row.sequence, row.sequence.num_computed_tokens
+        if not result.is_taken_back:
+            self.kv_cache.commit(sequence, len(row.token_ids) - row.num_drafts + result.num_accepted)
         sequence.last_tick = self._tick
         if result.scored:
             sequence.num_scored += len(result.scored)
@@ -347,11 +360,13 @@ class Scheduler:
         elif sequence.num_uncomputed_tokens == 0:
             sequence.end(FinishReason.STOP if result.is_complete else FinishReason.LENGTH)
         if sequence.num_computed_tokens > sequence.num_tokens:  # accepted drafts behind the end
-            self.kv_cache.truncate(sequence, sequence.num_tokens)
+            self.kv_cache.truncate(sequence, sequence.num_tokens if self._limits.max_rollback is None else start)
+        if result.is_taken_back or sequence.num_taken_back:
+            sequence.note_taken_back(is_taken_back=result.is_taken_back)
 
     def _note_drafts(self, row: Row, result: RowOutput) -> None:
         assert self._speculation is not None  # noqa: S101 - else there are no drafts
-        self._speculation.note(row, result.num_accepted if result.computed else None)
+        self._speculation.note(row, result)
         if result.computed:
             row.sequence.num_drafted += result.num_verified
 

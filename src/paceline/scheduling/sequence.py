@@ -8,8 +8,10 @@ be set from any.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import InitVar, dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -23,6 +25,7 @@ from paceline.kv_cache import (
     PromptLayout,
     pack_tokens,
 )
+from paceline.media import Attachment
 from paceline.output import OutputProcessor, Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import MAX_DRAFT, SECONDS_PER_PRIORITY, RequestOptions
@@ -53,6 +56,8 @@ class Request:
 
     samplers: one a choice, of the backend, which have accepted all tokens so far. lora: names of adapters with their scales.
     echo: the prompt's text where it is part of the output. media: items of the prompt, in whose cells their keys are put.
+    embeddings: of those items, by their first cells, as the backend takes them; or why there are none. attachments: what they
+    are made of.
     states: of a request that another engine began, one a choice; None for a choice without a token. Times are seconds on the
     engine's clock; submitted_s is set again when the engine accepts it.
     """
@@ -66,6 +71,8 @@ class Request:
     lora: tuple[tuple[str, float], ...] = ()
     echo: str = ""
     media: tuple[MediaItem, ...] = ()
+    embeddings: Mapping[int, Any] | PacelineError = field(default_factory=dict)
+    attachments: tuple[Attachment, ...] = ()
     vocabulary: InitVar[Vocabulary]
     states: InitVar[SequenceOf[GenerationState | None]] = ()
     cancelled: bool = False
@@ -105,14 +112,7 @@ class Request:
         """Return when its next deadline passes; infinite without one."""
         if not self.has_deadline:
             return math.inf
-        options, limits = self.options, [math.inf]
-        if options.timeout_s is not None:
-            limits.append(options.timeout_s)
-        if options.ttft_timeout_s is not None and self.first_token_s is None:
-            limits.append(options.ttft_timeout_s)
-        if options.queue_timeout_s is not None and self.started_s is None:
-            limits.append(options.queue_timeout_s)
-        return self.submitted_s + min(limits)
+        return next_deadline_s(self.options, self.submitted_s, self.started_s, self.first_token_s)
 
     def set_interval(self, interval: int) -> None:
         """Change how many tokens a chunk needs, from the next chunk on."""
@@ -156,12 +156,28 @@ class Request:
         )
 
 
+def next_deadline_s(
+    options: RequestOptions, submitted_s: float, started_s: float | None, first_token_s: float | None
+) -> float:
+    """Return when the next deadline of a request passes; infinite without one. Times are None for what has not happened."""
+    limits = [math.inf]
+    if options.timeout_s is not None:
+        limits.append(options.timeout_s)
+    if options.ttft_timeout_s is not None and first_token_s is None:
+        limits.append(options.ttft_timeout_s)
+    if options.queue_timeout_s is not None and started_s is None:
+        limits.append(options.queue_timeout_s)
+    return submitted_s + min(limits)
+
+
 def most_drafts(params: SamplingParams, options: RequestOptions) -> int:
     """Return how many tokens of a choice may be proposed in a tick.
 
-    None where something looks at one token after the other outside of the pass: a GBNF grammar, a logits processor.
+    None where something looks at one token after the other outside of the pass: a logits processor, and what lets a lazy grammar
+    sleep while the model thinks.
     """
-    if not options.speculation or params.grammar is not None or params.logits_processors:
+    is_woken = params.grammar is not None and params.thinking is not None
+    if not options.speculation or is_woken or params.logits_processors:
         return 0
     return MAX_DRAFT if options.max_draft is None else options.max_draft
 
@@ -195,6 +211,7 @@ class Sequence:
         "num_drafted",
         "num_prompt_tokens",
         "num_scored",
+        "num_taken_back",
         "num_tokens",
         "order",
         "output",
@@ -224,6 +241,7 @@ class Sequence:
         self.drawing = params.max_tokens != 0
         self.max_draft = most_drafts(params, options)
         self.num_drafted = self.num_accepted = 0
+        self.num_taken_back = 0  # generated tokens that are computed again, as they shared a row with a wrong draft
         self.output = OutputProcessor(params, vocabulary, choice, options, request.echo)
         self.priority = options.priority
         self.slot: int | None = None
@@ -291,13 +309,19 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether it has generated and only its newest token is left to compute."""
-        return self.num_tokens > self.num_prompt_tokens and self.num_tokens - self.num_computed_tokens == 1
+        """Whether it has generated and only its newest token is left to compute, with those before that were taken back."""
+        num_left = self.num_tokens - self.num_computed_tokens
+        return self.num_tokens > self.num_prompt_tokens and 1 <= num_left <= 1 + self.num_taken_back
 
     @property
     def is_scoring(self) -> bool:
         """Whether prompt tokens are left whose log-probabilities were requested."""
         return self.num_scored < self.num_prompt_tokens - 1
+
+    def note_taken_back(self, *, is_taken_back: bool) -> None:
+        """Count what a row leaves to be computed again. is_taken_back: whether that is all of the row."""
+        num_left = self.num_tokens - self.num_computed_tokens - 1
+        self.num_taken_back = num_left if is_taken_back else max(0, min(num_left, self.num_taken_back))
 
     def end(self, reason: FinishReason, error: PacelineError | None = None) -> None:
         """Latch the finish reason; within one tick the one of the higher rank stays."""

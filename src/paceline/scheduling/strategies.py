@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from paceline import validation
 from paceline.request import SECONDS_PER_PRIORITY
-from paceline.scheduling.cost_model import TILE_TOKENS
+from paceline.scheduling.cost_model import BLOCK_TOKENS, TILE_TOKENS
 from paceline.scheduling.view import SchedulerView, SequenceView, TokenAllocation
 
 
@@ -100,6 +100,7 @@ class Paced:
     - Prompts get at least `least_tokens`, all together.
     - A tick of less than 64 tokens is filled up to 64 where that takes at most `stretch` times what it may, and prompts come
       `stretch` times as fast for it: on some backends a token costs less from there on.
+    - A prompt is cut where the tick has a multiple of four tokens: kernels compute four at once, and the rest costs as much.
 
     While no sequence decodes, a tick is as large as `view.max_tick_s` allows, and at least `least_tokens`.
 
@@ -184,6 +185,10 @@ class _Search:
         """For a tick that is expected to take at most `limit_s`: in whole tiles, else below, else a tile that is worth it."""
         if self._most <= least or self._seconds(self._most) <= limit_s:
             return self._most
+        num_prefill = self._fitting(least, limit_s, stretch)
+        return max(least, num_prefill - (self._num_decode + num_prefill) % BLOCK_TOKENS)
+
+    def _fitting(self, least: int, limit_s: float, stretch: float) -> int:
         if not least < self._tile < self._most:
             return self._largest(least, self._most, limit_s)
         if self._seconds(self._tile) <= limit_s:

@@ -34,8 +34,8 @@ class RequestRecord:
 class RowRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence's share of a tick. Of num_tokens computed, num_new tokens came out; 0 while a prompt is unfinished.
 
-    num_decode: 1 where the row went on from a generated token, the rest of num_tokens - num_drafts is prefill.
-    first: whether the sequence's first token came out.
+    num_decode: where the row went on from generated tokens, how many of them it had: 1, or more that are computed again beside
+    a wrong draft; the rest of num_tokens - num_drafts is prefill. first: whether the sequence's first token came out.
     """
 
     slot: int
@@ -81,7 +81,7 @@ class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_decode(self) -> int:
-        """Rows that went on from a generated token."""
+        """Generated tokens that were computed: one for each row that decoded, and those computed again."""
         return sum(row.num_decode for row in self.rows)
 
     @property
@@ -193,7 +193,7 @@ def row_record(row: Row, result: RowOutput) -> RowRecord:
         choice=sequence.choice,
         position=row.position,
         num_tokens=len(row.token_ids) - row.num_drafts + result.num_verified,
-        num_decode=int(sequence.is_decoding),
+        num_decode=len(row.token_ids) - row.num_drafts if sequence.is_decoding else 0,
         num_drafts=result.num_verified,
         num_new=len(result.token_ids),
         first=bool(result.token_ids) and sequence.num_tokens == sequence.num_prompt_tokens,

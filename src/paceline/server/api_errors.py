@@ -329,7 +329,7 @@ def is_ollama_route(path: str) -> bool:
 def is_openai_route(path: str) -> bool:
     """Return whether errors of a path, without the server's prefix, have OpenAI's shape."""
     is_openai = path in ("/v1", "/responses", "/classify", "/score") or path.startswith(
-        ("/v1/", "/chat/", "/responses/")
+        ("/v1/", "/chat/", "/audio/", "/responses/")
     )
     return is_openai and not is_anthropic_route(path)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
@@ -17,6 +18,7 @@ from paceline.request import RequestOptions
 if TYPE_CHECKING:
     from paceline.engine.prompts import Prompt
     from paceline.runtime import Tokenizer
+    from paceline.server.media_input.request_media import RequestMedia
 
 _STREAM_OPTIONS = ("interval", "max_buffered_tokens", "slow_reader")
 
@@ -63,6 +65,59 @@ SAMPLER_NAMES = {
 _SHAPES = "a text, a list of token ids and texts, or an object with prompt_string"
 
 
+@dataclass(frozen=True, slots=True)
+class MarkedImages:
+    """How prompts have images: the marker in their text, and what reads the data."""
+
+    marker: str
+    media: RequestMedia
+
+
+def read_prompts(
+    tokenizer: Tokenizer,
+    name: str,
+    value: Any,
+    images: MarkedImages,
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+) -> list[Prompt]:
+    """Return prompts as `tokenize_prompts`, and those with multimodal_data as segments.
+
+    The engine adds the special tokens of segments. Raises as `tokenize_prompts`, and as `RequestMedia.of_base64`.
+    """
+    _check_not_empty(name, value)
+    found: list[Prompt] = []
+    for each, one in _named(name, value):
+        if isinstance(one, dict) and "prompt_string" in one and one.get("multimodal_data"):
+            found.append(segments_of(each, one, images))
+        else:
+            found.append(_tokenize_prompt(tokenizer, each, one, add_special=add_special, parse_special=parse_special))
+    return found
+
+
+def segments_of(name: str, value: Mapping[str, Any], images: MarkedImages) -> list[Any]:
+    """Return the texts and images of a prompt_string with a marker for each of multimodal_data.
+
+    Raises `InvalidParams` where they are not as many, and as `RequestMedia.of_base64`.
+    """
+    text, data = validation.text(f"{name}.prompt_string", value["prompt_string"]), value["multimodal_data"]
+    place = f"{name}.multimodal_data"
+    if not isinstance(data, list):
+        raise InvalidType(f"{place} must be a list of images and audio in base64, not {type(data).__name__}")
+    read = [images.media.of_data(f"{place}[{index}]", one) for index, one in enumerate(data)]
+    texts = text.split(images.marker)
+    if len(texts) - 1 != len(read):
+        raise InvalidParams(
+            f"{name} has {len(read)} multimodal_data, and {len(texts) - 1} markers {images.marker} in its prompt_string; GET "
+            "/props has the marker"
+        )
+    segments: list[Any] = [texts[0]]
+    for image, after in zip(read, texts[1:], strict=True):
+        segments += [image, after]
+    return [one for one in segments if one != ""]
+
+
 def tokenize_prompts(
     tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool = True, parse_special: bool = True
 ) -> list[list[int]]:
@@ -71,16 +126,23 @@ def tokenize_prompts(
     add_special, parse_special: as in `Tokenizer.encode`. Raises `InvalidParams` for an empty list or prompt,
     `InvalidType` for another shape, and what tokenising raises.
     """
-    if is_prompt_list(value):
-        if not value:
-            raise InvalidParams(f"{name} must not be an empty list; give it a text or token ids")
-        named = [(f"{name}[{index}]", one) for index, one in enumerate(value)]
-    else:
-        named = [(name, value)]
+    _check_not_empty(name, value)
     return [
         _tokenize_prompt(tokenizer, each, one, add_special=add_special, parse_special=parse_special)
-        for each, one in named
+        for each, one in _named(name, value)
     ]
+
+
+def _check_not_empty(name: str, value: Any) -> None:
+    if is_prompt_list(value) and not value:
+        raise InvalidParams(f"{name} must not be an empty list; give it a text or token ids")
+
+
+def _named(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the prompts of a value, each with its place."""
+    if not is_prompt_list(value):
+        return [(name, value)]
+    return [(f"{name}[{index}]", one) for index, one in enumerate(value)]
 
 
 def is_prompt_list(value: object) -> bool:
@@ -93,7 +155,7 @@ def _tokenize_prompt(
 ) -> list[int]:
     if isinstance(value, dict) and "prompt_string" in value:
         if value.get("multimodal_data"):
-            raise Unsupported(f"{name} has multimodal_data, and this model reads texts only")
+            raise Unsupported(f"{name}.multimodal_data: images are not taken here; leave them out")
         value = value["prompt_string"]
     ids = tokenize_mixed(tokenizer, name, value, add_special=add_special, parse_special=parse_special)
     if not ids:

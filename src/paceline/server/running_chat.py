@@ -14,7 +14,11 @@ from starlette.requests import Request as HttpRequest
 
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, ChatReader, Turn, chat_completion_of, prepare_chat
 from paceline.chat.chat_request import ChatRequest
+from paceline.engine.media_prompt import has_media
+from paceline.engine.prompts import Prompt
+from paceline.errors import PromptTooLong
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.server.prefill_progress import ProgressChunk, ProgressSource
 from paceline.server.running_request import (
@@ -59,14 +63,31 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
         check_num_prompts(engine, 1, params.n)
         chat = prepare_chat(chat_format, make_turn(), service.chat_options(chat_options), params)
         chats.append(chat)
-        wanted = streamed_or_whole({**options, "preserved_tokens": chat.preserved_tokens}, streaming=streaming)
-        return [engine.prepare(chat.token_ids, chat.params, wanted)]
+        wanted = streamed_or_whole(
+            {**options, "preserved_tokens": chat.preserved_tokens, "add_special": False}, streaming=streaming
+        )
+        return [engine.prepare(chat.prompt(chat_format.tokenizer), chat.params, wanted)]
 
     running = await start_prepared(service, request, prepare, streaming=streaming)
     source = (
         ProgressSource(running, service.read_slots, running.request_id, time.monotonic) if reports_progress else None
     )
     return RunningChat(running, chats[0], source)
+
+
+def count_prompt_tokens(engine: EngineClient, prompt: Prompt) -> int:
+    """Return the number of tokens of a chat's prompt, with those that its images become. In a thread.
+
+    Raises what `EngineClient.prepare` raises, but for a prompt that is too long.
+    """
+    if not has_media(prompt):
+        return len(prompt)
+    try:
+        return len(engine.prepare(prompt, SamplingParams(), RequestOptions(add_special=False)).prompt)
+    except PromptTooLong as error:
+        if error.num_tokens is None:
+            raise
+        return error.num_tokens
 
 
 class ChatProgress(ChatChunk, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,6 +35,9 @@ from paceline.server.api_errors import (
     invalid_request,
 )
 from paceline.server.in_flight import ByteBudget, CompletionRate, InFlight, RequestRegistry, estimate_remaining_s
+from paceline.server.media_input.media_fetcher import MediaFetcher
+from paceline.server.media_input.remote_urls import remote_urls
+from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.model_front import ModelFront
 from paceline.server.request_context import RequestContext
 from paceline.server.responses_api.response_store import ResponseStore
@@ -79,7 +83,8 @@ class KeptForClients:
 class Service:
     """The state of one model's app. settings: as resolved. created: Unix seconds. names: the first is the model's id.
 
-    closing_error: why its engine is being closed while the server goes on; streams that end by it report this.
+    closing_error: why its engine is being closed while the server goes on; streams that end by it report this. media_marker: what
+    stands for an image in prompts of llama-server's API. media_fetcher: None where nothing is fetched.
     """
 
     def __init__(
@@ -99,6 +104,8 @@ class Service:
         self.closing_error: PacelineError | None = None
         self.http_metrics = HttpMetrics()
         self.body_budget = ByteBudget(max_body_bytes(settings))
+        self.media_marker = settings.media_marker or f"<__media_{secrets.token_hex(16)}__>"
+        self.media_fetcher = _fetcher(settings)
         self.is_draining = False
         self.loaded = asyncio.Event()
         self._front: Front = ModelFront(settings) if llm is None else llm
@@ -210,9 +217,16 @@ class Service:
         if engine.is_closed:
             raise ApiException(api_error_of(EngineStopped("the engine was shut down and takes no requests")))
         self.check_worker()
-        config = engine.config
-        if engine.num_open >= config.num_slots + config.max_queue:
-            raise ApiException(replace(api_error_of(QueueFull("as many requests are open as may be")), status=503))
+        try:
+            self._check_room()
+        except QueueFull as error:
+            raise ApiException(replace(api_error_of(error), status=503)) from None
+
+    def _check_room(self) -> None:
+        """Raise `QueueFull` where a request would be rejected now because of those that are open."""
+        engine = self.engine()
+        if engine.num_open >= engine.config.num_slots + engine.config.max_queue:
+            raise QueueFull("as many requests are open as may be; try again later")
 
     def check_worker(self) -> None:
         """Raise `WorkerCrashLoop` (503) while no worker is ready after several crashes in a row; requests may still come."""
@@ -282,6 +296,22 @@ class Service:
             "special": self.settings.special,
         }
 
+    async def request_media(self, *values: object) -> RequestMedia:
+        """Return the reader of a request's images; those at URLs are fetched, where that is allowed.
+
+        values: what of the request's body may have images. Raises as `engine`; `ServerDraining` and `QueueFull` where images
+        would be fetched for a request that is rejected.
+        """
+        engine, fetcher, most = self.engine(), self.media_fetcher, self.settings.max_images
+        if fetcher is None:
+            return RequestMedia(lambda: engine.model.modalities, max_images=most)
+        urls = await asyncio.to_thread(remote_urls, values, most) if "image" in engine.model.modalities else ()
+        if urls:
+            self.check_accepting()
+            self._check_room()
+        fetched = await fetcher.fetch_all(urls)
+        return RequestMedia(lambda: engine.model.modalities, max_images=most, fetched=fetched)
+
     async def read_slots(self) -> SlotsSnapshot:
         """Return what runs in the engine's slots. Raises as `engine`."""
         return await asyncio.wrap_future(self.engine().ask_slots())
@@ -313,6 +343,11 @@ def _prepare_once(engine: EngineClient) -> None:
     """Have the engine build its token table now, which would delay the first request."""
     with suppress(Unsupported):  # a model that only embeds
         engine.prepare([0], SamplingParams(), RequestOptions())
+
+
+def _fetcher(settings: ServerSettings) -> MediaFetcher | None:
+    domains = settings.media_domains
+    return MediaFetcher(domains, max_total_bytes=settings.max_body_bytes) if domains else None
 
 
 def _names(settings: ServerSettings) -> tuple[str, ...]:

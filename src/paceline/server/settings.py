@@ -50,7 +50,10 @@ class ServerSettings:
     Limits: max_body_bytes, max_total_body_bytes (of all requests in flight; None: four times as many),
     max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders and idle connections),
     heartbeat_s (between comments while a stream waits; infinity: none), drain_s (what running streams get after SIGTERM),
-    timeout_s (of a whole request; None: none).
+    timeout_s (of a whole request; None: none), max_images (of a request).
+
+    Media: media_domains (hosts that images are fetched from; none: nothing is fetched), media_marker (what stands for an image
+    in prompts of llama-server's API; None: a random one for each start).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
     `POST /props` is allowed), docs (the OpenAPI pages), start_page (GET /), responses_store (responses that are kept of each
@@ -104,6 +107,10 @@ class ServerSettings:
     heartbeat_s: float = 10.0
     drain_s: float = 30.0
     timeout_s: float | None = None
+    max_images: int = 64
+
+    media_domains: tuple[str, ...] = ()
+    media_marker: str | None = None
 
     embeddings: bool = False
     reranking: bool = False

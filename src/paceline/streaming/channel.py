@@ -69,6 +69,7 @@ class AsyncChunkIterator(Generic[C]):
 
 
 _LONGEST_S = 1e9
+_NUMBERS = (int, float)
 
 
 class StreamChannel:
@@ -178,13 +179,19 @@ class StreamChannel:
         taken = self._sender.take()
         if taken is not TIMEOUT or timeout_s == 0:
             return taken
+        if timeout_s is None:
+            return await self._next()
         try:
             async with asyncio.timeout(timeout_s):
-                while taken is TIMEOUT:
-                    await self._sender.wait_async()
-                    taken = self._sender.take()
+                return await self._next()
         except TimeoutError:
-            pass  # nothing was taken: that is done last
+            return TIMEOUT  # nothing was taken: that is done last
+
+    async def _next(self) -> StreamChunk | Nothing:
+        taken: StreamChunk | Nothing = TIMEOUT
+        while taken is TIMEOUT:
+            await self._sender.wait_async()
+            taken = self._sender.take()
         return taken
 
     def __iter__(self) -> ChunkIterator[StreamChunk]:
@@ -326,4 +333,8 @@ class StreamChannel:
 
 
 def _seconds(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else validation.number("timeout_s", timeout_s, 0, _LONGEST_S)
+    if timeout_s is None or (
+        timeout_s.__class__ in _NUMBERS and 0 <= timeout_s <= _LONGEST_S
+    ):  # in short, for each token
+        return timeout_s
+    return validation.number("timeout_s", timeout_s, 0, _LONGEST_S)

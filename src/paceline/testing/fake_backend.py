@@ -175,8 +175,8 @@ class FakeTokenizer:
 class FakeBackend:
     """A backend that computes on hashes; see the module.
 
-    num_cells, num_seq_ids: the size of its memory; kind and window: its rules (`fake_memory`). eos_every: one in this many
-    tokens ends generation. cost and clock: the time that passes take. fail: called with the number of the pass and its rows;
+    num_cells, num_seq_ids: the size of its memory; kind, window and rollback: its rules (`fake_memory`). eos_every: one in this
+    many tokens ends generation. cost and clock: the time that passes take. fail: called with the number of the pass and its rows;
     an exception that it returns is raised, and nothing is stored. fail_row: the same for one row's draw. adapters: names
     that `lora` may use; they change what the cells hold, and so what is drawn.
     """
@@ -188,6 +188,7 @@ class FakeBackend:
         num_seq_ids: int = 8,
         kind: Kind = "attention",
         window: int = 16,
+        rollback: int = 0,
         eos_every: int = 40,
         clock: ManualClock | None = None,
         cost: FakeCost = FakeCost(),
@@ -195,7 +196,7 @@ class FakeBackend:
         fail_row: Callable[[Row], PacelineError | None] | None = None,
         adapters: Sequence[str] = (),
     ) -> None:
-        self.memory = FakeMemory(num_cells, num_seq_ids, kind, window)
+        self.memory = FakeMemory(num_cells, num_seq_ids, kind, window, rollback)
         self.vocabulary = Vocabulary(
             pieces=(*(bytes([byte]) for byte in range(256)), b"", b""),
             pieces_special=(*(bytes([byte]) for byte in range(256)), b"<eos>", b"<bos>"),
@@ -386,7 +387,7 @@ class FakeBackend:
         output.num_verified, output.num_accepted = row.num_drafts, row.num_right(output.token_ids)
         num_wrong = row.num_drafts - output.num_accepted
         if num_wrong:
-            self.memory.truncate(sequence.seq_id, row.position + len(row.token_ids) - num_wrong)
+            output.is_taken_back = self.memory.take_back(sequence.seq_id, num_wrong)
         return output
 
     def _draw(self, row: Row, output: RowOutput) -> None:
@@ -469,6 +470,7 @@ def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
         max_tick_s=0.2,
         embed_tokens=256,
         embed_texts=8,
-        max_drafted=16 if memory.kind == "attention" else 0,
+        max_drafted=0 if memory.kind == "compressed" else 16,
+        max_rollback=memory.max_rollback,
         n_vocab=BOS + 1,
     )

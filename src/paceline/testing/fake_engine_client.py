@@ -24,7 +24,9 @@ from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
+from paceline.scheduling.heads_drafter import attach_heads
 from paceline.scheduling.limits import Limits
+from paceline.scheduling.named_drafter import resolve_drafter
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
 from paceline.testing.fake_backend import FakeBackend, FakeTokenizer, limits_of
@@ -38,7 +40,8 @@ class FakeEngineClient(InProcessEngine):
 
     Args:
         backend: The backend; None makes a `FakeBackend`.
-        config: Options, of which queue, strategy, cache_prompt and state folder are used; num_slots follows from the backend.
+        config: Options, of which queue, strategy, speculation, cache_prompt and state folder are used; num_slots follows from
+            the backend.
         instruments: Instruments that the engine calls.
 
     Example:
@@ -57,8 +60,11 @@ class FakeEngineClient(InProcessEngine):
         instruments: Sequence[Instrument] = (),
     ) -> None:
         fake: Any = FakeBackend() if backend is None else backend
-        self.limits = limits_of(fake, fake.memory.num_seq_ids)
         config = EngineConfig() if config is None else config
+        drafter = resolve_drafter(config.speculation)
+        attach_heads(drafter, fake)
+        limits = limits_of(fake, fake.memory.num_seq_ids)
+        self.limits = dataclasses.replace(limits, max_draft=config.max_draft, min_draft=config.min_draft)
         self.config = config = dataclasses.replace(config, num_slots=self.limits.num_slots)
         self.metrics = Metrics(self.limits.num_slots)
         self.model: Any = SimpleNamespace(metadata={}, chat_templates={})
@@ -81,7 +87,7 @@ class FakeEngineClient(InProcessEngine):
         files = StateFiles(config.state_folder, b"fake")
         self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, fake.adapter_fingerprint)
         sink = Instruments(instruments, own=self.metrics)
-        scheduler = Scheduler(self.limits, resolve_strategy(config.strategy), self._clock, sink)
+        scheduler = Scheduler(self.limits, resolve_strategy(config.strategy), self._clock, sink, drafter)
         engine = Engine(self._inbox, scheduler, Executor(fake, self._clock))
         self._runner = Runner(engine, self._inbox, self._router, self._clock, fake.abort, (fake.close,))
         self._thread = self._runner

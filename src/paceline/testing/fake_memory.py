@@ -10,6 +10,9 @@ Cells are addressed by positions, as in llama.cpp: those of a media item share t
 
 A state belongs to one place, the end of its sequence. It is copied with all of a sequence, or saved and loaded; cells that were
 copied or loaded without it cannot be continued until it is there.
+
+Behind the last tokens that were appended, memory can be cut, where a window still has what it needs. Recurrent states are
+taken back whole to where these began, unless no more than `rollback` tokens are cut at once.
 """
 
 from __future__ import annotations
@@ -47,13 +50,16 @@ def _num_before(ends: SequenceOf[int], position: int) -> int:
 class FakeSequence:
     """What a sequence id holds: its cells, a hash of its tokens up to each of them, and its state, if it has one.
 
-    ends: the position at which the sequence goes on behind each cell.
+    ends: the position at which the sequence goes on behind each cell. row_start: the number of cells before those that were
+    appended last, while a recurrent state can be taken back there. window_start: of the cells, the first that a window has.
     """
 
     cells: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     state: FakeState | None = None
+    row_start: int | None = None
+    window_start: int = 0
 
     @property
     def next_position(self) -> int:
@@ -103,10 +109,13 @@ class FakeState:
 
 
 class FakeMemory:
-    """The cells of one context. A sequence reads from it a hash of the tokens that its cells really hold."""
+    """The cells of one context. A sequence reads from it a hash of the tokens that its cells really hold.
 
-    def __init__(self, num_cells: int, num_seq_ids: int, kind: Kind, window: int) -> None:
-        self.num_cells, self.kind, self.window = num_cells, kind, window
+    rollback: tokens that can be cut from a recurrent state at once.
+    """
+
+    def __init__(self, num_cells: int, num_seq_ids: int, kind: Kind, window: int, rollback: int = 0) -> None:
+        self.num_cells, self.kind, self.window, self.rollback = num_cells, kind, window, rollback
         self._sequences = [FakeSequence() for _ in range(num_seq_ids)]
         self._free = list(range(num_cells - 1, -1, -1))
         self._num_owners = [0] * num_cells
@@ -156,6 +165,8 @@ class FakeMemory:
             raise InvalidParams(f"sequence {seq_id} continues at {held.next_position}, not at {position}")
         if self.has_state_apart and held.hashes and held.state is None:
             raise InvalidParams(f"sequence {seq_id} has {len(held.hashes)} cells without their state")
+        held.row_start = len(held.hashes)
+        held.window_start = max(held.window_start, len(held.hashes) - self.window)
         last = held.last_hash
         item, offset = part or (None, 0)
         begin = position + offset - len(held.hashes) << 32  # 0 where positions are cells
@@ -192,7 +203,8 @@ class FakeMemory:
                 f"{self.kind} memory can only be copied whole, not {end} of {source.next_position} tokens"
             )
         self._share(from_seq_id, to_seq_id, end)
-        self._sequence(to_seq_id).state = source.state
+        target = self._sequence(to_seq_id)
+        target.state, target.window_start = source.state, max(0, len(target.hashes) - self.window)
 
     def copy_cells(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
         """Share the cells before position `end`, without the state beside them."""
@@ -263,7 +275,8 @@ class FakeMemory:
         if self.has_state_apart:
             if state.hashes or (state.start, held.next_position) != (end, end):
                 raise InvalidParams(f"a state after {state.start} tokens behind {held.next_position} cells")
-            held.state = state
+            held.state, held.row_start = state, None
+            held.window_start = max(0, len(held.hashes) - self.window)
             return
         if held.hashes or state.end != end:
             raise InvalidParams(f"a whole state of {state.end} tokens onto {len(held.hashes)}")
@@ -276,16 +289,41 @@ class FakeMemory:
         if self.kind != "recurrent":
             held.cells += [self._take_cell() for _ in range(end - first)]
 
-    def truncate(self, seq_id: int, end: int) -> None:
-        """Remove the positions of a sequence from `end` on, behind the first, where nothing lies beside its cells."""
+    @property
+    def max_rollback(self) -> int | None:
+        """Wrong drafts that can be cut from the end of a row; None: all of them."""
+        return None if self.kind in ("attention", "sliding_window") else self.rollback
+
+    def take_back(self, seq_id: int, num_tokens: int) -> bool:
+        """Cut the last of the tokens that were just appended to a sequence; return whether all of these had to go for it."""
         held = self._sequence(seq_id)
-        if self.kind != "attention":
-            raise Unsupported(f"{self.kind} memory cannot be cut at {end}")
+        assert held.row_start is not None  # noqa: S101 - tokens were just appended
+        if self.kind == "compressed":
+            raise Unsupported(f"{self.kind} memory cannot be cut")
+        is_whole = self.max_rollback is not None and num_tokens > self.max_rollback
+        self._cut(held, held.row_start if is_whole else len(held.hashes) - num_tokens)
+        if is_whole:
+            held.row_start = None
+        return is_whole
+
+    def truncate(self, seq_id: int, end: int) -> None:
+        """Remove the positions of a sequence from `end` on, behind the first; of recurrent states, those appended last."""
+        held = self._sequence(seq_id)
         if not 0 < end <= held.next_position:
             raise InvalidParams(f"sequence {seq_id} holds {held.next_position} tokens, not {end}")
         num_kept = held.num_before(end)
+        if self.kind == "compressed" or (self.max_rollback is not None and num_kept != held.row_start):
+            raise Unsupported(f"{self.kind} memory cannot be cut at {end}")
+        self._cut(held, num_kept)
+        held.row_start = None
+
+    def _cut(self, held: FakeSequence, num_kept: int) -> None:
+        if self.kind == "sliding_window" and max(0, num_kept - self.window) < held.window_start:
+            raise Unsupported(f"the window begins at cell {held.window_start}, and does not cover {num_kept} tokens")
         self._release(held.cells[num_kept:])
         del held.hashes[num_kept:], held.ends[num_kept:], held.cells[num_kept:]
+        if self.has_state_apart:
+            held.state = self._state_of(held)
 
     def remove(self, seq_id: int) -> None:
         """Remove a sequence."""

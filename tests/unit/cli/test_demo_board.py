@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from paceline.cli.demo_instruments import SlotBoard
 from paceline.scheduling.telemetry import RequestRecord, RowRecord, TickRecord
 
@@ -81,3 +83,15 @@ def test_a_pause_shows_until_the_reader_is_back() -> None:
     assert [occupant.state for occupant in board.occupants().values()] == ["paused", "left"]
     board.paused(1, False, 0.0)
     assert board.occupants()[0].state == "prefill"
+
+
+def test_drafts_are_counted_with_what_came_of_them() -> None:
+    """A row with drafts wins all but one of its new tokens; one whose pass failed nothing."""
+    board = SlotBoard()
+    queued(board, 7)
+    board.request_started(7, 0, 0, 0.0)
+    drafted = msgspec.structs.replace(row(0, 7, 10, 5, 3), num_drafts=4)
+    ticked(board, drafted)
+    ticked(board, msgspec.structs.replace(drafted, num_new=0))
+    ticked(board, row(0, 7, 15, 1, 1))
+    assert (board.num_drafts, board.num_won) == (8, 2)

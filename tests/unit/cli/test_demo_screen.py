@@ -101,3 +101,10 @@ def test_the_tail_of_a_text_is_its_last_words(text: str, width: int, shown: str)
     """Whole words where one fits, cells and not characters counted, one line, no control characters."""
     assert tail(text, width) == shown
     assert cell_len(tail(text, width)) <= width
+
+
+def test_drafts_are_in_the_line_of_figures() -> None:
+    """With how many were accepted; not without any."""
+    assert " 1/6 ended · queue 2 · 181 tok/s · occupancy 60% · drafts 80, accepted 25%" in shown(
+        100, num_drafts=80, num_won=20
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -205,3 +206,32 @@ def test_json_has_every_result_and_the_figures() -> None:
     assert done["error"] is None and done["usage"]["completion_tokens"] == 2
     assert report["summary"]["ttft_p50_s"] is None and report["summary"]["requests"] == 2
     assert (report["summary"]["seed"], report["summary"]["load_s"]) == (7, 0.5)
+
+
+def figures(**changes: Any) -> demo_streams.Figures:
+    found = demo_streams.run_figures(DemoStreams(), Pacer(0))
+    return dataclasses.replace(found, **changes)
+
+
+def test_speculation_has_its_figures() -> None:
+    """How many drafts were accepted, and the speed with and without them, as it was measured; nothing without speculation."""
+    found = figures(num_drafts=200, num_accepted=150)
+    faster = demo_streams.SpeedUp(without=100.0, with_drafts=130.0)
+    rows = dict(demo_streams.figure_rows(found, 1, 0.1, faster))
+    assert rows["drafts"] == "200 verified, 150 accepted (75%)"
+    assert rows["speed-up"] == "1.30 times as fast: 130 tok/s with drafts, 100 without"
+    assert "150 accepted (75%) | 1.30 times as fast" in demo_streams.figure_line(found, 1, 0.1, faster)
+    summary = json.loads(demo_streams.run_json(DemoStreams(), found, 1, 0.1, faster))["summary"]
+    assert (summary["draft_tokens"], summary["accepted_tokens"]) == (200, 150)
+    assert (summary["tokens_per_s_with_drafts"], summary["tokens_per_s_without"]) == (130.0, 100.0)
+    rows = dict(demo_streams.figure_rows(found, 1, 0.1))
+    assert rows["drafts"] == rows["speed-up"] == ""
+    assert "drafts" not in demo_streams.figure_line(found, 1, 0.1)
+    assert "draft_tokens" not in json.loads(demo_streams.run_json(DemoStreams(), found, 1, 0.1))["summary"]
+
+
+def test_speculation_without_drafts_or_tokens_says_so() -> None:
+    """Not by a division by zero."""
+    rows = dict(demo_streams.figure_rows(figures(), 1, 0.1, demo_streams.SpeedUp(None, 3.0)))
+    assert rows["drafts"].startswith("none")
+    assert rows["speed-up"] == "not measured"

@@ -83,7 +83,7 @@ def test_notes_are_printed_before_the_server_starts(server: Server) -> None:
     ("args", "message"),
     [
         (["--ctx-sise", "1"], "unknown option '--ctx-sise'; did you mean '--ctx-size'?"),
-        (["-md", "x.gguf"], "-md: drafts are made by prompt lookup alone"),
+        (["--control-vector", "x"], "--control-vector: control vectors are not supported yet; leave it out"),
         (["-c", "many"], "-c must be an integer >= 0"),
         (["-m", "/no/such/file.gguf"], "-m: there is no file"),
         (["--", "x"], "unexpected '--'"),

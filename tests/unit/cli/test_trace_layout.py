@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from tests.unit.observability.recorded import busy, two_requests
 
-from paceline.cli.trace_layout import MAX_EMPTY_SLOTS, Cell, EndOutsideSlot, arrange
+from paceline.cli.trace_layout import MAX_EMPTY_SLOTS, Burst, Cell, EndOutsideSlot, arrange
 from paceline.observability.trace_events import EngineRestarted, Preempted, RequestStarted, SlotFreed, Trace, TraceEvent
 from paceline.scheduling.telemetry import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
@@ -196,3 +197,18 @@ def test_an_empty_trace_has_a_layout() -> None:
     found = arrange(Trace(()), 10)
     assert (found.columns, found.stays, found.slots) == ((), (), ())
     assert found.end_s > found.start_s
+
+
+def drafted(slot: int, num_drafts: int, num_new: int) -> RowRecord:
+    """A decoding row with drafts, of which all but one of its new tokens were accepted."""
+    return msgspec.structs.replace(row(slot, 1 + num_drafts, 1, num_drafts), num_new=num_new)
+
+
+def test_drafts_of_a_slot_are_bursts_of_its_column() -> None:
+    """Together where ticks are; a row that had drafts and lost its pass won nothing."""
+    ticks = [tick(0.0, drafted(0, 4, 3), row(1, 1, 1)), tick(0.5, drafted(0, 2, 1), drafted(1, 3, 0))]
+    wide, narrow = arrange(Trace(tuple(ticks)), 1000), arrange(Trace(tuple(ticks)), 1)
+    assert [column.bursts for column in wide.columns] == [(Burst(0, 4, 2),), (Burst(0, 2, 0), Burst(1, 3, 0))]
+    assert [column.bursts for column in narrow.columns] == [(Burst(0, 6, 2), Burst(1, 3, 0))]
+    assert (wide.most_drafts, narrow.most_drafts) == (4, 6)
+    assert arrange(two_requests(), 100).most_drafts == 0

@@ -7,6 +7,7 @@ from collections import Counter
 from xml.etree import ElementTree as ET
 
 import pytest
+from tests.unit.cli.test_trace_layout import drafted, tick
 from tests.unit.observability.recorded import Recorded, busy, two_requests
 from tests.unit.observability.simulated import Simulation
 
@@ -175,3 +176,22 @@ def test_the_axis_has_round_times(span_s: float, first: str, last: str) -> None:
     found = [label for _, label in axis_ticks(span_s)]
     assert (found[0], found[-1]) == (first, last)
     assert 5 <= len(found) <= 13
+
+
+def test_drafts_are_bars_in_their_lanes() -> None:
+    """Accepted ones at the bottom, the others above them; the most drafts nearly fill a lane. Without drafts there are none."""
+    ticks = [tick(0.0, drafted(0, 4, 3)), tick(0.5, drafted(0, 2, 1))]
+    picture = draw(Trace(tuple(ticks)))
+    bars = [
+        (str(bar.get("class")), *(float(bar.get(name, 0)) for name in ("y", "height")), bar.findtext(f"{SVG}title"))
+        for bar in group(picture, "bursts")
+    ]
+    assert [(look, title) for look, _, _, title in bars] == [
+        ("lost", None), ("won", "2 of 4 drafts accepted"), ("lost", None), ("won", "0 of 2 drafts accepted"),
+    ]  # fmt: skip
+    lane = max(float(cell.get("height", 0)) for cell in cells(picture))
+    (_, top, lost, _), (_, middle, won, _), (_, _, second, _), (_, bottom, none, _) = bars
+    assert (lost, won, second, none) == (pytest.approx(0.45 * lane),) * 3 + (0,)
+    assert top + lost == pytest.approx(middle) and middle + won == pytest.approx(bottom)
+    assert "accepted drafts" in texts(picture)
+    assert "accepted drafts" not in texts(draw(two_requests()))

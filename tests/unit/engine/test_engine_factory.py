@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paceline.engine import engine_factory
 from paceline.engine.engine_factory import uses_gpu
 from paceline.runtime import Device
 
@@ -34,3 +37,18 @@ def test_a_gpu_that_a_model_keeps_off_does_not_count(options: dict[str, Any], ex
     """Layers and devices decide, not what the machine has."""
     assert uses_gpu(options, [CPU, GPU]) is expected
     assert not uses_gpu(options, [CPU])
+
+
+def test_a_projector_that_is_given_by_its_url_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a draft model; paths and switches stay as they are."""
+    asked: list[str] = []
+
+    def found(model: str, **_: object) -> SimpleNamespace:
+        asked.append(model)
+        return SimpleNamespace(path=Path("cache/mmproj.gguf"))
+
+    monkeypatch.setattr(engine_factory, "local_model", found)
+    options = engine_factory.local_options({"mmproj": "https://x.example/mmproj.gguf"}, offline=False, hf_token=None)
+    assert options == {"mmproj": Path("cache/mmproj.gguf").absolute()}
+    assert asked == ["https://x.example/mmproj.gguf"]
+    assert engine_factory.local_options({"mmproj": False}, offline=False, hf_token=None) == {"mmproj": False}

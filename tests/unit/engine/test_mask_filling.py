@@ -14,7 +14,7 @@ from paceline.engine import llama_backend
 from paceline.engine.constrained_sampler import ConstrainedSampler
 from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.mask_filler import MaskFiller
-from paceline.errors import SamplingError
+from paceline.errors import DecodeError, PacelineError, SamplingError
 from paceline.runtime.step import SamplerDraws, StepRowResult
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
@@ -178,6 +178,17 @@ def test_tokens_before_the_one_at_which_a_constraint_raises_are_kept() -> None:
     assert (output.token_ids, output.logprobs) == ((6, 7), logprobs[:2])
     assert "enough" in str(output.error)
     assert output.num_accepted == 3  # cells are what they were
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"), [(SamplingError("nothing is left"), False), (DecodeError("not taken back"), True)]
+)
+def test_behind_the_end_of_a_grammar_only_draws_may_fail(error: PacelineError, *, is_kept: bool) -> None:
+    """What was drawn along drafts beyond the end does not count; that the memory is not what it was does."""
+    params = SimpleNamespace(grammar="root ::= [a]", grammar_lazy=False)
+    sampler = SimpleNamespace(is_eog=lambda _: False, params=params, is_complete=True)
+    output = ConstrainedSampler(sampler, None).settle(RowOutput((6,), error=error))  # type: ignore[arg-type]
+    assert output.error is (error if is_kept else None)
 
 
 def test_a_constraint_that_exits_when_it_accepts_ends_its_choice(own: Own) -> None:

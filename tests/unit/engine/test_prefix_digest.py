@@ -23,9 +23,9 @@ HEAD = list(range(100, 150))
 FIRST, SECOND = [*HEAD, *range(200, 240)], [*HEAD, *range(300, 340)]
 
 
-def digest(world: World, max_prefixes: int = 100) -> PrefixDigest:
+def digest(world: World, max_prefixes: int = 100, block_tokens: int | None = None) -> PrefixDigest:
     """Tick once."""
-    world.commands.queue.append(Digest(10**6, max_prefixes))
+    world.commands.queue.append(Digest(10**6, max_prefixes, block_tokens))
     world.num_ticks += 1
     events = world.engine.tick()
     (found,) = [event.snapshot for event in events if isinstance(event, Inspected)]
@@ -100,6 +100,38 @@ def test_prefixes_that_are_not_cached_for_others_are_not_in_it() -> None:
     assert digest(world, 1) == PrefixDigest()
 
 
+def test_in_blocks_a_prompt_is_found_to_within_a_block() -> None:
+    """Also one that leaves a cached one where no other has branched; blocks that several share are there once."""
+    world = World(eos_every=10**9)
+    for prompt in (FIRST, SECOND):
+        world.submit(prompt, max_tokens=1)
+        world.run()
+    found = digest(world, block_tokens=16)
+    assert found.is_complete
+    assert [one.num_tokens for one in found.prefixes] == [16, 32, 48, 64, 64, 80, 80]
+    assert [num_cached(found, prompt) for prompt in (FIRST, [*FIRST[:70], 1, 2], [*HEAD[:40], 3])] == [80, 64, 32]
+
+
+def test_of_blocks_the_longest_prefixes_are_left_out() -> None:
+    """Those before them are of use without them, and not the other way round."""
+    world = World(eos_every=10**9)
+    for prompt in (FIRST, SECOND):
+        world.submit(prompt, max_tokens=1)
+        world.run()
+    found = digest(world, 5, block_tokens=16)
+    assert ([one.num_tokens for one in found.prefixes], found.is_complete) == ([16, 32, 48, 64, 64], False)
+
+
+@pytest.mark.parametrize("kind", ["sliding_window", "hybrid", "recurrent"])
+def test_where_a_checkpoint_is_needed_blocks_without_one_are_not_cached(kind: str) -> None:
+    """The last whole block before a checkpoint stands for it."""
+    world = World(kind=kind, limits={"host_bytes": 2**30}, eos_every=10**9)
+    world.submit(FIRST, max_tokens=3)
+    world.run()
+    assert [one.num_tokens for one in digest(world, block_tokens=16).prefixes] == [80]
+    assert digest(world, block_tokens=1000) == PrefixDigest()
+
+
 def test_a_walk_over_many_nodes_ends_early() -> None:
     """Where few nodes are cached, the time of a tick is not spent on the others; what was left out is said."""
     world = World(kind="compressed", num_cells=10_000, limits={"host_bytes": 0, "num_slots": 20}, eos_every=10**9)
@@ -108,6 +140,8 @@ def test_a_walk_over_many_nodes_ends_early() -> None:
     world.tick(5)
     assert not digest(world, 1).is_complete
     assert digest(world, 100).is_complete
+    assert not digest(world, 1, block_tokens=16).is_complete
+    assert digest(world, 100, block_tokens=16).is_complete
 
 
 def test_what_is_no_token_id_has_no_hash() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,13 @@ from tests.engine_world import Outcome, World, make_limits
 
 from paceline.errors import Aborted, DrafterError
 from paceline.observability.instruments import Instrument, Instruments
+from paceline.scheduling.acceptance import Acceptance, UsualAcceptance
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
-from paceline.scheduling.draft_depth import Acceptance, choose_depths
+from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.scheduling.draft_depth import DraftingTimes, choose_depths
 from paceline.scheduling.plan import Row
-from paceline.scheduling.speculation import DepthChooser, DraftingSequence, Speculation
+from paceline.scheduling.speculation import DraftingSequence, Speculation
 from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import FakeBackend, FakeCost, ManualClock
@@ -113,12 +116,25 @@ ENDINGS: list[dict[str, Any]] = [
 ]
 
 
+MEMORIES: list[dict[str, Any]] = [
+    {"kind": "attention"},
+    {"kind": "sliding_window"},
+    {"kind": "hybrid"},
+    {"kind": "hybrid", "rollback": 2},
+    {"kind": "recurrent"},
+    {"kind": "recurrent", "rollback": 8},
+]
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=str)
 @pytest.mark.parametrize("error_rate", [0.0, 0.4])
 @pytest.mark.parametrize("options", ENDINGS)
-def test_output_and_ending_are_those_of_decoding_alone(options: dict[str, Any], error_rate: float) -> None:
-    """Every ending inside a burst is exact."""
+def test_output_and_ending_are_those_of_decoding_alone(
+    options: dict[str, Any], error_rate: float, memory: dict[str, Any]
+) -> None:
+    """Every ending inside a burst is exact, whatever of a row can be taken back."""
     oracle = Oracle(futures("once upon", **options), error_rate=error_rate, seed=3)
-    world = speculative(oracle, depth=8)
+    world = speculative(oracle, depth=8, **memory)
     outcome = world.submit("once upon", **options)
     world.run()
     world.check_done()
@@ -144,9 +160,10 @@ def test_right_drafts_save_passes() -> None:
     assert (usage(outcome).draft_tokens, usage(outcome).accepted_tokens) == (32, 32)
 
 
-def test_wrong_drafts_leave_nothing_behind() -> None:
+@pytest.mark.parametrize("kind", ["attention", "sliding_window"])
+def test_wrong_drafts_leave_nothing_behind(kind: str) -> None:
     """Cells of rejected drafts are free, and no prefix has them."""
-    world = speculative(Fixed(1, 2, 3))
+    world = speculative(Fixed(1, 2, 3), kind=kind)
     outcome = world.submit("abc", max_tokens=20, ignore_eos=True)
     world.run()
     assert usage(outcome).accepted_tokens == 0
@@ -156,6 +173,144 @@ def test_wrong_drafts_leave_nothing_behind() -> None:
     world.check_done()
     assert usage(again).cached_tokens == 3 + 20 - 1
     assert told(again) == told(World(num_cells=400).alone(again.request.prompt, max_tokens=5))
+
+
+@pytest.mark.parametrize("memory", MEMORIES[2:], ids=str)
+def test_a_row_with_a_wrong_draft_is_computed_again_without_drafts(memory: dict[str, Any]) -> None:
+    """Unless the wrong ones can be cut: what was right comes with the next token, as decoding, and then drafts go on."""
+    options = {"max_tokens": 30, "ignore_eos": True}
+    (whole,) = futures("abc", **options)
+    ticks: list[TickRecord] = []
+    world = speculative(Wrong(Oracle([whole]), 2), depth=4, instruments=(Ticks(ticks),), **memory)
+    outcome = world.submit("abc", **options)
+    world.run()
+    world.check_done()
+    assert outcome.token_ids() == whole[3:]
+    rows = [
+        (row.num_tokens - row.num_drafts, row.num_drafts, row.num_decode, row.num_new)
+        for tick in ticks
+        for row in tick.rows
+    ]
+    assert rows[0] == (3, 0, 0, 1)
+    bounded = {0: [(1, 4, 1, 3), (4, 0, 4, 1)] * 2, 2: [(1, 4, 1, 3)] * 4, 8: [(1, 4, 1, 3)] * 4}
+    assert rows[1:5] == bounded[memory.get("rollback", 0)]
+    assert usage(outcome).accepted_tokens == sum(row[3] - 1 for row in rows[1:])
+
+
+class Wrong:
+    """Another drafter, but from this draft of each proposal on all are wrong."""
+
+    def __init__(self, drafter: Oracle, first: int) -> None:
+        self._drafter, self._first = drafter, first
+        self.begin, self.observe, self.end = drafter.begin, drafter.observe, drafter.end
+        self.rollback = drafter.rollback
+
+    def propose(self, key: int, max_tokens: int) -> list[int]:
+        right = self._drafter.propose(key, max_tokens)
+        for index in range(self._first, len(right)):
+            right[index] = 1 if right[index] != 1 else 2
+        self._drafter.proposed[key] = right
+        return right
+
+
+@pytest.mark.parametrize("memory", MEMORIES[2:], ids=str)
+def test_a_stop_within_a_burst_leaves_a_prefix_up_to_where_its_row_began(memory: dict[str, Any]) -> None:
+    """A state behind the end is no part of it, and what is before can be continued."""
+    options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True}
+    (whole,) = futures("abcdefgh" * 3, **options)
+    stop = next(one for index, one in enumerate(whole) if index > 30 and one not in whole[24:index])
+    end = whole.index(stop, 24)
+    world = speculative(Oracle([whole]), depth=4, **memory)
+    outcome = world.submit("abcdefgh" * 3, stop_token_ids=[stop], **options)
+    world.run()
+    world.check_done()
+    assert outcome.reason() is FinishReason.STOP
+    again = world.submit([*whole[: end + 1], 66, 67], max_tokens=5)
+    world.run()
+    world.check_done()
+    most = memory.get("rollback", 4) or 4
+    assert end - min(most, 4) - 1 <= usage(again).cached_tokens <= end + 1
+    assert told(again) == told(World(num_cells=400).alone(again.request.prompt, max_tokens=5))
+
+
+def test_a_sequence_that_is_preempted_while_it_computes_again_begins_as_any_other() -> None:
+    """What it computes then is a prompt, and no decoding."""
+    options = {"max_tokens": 60, "ignore_eos": True}
+    (whole,) = futures("abc", **options)
+    world = speculative(Wrong(Oracle([whole]), 3), depth=4, kind="recurrent")
+    outcome = world.submit("abc", **options)
+    (sequence,) = outcome.request.sequences
+    while not sequence.num_taken_back:
+        world.tick()
+    assert sequence.is_decoding
+    world.scheduler._admission.preempt(world.clock.now())
+    assert not sequence.num_taken_back
+    assert not sequence.is_decoding
+    world.run()
+    world.check_done()
+    assert outcome.token_ids() == whole[3:]
+
+
+def test_drafts_keep_a_tick_within_what_a_window_can_take_back() -> None:
+    """With `n_verify` no pass with drafts has more tokens, while prompts may fill longer ones."""
+    options = {"max_tokens": 60, "ignore_eos": True}
+    ticks: list[TickRecord] = []
+    oracle = Oracle(futures("abc", **options))
+    limits = {"n_verify": 6}
+    world = speculative(oracle, depth=8, kind="sliding_window", limits=limits, instruments=(Ticks(ticks),))
+    outcome = world.submit("abc", **options)
+    world.tick(3)
+    world.submit("x" * 60, max_tokens=3)
+    world.run()
+    assert outcome.token_ids() == oracle.futures[0][3:]
+    drafted = [tick for tick in ticks if any(row.num_drafts for row in tick.rows)]
+    assert max(sum(row.num_tokens for row in tick.rows) for tick in drafted) == 6
+    assert max(sum(row.num_tokens for row in tick.rows) for tick in ticks) > 6
+
+
+@pytest.mark.parametrize("max_rollback", [0, 2, 12])
+@pytest.mark.parametrize("probability", [0.2, 0.5, 0.8, 0.95])
+def test_depths_weigh_what_is_computed_again(probability: float, max_rollback: int) -> None:
+    """For one sequence they are those with which a simulation makes the most tokens in a second, or next to it."""
+
+    def seconds(num_drafts: int) -> float:
+        return 1.0 + 0.15 * num_drafts
+
+    def simulated(depth: int) -> float:
+        source, tokens, spent, num_again = random.Random(depth), 0, 0.0, 0
+        for _ in range(20_000):
+            if num_again or not depth:
+                tokens, spent, num_again = tokens + 1, spent + seconds(num_again), 0
+                continue
+            num_right = next((one for one in range(depth) if source.random() >= probability), depth)
+            tokens, spent = tokens + num_right + 1, spent + seconds(depth)
+            num_again = 0 if depth - num_right <= max_rollback else num_right + 1
+        return tokens / spent
+
+    (chosen,) = choose_depths([(probability, 12)], 1, DraftingTimes(seconds, max_rollback=max_rollback), 12)
+    (free,) = choose_depths([(probability, 12)], 1, DraftingTimes(seconds), 12)
+    assert chosen <= free
+    assert simulated(chosen) >= 0.97 * max(simulated(depth) for depth in (*range(9), 10, 12))
+    assert chosen < free or probability == 0.2 or max_rollback
+
+
+@pytest.mark.parametrize("memory", MEMORIES[2:], ids=str)
+def test_costs_decide_with_rows_that_are_taken_back(memory: dict[str, Any]) -> None:
+    """Where drafts are right often enough the text comes sooner, and where they are wrong not much later."""
+    options = {"max_tokens": 300, "ignore_eos": True}
+    cost = FakeCost(base_s=0.01, token_s=0.0005)
+    taken_s = {}
+    for error_rate in (None, 0.05, 0.6):
+        oracle = Fixed() if error_rate is None else Oracle(futures("abc", **options), error_rate=error_rate)
+        world = speculative(oracle, depth=None, cost=cost, num_cells=400, **memory)
+        world.scheduler.calibrate(
+            [MeasuredPass(num, num, cost.base_s + num * cost.token_s, num) for num in (1, 4, 8, 64)]
+        )
+        world.submit("abc", **options)
+        world.run()
+        taken_s[error_rate] = world.clock.now()
+    assert taken_s[0.05] < 0.5 * taken_s[None]
+    assert taken_s[0.6] < 1.02 * taken_s[None] + 0.05
 
 
 def test_a_burst_behind_a_stop_is_no_part_of_the_cached_prefix() -> None:
@@ -231,6 +386,63 @@ def test_what_fails_behind_the_end_of_a_text_fails_nothing() -> None:
         assert usage(drafted).accepted_tokens > 0
         assert told(drafted) == told(alone)
         assert drafted.reason() is alone.reason() is reason
+
+
+class Uncopyable:
+    """A constraint that allows everything, and cannot be followed along drafts."""
+
+    is_complete, may_end = False, True
+
+    def __init__(self, num_copies: int = 2) -> None:
+        self._num_copies = num_copies
+
+    def fill_mask(self, words: Any) -> bool:
+        return False
+
+    def accept(self, token_id: int) -> None:
+        pass
+
+    def rollback(self, num_tokens: int) -> None:
+        pass
+
+    def copy(self) -> Uncopyable:
+        if not self._num_copies:
+            raise RuntimeError("no copy")
+        return Uncopyable(self._num_copies - 1)
+
+
+def test_right_drafts_that_no_pass_has_are_no_mistake_of_the_drafter_and_stop() -> None:
+    """A sequence whose masks are never ready in time goes without drafts; those beside and behind it are not the worse for it."""
+    options: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+    oracle = Oracle(futures("abc", **options))
+    world = speculative(oracle, depth=None, num_cells=1000)
+    world.scheduler.calibrate([MeasuredPass(num, num, 0.01 + num * 0.00001, num) for num in (1, 4, 8, 64)])
+    outcome = world.submit("abc", constraint=Uncopyable(), **options)
+    world.tick(190)
+    speculation: Any = world.scheduler._speculation
+    ((_, known),) = speculation._sequences.items()
+    assert 4 < oracle.num_proposals < 30
+    assert known.acceptance.probability > 0.9
+    assert known.acceptance.worth < 0.1
+    assert speculation._usual.probability > 0.75
+    world.run()
+    assert usage(outcome).draft_tokens == 0
+    free = world.submit("abc", **options)
+    world.run()
+    assert usage(free).accepted_tokens > 150
+
+
+def test_a_draft_that_a_constraint_forbids_is_wrong() -> None:
+    """Though no pass had it."""
+    world = speculative(Fixed(120, 120, 120), depth=2)
+    outcome = world.submit("abc", max_tokens=12, regex="[a-e]{17}x")
+    world.tick(10)
+    speculation: Any = world.scheduler._speculation
+    ((_, known),) = speculation._sequences.items()
+    assert known.acceptance.probability < 0.4
+    assert known.acceptance.worth == known.acceptance.probability
+    world.run()
+    assert usage(outcome).draft_tokens == 0
 
 
 class Ticks(Instrument):
@@ -483,19 +695,22 @@ def test_drafts_keep_the_inter_token_target_of_the_sequences_beside() -> None:
 
 def test_a_trial_that_has_no_room_is_not_used_up() -> None:
     """A sequence that was due gets its trial as soon as the memory has room again."""
-    acceptance = Acceptance()
+    acceptance = Acceptance(UsualAcceptance())
     for _ in range(10):
         acceptance.observe(4, 0)
     limits = make_limits(FakeBackend(clock=ManualClock()), min_draft=2)
     chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()), 0.05)
     chooser.choose = lambda candidates, rows, num_cells, most: [0]  # type: ignore[method-assign]
+    chooser.budget.pass_time(10_000.0)
     one = Speculation(Fixed(1, 2), limits, chooser, ManualClock(), Instruments())
     candidates: Any = [
         (Row(World().request("abc").sequences[0], 0, [1], True, [], None), DraftingSequence(acceptance), 8)
     ]
     rows = [row for row, _, _ in candidates]
-    assert [one._depths(candidates, rows, 0, room=1) for _ in range(100)] == [[0]] * 100
-    assert [2] in [one._depths(candidates, rows, 0, room=2) for _ in range(64)]
+    assert [one._choose(candidates, rows, 0, room=1) for _ in range(100)] == [([], False)] * 100
+    ((_, _, depth),), is_trial = one._choose(candidates, rows, 0, room=2)
+    assert depth == 2
+    assert is_trial
 
 
 def test_speculation_that_never_pays_costs_at_most_two_percent() -> None:
@@ -515,29 +730,45 @@ def test_speculation_that_never_pays_costs_at_most_two_percent() -> None:
 
 def test_depths_follow_worth_and_cost() -> None:
     """The most valuable drafts go in first, as many as make the most tokens in a second."""
-    flat = choose_depths([(0.9, 8), (0.3, 8)], 2, lambda num: 1.0, 100)
+    flat = choose_depths([(0.9, 8), (0.3, 8)], 2, DraftingTimes(lambda num: 1.0), 100)
     assert flat[0] == 8
     assert 0 < flat[1] < 8
-    assert choose_depths([(0.9, 8), (0.3, 8)], 2, lambda num: 2.0 + num, 100) == [0, 0]
-    assert choose_depths([(0.9, 8), (0.3, 8)], 2, lambda num: 2.0 + 0.5 * num, 100)[1] == 0
-    assert sum(choose_depths([(0.9, 8)] * 4, 4, lambda num: 1.0, 5)) == 5
-    assert choose_depths([(0.9, 8)], 2, lambda num: 1.0 + 0.01 * num, 100, limit_s=1.055) == [5]
-    assert choose_depths([(0.9, 8)], 2, lambda num: 1.0 + 0.01 * num, 100, limit_s=1.0) == [0]
-    assert choose_depths([(0.9, 0)], 1, lambda num: 1.0, 5) == [0]
+    assert choose_depths([(0.9, 8), (0.3, 8)], 2, DraftingTimes(lambda num: 2.0 + num), 100) == [0, 0]
+    assert choose_depths([(0.9, 8), (0.3, 8)], 2, DraftingTimes(lambda num: 2.0 + 0.5 * num), 100)[1] == 0
+    assert sum(choose_depths([(0.9, 8)] * 4, 4, DraftingTimes(lambda num: 1.0), 5)) == 5
+    assert choose_depths([(0.9, 8)], 2, DraftingTimes(lambda num: 1.0 + 0.01 * num, limit_s=1.055), 100) == [5]
+    assert choose_depths([(0.9, 8)], 2, DraftingTimes(lambda num: 1.0 + 0.01 * num, limit_s=1.0), 100) == [0]
+    assert choose_depths([(0.9, 0)], 1, DraftingTimes(lambda num: 1.0), 5) == [0]
+
+
+def test_worth_is_of_drafts_that_are_right_and_in_the_pass() -> None:
+    """What is left out though right says nothing against the drafter, and is worth nothing."""
+    one = Acceptance(UsualAcceptance())
+    for _ in range(10):
+        one.observe(3, 3, 2)
+    assert one.probability > 0.9
+    assert one.worth == pytest.approx(2 / 3, abs=0.1)
+    for _ in range(20):
+        one.observe(1, 1, 0)
+    assert one.probability > 0.9
+    assert one.worth < 0.1
+    one.observe(0, 0, 0)
+    assert one.worth < 0.1
 
 
 def test_acceptance_follows_verdicts_and_trials_become_rare() -> None:
     """Probability follows the verdicts; what fails is tried less and less often."""
-    one = Acceptance()
+    one = Acceptance(UsualAcceptance())
     for _ in range(10):
         one.observe(4, 4)
     assert one.probability > 0.9
-    for _ in range(10):
+    for _ in range(30):
         one.observe(4, 0)
     assert one.probability < 0.4
     waits = []
     for _ in range(3):
-        waits.append(next(number for number in range(1, 5000) if one.is_due()))
+        waits.append(next(number for number in range(5000) if one.is_due or one.note_plain(1)))
+        one.note_trial()
         one.observe(2, 0)
     assert waits == sorted(waits)
     assert waits[0] < waits[2]

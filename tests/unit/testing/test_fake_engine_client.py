@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from paceline.config import EngineConfig
 from paceline.engine import EngineClient
-from paceline.errors import EngineStopped, InvalidParams
+from paceline.errors import EngineStopped, InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.scheduling.ngram_mod_drafter import NgramModDrafter
 from paceline.testing import FakeEngineClient
 
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0)
@@ -39,3 +43,25 @@ def test_a_wrong_request_is_refused_and_the_next_one_is_served() -> None:
         engine.prepare([], PARAMS, RequestOptions())
     assert len(text_of(engine, "hello")) >= 1
     engine.close()
+
+
+def test_it_drafts_with_the_drafter_of_its_config() -> None:
+    """It gets the tokens of every sequence, within the config's limits; draft heads have no model to follow."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0)
+    drafter: Any = NgramModDrafter(size_n=3)
+    plain, engine = (
+        FakeEngineClient(),
+        FakeEngineClient(config=EngineConfig(speculation=drafter, max_draft=4)),
+    )
+    for _ in range(2):
+        texts = [
+            "".join(chunk.text for chunk in one.accept(one.prepare("hello", params, RequestOptions())))
+            for one in (plain, engine)
+        ]
+        assert texts[0] == texts[1]
+    assert engine.limits.max_draft == 4
+    plain.close()
+    engine.close()
+    assert len(drafter._ended) == 2
+    with pytest.raises(Unsupported, match="'ngram'"):
+        FakeEngineClient(config=EngineConfig(speculation="mtp"))

@@ -2,6 +2,7 @@
 
 main thread        listens to the front; ends the process when the front is gone
 preparing thread   loads the model, then prepares requests
+encoding thread    prepares requests with images or audio; a watching thread gives up those that ended
 engine's thread    ticks, and sends the events of each tick
 """
 
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline import validation
@@ -30,11 +32,26 @@ from paceline.clock import MonotonicClock
 from paceline.engine.adapters import name_of
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Cancel, DetachAdapter, Digest, EndSlow, Inspect, SetInterval, SetPaused, Stop
+from paceline.engine.commands import (
+    Cancel,
+    DetachAdapter,
+    Digest,
+    EndSlow,
+    Inspect,
+    RequestCommand,
+    SetInterval,
+    SetPaused,
+    Stop,
+)
 from paceline.engine.core import Engine
+from paceline.engine.encoding_queue import EncodingQueue
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
+from paceline.engine.lookup_files import LookupFiles
+from paceline.engine.media_encoder import MediaEncoder
+from paceline.engine.projector_file import projectors_beside
+from paceline.engine.prompts import refuse_media
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox, TracingExecutor
@@ -46,9 +63,11 @@ from paceline.errors import InvalidParams, PacelineError
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
+from paceline.scheduling.heads_drafter import attach_heads
 from paceline.scheduling.named_drafter import resolve_drafter
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.sequence import next_deadline_s
 
 _log = logging.getLogger("paceline.engine")
 
@@ -75,6 +94,9 @@ class Worker:
         self._metrics = Metrics()
         self._clock = MonotonicClock()
         self._work: queue.SimpleQueue[messages.Setup | messages.Generate | messages.Embed] = queue.SimpleQueue()
+        self._encoding: EncodingQueue[messages.Generate] | None = None
+        self._encoder: MediaEncoder | None = None
+        self._projectors: list[Path] = []  # beside the model
         self._preparer: RequestPreparer | None = None
         self._runner: Runner | None = None
         self._may_leave = self._has_ended = False
@@ -118,23 +140,28 @@ class Worker:
             case messages.Setup():
                 self._work.put(message)
             case messages.Generate() | messages.Embed():
-                self._ready.expect(message.key)
-                self._work.put(message)
+                self._take_request(message)
             case Cancel() | SetPaused() | SetInterval() | EndSlow():
-                self._ready.pass_on(message)
+                self._pass_on(message)
             case Stop():
-                self._inbox.put(Stop())
-                self._abort()
+                self._stop()
             case messages.AskStats(number):
                 self._report(number)
             case messages.AskSlots(number):
                 self._inspect(Inspect(self._inbox.next_key()), partial(messages.SlotsReply, number))
-            case messages.AskDigest(number, max_prefixes):
-                self._inspect(Digest(self._inbox.next_key(), max_prefixes), partial(messages.DigestReply, number))
-            case messages.Prefix() | messages.LoadAdapter() | messages.FreeAdapter():
+            case messages.AskDigest(number, max_prefixes, block_tokens):
+                question = Digest(self._inbox.next_key(), max_prefixes, block_tokens)
+                self._inspect(question, partial(messages.DigestReply, number))
+            case messages.Prefix() | messages.LoadAdapter() | messages.FreeAdapter() | messages.MeasureMedia():
                 threading.Thread(target=self._do_in_thread, args=(message,), daemon=True).start()
             case messages.Leave():
                 self._may_leave = True
+
+    def _stop(self) -> None:
+        if self._encoder is not None:
+            self._encoder.stop()  # else requests whose images or audio wait would be encoded first
+        self._inbox.put(Stop())
+        self._abort()
 
     @property
     def _ready(self) -> RequestPreparer:
@@ -166,12 +193,25 @@ class Worker:
     def _send(self, message: messages.Up) -> None:
         self._link.send(messages.encode(message))
 
-    def _do_in_thread(self, message: messages.Prefix | messages.AdapterQuestion) -> None:
+    def _do_in_thread(self, message: messages.Prefix | messages.AdapterQuestion | messages.MeasureMedia) -> None:
         """Do what takes time, on a thread of its own: files are read, and the engine replies after a tick."""
         if isinstance(message, messages.Prefix):
             self._do_prefix(message)
+        elif isinstance(message, messages.MeasureMedia):
+            self._send(self._measured(message))
         else:
             self._do_adapter(message)
+
+    def _measured(self, message: messages.MeasureMedia) -> messages.MediaMeasured:
+        """Return what an image or audio of an extent becomes."""
+        try:
+            if self._encoder is None:
+                refuse_media(message.extent, self._projectors)
+            parts = self._encoder.measure(message.extent)
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            return messages.MediaMeasured(message.number, (), as_paceline_error(error))
+        sizes = (messages.PartSizes(one.tokens, one.num_cells, one.num_positions, one.is_causal) for one in parts)
+        return messages.MediaMeasured(message.number, tuple(sizes), None)
 
     def _do_prefix(self, message: messages.Prefix) -> None:
         """Save, load or erase a prefix."""
@@ -205,6 +245,24 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - the front is to know
             failure = as_paceline_error(error)
         self._send(messages.AdapterDone(message.number, message.adapter, path, failure))
+
+    # ---- requests
+
+    def _pass_on(self, command: RequestCommand) -> None:
+        """Pass a command on to its request; a cancel ends the encoding of its images. Listening thread."""
+        self._ready.pass_on(command)
+        if isinstance(command, Cancel) and self._encoding is not None:
+            self._encoding.release(command.key)
+
+    def _take_request(self, message: messages.Generate | messages.Embed) -> None:
+        """Pass a request on to the thread that prepares it. Listening thread."""
+        self._ready.expect(message.key)
+        if isinstance(message, messages.Embed) or not message.attachments or self._encoding is None:
+            self._work.put(message)
+            return
+        life, options = message.life, RequestOptions(**message.options)
+        deadline_s = next_deadline_s(options, message.submitted_s, life.started_s, life.first_token_s)
+        self._encoding.put(message.key, message, deadline_s)
 
     # ---- the preparing thread
 
@@ -249,6 +307,10 @@ class Worker:
             facts, adapters, at_end = model_facts(parts.model), parts.adapters, parts.at_end
             fingerprint = parts.fingerprint
             calibration = parts.calibration
+            self._encoder, self._projectors = parts.encoder, projectors_beside(parts.model.paths)
+            encoder = self._encoder
+            if encoder is not None:
+                at_end = (encoder.close, *at_end)
             if setup.num_restarts and calibration is not None:  # requests wait, or a pass of it crashed
                 calibration.end()
                 calibration = None
@@ -256,13 +318,21 @@ class Worker:
             backend, limits = validation.import_named(setup.backend)(setup.backend_options)
             config = arguments.config
             strategy, drafter = resolve_strategy(config.strategy), resolve_drafter(config.speculation)
+            attach_heads(drafter, backend)
+            lookup_files = LookupFiles(drafter)
+            lookup_files.put_in(limits.n_vocab)
             scheduler = Scheduler(limits, strategy, self._clock, instruments, drafter)
-            facts, adapters, at_end, fingerprint, calibration = {}, (), (backend.close,), b"", None
+            at_end = (scheduler.end_drafting, lookup_files.save, backend.close)
+            facts, adapters, fingerprint, calibration = {}, (), b"", None
         scheduler.reports_held_back = True
         sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report)
         self._backend = backend
         lost = {key: failure for key, path in setup.adapters.items() if (failure := _load_again(backend, key, path))}
-        self._preparer = RequestPreparer(self._inbox, sink, backend, self._box, lost)
+        self._preparer = preparer = RequestPreparer(self._inbox, sink, backend, self._box, lost, self._encoder)
+        if self._encoder is not None:
+            self._encoding = EncodingQueue(
+                encode=preparer.encode, give_up=self._work.put, abort=self._encoder.cancel, clock=self._clock
+            )
         engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box), calibration)
         self._abort = backend.abort
         files = StateFiles(arguments.config.state_folder, fingerprint)

@@ -1,11 +1,12 @@
-"""What the worker was doing when it died: the requests of the pass that ran, and the one being prepared.
+"""What the worker was doing when it died: the requests of the pass that ran, the one being prepared, and the one being encoded.
 
 A page of memory that both processes map: writing it costs no system call, and it survives any kind of death.
-The engine's thread writes the pass, the preparing thread its request; the front reads when the worker is dead. The listening
-thread writes its signs of life, which the front reads at any time.
+The engine's thread writes the pass, the preparing and the encoding thread their requests; the front reads when the worker is
+dead. The listening thread writes its signs of life, which the front reads at any time.
 
     0      8          16        24
-    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last two are times, see `beat`
+    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last two are times, see `beat`, and the one
+                                                 before them is the request being encoded
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput
 
 _KEYS_AT = 24
 _BEAT_AT = BOX_BYTES - 16
-_MAX_KEYS = (_BEAT_AT - _KEYS_AT) // 8
+_ENCODING_AT = _BEAT_AT - 8
+_MAX_KEYS = (_ENCODING_AT - _KEYS_AT) // 8
 
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What a black box holds. in_pass: the keys of the pass that ran; None where none did. preparing: a key, or None."""
+    """What a black box holds. in_pass: keys of the pass that ran; None where none did. preparing, encoding: a key, or None."""
 
     in_pass: frozenset[int] | None = None
     preparing: int | None = None
+    encoding: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,10 @@ class BlackBox:
         """Note which request is being prepared; None: none is. Preparing thread. Keys begin at 1."""
         struct.pack_into("=Q", self._memory, 0, key or 0)
 
+    def encode(self, key: int | None) -> None:
+        """Note of which request images are being encoded; None: of none. Encoding thread."""
+        struct.pack_into("=Q", self._memory, _ENCODING_AT, key or 0)
+
     def beat(self, listened_s: float, sign: Sign | None) -> None:
         """Note that the worker is alive. Listening thread. Times are of the system-wide clock, and more than 0."""
         since_s = 0.0 if sign is None or sign.state == "ended" else sign.since_s
@@ -98,7 +105,8 @@ class BlackBox:
         """Return what was written last."""
         preparing, is_in_pass, count = struct.unpack_from("=3Q", self._memory, 0)
         keys = struct.unpack_from(f"={min(count, _MAX_KEYS)}Q", self._memory, _KEYS_AT)
-        return LastSeen(frozenset(keys) if is_in_pass else None, preparing or None)
+        (encoding,) = struct.unpack_from("=Q", self._memory, _ENCODING_AT)
+        return LastSeen(frozenset(keys) if is_in_pass else None, preparing or None, encoding or None)
 
     def forget(self) -> None:
         """As `close`, in a forked child, where a thread that does not exist there may hold the lock."""

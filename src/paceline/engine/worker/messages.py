@@ -14,12 +14,13 @@ import msgspec
 from paceline.engine.commands import RequestCommand, Stop
 from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.kv_cache import MediaItem, PrefixDigest
+from paceline.media import MediaExtent
 from paceline.observability.metrics_snapshot import Sample
 from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 9
+PROTOCOL = 11
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -63,10 +64,19 @@ class Life(_Message, frozen=True):
     cached_from: str | None = None
 
 
+class AttachmentData(_Message, frozen=True):
+    """An image or audio of a prompt; see `Image` and `Audio`."""
+
+    format: str
+    extent: MediaExtent
+    data: bytes
+    name: str = ""
+
+
 class Generate(_Message, frozen=True, tag="generate"):
     """A request for text, new or continued. params, options: by name, those that differ from the defaults.
 
-    media: the items whose keys are in the prompt.
+    media: the items whose keys are in the prompt. attachments: what they are of, in order.
     """
 
     key: int
@@ -78,6 +88,7 @@ class Generate(_Message, frozen=True, tag="generate"):
     life: Life
     states: list[GenerationState | None]
     media: tuple[MediaItem, ...] = ()
+    attachments: tuple[AttachmentData, ...] = ()
 
 
 class Embed(_Message, frozen=True, tag="embed"):
@@ -104,10 +115,11 @@ class AskSlots(_Message, frozen=True, tag="slots?"):
 
 
 class AskDigest(_Message, frozen=True, tag="digest?"):
-    """Ask for hashes of the cached prefixes."""
+    """Ask for hashes of the cached prefixes, of whole blocks where block_tokens is given."""
 
     number: int
     max_prefixes: int
+    block_tokens: int | None
 
 
 class Prefix(_Message, frozen=True, tag="prefix"):
@@ -135,6 +147,13 @@ class FreeAdapter(_Message, frozen=True, tag="lora-"):
     adapter: str
 
 
+class MeasureMedia(_Message, frozen=True, tag="media?"):
+    """Ask what an image or audio of an extent becomes in a prompt."""
+
+    number: int
+    extent: MediaExtent
+
+
 class Leave(_Message, frozen=True, tag="leave"):
     """End the worker in good order. Without it the end of the socket ends it at once."""
 
@@ -151,6 +170,7 @@ Down = (
     | AskDigest
     | Prefix
     | AdapterQuestion
+    | MeasureMedia
     | Leave
 )
 
@@ -276,6 +296,23 @@ class AdapterDone(_Message, frozen=True, tag="lora"):
     error: PacelineError | None
 
 
+class PartSizes(_Message, frozen=True):
+    """A `MediaPart` without its embeddings."""
+
+    tokens: tuple[int, ...]
+    num_cells: int
+    num_positions: int
+    is_causal: bool
+
+
+class MediaMeasured(_Message, frozen=True, tag="media"):
+    """The result of a `MeasureMedia`, or the error."""
+
+    number: int
+    parts: tuple[PartSizes, ...]
+    error: PacelineError | None
+
+
 class Loading(_Message, frozen=True, tag="loading"):
     """Fraction of the model that is loaded, 0.0 to 1.0; sent if the setup asks for it."""
 
@@ -289,7 +326,18 @@ class Traced(_Message, frozen=True, tag="trace"):
 
 
 Up = (
-    Ready | Refused | Happened | Logged | Stats | SlotsReply | DigestReply | PrefixDone | AdapterDone | Loading | Traced
+    Ready
+    | Refused
+    | Happened
+    | Logged
+    | Stats
+    | SlotsReply
+    | DigestReply
+    | PrefixDone
+    | AdapterDone
+    | MediaMeasured
+    | Loading
+    | Traced
 )
 
 

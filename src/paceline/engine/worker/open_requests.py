@@ -109,8 +109,9 @@ class OpenRequests:
     def survive(self, death: Death) -> None:
         """After a worker's death end the request that is at fault, and hold all others for the next worker."""
         seen = None if death.seen.in_pass is None else set(death.seen.in_pass)
-        if death.seen.preparing is not None:
-            seen = (seen or set()) | {death.seen.preparing}
+        for key in (death.seen.preparing, death.seen.encoding):
+            if key is not None:
+                seen = (seen or set()) | {key}
         guilty = self._blame.died(is_crash=death.is_crash, seen=seen or None, started=self._replay_log.started())
         if guilty is not None:
             text = f"this request ended the engine's process twice, the second time as the only suspect; {death}"

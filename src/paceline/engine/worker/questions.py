@@ -18,11 +18,19 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineStopped, PacelineError
 from paceline.kv_cache import PrefixDigest
+from paceline.media import MediaExtent
 from paceline.scheduling.telemetry import SlotsSnapshot
 
 _StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest
-_Question = _StateQuestion | messages.Prefix | messages.AdapterQuestion
-_Reply = messages.Stats | messages.SlotsReply | messages.DigestReply | messages.PrefixDone | messages.AdapterDone
+_Question = _StateQuestion | messages.Prefix | messages.AdapterQuestion | messages.MeasureMedia
+_Reply = (
+    messages.Stats
+    | messages.SlotsReply
+    | messages.DigestReply
+    | messages.PrefixDone
+    | messages.AdapterDone
+    | messages.MediaMeasured
+)
 
 
 class Questions:
@@ -47,9 +55,9 @@ class Questions:
         """Return a future of what each slot does after the current tick; None if there is no worker."""
         return self._ask(messages.AskSlots)
 
-    def ask_digest(self, max_prefixes: int) -> Future[PrefixDigest | None]:
+    def ask_digest(self, max_prefixes: int, block_tokens: int | None) -> Future[PrefixDigest | None]:
         """Return a future of hashes of the cached prefixes after the current tick; None if there is no worker."""
-        return self._ask(lambda number: messages.AskDigest(number, max_prefixes))
+        return self._ask(lambda number: messages.AskDigest(number, max_prefixes, block_tokens))
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
         """Return a future of the result. Waits for a worker; if it dies, the next one loads, once; else `EngineDied`."""
@@ -62,6 +70,10 @@ class Questions:
     def ask_free_adapter(self, adapter: str) -> Future[messages.AdapterDone]:
         """Return a future of the result. Waits for a worker; if it dies, the next one frees what it may have loaded."""
         return self._ask(lambda number: messages.FreeAdapter(number, adapter))
+
+    def ask_media(self, extent: MediaExtent) -> Future[messages.MediaMeasured]:
+        """Return a future of what an image or audio becomes. Waits for a worker; if it dies, the next one is asked, once."""
+        return self._ask(lambda number: messages.MeasureMedia(number, extent))
 
     def _ask(self, question: Callable[[int], _Question]) -> Future[Any]:
         number = next(self._numbers)
@@ -95,7 +107,11 @@ class Questions:
         """Resolve a question by the worker's reply; do nothing for a report that no question asked for."""
         self._sent.discard(reply.number)
         match reply:
-            case messages.PrefixDone(number, error=error) | messages.AdapterDone(number, error=error):
+            case (
+                messages.PrefixDone(number, error=error)
+                | messages.AdapterDone(number, error=error)
+                | messages.MediaMeasured(number, error=error)
+            ):
                 self._resolve(number, reply, error)
             case messages.SlotsReply(number, state) | messages.DigestReply(number, state):
                 self._resolve(number, state)

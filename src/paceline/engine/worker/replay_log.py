@@ -140,6 +140,9 @@ class ReplayLog:
             life=messages.Life(request.started_s, request.first_token_s, request.num_cached, request.cached_from),
             states=self._states[key],
             media=request.media,
+            attachments=tuple(
+                messages.AttachmentData(one.format, one.extent, one.data, one.name) for one in request.attachments
+            ),
         )
 
     # ---- without a worker

@@ -1,24 +1,27 @@
 """Prepares requests for the worker's engine: samplers, grammars, stop strings, what was generated before.
 
-On a thread of its own, since all of that takes time: neither the engine's thread nor the listening one waits for it.
+On threads of their own, since all of that takes time: neither the engine's thread nor the listening one waits for it, and
+requests for text wait for no images or audio.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from paceline.engine.adapters import name_of
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Command, RequestCommand
+from paceline.engine.commands import Cancel, Command, RequestCommand
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
+from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.socket_sink import SocketSink
-from paceline.errors import AdapterError, PacelineError
+from paceline.errors import Aborted, AdapterError, Cancelled, PacelineError, Unsupported
+from paceline.media import restored
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -35,10 +38,11 @@ class RequestPreparer:
         backend: Backend,
         box: BlackBox,
         lost_adapters: Mapping[str, PacelineError] = MappingProxyType({}),
+        encoder: MediaEncoder | None = None,
     ) -> None:
-        """lost_adapters: why adapters of an earlier worker are not there."""
+        """lost_adapters: why adapters of an earlier worker are not there. encoder: of media, if there is a projector."""
         self._inbox, self._sink, self._backend, self._box = inbox, sink, backend, box
-        self._lost_adapters = lost_adapters
+        self._lost_adapters, self._encoder = lost_adapters, encoder
         self._lock = threading.Lock()
         self._pending: dict[int, list[Command]] = {}  # commands for requests that are not ready
 
@@ -56,16 +60,33 @@ class RequestPreparer:
                 return
         self._inbox.put(command)
 
+    def encode(self, message: messages.Generate, is_given_up: Callable[[], bool]) -> None:
+        """As `prepare`, for a request with images or audio, which are encoded first. Encoding thread."""
+        self._prepare(message, self._box.encode, is_given_up)
+
     def prepare(self, message: messages.Generate | messages.Embed) -> None:
-        """Prepare a request, or report to the front what is wrong with it. Preparing thread."""
-        self._box.prepare(message.key)
+        """Prepare a request, or report to the front what is wrong with it. Preparing thread.
+
+        A request with images or audio has ended before they were encoded: the scheduler is to say so.
+        """
+        self._prepare(message, self._box.prepare, _yes)
+
+    def _prepare(
+        self,
+        message: messages.Generate | messages.Embed,
+        note: Callable[[int | None], None],
+        is_given_up: Callable[[], bool],
+    ) -> None:
+        note(message.key)
         try:
             request = self._request(message) if isinstance(message, messages.Generate) else self._texts(message)
+            if isinstance(request, Request) and isinstance(message, messages.Generate) and message.attachments:
+                self._encode(request, message.attachments, is_given_up)
             self._sink.accept(request)
         except Exception as error:  # noqa: BLE001 - the thread survives a request that fails
             self._sink.fail(message.key, as_paceline_error(error))
         finally:
-            self._box.prepare(None)
+            note(None)
         with self._lock:
             for command in self._pending.pop(message.key, ()):
                 self._inbox.put(command)
@@ -101,6 +122,30 @@ class RequestPreparer:
         request.num_cached, request.cached_from = life.num_cached, life.cached_from
         return request
 
+    def _encode(
+        self, request: Request, attachments: Sequence[messages.AttachmentData], is_given_up: Callable[[], bool]
+    ) -> None:
+        """Have the attachments encoded, as long as the request is wanted. Raises what is wrong with them."""
+        if self._encoder is None:
+            raise Unsupported("the worker has no projector for the images or audio of this request")
+        key, namespace = request.key, (request.options.tenant, request.options.cache_salt)
+        request.attachments = tuple(restored(one.format, one.extent, one.data, one.name) for one in attachments)
+        if is_given_up():
+            request.embeddings = Cancelled("the request ended before its images or audio were encoded")
+            request.cancelled = self._is_cancelled(key)
+            return
+        try:
+            request.embeddings = self._encoder.encode(
+                key, request.attachments, request.media, namespace, lambda: is_given_up() or self._is_cancelled(key)
+            )
+        except (Cancelled, Aborted) as error:
+            # A command follows, or the deadline is past: the scheduler ends it in order.
+            request.embeddings, request.cancelled = error, self._is_cancelled(key)
+
+    def _is_cancelled(self, key: int) -> bool:
+        with self._lock:
+            return any(isinstance(one, Cancel) for one in self._pending.get(key, ()))
+
     def _texts(self, message: messages.Embed) -> EmbeddingRequest:
         pooling = self._backend.prepare_embedding(message.pooling, max(map(len, message.texts)))
         return EmbeddingRequest(
@@ -111,3 +156,7 @@ class RequestPreparer:
             submitted_s=message.submitted_s,
             started_s=message.started_s,
         )
+
+
+def _yes() -> bool:
+    return True

@@ -75,11 +75,16 @@ def _names(instruments: Any) -> list[str]:
 
 
 def _is_object(speculation: object) -> bool:
+    if isinstance(speculation, (list, tuple)):
+        return any(map(_is_object, speculation))
     return speculation is not None and not isinstance(speculation, (str, Mapping))
 
 
 def _pickled(drafter: object) -> bytes:
-    """Return a drafter's bytes. Raises `InvalidParams` for one that has none, or that the worker would not find."""
+    """Return the bytes of a drafter, or of several. Raises `InvalidParams` for one without, or that the worker would not find."""
+    if isinstance(drafter, (list, tuple)):
+        for one in drafter:
+            _pickled(one)
     name = type(drafter).__name__
     if type(drafter).__module__ == "__main__":
         raise InvalidParams(

@@ -27,22 +27,24 @@ from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, TextRequests, prompt_ids
+from paceline.engine.prompts import Prompt, TextRequests, digest_sizes, prompt_ids
 from paceline.engine.worker import messages
 from paceline.engine.worker.lifecycle import Policy, RestartLimits
+from paceline.engine.worker.questions import Questions
 from paceline.engine.worker.replay_log import changed_options
 from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
 from paceline.errors import Aborted, EngineStopped, Unsupported
-from paceline.kv_cache import MAX_DIGEST_PREFIXES, PrefixDigest
+from paceline.kv_cache import PrefixDigest
+from paceline.media import MediaExtent
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.runtime import Model, Sampler
+from paceline.runtime import MediaPart, Model, Sampler
 from paceline.runtime.remote_model import RemoteModel
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
@@ -50,6 +52,7 @@ from paceline.scheduling.telemetry import SlotsSnapshot, slots_snapshot
 
 _STATS_S = 2.0  # for a worker to report; then its last report counts
 _POLL_S = 0.1  # between two checks whether loading is cancelled
+_MAX_EXTENTS = 1024  # of images and audio, whose parts are remembered
 _CANCELLED = "loading the model was cancelled"
 
 
@@ -167,6 +170,7 @@ class WorkerEngine(BaseEngine):
             next_key=self._inbox.next_key,
             make_samplers=partial(_no_samplers, self._front),
             clock=self._clock,
+            measure=partial(_measured, self._supervisor.questions, {}),
         )
         self._supervisor.on_replaced = partial(_replaced, weakref.ref(self))
 
@@ -259,12 +263,10 @@ class WorkerEngine(BaseEngine):
             return slots_snapshot((), num_slots=self.limits.num_slots, num_waiting=self._inbox.num_open)
         return reply
 
-    def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
+    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:
         """See `EngineClient`."""
         self._supervisor.check_process()
-        asked = self._supervisor.questions.ask_digest(
-            validation.integer("max_prefixes", max_prefixes, 1, MAX_DIGEST_PREFIXES)
-        )
+        asked = self._supervisor.questions.ask_digest(*digest_sizes(max_prefixes, block_tokens))
         return map_future(asked, self._or_empty)
 
     def _or_empty(self, reply: PrefixDigest | None) -> PrefixDigest:
@@ -293,6 +295,22 @@ def _replaced(engine: weakref.ref[WorkerEngine], ready: messages.Ready) -> None:
     found = engine()
     if found is not None:
         found.take_replacement(ready)
+
+
+def _measured(
+    questions: Questions, known: dict[MediaExtent, tuple[MediaPart, ...]], extent: MediaExtent
+) -> tuple[MediaPart, ...]:
+    """Return the parts of an image or audio; the worker is asked once for each extent."""
+    found = known.get(extent)
+    if found is None:
+        parts = questions.ask_media(extent).result().parts
+        found = tuple(
+            MediaPart(one.tokens, one.num_cells, one.num_positions, one.is_causal, None, None) for one in parts
+        )
+        if len(known) >= _MAX_EXTENTS:
+            known.clear()
+        known[extent] = found
+    return found
 
 
 def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:

@@ -16,10 +16,13 @@ from paceline.chat import Tool
 from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES
 from paceline.chat.json_values import checked_json, checked_schema
 from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.media import Image
+from paceline.server.media_input.request_media import RequestMedia
 
 ROLES = ("user", "assistant", "system")
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "cache_control", "citations"),
+    "image": ("source", "cache_control"),
     "thinking": ("thinking", "signature"),
     "redacted_thinking": ("data",),
     "tool_use": ("id", "name", "input", "cache_control", "caller"),
@@ -27,10 +30,13 @@ _BLOCKS: Mapping[str, tuple[str, ...]] = {
 }
 """Known members of each type of block, beside its type."""
 _OF_ROLE = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
+    "tool": ("text", "image"),
 }
+_SOURCES: Mapping[str, tuple[str, ...]] = {"base64": ("media_type", "data"), "url": ("url",)}
+"""Known members of each type of an image's source, beside its type."""
 _TOOL_FIELDS = (
     "type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming", "defer_loading",
     "allowed_callers", "input_examples",
@@ -40,14 +46,20 @@ _MAX_SHOWN = 80
 _STAMP = re.compile(r"\A(x-anthropic-billing-header:[^\n]*?\bcch=)[0-9A-Za-z]+(?=;)")
 
 
-def conversation_of(messages: object, system: object = None) -> list[dict[str, Any]]:
-    """Return a conversation as `parse_messages` takes it.
+def conversation_of(messages: object, system: object, media: RequestMedia) -> list[dict[str, Any]]:
+    """Return a conversation as `parse_messages` takes it, with images among the parts of its contents.
 
     Consecutive messages of the user, and of the assistant, become one, as Anthropic has it.
 
+    Args:
+        messages: The body's.
+        system: The body's.
+        media: Reads the images.
+
     Raises:
         InvalidParams: A message or a block is malformed, or a result is of a tool call that no earlier message has.
-        Unsupported: A block has what is known but not supported: images, documents, results of server tools.
+        Unsupported: A block has what is known but not supported: documents, results of server tools.
+        ApiException: As `RequestMedia.of_url`.
     """
     if not isinstance(messages, list):
         raise InvalidType(f"messages must be a list of messages, not {type(messages).__name__}")
@@ -60,7 +72,7 @@ def conversation_of(messages: object, system: object = None) -> list[dict[str, A
         converted.append({"role": "system", "content": _system("system", system)})
     calls: set[str] = set()
     for index, message in enumerate(messages):
-        for one in _message(f"messages[{index}]", message, calls):
+        for one in _message(f"messages[{index}]", message, calls, media):
             _append(converted, one)
     for one in converted:
         if "reasoning_content" in one:
@@ -87,7 +99,7 @@ def _append(converted: list[dict[str, Any]], message: dict[str, Any]) -> None:
             last.setdefault(name, []).extend(message[name])
 
 
-def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+def _parts(content: str | list[Any]) -> list[Any]:
     if isinstance(content, list):
         return content
     return [_text_part(content)] if content else []
@@ -108,7 +120,7 @@ def _system(place: str, system: object) -> str | list[dict[str, str]]:
     return blocks or ""
 
 
-def _message(place: str, message: object, calls: set[str]) -> list[dict[str, Any]]:
+def _message(place: str, message: object, calls: set[str], media: RequestMedia) -> list[dict[str, Any]]:
     """Return the messages that one of Anthropic's becomes. calls: ids of all calls so far, which this adds to."""
     if not isinstance(message, Mapping):
         raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
@@ -124,9 +136,31 @@ def _message(place: str, message: object, calls: set[str]) -> list[dict[str, Any
         return [_assistant(blocks, calls)]
     if not blocks:
         raise InvalidParams(f"{place} must have at least one block")
-    results = [_result(where, block, calls) for where, kind, block in blocks if kind == "tool_result"]
-    texts = [_text_part(_text(where, "text", block)) for where, kind, block in blocks if kind == "text"]
-    return [*results, *([{"role": role, "content": texts}] if texts else [])]
+    results = [_result(where, block, calls, media) for where, kind, block in blocks if kind == "tool_result"]
+    parts = _shown([one for one in blocks if one[1] != "tool_result"], media)
+    return [*results, *([{"role": role, "content": parts}] if parts else [])]
+
+
+def _shown(blocks: list[tuple[str, str, Mapping[str, Any]]], media: RequestMedia) -> list[Any]:
+    """Return the parts of text and image blocks."""
+    return [
+        _image(where, block, media) if kind == "image" else _text_part(_text(where, "text", block))
+        for where, kind, block in blocks
+    ]
+
+
+def _image(place: str, block: Mapping[str, Any], media: RequestMedia) -> Image:
+    place, source = f"{place}.source", block.get("source")
+    if not isinstance(source, Mapping):
+        raise InvalidType(f"{place} must be an object with a type, not {type(source).__name__}")
+    kind = source.get("type")
+    if kind == "file":
+        raise Unsupported(f"{place}.type: this server keeps no files; send the data themselves, as base64")
+    kind = validation.choice(f"{place}.type", kind, tuple(_SOURCES))
+    _check_members(place, source, ("type", *_SOURCES[kind]))
+    if kind == "url":
+        return media.of_url(f"{place}.url", source.get("url"))
+    return media.of_base64(f"{place}.data", source.get("data"), _text(place, "media_type", source))
 
 
 def _blocks(place: str, content: object, role: str) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -176,7 +210,7 @@ def _call(place: str, block: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": _word(place, "id", block), "type": "function", "function": function}
 
 
-def _result(place: str, block: Mapping[str, Any], calls: Collection[str]) -> dict[str, Any]:
+def _result(place: str, block: Mapping[str, Any], calls: Collection[str], media: RequestMedia) -> dict[str, Any]:
     """Return a tool's message. A chat template has no place for errors, so the text says that it is one."""
     call = _word(place, "tool_use_id", block)
     if call not in calls:
@@ -184,17 +218,24 @@ def _result(place: str, block: Mapping[str, Any], calls: Collection[str]) -> dic
             f"{place}.tool_use_id is {call[:_MAX_SHOWN]!r}, and no earlier message has a tool_use block with that id"
         )
     content = block.get("content")
-    if content is None:
-        text = ""
-    elif isinstance(content, str):
-        text = validation.text(f"{place}.content", content)
-    else:
-        found = _blocks(f"{place}.content", content, "system")
-        text = "\n".join(_text(where, "text", one) for where, _, one in found)
+    parts: list[Any] = []
+    if isinstance(content, str):
+        parts = [_text_part(validation.text(f"{place}.content", content))]
+    elif content is not None:
+        parts = _shown(_blocks(f"{place}.content", content, "tool"), media)
     is_error = block.get("is_error")
-    if is_error is not None and validation.boolean(f"{place}.is_error", is_error):
-        text = f"Error: {text}" if text else "Error"
-    return {"role": "tool", "tool_call_id": call, "content": text}
+    fails = is_error is not None and validation.boolean(f"{place}.is_error", is_error)
+    return {"role": "tool", "tool_call_id": call, "content": _result_content(parts, fails=fails)}
+
+
+def _result_content(parts: list[Any], *, fails: bool) -> str | list[Any]:
+    """Return texts alone as one text."""
+    if any(isinstance(one, Image) for one in parts):
+        return [_text_part("Error:"), *parts] if fails else parts
+    text = "\n".join(one["text"] for one in parts)
+    if not fails:
+        return text
+    return f"Error: {text}" if text else "Error"
 
 
 def _text(place: str, name: str, block: Mapping[str, Any]) -> str:
@@ -217,8 +258,6 @@ def _check_members(place: str, value: Mapping[str, Any], known: Collection[str])
 
 
 def _refuse_block(place: str, kind: str) -> NoReturn:
-    if kind == "image":
-        raise Unsupported(f"{place}.type: image input is not supported; leave images out")
     raise Unsupported(
         f"{place}.type: blocks of the type {kind[:_MAX_SHOWN]!r} are not supported; there are {', '.join(_BLOCKS)}"
     )

@@ -12,6 +12,7 @@ from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
 from paceline.server.anthropic.anthropic_bodies import MessageBody, TokenCountBody, field_warnings
 from paceline.server.anthropic.anthropic_messages import conversation_of, tool_choice_of, tools_of
+from paceline.server.media_input.request_media import RequestMedia
 
 MESSAGE_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": None}
 
@@ -35,9 +36,13 @@ class ParsedMessages:
 
 
 def parse_message_request(
-    body: TokenCountBody, base: SamplingParams, variables: TemplateVariables, reasoning_format: str
+    body: TokenCountBody,
+    base: SamplingParams,
+    variables: TemplateVariables,
+    reasoning_format: str,
+    media: RequestMedia,
 ) -> ParsedMessages:
-    """Parse a body. base: defaults; reasoning_format: the server's.
+    """Parse a body. base: defaults; reasoning_format: the server's; media: reads its images.
 
     Raises `InvalidParams`, `InvalidType` and `Unsupported`, which name the field.
     """
@@ -55,7 +60,7 @@ def parse_message_request(
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         changes |= {name: value for name, value in given.items() if value is not None}
     return ParsedMessages(
-        conversation=conversation_of(body.messages, body.system),
+        conversation=conversation_of(body.messages, body.system, media),
         params=base.replace(**changes),
         chat=ChatOptions(
             tools=tools,

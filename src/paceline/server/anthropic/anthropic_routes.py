@@ -16,7 +16,8 @@ from paceline.server.anthropic.anthropic_params import MESSAGE_DEFAULTS, ParsedM
 from paceline.server.anthropic.message_events import MESSAGE_FRAMING, MessageEvents, MessageReply, message_body
 from paceline.server.api_errors import anthropic_error_event
 from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, JsonRoute, json_response
-from paceline.server.running_chat import start_chat
+from paceline.server.media_input.request_media import RequestMedia, known_attachment
+from paceline.server.running_chat import count_prompt_tokens, start_chat
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
 
@@ -29,7 +30,8 @@ def routes(service: Service) -> APIRouter:
     async def messages(body: MessageBody, request: Request) -> Response:
         """Generate the assistant's next message, as Anthropic's endpoint; with `stream` as server-sent events."""
         base, streaming = service.sampling(MESSAGE_DEFAULTS), bool(body.stream)
-        parsed = await asyncio.to_thread(_parsed, service, body, base)
+        media = await service.request_media(body.messages)
+        parsed = await asyncio.to_thread(_parsed, service, body, base, media)
         running = await start_chat(
             service,
             request,
@@ -66,20 +68,21 @@ def routes(service: Service) -> APIRouter:
     async def count_tokens(body: TokenCountBody) -> Response:
         """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
         service.check_accepting()
-        chat_format = service.chat_format()
+        chat_format, media = service.chat_format(), await service.request_media(body.messages)
 
         def counted() -> int:
-            parsed = _parsed(service, body, SamplingParams())
+            parsed = _parsed(service, body, SamplingParams(), media)
             options = service.chat_options(parsed.chat)
-            return len(prepare_chat(chat_format, _turn(service, parsed), options, parsed.params).token_ids)
+            chat = prepare_chat(chat_format, _turn(service, parsed), options, parsed.params)
+            return count_prompt_tokens(service.engine(), chat.prompt(chat_format.tokenizer))
 
         return json_response({"input_tokens": await asyncio.to_thread(counted)})
 
     return router
 
 
-def _parsed(service: Service, body: TokenCountBody, base: SamplingParams) -> ParsedMessages:
-    parsed = parse_message_request(body, base, service.template_variables, service.settings.reasoning_format)
+def _parsed(service: Service, body: TokenCountBody, base: SamplingParams, media: RequestMedia) -> ParsedMessages:
+    parsed = parse_message_request(body, base, service.template_variables, service.settings.reasoning_format, media)
     if body.model is None or body.model in service.known_names:
         return parsed
     warning = f"model: the one model here is {service.names[0]!r}; it was used"
@@ -88,4 +91,5 @@ def _parsed(service: Service, body: TokenCountBody, base: SamplingParams) -> Par
 
 def _turn(service: Service, parsed: ParsedMessages) -> Turn:
     """Return the turn; an assistant's last message is continued, as Anthropic has it."""
-    return next_turn(parsed.conversation, prefills=service.settings.prefill_assistant is not False)
+    prefills = service.settings.prefill_assistant is not False
+    return next_turn(parsed.conversation, prefills=prefills, read_part=known_attachment)

@@ -81,7 +81,9 @@ def _help_lines(flag: Flag, width: int) -> Iterator[str]:
     if len(head) < _NAMES_WIDTH - 1:
         yield f"{head:<{_NAMES_WIDTH}}{body.pop(0)}"
     else:
-        yield head
+        yield from textwrap.wrap(
+            head, width, subsequent_indent="      ", break_on_hyphens=False, break_long_words=False
+        )
     yield from (" " * _NAMES_WIDTH + line for line in body)
 
 

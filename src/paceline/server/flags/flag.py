@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, ModelLoadError
-from paceline.hub import ModelReference, local_model
+from paceline.hub import LocalModel, ModelReference, local_model
 from paceline.params import FIELDS, SamplingParams
 
 Reader = Callable[[str, str], Any]
@@ -156,8 +156,16 @@ class Files(Protocol):
     def names(self, folder: Path) -> list[str]:
         """Return the names of what is in a folder, sorted. Raises `OSError`."""
 
-    def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
-        """Return the path of a model that is given by name. Raises as `paceline.hub.local_model`."""
+    def download(
+        self,
+        model: ModelReference,
+        target: Path | None,
+        *,
+        offline: bool,
+        hf_token: str | None,
+        with_projector: bool = False,
+    ) -> LocalModel:
+        """Return the files of a model that is given by name. Raises as `paceline.hub.local_model`."""
 
     def cached_models(self) -> Mapping[str, Path]:
         """Return the models in the caches of this machine that have a name, by that name."""
@@ -184,10 +192,25 @@ class DiskFiles:
         """Return whether there is such a folder."""
         return path.is_dir()
 
-    def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
-        """Return the path of a model, downloaded if need be."""
+    def download(
+        self,
+        model: ModelReference,
+        target: Path | None,
+        *,
+        offline: bool,
+        hf_token: str | None,
+        with_projector: bool = False,
+    ) -> LocalModel:
+        """Return the files of a model, downloaded if need be."""
         try:
-            return local_model(model, target=target, offline=offline, hf_token=hf_token, note=self._note).path
+            return local_model(
+                model,
+                target=target,
+                offline=offline,
+                hf_token=hf_token,
+                with_projector=with_projector,
+                note=self._note,
+            )
         except KeyboardInterrupt:
             self._note("the download was stopped; the next start continues it")
             raise

@@ -197,7 +197,7 @@ class ModelPresets:
 
     def _cached(self, reference: ModelReference) -> Path | None:
         try:
-            return self._files.download(reference, None, offline=True, hf_token=None)
+            return self._files.download(reference, None, offline=True, hf_token=None).path
         except PacelineError:
             return None
 
@@ -237,7 +237,7 @@ def _as_ini(name: str, flags: Sequence[GivenFlag], options: Mapping[str, Any]) -
     lines = [f"[{name}]"]
     for given in flags:
         if not given.flag.secret:
-            is_path = _targets(given) & {"aside.model_path", "server.model"}
+            is_path = _targets(given) & {"aside.model_path", "aside.mmproj_path", "server.model"}
             text = Path(given.texts[-1]).name if is_path else given.texts[-1]
             lines.append(f"{given.flag.long_name.lstrip('-')} = {text}")
     lines += [f"{key} = {str(value).lower()}" for key, value in options.items()]

@@ -32,6 +32,7 @@ from paceline.server.flags.sources import (
     odd_variables,
     strongest,
 )
+from paceline.server.flags.spec_types import resolve_draft_model, resolve_spec_type
 from paceline.server.settings import ServerSettings, is_socket_path
 
 _CELLS: Final = 256  # llama.cpp rounds contexts up to it
@@ -95,6 +96,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Re
     if reference is not None:
         _download(draft, *reference, downloads=prints is None)
     if not is_router:
+        _download_draft(draft, downloads=prints is None)
         _read_model(draft)
     offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
     return Resolved(
@@ -180,7 +182,20 @@ def _settings(draft: Draft) -> ServerSettings:
 
 def _check_together(draft: Draft) -> None:
     """Derive values that follow from several flags, and check them together. Raises `InvalidParams`."""
-    for step in (_isolation, _sleep, _speculation, _lora, _escapes, _tls, _hosts, _bodies, _together):
+    steps = (
+        _isolation,
+        _sleep,
+        resolve_draft_model,
+        resolve_spec_type,
+        _projector,
+        _lora,
+        _escapes,
+        _tls,
+        _hosts,
+        _bodies,
+        _together,
+    )
+    for step in steps:
         step(draft)
 
 
@@ -215,9 +230,30 @@ def _download(draft: Draft, target: str, reference: ModelReference, *, downloads
         draft.notes.append(f"{label} {reference} is looked for, and downloaded if need be, when the server starts")
         return
     found = draft.files.download(
-        reference, path, offline=draft.get("aside.offline", False), hf_token=draft.get("aside.hf_token") or None
+        reference,
+        path,
+        offline=draft.get("aside.offline", False),
+        hf_token=draft.get("aside.hf_token") or None,
+        with_projector=draft.get("engine.mmproj") is None,
     )
-    draft.put("server.model", found, label)
+    draft.put("server.model", found.path, label)
+    if draft.get("engine.mmproj") is None and found.projector is not None:
+        draft.derive("engine.mmproj", str(found.projector), f"the projector of {label} {reference}")
+
+
+def _download_draft(draft: Draft, *, downloads: bool) -> None:
+    """Find a draft model that is used and given by name, as `_download`."""
+    reference = draft.get("aside.draft_repository")
+    if reference is None or draft.get("engine.draft_model") is None:
+        return
+    draft.origin = draft.origins["aside.draft_repository"]
+    label = draft.origin.name
+    if not downloads:
+        draft.notes.append(f"{label} {reference} is looked for, and downloaded if need be, when the server starts")
+        return
+    offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
+    found = draft.files.download(reference, None, offline=offline, hf_token=token)
+    draft.put("engine.draft_model", str(found.path), label)
 
 
 _OF_ROUTER: Final = ("models_preset", "models_dir", "models_max", "models_memory", "models_autoload")
@@ -297,28 +333,6 @@ def _sleep(draft: Draft) -> None:
         )
 
 
-def _speculation(draft: Draft) -> None:
-    """Make llama-server's drafter of its flags, with the sizes that it has there."""
-    sizes = {"size_n": 12, "size_m": 48, "min_hits": 1}
-    given = {name: f"aside.ngram_{name}" for name in sizes if draft.get(f"aside.ngram_{name}") is not None}
-    if draft.get("aside.spec_type") is None:
-        draft.notes += [
-            f"{draft.origins[target].name} has no effect without --spec-type ngram-simple" for target in given.values()
-        ]
-        if draft.get("engine.speculation") is None:
-            draft.notes += [
-                f"{draft.origins[target].name} has no effect without --spec-type ngram-simple or --speculation"
-                for target in ("engine.max_draft", "engine.min_draft")
-                if draft.get(target) is not None
-            ]
-        return
-    draft.origin = draft.origins["aside.spec_type"]
-    if draft.get("engine.speculation") is not None:
-        raise InvalidParams(f"--speculation and {draft.origin.name} name two drafters; give one of them")
-    options = sizes | {name: draft.get(target) for name, target in given.items()}
-    draft.put("engine.speculation", {"name": "ngram", **options}, draft.origin.name)
-
-
 def _context(draft: Draft) -> None:
     per_slot = draft.get("aside.cells_per_slot")
     if draft.get("aside.as_trained"):
@@ -346,7 +360,7 @@ def _cached_file(draft: Draft) -> Path | None:
     if named is None or isinstance(named[1], UrlReference):
         return None
     try:
-        return draft.files.download(named[1], None, offline=True, hf_token=None)
+        return draft.files.download(named[1], None, offline=True, hf_token=None).path
     except PacelineError:
         return None
 
@@ -366,6 +380,28 @@ def _lower(draft: Draft, name: str, most: int | None, why: str) -> None:
         label = draft.origins[f"engine.{name}"].name
         draft.notes.append(f"{label} {value} is lowered to {most}, the size of {why}")
         draft.derive(f"engine.{name}", most, f"{label} {value}, lowered to the size of {why}")
+
+
+def _projector(draft: Draft) -> None:
+    """Store the projector that is given; one with a URL is downloaded when the model is loaded."""
+    given = {name: draft.get(f"aside.{name}") for name in ("mmproj_path", "mmproj_url")}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        first, second = (draft.origins[f"aside.{name}"].name for name in named)
+        raise InvalidParams(f"{first} and {second} name two projectors; give one of them")
+    if draft.get("aside.mmproj_auto") is False:
+        draft.origin = draft.origins["aside.mmproj_auto"]
+        draft.notes += [f"{draft.origins[f'aside.{one}'].name} has no effect with {draft.origin.name}" for one in named]
+        draft.put("engine.mmproj", False, draft.origin.name)
+    elif named:
+        draft.origin = draft.origins[f"aside.{named[0]}"]
+        path = given["mmproj_path"]
+        if path is not None and not draft.files.is_file(path):
+            raise InvalidParams(f"{draft.origin.name}: there is no file {on_one_line(path)}; -mmu takes a URL")
+        draft.put("engine.mmproj", str(given[named[0]]), draft.origin.name)
+    elif draft.get("aside.mmproj_auto"):
+        draft.origin = draft.origins["aside.mmproj_auto"]
+        draft.put("engine.mmproj", None, draft.origin.name)
 
 
 def _lora(draft: Draft) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference
 from paceline.scheduling.named_drafter import check_drafter_name
@@ -130,12 +129,6 @@ def speculation(draft: Draft, value: str | Mapping[str, Any], label: str) -> Non
     draft.put("engine.speculation", value, label)
 
 
-def spec_type(draft: Draft, value: str, label: str) -> None:
-    """Store llama-server's name of a drafter. Raises for a name that is none, and for several."""
-    validation.choice(label, value, ("none", "ngram-simple"))
-    draft.put("aside.spec_type", UNSET if value == "none" else value, label)
-
-
 def trace(draft: Draft, value: Path, label: str) -> None:
     """Store the trace's path. Raises where its folder does not exist."""
     if not draft.files.is_folder(value.parent):
@@ -245,6 +238,17 @@ def allowed_hosts(draft: Draft, value: Sequence[str], label: str) -> None:
                 f"or *, not {name!r:.80}"
             )
     draft.put("server.allowed_hosts", tuple(value), label)
+
+
+def media_domains(draft: Draft, value: Sequence[str], label: str) -> None:
+    """Store names of hosts, or *.name for all below one."""
+    for name in value:
+        if not _HOST.fullmatch(name):
+            raise InvalidParams(
+                f"{label} must be names such as images.example.org or *.example.org, without scheme and port, between commas, "
+                f"not {name!r:.80}"
+            )
+    draft.put("server.media_domains", tuple(value), label)
 
 
 def cors_origins(draft: Draft, value: Sequence[str], label: str) -> None:

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from paceline.media import MAX_ATTACHMENTS
 from paceline.params import DEFAULT_SAMPLERS
 from paceline.server.flags import readers as read
-from paceline.server.flags import setters
+from paceline.server.flags import setters, spec_types
 from paceline.server.flags.flag import (
     NO_OP,
     SWITCH,
@@ -50,6 +51,14 @@ def _switch(spelled: str, action: Reject | Ignore, text: str, *, env: str | None
     return Flag(spelled, SWITCH, read.switch, action, text, env=env, off=off, actions={False: NO_OP})
 
 
+def _size(name: str, low: int, high: int | None, text: str, kind: str) -> Flag:
+    """Return the flag of a size of one of llama-server's kinds of drafts."""
+    defaults = dict(spec_types.SPEC_TYPES[kind].sizes.values())
+    reader = read.integer(low) if high is None else read.integer(low, high)
+    into = Store(f"aside.{name.replace('-', '_')}")
+    return Flag(f"--spec-{name}", "N", reader, into, f"{text}, with --spec-type {kind}.", default=str(defaults[name]))
+
+
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _MODELS_OWN = "the model's"
 _INTEGER = read.integer(-(2**31))
@@ -67,49 +76,30 @@ _PLACED = Ignore("threads are placed by the operating system; start the server u
 _STEERING = Reject("control vectors are not supported yet; leave it out")
 _HUB = Reject("this shortcut is not supported; name the repository of the model with -hf")
 _DOCKER = Reject("Docker Hub is not supported; name a repository of the Hugging Face Hub with -hf")
-SPECULATION: Final = Reject("drafts are made by prompt lookup alone; leave it out, or give --spec-type ngram-simple")
-_REMOVED = Reject("llama-server has removed it; give --spec-draft-n-max, or the sizes of --spec-type ngram-simple")
-_SPEC_TYPES = (  # what of llama-server's is refused
-    *(f"draft-{name}" for name in ("simple", "eagle3", "mtp", "dflash", "dspark")),
-    *(f"ngram-{name}" for name in ("map-k", "map-k4v", "mod", "cache")),
+SPECULATION: Final = Reject(
+    f"drafts are made otherwise here; leave it out, or give --spec-type {', '.join(spec_types.SPEC_TYPES)}"
 )
-_IMAGES = Reject("images, sound and video are not supported yet; leave it out")
-_NO_IMAGES = Ignore("it is about images and video, which are not supported yet")
+_REMOVED = Reject("llama-server has removed it; give --spec-draft-n-max, or the sizes of a --spec-type")
+_NO_VIDEO = Ignore("it is about video, which is not supported yet")
 _TOOLS = Reject("the server runs no tools; let the client run them")
 _PAGES = Reject("the server serves no files; put a web server beside it")
 _NO_PAGES = Ignore("there is no user interface in a browser")
+_DRAFT_THREADS = (  # how threads of a draft model are placed
+    "--spec-draft-cpu-mask -Cd --cpu-mask-draft",
+    "--spec-draft-cpu-range -Crd --cpu-range-draft",
+    "--spec-draft-cpu-strict --cpu-strict-draft",
+    "--spec-draft-prio --prio-draft",
+    "--spec-draft-poll --poll-draft",
+    "--spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft",
+    "--spec-draft-cpu-strict-batch --cpu-strict-batch-draft",
+    "--spec-draft-prio-batch --prio-batch-draft",
+    "--spec-draft-poll-batch --poll-batch-draft",
+)
 _DRAFTS = (  # names and environment variable of what takes a value
-    ("--spec-draft-type-k -ctkd --cache-type-k-draft", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
-    ("--spec-draft-type-v -ctvd --cache-type-v-draft", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
-    ("--spec-draft-hf -hfd -hfrd --hf-repo-draft", "LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
-    ("--spec-draft-threads -td --threads-draft", None),
-    ("--spec-draft-threads-batch -tbd --threads-batch-draft", None),
-    ("--spec-draft-cpu-mask -Cd --cpu-mask-draft", None),
-    ("--spec-draft-cpu-range -Crd --cpu-range-draft", None),
-    ("--spec-draft-cpu-strict --cpu-strict-draft", None),
-    ("--spec-draft-prio --prio-draft", None),
-    ("--spec-draft-poll --poll-draft", None),
-    ("--spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft", None),
-    ("--spec-draft-cpu-strict-batch --cpu-strict-batch-draft", None),
-    ("--spec-draft-prio-batch --prio-batch-draft", None),
-    ("--spec-draft-poll-batch --poll-batch-draft", None),
-    ("--spec-draft-override-tensor -otd --override-tensor-draft", None),
-    ("--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft", "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"),
     ("--spec-synth-len", "LLAMA_ARG_SPEC_SYNTH_LEN"),
     ("--spec-synth-rates", "LLAMA_ARG_SPEC_SYNTH_RATES"),
     ("--spec-draft-p-split --draft-p-split", "LLAMA_ARG_SPEC_DRAFT_P_SPLIT"),
-    ("--spec-draft-p-min --draft-p-min", "LLAMA_ARG_SPEC_DRAFT_P_MIN"),
-    ("--spec-draft-device -devd --device-draft", None),
-    ("--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft", "LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
-    ("--spec-draft-model -md --model-draft", "LLAMA_ARG_SPEC_DRAFT_MODEL"),
-    *((f"--spec-ngram-mod-n-{name}", None) for name in ("min", "max", "match")),
-    *(
-        (f"--spec-ngram-{kind}-{name}", None)
-        for kind in ("map-k", "map-k4v")
-        for name in ("size-n", "size-m", "min-hits")
-    ),
-    ("-lcs --lookup-cache-static", None),
-    ("-lcd --lookup-cache-dynamic", None),
+    *((f"--spec-ngram-map-k4v-{name}", None) for name in ("size-n", "size-m", "min-hits")),
 )
 _REMOVED_NAMES = (
     ("--draft --draft-n --draft-max", "LLAMA_ARG_DRAFT_MAX"),
@@ -641,51 +631,122 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
     ),
     "Speculation": (
-        Flag("--spec-type", "TYPE,...", read.text, Store("aside.spec_type", setters.spec_type),
-             "How drafts are made: none, or ngram-simple, which is --speculation ngram with llama-server's sizes.",
-             env="LLAMA_ARG_SPEC_TYPE", actions=dict.fromkeys(_SPEC_TYPES, SPECULATION), default="none"),
+        Flag("--spec-type", "TYPE,...", read.text, Store("aside.spec_type", spec_types.spec_type),
+             "How drafts are made, with llama-server's sizes: none; ngram-simple and ngram-map-k, which are --speculation "
+             "ngram; ngram-mod and ngram-cache, which are those of --speculation and learn from all requests; draft-simple, "
+             "which is the draft model of -md, and the default with it; draft-mtp, the next-token-prediction heads in the "
+             "model's file or that of -md; draft-eagle3, the EAGLE-3 file of -md. Of several, in this order, the first that "
+             "proposes something for a sequence counts in a tick.",
+             env="LLAMA_ARG_SPEC_TYPE",
+             actions=dict.fromkeys(spec_types.OTHERS, SPECULATION), default="none"),
         Flag("--speculation", "NAME", read.name_or_table, Store("engine.speculation", setters.speculation),
-             "What proposes tokens ahead of decoding: ngram, or module:attr. Options follow the name, as in "
-             "ngram:size_n=6,size_m=16; in a file also as a table with the key name.", table=True, ours=True),
+             "What proposes tokens ahead of decoding: ngram, ngram-mod, ngram-cache, draft-model, mtp, eagle3, or module:attr. "
+             "Options follow the name, as in ngram:size_n=6,size_m=16; in a file also as a table with the key name. Of several, "
+             "apart by commas, the first that proposes something counts.", table=True, ours=True),
+        Flag("-md --spec-draft-model --model-draft", "FILE", read.path, Store("aside.draft_path"),
+             "A draft model: a second, small model with the same vocabulary proposes what the large one will say.",
+             env="LLAMA_ARG_SPEC_DRAFT_MODEL", default="none"),
+        Flag("-hfd --spec-draft-hf -hfrd --hf-repo-draft", "USER/REPO[:QUANT]", read.repository,
+             Store("aside.draft_repository"), "The same of the Hugging Face Hub, as -hf.",
+             env="LLAMA_ARG_SPEC_DRAFT_HF_REPO", default="none"),
+        Flag("--spec-draft-p-min --draft-p-min", "P", read.number(0, 1), Store("aside.draft.p_min"),
+             "A token that the draft model or heads find less likely ends a proposal.",
+             env="LLAMA_ARG_SPEC_DRAFT_P_MIN", default="0"),
+        Flag("-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft", "N", read.layers,
+             Store("aside.draft.n_gpu_layers"), "Layers of the draft model on the GPU, as -ngl.",
+             env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", default="all"),
+        Flag("-devd --spec-draft-device --device-draft", "NAME,...", read.some_items,
+             Store("aside.draft.devices", convert=lambda names: ["CPU"] if names == ("none",) else list(names)),
+             "Devices of the draft model, as --device.", default="all", many=True),
+        Flag("-td --spec-draft-threads --threads-draft", "N", read.automatic_below(1, 512),
+             Store("aside.draft.n_threads"), "Threads of the draft model.", default="as -t"),
+        Flag("-tbd --spec-draft-threads-batch --threads-batch-draft", "N", read.automatic_below(1, 512),
+             Store("aside.draft.n_threads_batch"), "The same while it computes prompts.", default="as -tb"),
+        Flag("-ctkd --spec-draft-type-k --cache-type-k-draft", "TYPE", read.one_of(_CACHE_TYPES),
+             Store("aside.draft.type_k"), "Type of the keys in the draft model's cache, as -ctk.",
+             env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K", default="f16"),
+        Flag("-ctvd --spec-draft-type-v --cache-type-v-draft", "TYPE", read.one_of(_CACHE_TYPES),
+             Store("aside.draft.type_v"), "Type of the values in the draft model's cache, as -ctv.",
+             env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V", default="f16"),
+        Flag("-otd --spec-draft-override-tensor --override-tensor-draft", "PATTERN=TYPE,...", read.placements,
+             Store("aside.draft.tensor_overrides", convert=dict), "Buffers of the draft model's tensors, as -ot.",
+             default="none", many=True),
+        Flag("-cmoed --spec-draft-cpu-moe --cpu-moe-draft", SWITCH, read.switch, Store("aside.draft.cpu_moe"),
+             "Keep the draft model's experts in host memory.", env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE", default="off"),
+        Flag("-ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe --n-cpu-moe-draft", "N", read.integer(0, 512),
+             Store("aside.draft.n_cpu_moe"), "The same for the experts of its first N layers.",
+             env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE", default="0"),
         Flag("--spec-draft-n-max", "N", read.integer(1, 64), Store("engine.max_draft"),
              "Most tokens that are proposed for a sequence in a tick; fewer are where more do not pay.",
              env="LLAMA_ARG_SPEC_DRAFT_N_MAX"),
         Flag("--spec-draft-n-min", "N", read.integer(0, 64), Store("engine.min_draft"),
              "Least tokens of a proposal that is verified.", env="LLAMA_ARG_SPEC_DRAFT_N_MIN"),
-        Flag("--spec-ngram-simple-size-n", "N", read.integer(1, 64), Store("aside.ngram_size_n"),
-             "Tokens that have to match, with --spec-type ngram-simple.", default="12"),
-        Flag("--spec-ngram-simple-size-m", "N", read.integer(1, 64), Store("aside.ngram_size_m"),
-             "Most tokens of a proposal, with --spec-type ngram-simple.", default="48"),
-        Flag("--spec-ngram-simple-min-hits", "N", read.integer(1), Store("aside.ngram_min_hits"),
-             "Earlier occurrences without which nothing is proposed, with --spec-type ngram-simple.", default="1"),
+        *(
+            flag
+            for kind in ("ngram-simple", "ngram-map-k")
+            for flag in (
+                _size(f"{kind}-size-n", 1, 64, "Tokens that have to match", kind),
+                _size(f"{kind}-size-m", 1, 64, "Most tokens of a proposal", kind),
+                _size(f"{kind}-min-hits", 1, None, "Earlier occurrences without which nothing is proposed", kind),
+            )
+        ),
+        _size("ngram-mod-n-match", 1, 64, "Tokens that have to match", "ngram-mod"),
+        _size("ngram-mod-n-max", 1, 64, "Most tokens of a proposal", "ngram-mod"),
+        _size("ngram-mod-n-min", 0, 64, "Tokens that have to be known to follow, else none are proposed", "ngram-mod"),
+        Flag("--spec-default", SWITCH, read.switch, Store("aside.spec_type", spec_types.spec_default),
+             "Draft by ngram-mod, beside the kinds of --spec-type.", default="off"),
+        Flag("-lcs --lookup-cache-static", "FILE", read.path, Store("aside.lookup_cache_static"),
+             "For --spec-type ngram-cache: a lookup cache of llama.cpp, of whose n-grams of 2 tokens the most frequent followers "
+             "are proposed to all requests where nothing else is known.", default="none"),
+        Flag("-lcd --lookup-cache-dynamic", "FILE", read.path, Store("aside.lookup_cache_dynamic"),
+             "For --spec-type ngram-cache: a lookup cache of llama.cpp that is read at load, if it is there, and written when "
+             "the server ends, with what requests without tenant have said.", default="none"),
         *(_value(names, SPECULATION, "About drafts.", env=env) for names, env in _DRAFTS),
-        _switch("--spec-draft-cpu-moe -cmoed --cpu-moe-draft", SPECULATION, "About drafts.",
-                env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"),
+        *(_value(names, _PLACED, "Threads of the draft model.") for names in _DRAFT_THREADS),
         _switch("--spec-draft-backend-sampling",
-                Ignore("it is about draft models, which are not supported yet"), "About drafts.",
+                Ignore("tokens of a draft model are drawn on the CPU"), "About drafts.",
                 env="LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING", off="--no-spec-draft-backend-sampling"),
-        _switch("--spec-default", SPECULATION, "Drafts as llama-server makes them."),
         *(_value(names, _REMOVED, "About drafts.", env=env) for names, env in _REMOVED_NAMES),
     ),
     "Images and video": (
-        _value("-mm --mmproj", _IMAGES, "A projector for images.", env="LLAMA_ARG_MMPROJ", metavar="FILE"),
-        _value("-mmu --mmproj-url", _IMAGES, "A projector from the web.", env="LLAMA_ARG_MMPROJ_URL", metavar="URL"),
-        _switch("--mmproj-auto", _NO_IMAGES, "Use a projector that is there.", env="LLAMA_ARG_MMPROJ_AUTO",
-                off="--no-mmproj --no-mmproj-auto"),
-        _switch("--mmproj-offload", _NO_IMAGES, "The projector on a GPU.", env="LLAMA_ARG_MMPROJ_OFFLOAD",
-                off="--no-mmproj-offload"),
-        _value("-mmdev --mmproj-device", _NO_IMAGES, "The projector's device.", env="MTMD_BACKEND_DEVICE",
-               metavar="NAME"),
-        _value("--image-min-tokens", _NO_IMAGES, "Tokens of an image.", env="LLAMA_ARG_IMAGE_MIN_TOKENS"),
-        _value("--image-max-tokens", _NO_IMAGES, "Tokens of an image.", env="LLAMA_ARG_IMAGE_MAX_TOKENS"),
-        _value("--mtmd-batch-max-tokens", _NO_IMAGES, "Image tokens of a batch.",
+        Flag("-mm --mmproj", "FILE", read.path, Store("aside.mmproj_path"),
+             "The model's multimodal projector, with which requests may have images.", env="LLAMA_ARG_MMPROJ",
+             default="the one beside the model, if there is one; with -hf that of its repository"),
+        Flag("-mmu --mmproj-url", "URL", read.url, Store("aside.mmproj_url"), "The same, downloaded.",
+             env="LLAMA_ARG_MMPROJ_URL", default="none"),
+        Flag("--mmproj-auto", SWITCH, read.switch, Store("aside.mmproj_auto"),
+             "Take the projector that is beside the model, or in its repository; off: requests have no images.",
+             env="LLAMA_ARG_MMPROJ_AUTO", off="--no-mmproj --no-mmproj-auto", default="on"),
+        Flag("--mmproj-offload", SWITCH, read.switch, Store("engine.mmproj_offload"),
+             "Compute the projector on a GPU, if there is one.", env="LLAMA_ARG_MMPROJ_OFFLOAD",
+             off="--no-mmproj-offload"),
+        _value("-mmdev --mmproj-device",
+               Ignore("the projector computes on the first GPU; --no-mmproj-offload keeps it on the CPU"),
+               "The projector's device.", env="MTMD_BACKEND_DEVICE", metavar="NAME"),
+        Flag("--image-min-tokens", "N", read.integer(1), Store("engine.image_min_tokens"),
+             "Least tokens of an image, for projectors that take images of any size.",
+             env="LLAMA_ARG_IMAGE_MIN_TOKENS", default="the projector's"),
+        Flag("--image-max-tokens", "N", read.integer(1), Store("engine.image_max_tokens"),
+             "Most tokens of an image, likewise.", env="LLAMA_ARG_IMAGE_MAX_TOKENS", default="the projector's"),
+        Flag("--max-images", "N", read.integer(0, MAX_ATTACHMENTS), Store("server.max_images"),
+             "Most images of a request.", ours=True),
+        Flag("--media-cache-bytes", "N", read.integer(0, 2**50), Store("engine.media_cache_bytes"),
+             "Memory for embeddings of images that no running request needs.", ours=True),
+        Flag("--media-domains", "NAME,...", read.some_items, Store("server.media_domains", setters.media_domains),
+             "Hosts that images are fetched from by their URLs; *.name: all below it. Only public addresses are connected to.",
+             default="none; nothing is fetched", many=True, ours=True),
+        Flag("--media-marker", "TEXT", read.some_text, Store("server.media_marker"),
+             "What stands for an image in the prompts of /completion; GET /props has it.", env="LLAMA_MEDIA_MARKER",
+             default="a random one for each start", ours=True),
+        _value("--mtmd-batch-max-tokens", Ignore("images are encoded one at a time"), "Image tokens of a batch.",
                env="LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"),
-        _value("--video-fps", _NO_IMAGES, "Frames of a video.", env="LLAMA_ARG_VIDEO_FPS"),
-        _value("--video-timestamp-interval", _NO_IMAGES, "Times in a video.",
+        _value("--video-fps", _NO_VIDEO, "Frames of a video.", env="LLAMA_ARG_VIDEO_FPS"),
+        _value("--video-timestamp-interval", _NO_VIDEO, "Times in a video.",
                env="LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"),
-        _value("--video-ffmpeg-dir", _NO_IMAGES, "Where ffmpeg is.", env="LLAMA_ARG_VIDEO_FFMPEG_DIR",
+        _value("--video-ffmpeg-dir", _NO_VIDEO, "Where ffmpeg is.", env="LLAMA_ARG_VIDEO_FFMPEG_DIR",
                metavar="FOLDER"),
-        _value("--media-path", _IMAGES, "Folder of media files.", metavar="FOLDER"),
+        _value("--media-path", Reject("the server reads no files for its clients; let them send the data"),
+               "Folder of media files.", metavar="FOLDER"),
     ),
     "Several models, tools, web pages": (
         Flag("--models-preset", "FILE", read.path, Store("server.models_preset"),

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.engine.media_prompt import has_media
+from paceline.engine.prompts import Prompt
 from paceline.errors import InvalidParams, PromptTooLong, Unsupported
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.runtime import Tokenizer
@@ -26,17 +28,19 @@ from paceline.server.llama_server.sampling_fields import (
     parse_options,
     parse_params,
 )
-from paceline.server.request_fields import is_prompt_list, tokenize_mixed, tokenize_prompts
+from paceline.server.request_fields import is_prompt_list, read_prompts, tokenize_mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """prompts: token ids of each; texts: their text with control tokens. settings: as responses report them.
+    """prompts: token ids of each, or segments with images; texts: their text with control tokens, with a marker for each image.
+
+    settings: as responses report them.
 
     options: keywords of `RequestOptions` that the body has. warnings: a sentence for each ignored field.
     """
 
-    prompts: tuple[list[int], ...]
+    prompts: tuple[Prompt, ...]
     texts: tuple[str, ...]
     params: SamplingParams
     settings: Mapping[str, Any]
@@ -54,6 +58,11 @@ class CompletionRequest:
     def is_watched(self) -> bool:
         """True if chunks are read while they are generated."""
         return self.stream or self.line_limits.has_any
+
+    @property
+    def has_images(self) -> bool:
+        """True if a prompt is of segments."""
+        return any(map(has_media, self.prompts))
 
     @property
     def reads_slots(self) -> bool:
@@ -74,17 +83,20 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
     options = parse_options(body, warnings)
     if body.lora is not None:
         options["lora"] = parse_lora_scales(body.lora, context.adapters, warnings)
+    if any(map(has_media, prompts)):
+        options |= {"add_special": body.add_special is not False, "parse_special": body.parse_special is not False}
     return_progress = _wants_progress(body, len(prompts), warnings)
     stream = bool(body.stream)
     others = {
         "timings_per_token": bool(body.timings_per_token),
         "lora": [{"id": entry.id, "scale": entry.scale} for entry in body.lora or ()],
+        "speculative.types": context.spec_types if _may_draft(options) else "none",
     }
     fields = tuple(body.response_fields or ())
     needs_text = not fields or "prompt" in fields
     return CompletionRequest(
         prompts=tuple(prompts),
-        texts=tuple(context.tokenizer.decode(ids, special=True) if needs_text else "" for ids in prompts),
+        texts=tuple(_text_of(one, context) if needs_text else "" for one in prompts),
         params=params,
         settings=full_settings(params, context.tokenizer.eog_ids, stream=stream, others=others),
         warnings=tuple(cap_warnings(warnings)),
@@ -99,6 +111,12 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
     )
 
 
+def _text_of(prompt: Any, context: ParseContext) -> str:
+    if has_media(prompt):
+        return "".join(one if isinstance(one, str) else context.images.marker for one in prompt)
+    return context.tokenizer.decode(prompt, special=True)
+
+
 def with_truncated_prompts(
     request: CompletionRequest, prompts: Sequence[tuple[int, ...]], tokenizer: Tokenizer
 ) -> CompletionRequest:
@@ -107,7 +125,13 @@ def with_truncated_prompts(
     return replace(request, prompts=tuple(map(list, prompts)), texts=texts)
 
 
-def _parse_prompts(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> Sequence[list[int]]:
+def with_composed_prompts(request: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> CompletionRequest:
+    """Return the request with the token ids that the engine has put its segments together to."""
+    return replace(request, prompts=tuple(map(list, prompts)))
+
+
+def _parse_prompts(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> Sequence[Prompt]:
+    prompts: list[Prompt]
     if isinstance(body, InfillBody):
         prompts = [infill_prompt(body, context.tokenizer, limits, suffix_first=context.spm_infill)]
     elif body.prompt is None:
@@ -115,8 +139,10 @@ def _parse_prompts(body: CompletionBody, context: ParseContext, limits: PromptLi
     else:
         _check_list_length(body.prompt, limits)
         add, parse = body.add_special is not False, body.parse_special is not False
-        prompts = tokenize_prompts(context.tokenizer, "prompt", body.prompt, add_special=add, parse_special=parse)
-    longest = max(map(len, prompts))
+        prompts = read_prompts(
+            context.tokenizer, "prompt", body.prompt, context.images, add_special=add, parse_special=parse
+        )
+    longest = max((len(one) for one in prompts if not has_media(one)), default=0)  # the engine counts those of images
     if longest > limits.n_ctx > 0 and body.truncate is None:
         message = (
             f"request ({longest} tokens) exceeds the available context size ({limits.n_ctx} tokens), try increasing it"
@@ -212,6 +238,10 @@ def _extra_ids(tokenizer: Tokenizer, chunks: Sequence[InfillChunk]) -> list[int]
     return ids
 
 
+def _may_draft(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("speculation", True)) and options.get("max_draft") != 0
+
+
 def brief_settings(
     params: SamplingParams, *, stream: bool = False, others: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -234,7 +264,7 @@ def brief_settings(
         "reasoning_in_content": False,
         "generation_prompt": "",
         "samplers": list(params.samplers),
-        "speculative.types": "none",
+        "speculative.types": given.get("speculative.types", "none"),
         "timings_per_token": given.get("timings_per_token", False),
         "post_sampling_probs": params.logprobs is not None and params.logprobs_mode == "sampled",
         "backend_sampling": False,

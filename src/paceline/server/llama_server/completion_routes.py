@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.completion import Completion
 from paceline.server.api_errors import llama_error_event
+from paceline.server.flags.spec_types import spec_type_names
 from paceline.server.json_bodies import LLAMA_STREAMS, JsonRoute, json_response, large_json_response
 from paceline.server.llama_server.chunk_sources import LineLimitedSource
 from paceline.server.llama_server.completion_renderer import ChoiceState, CompletionRenderer, RenderContext
@@ -22,13 +23,14 @@ from paceline.server.llama_server.completion_request import (
     PromptLimits,
     brief_settings,
     parse_request,
+    with_composed_prompts,
     with_truncated_prompts,
 )
 from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.sampling_fields import API_DEFAULTS, ParseContext
 from paceline.server.llama_server.slots import LlamaServerState, SlotContent
 from paceline.server.prefill_progress import ProgressSource
-from paceline.server.request_fields import merge_options
+from paceline.server.request_fields import MarkedImages, merge_options
 from paceline.server.running_request import (
     ChunkSource,
     RunningRequest,
@@ -68,8 +70,10 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
     parse_context = ParseContext(
         base=service.sampling(API_DEFAULTS),
         tokenizer=engine.tokenizer,
+        images=MarkedImages(service.media_marker, await service.request_media()),
         adapters=state.adapters.names,
         spm_infill=service.settings.spm_infill,
+        spec_types=spec_type_names(engine.config.speculation),
     )
     limits = engine.limits
     prompt_limits = PromptLimits(
@@ -130,6 +134,8 @@ class _RunningCompletion:
             request = await asyncio.to_thread(
                 with_truncated_prompts, request, running_request.prompts, engine.tokenizer
             )
+        elif request.has_images:
+            request = with_composed_prompts(request, running_request.prompts)
         context = RenderContext(
             model=self._service.names[0],
             tokenizer=engine.tokenizer,

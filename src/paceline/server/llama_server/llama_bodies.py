@@ -89,6 +89,9 @@ class PacelineFields(LlamaBody):
     special: Any = Field(default=None, description=_OURS + "RequestOptions")
     speculation: Any = Field(default=None, description=_OURS + "RequestOptions")
     max_draft: Any = Field(default=None, description=_OURS + "RequestOptions")
+    speculative_n_max: Count | None = Field(
+        default=None, alias="speculative.n_max", description="Most drafts in a tick, as max_draft."
+    )
     cache_salt: Any = Field(default=None, description=_OURS + "RequestOptions")
     add_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
     parse_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")

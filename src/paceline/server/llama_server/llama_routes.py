@@ -16,12 +16,14 @@ from paceline.demo import demo_model_path
 from paceline.errors import PacelineError, Unsupported
 from paceline.runtime import Tokenizer
 from paceline.server.api_errors import not_supported
+from paceline.server.flags.spec_types import spec_type_names
 from paceline.server.json_bodies import JsonRoute, json_response, large_json_response
 from paceline.server.llama_server import completion_routes, slots, vector_routes
 from paceline.server.llama_server.completion_request import brief_settings
 from paceline.server.llama_server.llama_bodies import DetokenizeBody, LlamaBody, LoraScale, TemplateBody, TokenizeBody
 from paceline.server.llama_server.sampling_fields import API_DEFAULTS, parse_lora_scales
 from paceline.server.llama_server.slots import LlamaServerState
+from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_fields import tokenize_mixed
 from paceline.server.service import Service
 
@@ -89,15 +91,21 @@ def _props(service: Service, engine: EngineClient) -> dict[str, Any]:
     settings, tokenizer = service.settings, engine.tokenizer
     return {
         "default_generation_settings": {
-            "params": brief_settings(service.sampling(API_DEFAULTS)),
+            "params": brief_settings(
+                service.sampling(API_DEFAULTS), others={"speculative.types": spec_type_names(engine.config.speculation)}
+            ),
             "n_ctx": engine.limits.max_positions,
         },
         "total_slots": engine.limits.num_slots,
         "model_alias": service.names[0],
         "model_ftype": engine.model.ftype,
         "model_path": Path(settings.model or demo_model_path()).name,
-        "modalities": {"vision": False, "video": False, "audio": False},
-        "media_marker": "<__media__>",
+        "modalities": {
+            "vision": "image" in engine.model.modalities,
+            "video": False,
+            "audio": "audio" in engine.model.modalities,
+        },
+        "media_marker": service.media_marker,
         "endpoint_slots": settings.slots,
         "endpoint_props": settings.props,
         "endpoint_metrics": settings.metrics,
@@ -141,14 +149,15 @@ def _token_routes(service: Service) -> APIRouter:
 
     @router.post("/apply-template", summary="Messages to the text of a prompt")
     async def apply_template(body: TemplateBody) -> Response:
-        """Return `prompt`: the text that the chat template renders."""
-        rendered = await asyncio.to_thread(_render, service, body)
+        """Return `prompt`: the text that the chat template renders, with the media marker for each image."""
+        media = await service.request_media(body.messages)
+        rendered = await asyncio.to_thread(_render, service, body, media)
         return await large_json_response({"prompt": rendered} | _warnings(body))
 
     return router
 
 
-def _render(service: Service, body: TemplateBody) -> str:
+def _render(service: Service, body: TemplateBody, media: RequestMedia) -> str:
     asked = body.continue_final_message
     if isinstance(asked, str) and asked != "content":
         raise Unsupported(f'continue_final_message must be true, false or "content", not {asked!r:.80}')
@@ -157,6 +166,7 @@ def _render(service: Service, body: TemplateBody) -> str:
         continues=None if asked is None else bool(asked),
         generates=body.add_generation_prompt,
         prefills=service.settings.prefill_assistant is not False,
+        read_part=media.read_part,
     )
     options = ChatOptions(
         tools=body.tools,
@@ -165,7 +175,8 @@ def _render(service: Service, body: TemplateBody) -> str:
         json_schema=body.json_schema,
         kwargs=service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort),
     )
-    return service.chat_format().render_turn(turn, options).text
+    text = service.chat_format().render_turn(turn, options).text
+    return text if turn.media is None else turn.media.with_marker(text, service.media_marker)
 
 
 def _tokenize(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:

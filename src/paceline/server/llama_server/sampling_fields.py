@@ -13,11 +13,11 @@ from typing import Any
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions
+from paceline.request import MAX_DRAFT, RequestOptions
 from paceline.runtime import Tokenizer
 from paceline.server.constraint_fields import without_other_constraints
 from paceline.server.llama_server.llama_bodies import CompletionBody, LoraScale
-from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES, drop_stream_options
+from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES, MarkedImages, drop_stream_options
 
 API_DEFAULTS: Mapping[str, Any] = {"max_tokens": None}
 """Where llama-server's defaults are not those of `SamplingParams`."""
@@ -64,13 +64,16 @@ _OPTION_EXTRAS = (
 class ParseContext:
     """What parsing needs beside the body. base: sampling defaults; adapters: names by id.
 
-    spm_infill: put the suffix first in an infill prompt.
+    images: how prompts have them. spm_infill: put the suffix first in an infill prompt. spec_types: kinds of drafts, as
+    llama-server names them.
     """
 
     base: SamplingParams
     tokenizer: Tokenizer
+    images: MarkedImages
     adapters: Sequence[str] = ()
     spm_infill: bool = False
+    spec_types: str = "none"
 
 
 def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str]) -> SamplingParams:
@@ -102,8 +105,22 @@ def parse_options(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
     """Return the keywords of `RequestOptions` that the body has. Raises `InvalidParams`."""
     options, unused = drop_stream_options(_given(body, _OPTION_EXTRAS), stream=bool(body.stream))
     warnings += [f"{name} has no effect without stream and was ignored" for name in unused]
+    options |= _most_drafts(body, warnings)
     RequestOptions(**options)  # raises for wrong values
     return options | ({} if body.cache_prompt is not False else {"cache_prompt": False})
+
+
+def _most_drafts(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
+    """Return max_draft of llama-server's name for it, which it reads no more; more than there can be count as the most."""
+    asked = body.speculative_n_max
+    if asked is None:
+        return {}
+    if body.max_draft is not None:
+        warnings.append("speculative.n_max was ignored, since there is max_draft as well")
+        return {}
+    if asked > MAX_DRAFT:
+        warnings.append(f"speculative.n_max: {asked} counts as {MAX_DRAFT}")
+    return {"max_draft": min(asked, MAX_DRAFT)}
 
 
 def _given(body: CompletionBody, names: Sequence[str]) -> dict[str, Any]:

@@ -204,6 +204,8 @@ class _SlotActions:
         held = self._slots.held(self._tenant, self._number)
         if not held.token_ids:
             raise invalid_request(f"slot {self._number} holds nothing; complete a prompt with this id_slot before")
+        if min(held.token_ids) < 0:
+            raise invalid_request(f"slot {self._number} holds a prompt with images, which cannot be saved to a file")
         file = _file_name(self._tenant, name)
         began = time.monotonic()
         options = RequestOptions(tenant=self._tenant, lora=dict(held.lora))

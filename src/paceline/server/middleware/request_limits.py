@@ -14,6 +14,7 @@ from paceline.server.request_context import route_path
 
 _CLOSE = {"connection": "close"}
 _UNCOUNTED = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
+_WITH_FORMS = frozenset({"/v1/audio/transcriptions", "/audio/transcriptions"})
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -171,12 +172,15 @@ class BufferedReceive:
 def _declare_json(scope: Scope) -> None:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     kind = _first_header(headers, b"content-type")
-    if kind.partition(b";")[0].strip().lower().endswith((b"/json", b"+json")):
+    plain = kind.partition(b";")[0].strip().lower()
+    if plain.endswith((b"/json", b"+json")):
         return
     if _is_cross_origin(headers):
         shown = repr(kind.decode("latin-1"))[:80] if kind else "missing"
         text = f"the content type of a cross-origin request must be application/json, and it is {shown}"
         raise ApiException(ApiError(415, "invalid_request_error", "unsupported_media_type", text))
+    if plain == b"multipart/form-data" and route_path(scope) in _WITH_FORMS:
+        return
     others = [pair for pair in headers if pair[0] != b"content-type"]
     scope["headers"] = [*others, (b"content-type", b"application/json")]
 

@@ -43,7 +43,6 @@ class OllamaGenerationBody(OllamaBody):
     )
     logprobs: bool | None = Field(None, description="Return each token's log-probability.")
     top_logprobs: int | None = Field(None, ge=0, le=1000, description="Of so many of the most likely too.")
-    images: Annotated[list[str] | None, SkipValidation] = Field(None, description="Refused.")
 
 
 class OllamaChatBody(OllamaGenerationBody):
@@ -51,7 +50,8 @@ class OllamaChatBody(OllamaGenerationBody):
 
     messages: Annotated[list[dict[str, Any]] | None, SkipValidation] = Field(
         None,
-        description="Each with a role (system, user, assistant, tool) and a content, a text. None: load the model.",
+        description="Each with a role (system, user, assistant, tool) and a content, a text, and maybe images in base64. None: "
+        "load the model.",
     )
     tools: Annotated[list[dict[str, Any]] | None, SkipValidation] = Field(
         None, description="Functions that the model may call."
@@ -64,6 +64,9 @@ class OllamaGenerateBody(OllamaGenerationBody):
     prompt: str | None = Field(None, description="A user's message, unless raw. None: load the model.")
     suffix: str | None = Field(None, description="Text after the output, for models that can fill in the middle.")
     system: str | None = Field(None, description="The system message.")
+    images: Annotated[list[str] | None, SkipValidation] = Field(
+        None, description="In base64; they stand in front of the prompt."
+    )
     raw: bool | None = Field(None, description="Complete the prompt as it is, without the model's template.")
     template: str | None = Field(None, description="Refused: templates are the server's.")
     context: Annotated[list[int] | None, SkipValidation] = Field(None, description="Refused: use /api/chat.")

@@ -10,7 +10,9 @@ from typing import Any
 from paceline import validation
 from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES, MAX_TOOL_CALLS
 from paceline.chat.json_values import checked_json
-from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.errors import InvalidParams, InvalidType
+from paceline.media import Image
+from paceline.server.media_input.request_media import RequestMedia
 
 ROLES = ("system", "user", "assistant", "tool")
 _FIELDS = ("role", "content", "thinking", "images", "tool_calls", "tool_name", "name", "tool_call_id")
@@ -18,15 +20,15 @@ _CALL_FIELDS = ("id", "type", "function")
 _FUNCTION_FIELDS = ("index", "name", "arguments", "description")
 
 
-def ollama_conversation(messages: object) -> list[dict[str, Any]]:
-    """Return a conversation as `parse_messages` takes it.
+def ollama_conversation(messages: object, media: RequestMedia) -> list[dict[str, Any]]:
+    """Return a conversation as `parse_messages` takes it, with images in front of the texts of their messages.
 
     Calls in Ollama's API need no ids: a result without one belongs to the next call that has none yet, by the tool's name if
     it is given.
 
     Raises:
         InvalidParams: A message is malformed, or a result has no call.
-        Unsupported: A message has images.
+        ApiException: As `RequestMedia.of_base64`.
     """
     if not isinstance(messages, list):
         raise InvalidType(f"messages must be a list of messages, not {type(messages).__name__}")
@@ -34,7 +36,7 @@ def ollama_conversation(messages: object) -> list[dict[str, Any]]:
         raise InvalidParams(f"messages must have at most {MAX_MESSAGES} messages, not {len(messages)}; leave some out")
     converted, open_calls = [], _OpenCalls()
     for index, message in enumerate(messages):
-        converted.append(_message(f"messages[{index}]", message, open_calls))
+        converted.append(_message(f"messages[{index}]", message, open_calls, media))
     if converted and converted[-1].get("tool_calls"):
         raise InvalidParams(f"messages[{len(converted) - 1}] has tool calls, and no message with their results follows")
     return converted
@@ -78,18 +80,33 @@ class _OpenCalls:
             del self._by_name[name][call_id]
 
 
-def _message(place: str, message: object, open_calls: _OpenCalls) -> dict[str, Any]:
+def images_of(place: str, images: object, media: RequestMedia) -> list[Image]:
+    """Return images that are given as a list of base64. Raises as `RequestMedia.of_base64`."""
+    if images is None:
+        return []
+    if not isinstance(images, list):
+        raise InvalidType(f"{place} must be a list of images in base64, not {type(images).__name__}")
+    return [media.of_base64(f"{place}[{index}]", one) for index, one in enumerate(images)]
+
+
+def with_images(text: str, images: list[Image]) -> str | list[Any]:
+    """Return a content of images and the text behind them."""
+    if not images:
+        return text
+    return [*images, *([{"type": "text", "text": text}] if text else [])]
+
+
+def _message(place: str, message: object, open_calls: _OpenCalls, media: RequestMedia) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
     _check_members(place, message, _FIELDS)
     role = validation.choice(f"{place}.role", message.get("role"), ROLES)
-    if message.get("images"):
-        raise Unsupported(f"{place}.images: image input is not supported; leave images out")
     content, calls = message.get("content"), message.get("tool_calls")
     if content is None and role != "assistant":
         raise InvalidParams(f"{place}.content is missing; it is a text")
     text = "" if content is None else validation.text(f"{place}.content", content)
-    converted: dict[str, Any] = {"role": role, "content": text}
+    images = images_of(f"{place}.images", message.get("images"), media)
+    converted: dict[str, Any] = {"role": role, "content": with_images(text, images)}
     if role == "tool":
         name = message.get("tool_name") or message.get("name")
         if name is not None:

@@ -211,6 +211,7 @@ def _capabilities(service: Service, chat_format: ChatFormat | None) -> list[str]
     engine = service.engine()
     has = {
         "completion": engine.model.has_decoder,
+        "vision": "image" in engine.model.modalities,
         "tools": chat_format is not None and bool(chat_format.capabilities["supports_tools"]),
         "thinking": chat_format is not None and _thinks(chat_format),
         "insert": engine.tokenizer.fim.can_fill,

@@ -63,8 +63,6 @@ def parse_ollama(
 
     Raises `InvalidParams`, `InvalidType` and `Unsupported`, which name the field.
     """
-    if body.images:
-        raise Unsupported("images: image input is not supported; leave images out")
     if isinstance(body, OllamaGenerateBody):
         _check_generate(body)
     changes, ignored = _parse_options(body.options)
@@ -99,6 +97,8 @@ def _check_generate(body: OllamaGenerateBody) -> None:
         raise Unsupported("template is not supported: the chat template is the server's; leave it out, or set raw")
     if body.context:
         raise Unsupported("context is not supported; send the conversation as messages to /api/chat")
+    if body.suffix and body.images:
+        raise InvalidParams("suffix and images exclude each other: what is filled in is text alone")
     if body.suffix and body.system:
         raise InvalidParams("suffix and system exclude each other: what is filled in has no system message")
 

@@ -15,8 +15,10 @@ from paceline.chat import Turn, next_turn
 from paceline.engine.arguments import embedding_options
 from paceline.engine.results import checked_dimensions, vectors
 from paceline.errors import Unsupported
+from paceline.media import Image
 from paceline.server.api_errors import invalid_request, ollama_error_event
 from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, JsonRoute, encode_in_parts
+from paceline.server.media_input.request_media import known_attachment
 from paceline.server.ollama import ollama_models
 from paceline.server.ollama.ollama_bodies import (
     OllamaBody,
@@ -35,7 +37,7 @@ from paceline.server.ollama.ollama_events import (
     completion_body,
     loaded_body,
 )
-from paceline.server.ollama.ollama_messages import ollama_conversation
+from paceline.server.ollama.ollama_messages import images_of, ollama_conversation, with_images
 from paceline.server.ollama.ollama_models import is_model_name
 from paceline.server.ollama.ollama_params import OLLAMA_DEFAULTS, ParsedOllama, option_warnings, parse_ollama
 from paceline.server.request_fields import add_suffix
@@ -65,8 +67,9 @@ def _generation_routes(service: Service) -> APIRouter:
         reply = _reply(service, body, parsed, is_chat=True)
         if not body.messages and isinstance(body.messages, list | None):
             return _json(loaded_body(reply, unloads=is_unload(body)))
+        media = await service.request_media()
         return await _chat(
-            service, request, body, parsed, reply, lambda: _turn(service, ollama_conversation(body.messages))
+            service, request, body, parsed, reply, lambda: _turn(service, ollama_conversation(body.messages, media))
         )
 
     @router.post("/api/generate", summary="Complete a prompt", responses=OLLAMA_STREAMS)
@@ -74,13 +77,15 @@ def _generation_routes(service: Service) -> APIRouter:
         """Complete a prompt by the model's chat template, or with `raw` or `suffix` as it is."""
         parsed = await _parsed(service, body)
         reply = _reply(service, body, parsed, is_chat=False)
-        if not body.prompt and not body.suffix:
+        if not body.prompt and not body.suffix and not body.images:
             return _json(loaded_body(reply, unloads=is_unload(body)))
+        media = await service.request_media()
+        images = await asyncio.to_thread(images_of, "images", body.images, media)
         if body.raw or body.suffix:
-            return await _complete(service, request, body, parsed, reply)
+            return await _complete(service, request, body, images, parsed, reply)
         system = [{"role": "system", "content": body.system}] if body.system else []
-        talk = [*system, {"role": "user", "content": body.prompt}]
-        return await _chat(service, request, body, parsed, reply, lambda: next_turn(talk))
+        talk = [*system, {"role": "user", "content": with_images(body.prompt or "", images)}]
+        return await _chat(service, request, body, parsed, reply, lambda: next_turn(talk, read_part=known_attachment))
 
     return router
 
@@ -108,7 +113,8 @@ def _model_warning(service: Service, body: OllamaBody) -> tuple[str, ...]:
 
 def _turn(service: Service, conversation: list[dict[str, Any]]) -> Turn:
     """Return the turn; an assistant's last message is continued, as in Ollama."""
-    return next_turn(conversation, prefills=service.settings.prefill_assistant is not False)
+    prefills = service.settings.prefill_assistant is not False
+    return next_turn(conversation, prefills=prefills, read_part=known_attachment)
 
 
 async def _chat(
@@ -130,10 +136,15 @@ async def _chat(
 
 
 async def _complete(
-    service: Service, request: Request, body: OllamaGenerateBody, parsed: ParsedOllama, reply: OllamaReply
+    service: Service,
+    request: Request,
+    body: OllamaGenerateBody,
+    images: list[Image],
+    parsed: ParsedOllama,
+    reply: OllamaReply,
 ) -> Response:
     streaming, tokenizer = body.stream is not False, service.engine().tokenizer
-    prompts: list[Any] = [body.prompt or ""]
+    prompts: list[Any] = [[*images, body.prompt or ""] if images else body.prompt or ""]
     if body.suffix:
         prompts = await asyncio.to_thread(add_suffix, prompts, body.suffix, tokenizer)
     options = {**service.options(request, body.model), "parse_special": True}

@@ -29,6 +29,7 @@ from paceline.params import SamplingParams
 from paceline.server.api_errors import naming_param, openai_error_event
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import ChatLogprob, chat_logprobs
+from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.openai.openai_bodies import OpenAIChatBody
 from paceline.server.openai.parsing import CHAT_DEFAULTS, parse_chat
 from paceline.server.openai.responses import (
@@ -40,7 +41,7 @@ from paceline.server.openai.responses import (
     response_options_of,
     wants_prompt_logprobs,
 )
-from paceline.server.running_chat import ChatProgress, start_chat
+from paceline.server.running_chat import ChatProgress, count_prompt_tokens, start_chat
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
 from paceline.server.token_aligner import TokenAligner
@@ -63,10 +64,11 @@ def routes(service: Service) -> APIRouter:
         streaming = bool(body.stream)
         with _naming_field(body):
             parsed = await asyncio.to_thread(parse_chat, body, base, service.options(request, body.model))
+            media = await service.request_media(body.messages)
             running = await start_chat(
                 service,
                 request,
-                lambda: _turn(service, body),
+                lambda: _turn(service, body, media),
                 chat_options(service, body),
                 parsed.params,
                 parsed.options,
@@ -101,7 +103,8 @@ def routes(service: Service) -> APIRouter:
         """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
         base = service.sampling(CHAT_DEFAULTS)
         with _naming_field(body):
-            num_tokens = await asyncio.to_thread(_count, service, body, base, service.options(request, body.model))
+            options, media = service.options(request, body.model), await service.request_media(body.messages)
+            num_tokens = await asyncio.to_thread(_count, service, body, base, options, media)
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     return router
@@ -112,19 +115,23 @@ def _naming_field(body: OpenAIChatBody) -> AbstractContextManager[None]:
     return naming_param(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs", json_schema=schema)
 
 
-def _count(service: Service, body: OpenAIChatBody, base: SamplingParams, others: Mapping[str, Any]) -> int:
+def _count(
+    service: Service, body: OpenAIChatBody, base: SamplingParams, others: Mapping[str, Any], media: RequestMedia
+) -> int:
     params = parse_chat(body, base, others).params
     options = service.chat_options(chat_options(service, body))
-    prepared = prepare_chat(service.chat_format(), _turn(service, body), options, params)
-    return len(prepared.token_ids)
+    chat_format = service.chat_format()
+    prepared = prepare_chat(chat_format, _turn(service, body, media), options, params)
+    return count_prompt_tokens(service.engine(), prepared.prompt(chat_format.tokenizer))
 
 
-def _turn(service: Service, body: OpenAIChatBody) -> Turn:
+def _turn(service: Service, body: OpenAIChatBody, media: RequestMedia) -> Turn:
     return next_turn(
         body.messages,
         continues=body.continue_final_message,
         generates=body.add_generation_prompt,
         prefills=service.settings.prefill_assistant is True,
+        read_part=media.read_part,
     )
 
 

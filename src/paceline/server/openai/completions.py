@@ -11,6 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline import validation
 from paceline.completion import Choice, Completion
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType
@@ -29,7 +30,7 @@ from paceline.server.openai.responses import (
     wants_prompt_logprobs,
     whole_response,
 )
-from paceline.server.request_fields import add_suffix
+from paceline.server.request_fields import MarkedImages, add_suffix, segments_of
 from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
@@ -46,7 +47,8 @@ def routes(service: Service) -> APIRouter:
         base, engine = service.sampling(COMPLETION_DEFAULTS), service.engine()
         with naming_param(OpenAICompletionBody.model_fields):
             parsed = await asyncio.to_thread(parse_completion, body, base, service.options(request, body.model))
-            prompts = list_prompts(body, engine.tokenizer)
+            images = MarkedImages(service.media_marker, await service.request_media())
+            prompts = await asyncio.to_thread(list_prompts, body, engine.tokenizer, images)
             check_num_prompts(engine, len(prompts), parsed.params.n)
             if body.suffix:
                 prompts = await asyncio.to_thread(add_suffix, prompts, body.suffix, engine.tokenizer)
@@ -70,22 +72,36 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def list_prompts(body: OpenAICompletionBody, tokenizer: Any) -> list[Prompt]:
-    """Return the prompts of a body; without one, the token that begins a text. Raises `InvalidParams`."""
+def list_prompts(body: OpenAICompletionBody, tokenizer: Any, images: MarkedImages) -> list[Prompt]:
+    """Return the prompts of a body; without one, the token that begins a text. Raises as `segments_of`, and `InvalidParams`."""
     prompt: Any = body.prompt
     if prompt is None:
         if tokenizer.bos is None:
             raise InvalidParams("prompt must be given: this model has no token for the beginning of a text")
         prompt = [tokenizer.bos]
-    if not isinstance(prompt, (str, list)):
+    if not isinstance(prompt, (str, list, dict)):
         raise InvalidType(f"prompt must be a text, token ids or a list of these, not {prompt!r:.80}")
     if prompt == []:
         raise InvalidParams("prompt must not be an empty list")
-    prompts: list[Any] = prompt if isinstance(prompt, list) and is_batch(prompt) else [prompt]
-    for index, one in enumerate(prompts):
-        if not isinstance(one, (str, list)):
-            raise InvalidType(f"prompt[{index}] must be a text or token ids, not {one!r:.80}")
-    return list(prompts)
+    named: list[tuple[str, Any]] = [("prompt", prompt)]
+    if isinstance(prompt, list) and is_batch(prompt):
+        named = [(f"prompt[{index}]", one) for index, one in enumerate(prompt)]
+    return [_prompt_of(name, one, images, has_suffix=bool(body.suffix)) for name, one in named]
+
+
+def _prompt_of(name: str, prompt: Any, images: MarkedImages, *, has_suffix: bool) -> Prompt:
+    """Return a prompt; of one in llama-server's shape the text, or the segments with its images."""
+    if not isinstance(prompt, dict):
+        if not isinstance(prompt, (str, list)):
+            raise InvalidType(f"{name} must be a text or token ids, not {prompt!r:.80}")
+        return prompt
+    if "prompt_string" not in prompt:
+        raise InvalidParams(f"{name}.prompt_string is missing; multimodal_data may stand beside it")
+    if not prompt.get("multimodal_data"):
+        return validation.text(f"{name}.prompt_string", prompt["prompt_string"])
+    if has_suffix:
+        raise InvalidParams(f"{name}: suffix and multimodal_data exclude each other: what is filled in is text alone")
+    return segments_of(name, prompt, images)
 
 
 class CompletionChoice(ChoiceBase, kw_only=True):

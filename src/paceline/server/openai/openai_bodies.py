@@ -127,8 +127,12 @@ class GenerationBody(SamplingFields):
 class OpenAICompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
-    prompt: Annotated[str | list[str] | list[int] | list[list[int]] | None, SkipValidation] = Field(
-        None, description="A text, token ids, or a list of one of these."
+    prompt: Annotated[
+        str | dict[str, Any] | list[str | dict[str, Any]] | list[int] | list[list[int]] | None, SkipValidation
+    ] = Field(
+        None,
+        description="A text, token ids, an object with prompt_string and multimodal_data (images in base64), or a list of one "
+        "of these.",
     )
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="16 by default.")
     best_of: int | None = Field(None, description="n, or nothing.")

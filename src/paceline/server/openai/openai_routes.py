@@ -11,7 +11,14 @@ from starlette.requests import Request
 
 from paceline.server.api_errors import invalid_request
 from paceline.server.json_bodies import OPENAI_ERRORS
-from paceline.server.openai import chat_completions, classification, completions, embeddings, lora_routes
+from paceline.server.openai import (
+    chat_completions,
+    classification,
+    completions,
+    embeddings,
+    lora_routes,
+    transcriptions,
+)
 from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
 
@@ -23,7 +30,7 @@ def routes(service: Service) -> APIRouter:
     """Return the routes of models, LoRA adapters, completions, chat completions, embeddings and classification."""
     router = APIRouter()
     router.include_router(_model_routes(service))
-    for module in (completions, chat_completions, embeddings, classification, lora_routes):
+    for module in (completions, chat_completions, embeddings, classification, lora_routes, transcriptions):
         router.include_router(module.routes(service))
     return router
 
@@ -51,7 +58,11 @@ def _model_routes(service: Service) -> APIRouter:
         """List the model under its first name, with facts of its file, and its LoRA adapters."""
         name = service.names[0]
         adapters = service.adapters()
-        listed = [ollama_listing(name), *(ollama_listing(one.name, parent=name) for one in adapters)]
+        is_multimodal = service.is_loaded and bool(set(service.engine().model.modalities) - {"text"})
+        listed = [
+            ollama_listing(name, is_multimodal=is_multimodal),
+            *(ollama_listing(one.name, parent=name, is_multimodal=is_multimodal) for one in adapters),
+        ]
         data = [model_body(service, name), *(_adapter_body(service, one) for one in adapters)]
         # Anthropic's, as type, display_name and created_at
         page = {"has_more": False, "first_id": name, "last_id": data[-1]["id"]}
@@ -93,7 +104,7 @@ def _adapter_body(service: Service, adapter: LoraAdapter) -> dict[str, Any]:
     return body | {"root": Path(adapter.path).name, "parent": service.names[0]}
 
 
-def ollama_listing(name: str, parent: str = "") -> dict[str, Any]:
+def ollama_listing(name: str, parent: str = "", *, is_multimodal: bool = False) -> dict[str, Any]:
     """Return the model in Ollama's form of a list, as llama-server does; the members have no values there."""
     nothing = dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), "")
     details = {"parent_model": parent, "format": "gguf", "family": "", "families": [""]}
@@ -103,7 +114,7 @@ def ollama_listing(name: str, parent: str = "") -> dict[str, Any]:
         **nothing,
         "type": "model",
         "tags": [""],
-        "capabilities": ["completion"],
+        "capabilities": ["completion", "multimodal"] if is_multimodal else ["completion"],
         "details": {**details, "parameter_size": "", "quantization_level": ""},
     }
 

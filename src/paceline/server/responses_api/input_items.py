@@ -12,13 +12,20 @@ from typing import Any
 from paceline import validation
 from paceline.chat.conversation import MAX_MESSAGES
 from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.media import Attachment
+from paceline.server.media_input.request_media import RequestMedia, check_detail
 
 Item = dict[str, Any]
 
 INPUT_ROLES = ("user", "system", "developer", "assistant")
 STATUSES = ("in_progress", "completed", "incomplete")
 
-_UNSUPPORTED_PARTS = ("input_image", "input_file", "input_audio")
+_MEDIA_PARTS: Mapping[str, tuple[str, ...]] = {
+    "input_image": ("image_url", "detail", "file_id"),
+    "input_file": ("file_data", "file_url", "filename", "file_id", "detail"),
+    "input_audio": ("input_audio",),
+}
+"""Parts with images and audio, with their members beside type."""
 # Members that an item of a type may have beside type, id and status.
 _MEMBERS: Mapping[str, frozenset[str]] = {
     "message": frozenset({"role", "content", "phase"}),
@@ -53,7 +60,7 @@ def parse_items(
     Raises:
         InvalidParams: An item is malformed, or is the output of a call that no earlier item has; the message names the place,
             such as input[2].content[0].text.
-        Unsupported: An item is known but not supported: images, files, calls of OpenAI's own tools.
+        Unsupported: An item is known but not supported: files by id, calls of OpenAI's own tools.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -79,18 +86,23 @@ def parse_items(
     return items
 
 
-def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Return the messages that the items of a conversation make.
+def messages_of(items: Iterable[Item], earlier: Sequence[Item], media: RequestMedia) -> list[dict[str, Any]]:
+    """Return the messages that the items of a conversation make, behind earlier ones.
 
-    What an assistant did in one turn (thinking, text, calls) is one message.
+    What an assistant did in one turn (thinking, text, calls) is one message. media: reads images and audio. Raises as
+    `RequestMedia.of_url`; places are in the input.
     """
     messages: list[dict[str, Any]] = []
-    for item in items:
+    places = [f"the earlier item {index}" for index in range(len(earlier))]
+    for index, item in enumerate([*earlier, *items]):
+        place = places[index] if index < len(earlier) else f"input[{index - len(earlier)}]"
         kind = item["type"]
         if kind == "function_call_output":
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])})
+            content = _content(f"{place}.output", item["output"], media)
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         elif kind == "message" and item["role"] != "assistant":
-            messages.append({"role": item["role"], "content": _content(item["content"])})
+            content = _content(f"{place}.content", item["content"], media)
+            messages.append({"role": item["role"], "content": content})
         else:
             _add_to_turn(messages, item)
     return messages
@@ -121,8 +133,24 @@ def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
         last["reasoning_content"] = "\n\n".join([*known, *(part["text"] for part in parts)])
 
 
-def _content(value: str | Sequence[Mapping[str, str]]) -> str | list[dict[str, str]]:
-    return value if isinstance(value, str) else _texts(value)
+def _content(place: str, value: str | Sequence[Mapping[str, str]], media: RequestMedia) -> str | list[Any]:
+    """Return a content with its images and audio read."""
+    if isinstance(value, str):
+        return value
+    parts: list[Any] = []
+    for index, part in enumerate(value):
+        if part["type"] in _MEDIA_PARTS:
+            parts.append(_attachment_of(f"{place}[{index}]", part, media))
+        else:
+            parts += _texts([part])
+    return parts
+
+
+def _attachment_of(place: str, part: Mapping[str, Any], media: RequestMedia) -> Attachment:
+    if part["type"] == "input_audio":
+        return media.of_audio(f"{place}.input_audio", part["input_audio"])
+    name = next(name for name in ("image_url", "file_data", "file_url") if name in part)
+    return media.of_url(f"{place}.{name}", part[name])
 
 
 def _texts(parts: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -182,7 +210,7 @@ def _check_members(place: str, kind: str, item: Mapping[Any, Any]) -> None:
 def _parse_message(place: str, item: Mapping[Any, Any]) -> Item:
     role = validation.choice(f"{place}.role", item.get("role"), INPUT_ROLES)
     content = item.get("content")
-    kinds = ("output_text", "input_text", "refusal") if role == "assistant" else ("input_text",)
+    kinds = ("output_text", "input_text", "refusal") if role == "assistant" else ("input_text", *_MEDIA_PARTS)
     if isinstance(content, str):
         parts = [_text_part(kinds[0], validation.text(f"{place}.content", content))]
     elif not isinstance(content, list):
@@ -198,9 +226,9 @@ def _parse_part(place: str, part: object, kinds: Collection[str]) -> Item:
     if not isinstance(part, Mapping):
         raise InvalidType(f"{place} must be an object with type and text, not {type(part).__name__}")
     kind = part.get("type")
-    if kind in _UNSUPPORTED_PARTS:
-        raise Unsupported(f"{place}.type {kind!r}: images, files and audio are not supported; leave them out")
     kind = validation.choice(f"{place}.type", kind, kinds)
+    if kind in _MEDIA_PARTS:
+        return _parse_media(place, kind, part)
     text_name = "refusal" if kind == "refusal" else "text"
     for name in part:
         if name not in ("type", text_name) and name not in _PART_MEMBERS:
@@ -209,6 +237,34 @@ def _parse_part(place: str, part: object, kinds: Collection[str]) -> Item:
     if kind == "refusal":
         return {"type": "refusal", "refusal": text}
     return _text_part("input_text" if "output_text" not in kinds else "output_text", text)
+
+
+def _parse_media(place: str, kind: str, part: Mapping[Any, Any]) -> Item:
+    """Check the shape of an image or audio, which is read when the messages are made."""
+    known = _MEDIA_PARTS[kind]
+    given = {name: value for name, value in part.items() if name != "type" and value is not None}
+    for name in given:
+        if name not in known and name not in _PART_MEMBERS:
+            raise InvalidParams(f"{place}.{str(name)[:80]} is not known; a part of this type has {', '.join(known)}")
+    if kind == "input_audio":
+        return {"type": kind, "input_audio": _checked_audio(f"{place}.input_audio", given.get("input_audio"))}
+    if "file_id" in given:
+        raise Unsupported(f"{place}.file_id: this server keeps no files; send the data themselves")
+    check_detail(place, given.get("detail"))
+    sources = [name for name in ("image_url", "file_data", "file_url") if name in given]
+    if len(sources) != 1:
+        wanted = " or ".join(name for name in known if name in ("image_url", "file_data", "file_url"))
+        raise InvalidParams(
+            f"{place} must have {wanted}, and one of them" if sources else f"{place} must have {wanted}"
+        )
+    return {"type": kind} | {name: validation.text(f"{place}.{name}", given[name]) for name in known if name in given}
+
+
+def _checked_audio(place: str, value: object) -> Item:
+    """Return the texts of an audio, so that the item can be kept; whether they are a file is found when it is read."""
+    if not isinstance(value, Mapping):
+        raise InvalidType(f"{place} must be an object with data and format, not {_kind_of(value)}")
+    return {str(name): validation.text(f"{place}.{str(name)[:80]}", one) for name, one in value.items()}
 
 
 def _text_part(kind: str, text: str) -> Item:
@@ -227,7 +283,8 @@ def _parse_call(place: str, item: Mapping[Any, Any]) -> Item:
 def _parse_output(place: str, item: Mapping[Any, Any]) -> Item:
     output = item.get("output")
     if isinstance(output, list):
-        parts = [_parse_part(f"{place}.output[{index}]", part, ("input_text",)) for index, part in enumerate(output)]
+        kinds = ("input_text", *_MEDIA_PARTS)
+        parts = [_parse_part(f"{place}.output[{index}]", part, kinds) for index, part in enumerate(output)]
         output = parts or ""
     elif not isinstance(output, str):
         raise InvalidType(f"{place}.output must be a text or a list of text parts, not {_kind_of(output)}")

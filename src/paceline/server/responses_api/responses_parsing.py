@@ -11,6 +11,7 @@ from paceline.chat import ChatOptions, Tool, Turn, next_turn, template_kwargs
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
 from paceline.server.constraint_fields import CONSTRAINTS, GUIDED
+from paceline.server.media_input.request_media import RequestMedia, known_attachment
 from paceline.server.openai.parsing import ParsedRequest, parse_generation
 from paceline.server.responses_api.input_items import Item, messages_of, parse_items
 from paceline.server.responses_api.responses_body import LOGPROBS, ResponsesBody, check_fields
@@ -51,22 +52,21 @@ class ResponsesRequest:
     generates: bool | None = None
     may_truncate: bool = False
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Return the messages of the whole conversation, the instructions left out."""
-        return messages_of([*self.earlier, *self.items])
+    def messages(self, media: RequestMedia) -> list[dict[str, Any]]:
+        """Return the messages of the whole conversation, the instructions left out. media: reads its images, once."""
+        return messages_of(self.items, self.earlier, media)
 
-    def turn(
-        self, messages: Sequence[Mapping[str, Any]] | None = None, *, prefills: bool = False, num_left_out: int = 0
-    ) -> Turn:
+    def turn(self, messages: Sequence[Mapping[str, Any]], *, prefills: bool = False, num_left_out: int = 0) -> Turn:
         """Return the conversation, without so many messages behind those of the system.
 
-        messages: what `messages` returned, where several turns are made. prefills: see `next_turn`.
+        messages: what `messages` returned. prefills: see `next_turn`.
         """
-        whole = self.messages() if messages is None else messages
-        begin = _num_of_system(whole)
+        begin = _num_of_system(messages)
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        kept = [*instructions, *whole[:begin], *whole[begin + num_left_out :]]
-        return next_turn(kept, continues=self.continues, generates=self.generates, prefills=prefills)
+        kept = [*instructions, *messages[:begin], *messages[begin + num_left_out :]]
+        return next_turn(
+            kept, continues=self.continues, generates=self.generates, prefills=prefills, read_part=known_attachment
+        )
 
 
 def truncations(messages: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -7,15 +7,17 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.chat import ChatFormat, Turn, prepare_chat
+from paceline.engine.prompts import Prompt
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, naming_param
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute, large_json_response
+from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.openai.parsing import CHAT_DEFAULTS, model_warning
 from paceline.server.request_context import RequestContext
 from paceline.server.responses_api.input_items import Item
@@ -24,9 +26,12 @@ from paceline.server.responses_api.response_object import Keep, ResponseHead, ec
 from paceline.server.responses_api.response_store import EncodedItems, ResponseStore, StoredResponse
 from paceline.server.responses_api.responses_body import ResponsesBody
 from paceline.server.responses_api.responses_parsing import RENAMED, ResponsesRequest, parse_responses, truncations
-from paceline.server.running_chat import RunningChat, start_chat
+from paceline.server.running_chat import RunningChat, count_prompt_tokens, start_chat
 from paceline.server.service import Service
 from paceline.server.sse import NAMED_SSE, EventStream
+
+if TYPE_CHECKING:
+    from paceline.engine import EngineClient
 
 _NO_STORE = "this server keeps no responses: start it with --responses-store N, or send all items of the conversation"
 _NOT_STORED = "store: this server keeps no responses; --responses-store N switches it on"
@@ -48,9 +53,9 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
     async def create(body: ResponsesBody, request: Request) -> Response:
         """Generate a response, as OpenAI's endpoint; with `stream` as server-sent events with names."""
         streaming = bool(body.stream)
-        turns = _TurnMaker(service.chat_format(), service.engine().limits.max_positions)
         with _naming_fields(body):
-            asked, items = await _parse(service, store, body, request)
+            asked, items, media = await _parse(service, store, body, request)
+            turns = _TurnMaker(service.chat_format(), service.engine(), media)
             running = await start_chat(
                 service,
                 request,
@@ -79,13 +84,15 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
     @router.post("/v1/responses/input_tokens", summary="Count the tokens of an input", responses=OPENAI_ERRORS)
     async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
         """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
-        turns = _TurnMaker(service.chat_format(), service.engine().limits.max_positions)
         with _naming_fields(body):
-            asked, _ = await _parse(service, store, body, request)
+            asked, _, media = await _parse(service, store, body, request)
+            engine = service.engine()
+            turns = _TurnMaker(service.chat_format(), engine, media)
 
             def prepare() -> int:
                 turn = turns.make(asked, prefills=service.settings.prefill_assistant is True)
-                return len(prepare_chat(turns.chat_format, turn, asked.chat_options, asked.parsed.params).token_ids)
+                chat = prepare_chat(turns.chat_format, turn, asked.chat_options, asked.parsed.params)
+                return count_prompt_tokens(engine, chat.prompt(turns.chat_format.tokenizer))
 
             return {"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(prepare)}
 
@@ -99,7 +106,7 @@ def _naming_fields(body: ResponsesBody) -> Any:
 
 async def _parse(
     service: Service, store: ResponseStore, body: ResponsesBody, request: Request
-) -> tuple[ResponsesRequest, EncodedItems]:
+) -> tuple[ResponsesRequest, EncodedItems, RequestMedia]:
     """Parse a body in a thread, with the conversation before it; encode both there, if they are to be stored."""
     tenant = RequestContext.of(request.scope).tenant
     base, options = service.sampling(CHAT_DEFAULTS), service.options(request, body.model)
@@ -122,7 +129,8 @@ async def _parse(
         return asked, items if before is None else before.conversation + items
 
     asked, items = await asyncio.to_thread(parse)
-    return replace(asked, chat_options=service.chat_options(asked.chat_options)), items
+    media = await service.request_media(asked.earlier, asked.items)
+    return replace(asked, chat_options=service.chat_options(asked.chat_options)), items, media
 
 
 def _is_stored(store: ResponseStore, body: ResponsesBody) -> bool:
@@ -177,13 +185,13 @@ def _head(
 class _TurnMaker:
     """Makes the turn of a request, in a thread. warnings: about what was left out of it."""
 
-    def __init__(self, chat_format: ChatFormat, max_positions: int) -> None:
-        self.chat_format, self._max_positions = chat_format, max_positions
+    def __init__(self, chat_format: ChatFormat, engine: EngineClient, media: RequestMedia) -> None:
+        self.chat_format, self._engine, self._media = chat_format, engine, media
         self.warnings: list[str] = []
 
     def make(self, asked: ResponsesRequest, *, prefills: bool) -> Turn:
         """Return the turn; where truncation is "auto", without the first messages that do not fit."""
-        messages = asked.messages()
+        messages = asked.messages(self._media)
         turn = asked.turn(messages, prefills=prefills)
         if not asked.may_truncate or self._fits(asked, turn):
             return turn
@@ -201,10 +209,14 @@ class _TurnMaker:
 
     def _fits(self, asked: ResponsesRequest, turn: Turn) -> bool:
         """Return whether a turn leaves room for the output, as prompts do that are cut."""
-        half, most = self._max_positions // 2, asked.parsed.params.max_tokens
+        max_positions = self._engine.limits.max_positions
+        half, most = max_positions // 2, asked.parsed.params.max_tokens
         reserved = half if most is None else min(most, half)
-        ids = self.chat_format.encode(self.chat_format.render_turn(turn, asked.chat_options))
-        return len(ids) <= self._max_positions - reserved
+        rendered = self.chat_format.render_turn(turn, asked.chat_options)
+        prompt: Prompt = self.chat_format.encode(rendered)
+        if turn.media is not None:
+            prompt = turn.media.segments(rendered, self.chat_format.tokenizer)
+        return count_prompt_tokens(self._engine, prompt) <= max_positions - reserved
 
 
 def stored_routes(store: ResponseStore) -> APIRouter:

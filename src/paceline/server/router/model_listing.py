@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.engine.projector_file import projector_file
 from paceline.errors import PacelineError
+from paceline.hub import is_reference
 from paceline.model_manager import ModelStatus
+from paceline.runtime import projector_facts
 from paceline.runtime.gguf_file import read_gguf
 from paceline.server.api_errors import api_error_of, strip_folders
 from paceline.server.flags import ModelPreset
@@ -21,7 +25,7 @@ from paceline.server.openai.openai_routes import model_facts, ollama_listing
 from paceline.server.router.event_feed import VALUES
 from paceline.server.router.routed_models import RoutedModels
 
-_TEXT_ONLY: Final = {"input_modalities": ["text"], "output_modalities": ["text"]}
+_MODALITIES: Final = ("text", "image", "audio")
 
 
 def list_body(models: RoutedModels, downloads: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -29,7 +33,14 @@ def list_body(models: RoutedModels, downloads: Sequence[dict[str, Any]] = ()) ->
     data = [body for preset in models.presets() for body in _with_adapters(models, preset)]
     data += downloads
     names = [one["id"] for one in data]
-    listed = [ollama_listing(one["id"], parent=one.get("parent", "")) for one in data]
+    listed = [
+        ollama_listing(
+            one["id"],
+            parent=one.get("parent", ""),
+            is_multimodal=len(one["architecture"]["input_modalities"]) > 1,
+        )
+        for one in data
+    ]
     page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
     return {"models": listed, "object": "list", "data": data, **page}
 
@@ -72,7 +83,9 @@ def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
         "owned_by": "paceline",
         "created": now,
         "status": _status_body(preset, status),
-        "architecture": _TEXT_ONLY,
+        "architecture": _architecture(
+            _modalities_of_files(preset) if served is None else served.service.engine().model.modalities
+        ),
         "source": preset.source,
         "can_remove": preset.is_removable,
         "type": "model",
@@ -80,6 +93,30 @@ def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "meta": None if served is None else model_facts(served.service),
     }
+
+
+def _architecture(modalities: Collection[str]) -> dict[str, list[str]]:
+    """Return llama-server's object of what a model takes and makes."""
+    taken = [name for name in _MODALITIES if name == "text" or name in modalities]
+    return {"input_modalities": taken, "output_modalities": ["text"]}
+
+
+def _modalities_of_files(preset: ModelPreset) -> Collection[str]:
+    """Return what a model that is not loaded takes beside text, by the header of its projector, if that is here."""
+    settings = preset.settings
+    wanted = settings.engine_options.get("mmproj")
+    if settings.model is None or preset.reference is not None or is_reference(wanted):
+        return ()
+    with suppress(PacelineError, OSError):
+        path = projector_file((settings.model,), wanted)
+        if path is not None:
+            return _projector_modalities(path, path.stat().st_mtime_ns)
+    return ()
+
+
+@lru_cache(maxsize=1024)
+def _projector_modalities(path: Path, changed_ns: int) -> tuple[str, ...]:  # noqa: ARG001 - a file that changes is read again
+    return projector_facts(path).modalities
 
 
 def download_body(name: str, progress: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +130,14 @@ def download_body(name: str, progress: dict[str, Any]) -> dict[str, Any]:
         "created": int(time.time()),
     }
     status = {"value": "downloading", "args": [], "progress": progress}
-    return {**body, "status": status, "architecture": _TEXT_ONLY, "source": "cache", "can_remove": True, "meta": None}
+    return {
+        **body,
+        "status": status,
+        "architecture": _architecture(()),
+        "source": "cache",
+        "can_remove": True,
+        "meta": None,
+    }
 
 
 def _status_body(preset: ModelPreset, status: ModelStatus) -> dict[str, Any]:

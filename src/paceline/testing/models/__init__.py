@@ -12,38 +12,51 @@ tokens have next to no weight. To see an end, declare a token that it does gener
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from paceline.testing.models.audio_projectors import Qwen2AudioSpec, UltravoxAudioSpec
+from paceline.testing.models.draft_heads import Eagle3Spec, HunYuan3Spec, Mimo2Spec, Qwen35Spec
 from paceline.testing.models.encoders import BertSpec, ModernBertSpec, T5Spec
 from paceline.testing.models.files import CHAT_TEMPLATE, write_lora, write_model, write_split_model
 from paceline.testing.models.gemma import Gemma3Spec, Gemma4Spec
 from paceline.testing.models.gguf_parts import Tensor, Typed, Value, WeightType, every_value_type
+from paceline.testing.models.projectors import Gemma3VisionSpec, LlavaVisionSpec, Qwen25VisionSpec
 from paceline.testing.models.recurrent import FalconH1Spec, GraniteHybridSpec, Lfm2Spec, MambaSpec
 from paceline.testing.models.rwkv import Rwkv6Spec, Rwkv7Spec
 from paceline.testing.models.spec import ModelSpec, Pooling
-from paceline.testing.models.transformer import LlamaSpec, Qwen2MoeSpec, Qwen2Spec, qwen2_half_billion
+from paceline.testing.models.transformer import LlamaSpec, Qwen2MoeSpec, Qwen2Spec, Qwen2VlSpec, qwen2_half_billion
 from paceline.testing.models.vocabulary import SpecVocabulary, byte_level, copied, numbered, word_pieces
 
 __all__ = [
     "CHAT_TEMPLATE",
     "KINDS",
     "BertSpec",
+    "Eagle3Spec",
     "FalconH1Spec",
     "Gemma3Spec",
+    "Gemma3VisionSpec",
     "Gemma4Spec",
     "GraniteHybridSpec",
+    "HunYuan3Spec",
     "Lfm2Spec",
     "LlamaSpec",
+    "LlavaVisionSpec",
     "MambaSpec",
+    "Mimo2Spec",
     "ModelSpec",
     "ModernBertSpec",
     "Pooling",
+    "Qwen2AudioSpec",
     "Qwen2MoeSpec",
     "Qwen2Spec",
+    "Qwen2VlSpec",
+    "Qwen25VisionSpec",
+    "Qwen35Spec",
     "Rwkv6Spec",
     "Rwkv7Spec",
     "SpecVocabulary",
     "T5Spec",
     "Tensor",
     "Typed",
+    "UltravoxAudioSpec",
     "Value",
     "WeightType",
     "byte_level",
@@ -71,6 +84,8 @@ KINDS: Mapping[str, ModelSpec] = MappingProxyType(
         "falcon-h1": FalconH1Spec(),
         "lfm2": Lfm2Spec(),
         "granitehybrid": GraniteHybridSpec(),
+        "hy_v3": HunYuan3Spec(),
+        "qwen35": Qwen35Spec(),
         "embedding-llama": LlamaSpec(pooling="last"),
         "bert": BertSpec(),
         "modern-bert": ModernBertSpec(),
@@ -78,6 +93,6 @@ KINDS: Mapping[str, ModelSpec] = MappingProxyType(
         "t5": T5Spec(),
     }
 )
-"""gemma3 and gemma4 have sliding windows, mamba and rwkv are recurrent, falcon-h1, lfm2 and granitehybrid are hybrids;
-bert, modern-bert and t5 have encoders.
+"""gemma3 and gemma4 have sliding windows, mamba and rwkv are recurrent, falcon-h1, lfm2, granitehybrid and qwen35 are
+hybrids; hy_v3 and qwen35 have draft heads; bert, modern-bert and t5 have encoders.
 """

@@ -99,6 +99,7 @@ def _types(typed: Typed) -> tuple[GGUFValueType, GGUFValueType | None]:
 
 
 WeightType = Literal["F32", "F16", "Q8_0"]
+StoredType = Literal["F32", "F16", "Q8_0", "I64"]
 
 _BLOCK = 32  # values of a Q8_0 block, stored as one float16 scale and 32 signed bytes
 _BYTE_SPREAD = 73.9  # standard deviation of a uniform signed byte
@@ -107,6 +108,9 @@ _BYTE_SPREAD = 73.9  # standard deviation of a uniform signed byte
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor to be: `centre + spread * normal`, rows in `quiet_rows` a hundred times smaller than the others.
+
+    diagonal: is added to the diagonal of a matrix, which then passes its input on. integers: the values themselves, for a
+    table of 64-bit integers.
 
     Only a `matrix` is ever stored in less than 32 bits; what is no matrix (norms, biases, convolutions) llama.cpp wants
     as F32.
@@ -118,17 +122,23 @@ class Tensor:
     centre: float = 0.0
     matrix: bool = False
     quiet_rows: tuple[int, ...] = ()
+    diagonal: float = 0.0
+    integers: tuple[int, ...] = ()
 
-    def stored_type(self, wanted: WeightType) -> WeightType:
+    def stored_type(self, wanted: WeightType) -> StoredType:
         """Return the type this tensor is stored in, in a model of weights `wanted`."""
-        if not self.matrix or (wanted == "Q8_0" and self.shape[-1] % _BLOCK):
+        if self.integers:
+            return "I64"
+        if not self.matrix or self.diagonal or (wanted == "Q8_0" and self.shape[-1] % _BLOCK):
             return "F32"
         return wanted
 
 
-def matrix(name: str, *shape: int, gain: float = 1.0, quiet_rows: tuple[int, ...] = ()) -> Tensor:
+def matrix(
+    name: str, *shape: int, gain: float = 1.0, quiet_rows: tuple[int, ...] = (), diagonal: float = 0.0
+) -> Tensor:
     """Return a linear layer (out, in) or a stack of them; `gain` is the spread of its output for input of spread 1."""
-    return Tensor(name, shape, gain / shape[-1] ** 0.5, matrix=True, quiet_rows=quiet_rows)
+    return Tensor(name, shape, gain / shape[-1] ** 0.5, matrix=True, quiet_rows=quiet_rows, diagonal=diagonal)
 
 
 def norm(name: str, size: int, *, scale: float = 1.0) -> Tensor:
@@ -141,22 +151,26 @@ def bias(name: str, size: int, *, spread: float = 0.1, centre: float = 0.0) -> T
     return Tensor(name, (size,), spread, centre)
 
 
-def fill(tensor: Tensor, seed: int, stored: WeightType) -> npt.NDArray[np.generic]:
+def fill(tensor: Tensor, seed: int, stored: StoredType) -> npt.NDArray[np.generic]:
     """Return the values of a tensor, a pure function of its name and `seed` (not of the order tensors are written in).
 
     Q8_0 comes as the bytes of its blocks: shape (..., bytes of a row), dtype uint8.
     """
+    if tensor.integers:
+        return np.array(tensor.integers, np.int64)
     random = np.random.Generator(np.random.PCG64([seed, zlib.crc32(tensor.name.encode())]))
     if stored == "Q8_0":
         return _blocks(tensor, random)
     values = random.standard_normal(tensor.shape, dtype=np.float32)
     values *= tensor.spread
     values += tensor.centre
+    if tensor.diagonal:
+        values += tensor.diagonal * np.eye(*tensor.shape, dtype=np.float32)
     values[list(tensor.quiet_rows)] *= 0.01
     return values.astype(np.float16) if stored == "F16" else values
 
 
-def gguf_type(stored: WeightType) -> GGMLQuantizationType:
+def gguf_type(stored: StoredType) -> GGMLQuantizationType:
     """Return the constant of the package `gguf` for a stored type."""
     from gguf import GGMLQuantizationType
 

@@ -14,11 +14,15 @@ from paceline.testing.models.vocabulary import copied
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaSpec(Sizes):
-    """Dense Llama with grouped queries; with `n_expert` > 0 a mixture of experts as Mixtral has it."""
+    """Dense Llama with grouped queries; with `n_expert` > 0 a mixture of experts as Mixtral has it.
+
+    layer_gain: how much layers add to what they pass on.
+    """
 
     architecture: ClassVar[str] = "llama"
     n_expert: int = 0
     n_expert_used: int = 2
+    layer_gain: float = 1.5
 
     def metadata(self) -> dict[str, Value]:
         values: dict[str, Value] = {"rope.dimension_count": self.head_size, "rope.freq_base": 10000.0}
@@ -33,11 +37,11 @@ class LlamaSpec(Sizes):
         for layer in range(self.n_layer):
             block = f"blk.{layer}"
             yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            yield from attention(self, block)
+            yield from attention(self, block, gain=self.layer_gain)
             if self.n_expert:
-                yield from experts(self, block, self.n_expert, self.n_ff)
+                yield from experts(self, block, self.n_expert, self.n_ff, gain=self.layer_gain)
             else:
-                yield from feed_forward(self, block)
+                yield from feed_forward(self, block, gain=self.layer_gain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,18 @@ class Qwen2Spec(Sizes):
             yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
             yield from attention(self, block, biases=True)
             yield from feed_forward(self, block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2VlSpec(Qwen2Spec):
+    """Qwen 2 VL's text model: Qwen 2 with positions in three dimensions (M-RoPE)."""
+
+    architecture: ClassVar[str] = "qwen2vl"
+
+    def metadata(self) -> dict[str, Value]:
+        third = self.head_size // 6
+        sections = [self.head_size // 2 - 2 * third, third, third, 0]
+        return super().metadata() | self.prefixed({"rope.dimension_sections": sections})
 
 
 @dataclass(frozen=True, kw_only=True)

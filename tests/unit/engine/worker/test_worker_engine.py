@@ -162,6 +162,10 @@ def test_what_is_wrong_with_an_engine_is_raised_by_its_constructor() -> None:
     """With the error that the worker met; nothing is left of it."""
     with pytest.raises(ModelLoadError, match="no model 'x'"):
         fake_worker_engine(backend="tests.faulty_backend:refuse", backend_options={"name": "x"})
+    with pytest.raises(
+        Unsupported, match=r"draft heads \(MtpDrafter\) needs a model that has them, and FakeBackend has none"
+    ):
+        fake_worker_engine(speculation="ngram,mtp")
     with pytest.raises(InvalidParams, match=r"strategy 'nobody:knows' cannot be loaded"):
         fake_worker_engine(strategy="nobody:knows")
 

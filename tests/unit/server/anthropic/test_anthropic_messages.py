@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from tests.media_requests import DATA, request_media
 
 from paceline.chat import Tool, parse_messages
 from paceline.chat.conversation import MAX_MESSAGES
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import InvalidParams, RequestError, Unsupported
 from paceline.server.anthropic.anthropic_messages import _append, conversation_of, tool_choice_of, tools_of
+from paceline.server.api_errors import ApiException, api_error_of
 
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Köln"}}
 CALL = {
@@ -40,7 +42,7 @@ def result(**members: Any) -> dict[str, Any]:
 
 def converted(*messages: Any, system: Any = None) -> list[dict[str, Any]]:
     """What a chat template gets to see; `parse_messages` takes it."""
-    conversation = conversation_of(list(messages), system)
+    conversation = conversation_of(list(messages), system, request_media())
     parse_messages(conversation)
     return conversation
 
@@ -135,7 +137,10 @@ def test_thinking_is_read_and_redacted_thinking_is_not() -> None:
         ([user(text("x"), {"type": "text"})], r"messages\[0\].content\[1\].text is missing"),
         ([user(text(5))], r"messages\[0\].content\[0\].text"),  # type: ignore[arg-type]
         ([user(text("x", size=3))], r"messages\[0\].content\[0\].size is not known"),
-        ([user(USE)], r"messages\[0\].content\[0\].type must be text or tool_result in a message of the role 'user'"),
+        (
+            [user(USE)],
+            r"messages\[0\].content\[0\].type must be text or image or tool_result in a message of the role 'user'",
+        ),
         ([assistant(result())], r"messages\[0\].content\[0\].type must be text or thinking"),
         ([assistant({**USE, "input": "x"})], r"messages\[0\].content\[0\].input must be an object"),
         ([assistant({**USE, "id": ""})], r"messages\[0\].content\[0\].id must not be empty"),
@@ -148,17 +153,17 @@ def test_thinking_is_read_and_redacted_thinking_is_not() -> None:
 def test_a_malformed_message_is_refused_with_its_place(messages: Any, place: str) -> None:
     """In the terms of the body that was sent."""
     with pytest.raises(InvalidParams, match=place):
-        conversation_of(messages)
+        conversation_of(messages, None, request_media())
 
 
-@pytest.mark.parametrize("kind", ["image", "document", "search_result", "server_tool_use", "\ud83d\ude00" * 900])
+@pytest.mark.parametrize("kind", ["document", "search_result", "server_tool_use", "\ud83d\ude00" * 900])
 def test_blocks_that_no_model_here_reads_are_refused(kind: str) -> None:
     """Also within the result of a tool."""
     kind = kind.encode("utf-16", "surrogatepass").decode("utf-16")
     block = {"type": kind, "source": {}}
     for messages in ([user(block)], [assistant(USE), user(result(content=[block]))]):
         with pytest.raises(Unsupported, match="not supported") as refusal:
-            conversation_of(messages)
+            conversation_of(messages, None, request_media())
         assert len(str(refusal.value)) < 400
 
 
@@ -168,7 +173,7 @@ def test_deep_inputs_are_refused() -> None:
     for _ in range(500):
         deep = {"a": deep}
     with pytest.raises(InvalidParams, match=r"messages\[0\].content\[0\].input is nested"):
-        conversation_of([assistant({**USE, "input": deep})])
+        conversation_of([assistant({**USE, "input": deep})], None, request_media())
 
 
 def test_tools_are_functions_with_their_schemas() -> None:
@@ -262,6 +267,61 @@ def test_messages_are_joined_in_place() -> None:
 def test_too_many_messages_are_refused_before_any_is_read() -> None:
     """Also where consecutive ones would become one."""
     with pytest.raises(InvalidParams, match="messages must have at most"):
-        conversation_of([None] * (MAX_MESSAGES + 1))
-    most = conversation_of([{"role": "user", "content": "x"}] * MAX_MESSAGES)
+        conversation_of([None] * (MAX_MESSAGES + 1), None, request_media())
+    most = conversation_of([{"role": "user", "content": "x"}] * MAX_MESSAGES, None, request_media())
     assert [len(message["content"]) for message in most] == [MAX_MESSAGES]
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
+
+
+def seen(*messages: Any) -> list[dict[str, Any]]:
+    """The conversation with its images."""
+    return conversation_of(list(messages), None, request_media())
+
+
+def test_images_stand_in_order_with_texts() -> None:
+    """Also in the results of tools, which come first."""
+    (asked,) = seen(user({"type": "text", "text": "a"}, IMAGE, {"type": "text", "text": "b"}))
+    assert [getattr(one, "name", "text") for one in asked["content"]] == [
+        "text",
+        "messages[0].content[1].source.data",
+        "text",
+    ]
+    shown = result(content=[{"type": "text", "text": "c"}, IMAGE], is_error=True)
+    _, answered, more = seen(assistant(USE), user(IMAGE, shown))
+    assert answered["role"] == "tool"
+    assert [getattr(one, "name", one) for one in answered["content"]] == [
+        {"type": "text", "text": "Error:"},
+        {"type": "text", "text": "c"},
+        "messages[1].content[1].content[1].source.data",
+    ]
+    assert [one.name for one in more["content"]] == ["messages[1].content[0].source.data"]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (None, "source must be an object"),
+        ({}, "source.type must be"),
+        ({"type": "file", "file_id": "x"}, "keeps no files"),
+        ({"type": "base64", "data": DATA}, "source.media_type is missing"),
+        ({"type": "base64", "media_type": "image/jpeg", "data": DATA}, "source.data: the data are a PNG"),
+        ({"type": "base64", "media_type": "image/png"}, "source.data must be"),
+        ({"type": "base64", "media_type": "image/png", "data": DATA, "url": "x"}, "source.url is not known"),
+        ({"type": "url", "url": "https://a.example/x.png"}, "source.url: this server fetches no images"),
+    ],
+)
+def test_malformed_images_are_refused(source: Any, words: str) -> None:
+    """By their place."""
+    with pytest.raises((RequestError, ApiException)) as raised:
+        seen(user({"type": "image", "source": source}))
+    message = api_error_of(raised.value).message
+    assert message.startswith("messages[0].content[0].source")
+    assert words in message
+
+
+def test_images_are_the_users_and_the_tools() -> None:
+    """Models write none."""
+    with pytest.raises(InvalidParams, match="must be text or thinking"):
+        seen(assistant(IMAGE))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.media_requests import request_media
 
 from paceline.chat import template_kwargs
 from paceline.errors import InvalidParams
@@ -24,7 +25,7 @@ def variables(given: Mapping[str, Any], effort: str | None) -> dict[str, Any]:
 
 def parsed(**body: Any) -> ParsedMessages:
     read = MessageBody.model_validate({"messages": MESSAGES, "max_tokens": 9, **body})
-    return parse_message_request(read, SamplingParams(**MESSAGE_DEFAULTS), variables, "auto")
+    return parse_message_request(read, SamplingParams(**MESSAGE_DEFAULTS), variables, "auto", request_media())
 
 
 def test_a_small_body_has_anthropics_defaults() -> None:
@@ -46,7 +47,7 @@ def test_max_tokens_is_needed_but_for_counting() -> None:
     with pytest.raises(ValidationError, match="max_tokens"):
         MessageBody.model_validate({"messages": MESSAGES})
     counted = TokenCountBody.model_validate({"messages": MESSAGES, "system": "x"})
-    assert len(parse_message_request(counted, SamplingParams(), variables, "auto").conversation) == 2
+    assert len(parse_message_request(counted, SamplingParams(), variables, "auto", request_media()).conversation) == 2
 
 
 @pytest.mark.parametrize(

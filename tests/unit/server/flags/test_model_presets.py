@@ -98,10 +98,10 @@ def test_options_that_are_no_flags_are_rules_for_keeping_a_model() -> None:
 
 def test_what_is_of_the_whole_server_has_no_effect_in_a_section() -> None:
     """A note says so; drafts, which make nothing but speed, are passed over as well."""
-    one = read("[one]\nmodel = one.gguf\nport = 1\napi-key = secret\nspec-draft-hf = u/d\n")["one"]
+    one = read("[one]\nmodel = one.gguf\nport = 1\napi-key = secret\nspec-synth-len = 3\n")["one"]
     assert len(one.notes) == 3 and "secret" not in str(one)
     assert one.settings.port == 8080 and one.settings.api_keys == ()
-    assert "prompt lookup" in one.notes[-1]
+    assert "spec-synth-len has no effect" in one.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_is_of_the_whole_server_has_no_effect_in_a_section() -> None:
         ("[one]\nmodel = a.gguf\nhf-repo = u/r\n", "name two models"),
         ("[one]\nmodel = a.gguf\nhelp = 1\n", "of the command line alone"),
         ("[one]\nmodel = a.gguf\nalias = two\n[two]\nmodel = b.gguf\n", "are both called 'two'"),
-        ("[one]\nmodel = a.gguf\nmmproj = x\n", "images"),
+        ("[one]\nmodel = a.gguf\nmmproj = x\n", "there is no file x"),
     ],
 )
 def test_mistakes_are_named_with_their_place(text: str, words: str) -> None:

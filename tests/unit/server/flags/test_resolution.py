@@ -12,8 +12,11 @@ from tests.unit.server.flags.world import FILES, TRAINED, FakeFiles, resolved
 
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference
+from paceline.scheduling.named_drafter import resolve_drafter
+from paceline.scheduling.ngram_drafter import NgramDrafter
 from paceline.server.flags import DiskFiles, resolve
 from paceline.server.flags.resolution import unescaped
+from paceline.server.flags.spec_types import spec_type_names
 from paceline.server.flags.table import ENV_NAMES, FLAGS
 from paceline.server.settings import ServerSettings
 
@@ -551,7 +554,7 @@ def test_nothing_is_downloaded_for_flags_that_are_wrong(words: list[str]) -> Non
     """A model of 40 GB is no price for a spelling; the conflicts of flags are looked for first."""
 
     class NoDownload(FakeFiles):
-        def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
+        def download(self, model: ModelReference, *_: Any, **__: Any) -> Any:
             raise AssertionError(f"{model} is downloaded")
 
     files = NoDownload({**FILES, "x/a-2.gguf": ""})
@@ -585,22 +588,108 @@ def test_paths_stay_as_they_were_given() -> None:
     assert config("model = 'm.gguf'").settings.model == Path("m.gguf")
 
 
+@pytest.mark.parametrize("name", ["draft-dspark", "draft-dflash", "ngram-map-k4v"])
+def test_other_kinds_of_drafts_are_refused_with_those_that_are_there(name: str) -> None:
+    """Block drafters, and n-grams with several followers."""
+    assert "--spec-type ngram-simple, ngram-map-k, ngram-mod, ngram-cache" in refusal("--spec-type", name)
+
+
 @pytest.mark.parametrize(
-    "name", ["draft-simple", "draft-eagle3", "draft-mtp", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"]
+    ("words", "speculation"),
+    [
+        ("--spec-type ngram-simple", {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 1}),
+        (
+            "--spec-type ngram-map-k --spec-ngram-map-k-size-n 3 --spec-ngram-map-k-min-hits 2",
+            {"name": "ngram", "size_n": 3, "size_m": 48, "min_hits": 2},
+        ),
+        ("--spec-type ngram-mod", {"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 48}),
+        ("--spec-default", {"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 48}),
+        (
+            "--spec-default --spec-ngram-mod-n-match 8 --spec-ngram-mod-n-max 16 --spec-ngram-mod-n-min 0",
+            {"name": "ngram-mod", "size_n": 8, "size_m": 16, "min_m": 0},
+        ),
+        ("--spec-type ngram-cache", {"name": "ngram-cache"}),
+        (
+            "--spec-type ngram-cache -lcs a.bin --lookup-cache-dynamic b.bin",
+            {"name": "ngram-cache", "lookup_cache_static": "a.bin", "lookup_cache_dynamic": "b.bin"},
+        ),
+        ("--spec-type draft-mtp", {"name": "mtp"}),
+        ("--speculation mtp:p_min=0.5", "mtp:p_min=0.5"),
+        ("--speculation ngram,eagle3:model=e.gguf,p_min=0.1", "ngram,eagle3:model=e.gguf,p_min=0.1"),
+        ("--speculation ngram-cache:table_mib=4", "ngram-cache:table_mib=4"),
+        ("--speculation ngram:size_n=3,size_m=9,ngram-mod", "ngram:size_n=3,size_m=9,ngram-mod"),
+        (
+            "--spec-type ngram-cache,ngram-map-k --spec-ngram-map-k-size-n 3",
+            [{"name": "ngram", "size_n": 3, "size_m": 48, "min_hits": 1}, {"name": "ngram-cache"}],
+        ),
+        (
+            "--spec-type ngram-cache --spec-default",
+            [{"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 48}, {"name": "ngram-cache"}],
+        ),
+    ],
 )
-def test_other_kinds_of_drafts_are_refused_with_the_one_that_is_there(name: str) -> None:
-    """Draft models and n-grams over requests."""
-    assert "--spec-type ngram-simple" in refusal("--spec-type", name)
+def test_llama_servers_kinds_of_drafts_have_its_sizes(words: str, speculation: object) -> None:
+    """As its flags say, or its defaults; and each is a drafter."""
+    found = resolved(*words.split()).settings.engine_options["speculation"]
+    assert found == speculation
+    assert resolve_drafter(found) is not None
 
 
 def test_names_that_are_no_kind_of_drafts_are_refused() -> None:
-    """So are several, and sizes out of range."""
+    """So are sizes out of range, and drafters by two flags."""
     assert "ngram-simple" in refusal("--spec-type", "ngram")
-    assert "--spec-type" in refusal("--spec-type", "ngram-simple,draft-simple")
+    assert "--spec-type" in refusal("--spec-type", "ngram-simple,draft-dflash")
+    assert "ngram-modd" in refusal("--speculation", "ngram,ngram-modd")
     assert "size_n" in refusal("--speculation", "ngram:size_n=99")
     assert "--spec-draft-n-max" in refusal("--spec-draft-n-max", "65")
     assert "min_draft" in refusal("--spec-draft-n-max", "4", "--spec-draft-n-min", "5")
-    assert "two drafters" in refusal("--spec-type", "ngram-simple", "--speculation", "ngram")
+    assert "both name drafters" in refusal("--spec-type", "ngram-simple", "--speculation", "ngram")
+    assert "both name drafters" in refusal("--spec-default", "--speculation", "ngram")
+    assert "--spec-ngram-mod-n-match" in refusal("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "65")
+    assert "--spec-ngram-mod-n-min 48" in refusal("--spec-type", "ngram-mod", "--spec-ngram-mod-n-max", "8")
+
+
+def test_a_draft_model_with_its_options_is_used_where_no_other_drafter_is_named() -> None:
+    """As in llama-server; beside others draft-simple names it, and --speculation its own name."""
+    found = resolved("-md", "m.gguf", "-ctkd", "q8_0", "-td", "2", "--spec-draft-p-min", "0.5").settings.engine_options
+    assert found["draft_model"] == "m.gguf"
+    assert found["draft_options"] == {"p_min": 0.5, "n_threads": 2, "type_k": "q8_0"}
+    assert found["speculation"] == {"name": "draft-model"}
+    both = resolved("-md", "m.gguf", "--spec-type", "draft-simple,ngram-cache").settings.engine_options
+    assert both["speculation"] == [{"name": "ngram-cache"}, {"name": "draft-model"}]
+    own = resolved("-md", "m.gguf", "--speculation", "ngram,draft-model").settings.engine_options
+    assert (own["speculation"], own["draft_model"]) == ("ngram,draft-model", "m.gguf")
+    assert not any("no effect" in note for note in resolved("-md", "m.gguf", "--spec-draft-n-max", "8").notes)
+    hub = resolved("-hfd", "u/d:Q8_0").settings.engine_options
+    assert "u/d:Q8_0" in hub["draft_model"]
+
+
+def test_heads_take_their_file_and_bound_from_the_flags_of_draft_models() -> None:
+    """An EAGLE-3 file always, next-token-prediction heads where they are not in the model's."""
+    found = resolved("--spec-type", "draft-eagle3", "-md", "m.gguf", "--spec-draft-p-min", "0.5")
+    assert found.settings.engine_options["speculation"] == {"name": "eagle3", "model": "m.gguf", "p_min": 0.5}
+    assert "draft_model" not in found.settings.engine_options
+    both = resolved("--spec-type", "draft-mtp,ngram-cache", "-ngld", "3")
+    assert both.settings.engine_options["speculation"] == [{"name": "ngram-cache"}, {"name": "mtp"}]
+    assert any("-ngld has no effect with draft-mtp" in note for note in both.notes)
+    assert "needs its file; give -md" in refusal("--spec-type", "draft-eagle3")
+    assert "-md" in refusal("--spec-type", "draft-eagle3", "-hfd", "u/d")
+    assert "one of them" in refusal("--spec-type", "draft-mtp,draft-eagle3", "-md", "m.gguf")
+    assert "one of them" in refusal("--spec-type", "draft-mtp,draft-simple", "-md", "m.gguf")
+    assert "there is no file" in refusal("--spec-type", "draft-eagle3", "-md", "missing.gguf")
+
+
+def test_a_draft_model_that_is_not_used_or_not_there_is_said() -> None:
+    """Options without a model have no effect; a kind of drafts without its model is an error."""
+    unused = resolved("-md", "m.gguf", "--spec-type", "ngram-simple")
+    assert "-md has no effect without draft-simple in --spec-type" in unused.notes
+    assert "draft_model" not in unused.settings.engine_options
+    assert "-ngld has no effect without -md or -hfd, a draft model" in resolved("-ngld", "3").notes
+    assert "needs a draft model; give -md or -hfd" in refusal("--spec-type", "draft-simple")
+    assert "there is no file" in refusal("-md", "missing.gguf")
+    assert "two draft models" in refusal("-md", "m.gguf", "-hfd", "u/d")
+    assert "draft-model: add it there" in refusal("-md", "m.gguf", "--speculation", "ngram")
+    assert "--spec-draft-p-min" in refusal("--spec-draft-p-min", "2")
 
 
 def test_sizes_without_their_drafter_get_a_note() -> None:
@@ -608,12 +697,18 @@ def test_sizes_without_their_drafter_get_a_note() -> None:
     found = resolved("--spec-ngram-simple-size-n", "4")
     assert "without --spec-type ngram-simple" in found.notes[0]
     assert found.settings == resolved().settings
+    for flag in ("-lcs", "-lcd"):
+        found = resolved(flag, "a.bin", "--spec-type", "ngram-mod")
+        assert f"{flag} has no effect without --spec-type ngram-cache" in found.notes
+        assert found.settings == resolved("--spec-type", "ngram-mod").settings
+    other = resolved("--spec-ngram-map-k-size-n", "4", "--spec-type", "ngram-mod")
+    assert "--spec-ngram-map-k-size-n has no effect without --spec-type ngram-map-k" in other.notes
 
 
 def test_bounds_of_drafts_without_a_drafter_get_a_note() -> None:
     """Whoever makes the drafts, they count."""
     words = ("--spec-draft-n-max", "8", "--spec-draft-n-min", "2")
-    without = "has no effect without --spec-type ngram-simple or --speculation"
+    without = "has no effect without --spec-type or --speculation"
     assert resolved(*words).notes[:2] == (f"--spec-draft-n-max {without}", f"--spec-draft-n-min {without}")
     for drafter in (("--speculation", "ngram"), ("--spec-type", "ngram-simple")):
         assert not any("no effect" in note for note in resolved(*words, *drafter).notes)
@@ -623,3 +718,44 @@ def test_none_takes_back_what_came_before() -> None:
     """The command line comes after the environment."""
     found = resolved("--spec-type", "none", env={"LLAMA_ARG_SPEC_TYPE": "ngram-simple"})
     assert "speculation" not in found.settings.engine_options
+
+
+@pytest.mark.parametrize(
+    ("speculation", "names"),
+    [
+        (None, "none"),
+        ("ngram:size_n=3,size_m=4", "ngram-simple"),
+        ({"name": "ngram-mod"}, "ngram-mod"),
+        (["ngram-cache", "my.module:Drafter"], "ngram-cache,my.module:Drafter"),
+        (NgramDrafter(), "NgramDrafter"),
+    ],
+)
+def test_drafters_go_by_llama_servers_names(speculation: object, names: str) -> None:
+    """Where it has one, in what its routes show."""
+    assert spec_type_names(speculation) == names
+
+
+def test_the_projector_of_a_repository_comes_with_its_model() -> None:
+    """Unless another one is given, or none is wanted."""
+    found = resolved("-hf", "user/seeing")
+    assert found.settings.engine_options["mmproj"] == "mmproj-seeing.gguf"
+    assert "user/seeing" in str(found.origins["engine.mmproj"])
+    assert resolved("-hf", "user/seeing", "-mm", "a.gguf").settings.engine_options["mmproj"] == "a.gguf"
+    assert resolved("-hf", "user/seeing", "--no-mmproj").settings.engine_options["mmproj"] is False
+    assert "mmproj" not in resolved("-hf", "user/repo").settings.engine_options
+
+
+def test_projectors_that_cannot_be_are_refused() -> None:
+    """Two of them, and a file that is not there; --no-mmproj wins, with a note."""
+    assert "name two projectors" in refusal("-mm", "a.gguf", "-mmu", "https://x.example/m.gguf")
+    assert "there is no file b.gguf" in refusal("-mm", "b.gguf")
+    assert "must be a URL" in refusal("-mmu", "a.gguf")
+    found = resolved("-mm", "a.gguf", "--no-mmproj")
+    assert found.settings.engine_options["mmproj"] is False
+    assert found.notes == ("-mm has no effect with --no-mmproj",)
+
+
+@pytest.mark.parametrize("name", ["https://a.example", "a.example:80", "*", "a b"])
+def test_domains_of_media_are_names(name: str) -> None:
+    """Without scheme and port; there is no way to allow all."""
+    assert "must be names such as images.example.org" in refusal("--media-domains", name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.hub import ModelReference
+from paceline.hub import LocalModel, ModelReference
 from paceline.server.flags import Resolved, resolve
 from paceline.server.settings import ApiKey
 
@@ -36,9 +36,19 @@ class FakeFiles:
     def is_folder(self, path: Path) -> bool:
         return str(path) in self.folders
 
-    def download(self, model: ModelReference, target: Path | None, *, offline: bool, hf_token: str | None) -> Path:
-        """A path that has all of it."""
-        return Path("cache", str(model), str(target), str(offline), "token" if hf_token else "no token")
+    def download(
+        self,
+        model: ModelReference,
+        target: Path | None,
+        *,
+        offline: bool,
+        hf_token: str | None,
+        with_projector: bool = False,
+    ) -> LocalModel:
+        """A path that has all of it; one of the repository user/seeing has a projector."""
+        path = Path("cache", str(model), str(target), str(offline), "token" if hf_token else "no token")
+        projector = Path("mmproj-seeing.gguf") if with_projector and "seeing" in str(model) else None
+        return LocalModel(name=str(model), path=path, parts=(path,), projector=projector, source="huggingface")
 
     def names(self, folder: Path) -> list[str]:
         """The files whose paths are in the folder."""
@@ -72,6 +82,8 @@ FILES = {
 def resolved(*argv: str, env: Mapping[str, str] | None = None, files: Mapping[str, Any] | None = None) -> Resolved:
     return resolve(argv, env or {}, FakeFiles({**FILES, **(files or {})}))
 
+
+_DRAFTING = {"engine.draft_model": "m.gguf", "engine.speculation": {"name": "draft-model"}}
 
 EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and what has to be set then
     "--model": (["m.gguf"], {"server.model": Path("m.gguf")}),
@@ -115,6 +127,16 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
         ["a.gguf,x/b.gguf"],
         {"engine.lora": {"a": "a.gguf", "b": "x/b.gguf"}, "server.lora_scales": {"a": 1, "b": 1}},
     ),
+    "--mmproj": (["a.gguf"], {"engine.mmproj": "a.gguf"}),
+    "--mmproj-url": (["https://x.example/mmproj.gguf"], {"engine.mmproj": "https://x.example/mmproj.gguf"}),
+    "--mmproj-auto": ([], {"engine.mmproj": None}),
+    "--mmproj-offload": ([], {"engine.mmproj_offload": True}),
+    "--image-min-tokens": (["8"], {"engine.image_min_tokens": 8}),
+    "--image-max-tokens": (["64"], {"engine.image_max_tokens": 64}),
+    "--max-images": (["3"], {"server.max_images": 3}),
+    "--media-cache-bytes": (["1000"], {"engine.media_cache_bytes": 1000}),
+    "--media-domains": (["a.example,*.b.example"], {"server.media_domains": ("a.example", "*.b.example")}),
+    "--media-marker": (["<image>"], {"server.media_marker": "<image>"}),
     "--lora-scaled": (["a.gguf:0.5"], {"engine.lora": {"a": "a.gguf"}, "server.lora_scales": {"a": 0.5}}),
     "--lora-modules": (
         ["s=a.gguf,t=x/b.gguf"],
@@ -145,6 +167,27 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
         {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 1}},
     ),
     "--speculation": (["ngram:size_n=6"], {"engine.speculation": "ngram:size_n=6"}),
+    "--spec-draft-model": (["m.gguf"], _DRAFTING),
+    "--spec-draft-hf": (
+        ["u/d:Q8_0"],
+        {"engine.draft_model": "cache/u/d:Q8_0/None/False/no token", "engine.speculation": {"name": "draft-model"}},
+    ),
+    "--spec-draft-p-min": (["0.5", "-md", "m.gguf"], {**_DRAFTING, "engine.draft_options": {"p_min": 0.5}}),
+    "--spec-draft-ngl": (["3", "-md", "m.gguf"], {**_DRAFTING, "engine.draft_options": {"n_gpu_layers": 3}}),
+    "--spec-draft-device": (["none", "-md", "m.gguf"], {**_DRAFTING, "engine.draft_options": {"devices": ["CPU"]}}),
+    "--spec-draft-threads": (["2", "-md", "m.gguf"], {**_DRAFTING, "engine.draft_options": {"n_threads": 2}}),
+    "--spec-draft-threads-batch": (
+        ["2", "-md", "m.gguf"],
+        {**_DRAFTING, "engine.draft_options": {"n_threads_batch": 2}},
+    ),
+    "--spec-draft-type-k": (["q8_0", "-md", "m.gguf"], {**_DRAFTING, "engine.draft_options": {"type_k": "q8_0"}}),
+    "--spec-draft-type-v": (["q8_0", "-md", "m.gguf"], {**_DRAFTING, "engine.draft_options": {"type_v": "q8_0"}}),
+    "--spec-draft-override-tensor": (
+        ["a=CPU", "-md", "m.gguf"],
+        {**_DRAFTING, "engine.draft_options": {"tensor_overrides": {"a": "CPU"}}},
+    ),
+    "--spec-draft-cpu-moe": (["-md", "m.gguf"], {**_DRAFTING, "engine.draft_options": {"cpu_moe": True}}),
+    "--spec-draft-n-cpu-moe": (["2", "-md", "m.gguf"], {**_DRAFTING, "engine.draft_options": {"n_cpu_moe": 2}}),
     "--spec-draft-n-max": (["16"], {"engine.max_draft": 16}),
     "--spec-draft-n-min": (["2"], {"engine.min_draft": 2}),
     "--spec-ngram-simple-size-n": (
@@ -159,6 +202,39 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
         ["2", "--spec-type", "ngram-simple"],
         {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 2}},
     ),
+    "--spec-ngram-map-k-size-n": (
+        ["6", "--spec-type", "ngram-map-k"],
+        {"engine.speculation": {"name": "ngram", "size_n": 6, "size_m": 48, "min_hits": 1}},
+    ),
+    "--spec-ngram-map-k-size-m": (
+        ["16", "--spec-type", "ngram-map-k"],
+        {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 16, "min_hits": 1}},
+    ),
+    "--spec-ngram-map-k-min-hits": (
+        ["2", "--spec-type", "ngram-map-k"],
+        {"engine.speculation": {"name": "ngram", "size_n": 12, "size_m": 48, "min_hits": 2}},
+    ),
+    "--lookup-cache-static": (
+        ["a.bin", "--spec-type", "ngram-cache"],
+        {"engine.speculation": {"name": "ngram-cache", "lookup_cache_static": "a.bin"}},
+    ),
+    "--lookup-cache-dynamic": (
+        ["a.bin", "--spec-type", "ngram-cache"],
+        {"engine.speculation": {"name": "ngram-cache", "lookup_cache_dynamic": "a.bin"}},
+    ),
+    "--spec-ngram-mod-n-match": (
+        ["8", "--spec-type", "ngram-mod"],
+        {"engine.speculation": {"name": "ngram-mod", "size_n": 8, "size_m": 64, "min_m": 48}},
+    ),
+    "--spec-ngram-mod-n-max": (
+        ["50", "--spec-type", "ngram-mod"],
+        {"engine.speculation": {"name": "ngram-mod", "size_n": 24, "size_m": 50, "min_m": 48}},
+    ),
+    "--spec-ngram-mod-n-min": (
+        ["0", "--spec-type", "ngram-mod"],
+        {"engine.speculation": {"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 0}},
+    ),
+    "--spec-default": ([], {"engine.speculation": {"name": "ngram-mod", "size_n": 24, "size_m": 64, "min_m": 48}}),
     "--itl-target-ms": (["40"], {"engine.itl_target_ms": 40.0}),
     "--max-tick-ms": (["500"], {"engine.max_tick_ms": 500.0}),
     "--chunk-size": (["128"], {"engine.chunk_size": 128}),

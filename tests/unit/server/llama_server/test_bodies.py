@@ -50,7 +50,7 @@ def test_a_client_can_choose_no_code_of_the_servers() -> None:
 
 def test_null_is_as_good_as_absent() -> None:
     """For every field, and nothing is reported as ignored."""
-    names = [*CompletionBody.model_fields, "unheard_of"]
+    names = [*(field.alias or name for name, field in CompletionBody.model_fields.items()), "unheard_of"]
     body = CompletionBody.model_validate(dict.fromkeys(names))
     assert body == CompletionBody(unheard_of=None)
     assert body.ignored() == []
@@ -59,9 +59,9 @@ def test_null_is_as_good_as_absent() -> None:
 def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
     """Unknown fields, and known ones without effect here, unless they have the value that they have anyway."""
     body = CompletionBody.model_validate(
-        {"foo": 0, "n_keep": 5, "n_discard": 0, "speculative.n_max": 3, "preserved_tokens": [], "verbose": False}
+        {"foo": 0, "n_keep": 5, "n_discard": 0, "speculative.n_min": 3, "preserved_tokens": [], "verbose": False}
     )
-    assert [one.split()[0] for one in body.ignored()] == ["'n_keep'", "'speculative.n_max'", "'foo'"]
+    assert [one.split()[0] for one in body.ignored()] == ["'n_keep'", "'speculative.n_min'", "'foo'"]
 
 
 def test_text_that_utf8_cannot_carry_is_refused() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.media_requests import DATA, request_media
 from tests.unit.server.llama_server.letters import BOS, letters
 
 from paceline.errors import InvalidParams, InvalidType, RequestError, Unsupported
 from paceline.server.llama_server.completion_request import PromptLimits, infill_prompt
 from paceline.server.llama_server.llama_bodies import InfillBody
-from paceline.server.request_fields import tokenize_prompts
+from paceline.server.request_fields import MarkedImages, read_prompts, tokenize_prompts
 
 A, B, C = 97, 98, 99
 
@@ -43,10 +44,47 @@ def test_anything_else_is_refused_by_name(given: Any) -> None:
         tokenize_prompts(letters(), "prompt", given)
 
 
-def test_images_are_refused_as_what_this_model_cannot() -> None:
+def test_images_are_refused_where_texts_are_tokenised() -> None:
     """They are not taken for text."""
     with pytest.raises(Unsupported, match="multimodal"):
         tokenize_prompts(letters(), "prompt", {"prompt_string": "a", "multimodal_data": ["AAAA"]})
+
+
+def read(prompt: Any, marker: str = "<m>") -> list[Any]:
+    return read_prompts(letters(), "prompt", prompt, MarkedImages(marker, request_media()))
+
+
+def test_images_stand_where_their_markers_do() -> None:
+    """In a list of prompts, beside others; without data a marker is text."""
+    both = {"prompt_string": "a<m><m>b", "multimodal_data": [DATA, DATA]}
+    (found,) = read(both)
+    assert [getattr(one, "name", one) for one in found] == [
+        "a",
+        "prompt.multimodal_data[0]",
+        "prompt.multimodal_data[1]",
+        "b",
+    ]
+    first, second = read(["ab", {"prompt_string": "<m>", "multimodal_data": [DATA]}])
+    assert first == letters().encode("ab")
+    assert [one.name for one in second] == ["prompt[1].multimodal_data[0]"]
+    assert read({"prompt_string": "a", "multimodal_data": []}) == [letters().encode("a")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ({"prompt_string": "a", "multimodal_data": [DATA]}, "prompt has 1 multimodal_data, and 0 markers <m>"),
+        ({"prompt_string": "<m><m>", "multimodal_data": [DATA]}, "has 1 multimodal_data, and 2 markers"),
+        ({"prompt_string": "<m>", "multimodal_data": DATA}, "prompt.multimodal_data must be a list"),
+        ({"prompt_string": "<m>", "multimodal_data": ["aGk="]}, r"prompt.multimodal_data\[0\]: an image must be a PNG"),
+        ({"prompt_string": 5, "multimodal_data": [DATA]}, "prompt.prompt_string must be"),
+        ([{"prompt_string": "<m>", "multimodal_data": [""]}], r"prompt\[0\].multimodal_data\[0\] is empty"),
+    ],
+)
+def test_markers_and_data_have_to_fit(prompt: Any, words: str) -> None:
+    """By their place."""
+    with pytest.raises(RequestError, match=words):
+        read(prompt)
 
 
 def gap(fim: dict[str, int], n_batch: int = 100, n_ctx: int = 1000, **fields: Any) -> list[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from tests.media_requests import request_media
 from tests.unit.server.llama_server.letters import letters
 
 from paceline.errors import InvalidParams, InvalidType, Unsupported
@@ -16,8 +18,10 @@ from paceline.server.llama_server.sampling_fields import (
     RANDOM_SEED,
     ParseContext,
     parse_lora_scales,
+    parse_options,
     parse_params,
 )
+from paceline.server.request_fields import MarkedImages
 
 BASE = SamplingParams(**API_DEFAULTS)
 
@@ -25,7 +29,9 @@ BASE = SamplingParams(**API_DEFAULTS)
 def read(fields: dict[str, Any], base: SamplingParams = BASE) -> tuple[SamplingParams, list[str]]:
     """Return the params of a body, and its warnings."""
     warnings: list[str] = []
-    setting = ParseContext(base=base, tokenizer=letters(), adapters=("first", "second"))
+    setting = ParseContext(
+        base=base, tokenizer=letters(), images=MarkedImages("<m>", request_media()), adapters=("first", "second")
+    )
     return parse_params(CompletionBody.model_validate(fields), setting, warnings), warnings
 
 
@@ -50,6 +56,27 @@ def test_fields_keep_their_names_but_for_two() -> None:
         temperature=0.3, top_k=7, typical_p=0.9, penalty_last_n=-1, n=3, mirostat_tau=2, dry_penalty_last_n=-1
     )
     assert found == wanted
+
+
+def options(**fields: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of a body, and its warnings."""
+    warnings: list[str] = []
+    return parse_options(CompletionBody.model_validate(fields), warnings), warnings
+
+
+def test_most_drafts_have_llama_servers_name_too() -> None:
+    """Above what there can be it counts as the most; ours goes first."""
+    assert options(**{"speculative.n_max": 3}) == ({"max_draft": 3}, [])
+    assert options(**{"speculative.n_max": 0.0}) == ({"max_draft": 0}, [])
+    assert options(**{"speculative.n_max": 64}) == ({"max_draft": 64}, [])
+    most, warnings = options(**{"speculative.n_max": 100})
+    assert (most, warnings) == ({"max_draft": 64}, ["speculative.n_max: 100 counts as 64"])
+    both, warnings = options(**{"speculative.n_max": 3, "max_draft": 5})
+    assert both == {"max_draft": 5}
+    assert "speculative.n_max" in warnings[0]
+    for wrong in (-1, 2**31, "3", True):
+        with pytest.raises(ValidationError, match=r"speculative\.n_max"):
+            options(**{"speculative.n_max": wrong})
 
 
 @pytest.mark.parametrize("name", ["n_predict", "max_tokens", "max_completion_tokens"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.media_requests import DATA, request_media
 
 from paceline.chat import parse_messages
 from paceline.chat.conversation import MAX_MESSAGES, MAX_TOOL_CALLS
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import InvalidParams
 from paceline.server.ollama.ollama_messages import ollama_conversation
 
 USER = {"role": "user", "content": "Hi"}
@@ -27,7 +28,7 @@ def result(content: str, **more: Any) -> dict[str, Any]:
 
 
 def converted(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    conversation = ollama_conversation(list(messages))
+    conversation = ollama_conversation(list(messages), request_media())
     parse_messages(conversation)
     return conversation
 
@@ -84,13 +85,23 @@ def test_results_belong_to_calls_by_id_by_name_or_in_order() -> None:
 def test_a_malformed_message_is_refused_with_its_place(messages: Any, place: str) -> None:
     """In the terms of the body that was sent."""
     with pytest.raises(InvalidParams, match=place):
-        ollama_conversation(messages)
+        ollama_conversation(messages, request_media())
 
 
-def test_images_are_refused() -> None:
-    """By their place."""
-    with pytest.raises(Unsupported, match=r"messages\[0\].images: image input is not supported"):
-        ollama_conversation([{**USER, "images": ["aGk="]}])
+def test_images_stand_before_the_text() -> None:
+    """In order; errors are of their places."""
+    (message,) = ollama_conversation([{**USER, "images": [DATA, DATA]}], request_media())
+    assert [getattr(one, "name", one) for one in message["content"]] == [
+        "messages[0].images[0]",
+        "messages[0].images[1]",
+        {"type": "text", "text": USER["content"]},
+    ]
+    (alone,) = ollama_conversation([{**USER, "content": "", "images": [DATA]}], request_media())
+    assert len(alone["content"]) == 1
+    with pytest.raises(InvalidParams, match=r"messages\[0\].images\[0\]: an image must be a PNG"):
+        ollama_conversation([{**USER, "images": ["aGk="]}], request_media())
+    with pytest.raises(InvalidParams, match=r"messages\[0\].images must be a list"):
+        ollama_conversation([{**USER, "images": DATA}], request_media())
 
 
 def test_results_are_matched_to_many_calls_without_comparing_each() -> None:
@@ -110,7 +121,7 @@ def test_results_are_matched_to_many_calls_without_comparing_each() -> None:
     number = 100
     calls = [call(Name(f"tool {index}")) for index in range(number)]
     results = [result("x", tool_name=Name(f"tool {index}")) for index in reversed(range(number))]
-    conversation = ollama_conversation([USER, called(*calls), *results])
+    conversation = ollama_conversation([USER, called(*calls), *results], request_media())
     ids = [one["id"] for one in conversation[1]["tool_calls"]]
     assert [message["tool_call_id"] for message in conversation[2:]] == ids[::-1]
     assert comparisons <= 10 * number
@@ -119,6 +130,6 @@ def test_results_are_matched_to_many_calls_without_comparing_each() -> None:
 def test_too_many_messages_or_calls_are_refused_before_any_is_read() -> None:
     """With the limits of every chat."""
     with pytest.raises(InvalidParams, match="messages must have at most"):
-        ollama_conversation([None] * (MAX_MESSAGES + 1))
+        ollama_conversation([None] * (MAX_MESSAGES + 1), request_media())
     with pytest.raises(InvalidParams, match=r"messages\[0\].tool_calls must be at most"):
-        ollama_conversation([called(*[None] * (MAX_TOOL_CALLS + 1))])  # type: ignore[list-item]
+        ollama_conversation([called(*[None] * (MAX_TOOL_CALLS + 1))], request_media())  # type: ignore[list-item]

@@ -91,7 +91,7 @@ def test_unknown_fields_are_named_in_warnings() -> None:
         ({"format": 5}, "format must be"),
         ({"think": "hard"}, "think must be"),
         ({"think": 5}, "think must be"),
-        ({"images": ["x"]}, "images: image input is not supported"),
+        ({"suffix": "x", "images": ["y"]}, "suffix and images exclude each other"),
         ({"template": "{{ .Prompt }}"}, "template is not supported"),
         ({"context": [1]}, "context is not supported"),
         ({"suffix": "x", "system": "y"}, "suffix and system exclude each other"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.media_requests import URL, request_media
 
 from paceline.chat import parse_messages
 from paceline.errors import InvalidParams, RequestError, Unsupported
@@ -34,7 +35,9 @@ def test_a_text_is_a_message_of_the_users() -> None:
         "role": "user",
         "content": [{"type": "input_text", "text": "Hello."}],
     }
-    assert messages_of([item]) == [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]
+    assert messages_of([item], (), request_media()) == [
+        {"role": "user", "content": [{"type": "text", "text": "Hello."}]}
+    ]
 
 
 def test_ids_and_statuses_of_a_client_are_kept() -> None:
@@ -54,7 +57,9 @@ def test_parsed_items_parse_to_themselves() -> None:
 def test_one_turn_of_the_assistants_is_one_message() -> None:
     """Thinking, text and calls; results are messages of their own."""
     second = {**CALL, "call_id": "c2"}
-    messages = messages_of(parse_items([USER, THINKING, SAID, CALL, second, OUTPUT, {**OUTPUT, "call_id": "c2"}]))
+    messages = messages_of(
+        parse_items([USER, THINKING, SAID, CALL, second, OUTPUT, {**OUTPUT, "call_id": "c2"}]), (), request_media()
+    )
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
     turn = messages[1]
     assert (turn["reasoning_content"], texts(turn)) == ("Hm.", ["Yes."])
@@ -80,7 +85,7 @@ def test_one_turn_of_the_assistants_is_one_message() -> None:
 )
 def test_a_new_turn_begins_with_thinking_or_with_text_after_text(items: Any, roles: list[str]) -> None:
     """Text behind a call belongs to the message of the call."""
-    messages = messages_of(parse_items(items))
+    messages = messages_of(parse_items(items), (), request_media())
     assert [message["role"] for message in messages] == roles
     assert parse_messages(messages)
 
@@ -92,16 +97,16 @@ def test_thinking_without_content_is_that_of_its_summary() -> None:
         "summary": [{"type": "summary_text", "text": "In short."}],
         "encrypted_content": "xx",
     }
-    assert messages_of(parse_items([USER, summary, SAID]))[1]["reasoning_content"] == "In short."
+    assert messages_of(parse_items([USER, summary, SAID]), (), request_media())[1]["reasoning_content"] == "In short."
     empty = {"type": "reasoning", "summary": []}
-    assert not messages_of(parse_items([USER, empty, SAID]))[1].get("reasoning_content")
+    assert not messages_of(parse_items([USER, empty, SAID]), (), request_media())[1].get("reasoning_content")
 
 
 def test_outputs_and_refusals_may_be_parts() -> None:
     """Their texts are what the model reads."""
     output = {**OUTPUT, "output": [{"type": "input_text", "text": "sun"}, {"type": "input_text", "text": "ny"}]}
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
-    messages = messages_of(parse_items([USER, CALL, output, refusal]))
+    messages = messages_of(parse_items([USER, CALL, output, refusal]), (), request_media())
     assert [texts(message) for message in messages[2:]] == [["sun", "ny"], ["No."]]
 
 
@@ -149,7 +154,7 @@ def test_malformed_items_are_refused_by_their_place(value: Any, place: str) -> N
     [
         {"type": "computer_call_output", "call_id": "x"},
         {"type": "mcp_call", "id": "x"},
-        {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+        {"role": "user", "content": [{"type": "input_image", "file_id": "x"}]},
         {"role": "user", "content": [{"type": "input_file", "file_id": "x"}]},
         {**CALL, "namespace": "crm"},
     ],
@@ -206,7 +211,7 @@ def test_any_json_is_parsed_or_refused(value: Any) -> None:
     except RequestError as refused:
         message = str(refused)
     else:
-        assert parse_messages(messages_of(items))
+        assert parse_messages(messages_of(items, (), request_media()))
         return
     assert message.startswith("input")
 
@@ -223,3 +228,49 @@ def test_an_id_that_comes_again_is_replaced() -> None:
     assert len({"mine", *ids}) == 6
     assert (ids[2], ids[4], stored["id"]) == ("stored", "other", "stored")
     assert all(item["content"] == earlier[0]["content"] for item in items)
+
+
+IMAGE = {"type": "input_image", "image_url": URL, "detail": "auto", "file_id": None}
+FILE = {"type": "input_file", "file_data": URL, "filename": "cat.png"}
+
+
+def test_images_are_kept_as_they_came_and_read_for_messages() -> None:
+    """In messages, files and outputs of calls; their places are in the input, behind what came earlier."""
+    items = parse_items([{"role": "user", "content": [{"type": "input_text", "text": "a"}, IMAGE, FILE]}])
+    assert items[0]["content"][1] == {"type": "input_image", "image_url": URL, "detail": "auto"}
+    (message,) = messages_of(items, (), request_media())
+    assert [getattr(one, "name", "text") for one in message["content"]] == [
+        "text",
+        "input[0].content[1].image_url",
+        "input[0].content[2].file_data",
+    ]
+    output = {"type": "function_call_output", "call_id": "c1", "output": [IMAGE]}
+    answered = parse_items([CALL, {**output, "call_id": CALL["call_id"]}], items)
+    messages = messages_of(answered, items, request_media())
+    assert messages[0]["content"][1].name == "the earlier item 0.content[1].image_url"
+    assert (messages[-1]["role"], messages[-1]["content"][0].name) == ("tool", "input[1].output[0].image_url")
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "input_image"}, "must have image_url"),
+        ({"type": "input_image", "image_url": 5}, "image_url must be"),
+        ({"type": "input_image", "image_url": URL, "detail": "x"}, "detail must be"),
+        ({"type": "input_image", "image_url": URL, "size": 1}, "size is not known"),
+        ({"type": "input_file", "filename": "x"}, "must have file_data or file_url"),
+        ({"type": "input_file", "file_data": URL, "file_url": URL}, "and one of them"),
+    ],
+)
+def test_malformed_images_are_refused(part: Any, words: str) -> None:
+    """By their place in the input."""
+    with pytest.raises(InvalidParams, match=r"^input\[0\].content\[0\].*" + words):
+        parse_items([{"role": "user", "content": [part]}])
+
+
+def test_files_that_are_no_images_are_refused_by_name() -> None:
+    """When the messages are made."""
+    pdf = {"type": "input_file", "file_data": "data:application/pdf;base64,JVBERi0xLjQ=", "filename": "a.pdf"}
+    items = parse_items([{"role": "user", "content": [pdf]}])
+    with pytest.raises(InvalidParams, match=r"input\[0\].content\[0\].file_data: an image must be .*, not PDF"):
+        messages_of(items, (), request_media())

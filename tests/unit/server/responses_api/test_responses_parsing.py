@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.media_requests import request_media
 
+from paceline.chat import Turn
 from paceline.errors import InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException
@@ -152,15 +154,20 @@ def test_a_format_and_another_constraint_exclude_each_other() -> None:
             parsed({**form, **other})
 
 
+def turn_of(asked: ResponsesRequest) -> Turn:
+    return asked.turn(asked.messages(request_media()))
+
+
 def test_instructions_come_before_everything_and_truncation_behind_the_systems() -> None:
     """What is left out begins with the user's first message."""
     said = [{"role": "system", "content": "S"}, *({"role": "user", "content": text} for text in "abc")]
     asked = parsed({"input": said, "instructions": "I", "truncation": "auto"})
-    assert [message["role"] for message in asked.turn().messages] == ["system", "system", "user", "user", "user"]
-    assert asked.turn().messages[0]["content"] == "I"
+    messages = asked.messages(request_media())
+    assert [one["role"] for one in turn_of(asked).messages] == ["system", "system", "user", "user", "user"]
+    assert turn_of(asked).messages[0]["content"] == "I"
     assert asked.may_truncate
-    assert truncations(asked.messages()) == [1, 2]
-    left = asked.turn(num_left_out=2).messages
+    assert truncations(messages) == [1, 2]
+    left = asked.turn(messages, num_left_out=2).messages
     assert [message["role"] for message in left] == ["system", "system", "user"]
     assert left[-1]["content"] == [{"type": "text", "text": "c"}]
 
@@ -168,9 +175,9 @@ def test_instructions_come_before_everything_and_truncation_behind_the_systems()
 def test_the_conversation_before_comes_first() -> None:
     """And is input enough."""
     earlier = parse_items("Before.")
-    assert len(parsed(earlier=earlier).turn().messages) == 2
+    assert len(turn_of(parsed(earlier=earlier)).messages) == 2
     body = ResponsesBody.model_validate({"previous_response_id": "x"})
-    assert len(parse_responses(body, BASE, {}, earlier=earlier).turn().messages) == 1
+    assert len(turn_of(parse_responses(body, BASE, {}, earlier=earlier)).messages) == 1
     with pytest.raises(InvalidParams, match="^input must be given"):
         parse_responses(body, BASE, {})
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.media_requests import request_media
 
 from paceline.chat import ChatFormat, Turn
 from paceline.params import SamplingParams
@@ -44,7 +46,8 @@ def test_few_turns_are_made_to_find_the_one_that_fits(monkeypatch: pytest.Monkey
     said = [{"role": "user", "content": str(number)} for number in range(2000)]
     body = ResponsesBody.model_validate({"input": said, "truncation": "auto", "max_output_tokens": 1})
     asked = parse_responses(body, BASE, {})
-    turns = _TurnMaker(cast(ChatFormat, TokenPerMessage()), num_kept + (1 if num_kept > 1 else 0))
+    engine: Any = SimpleNamespace(limits=SimpleNamespace(max_positions=num_kept + (1 if num_kept > 1 else 0)))
+    turns = _TurnMaker(cast(ChatFormat, TokenPerMessage()), engine, request_media())
     turn = turns.make(asked, prefills=False)
     assert [message["content"] for message in turn.messages] == [
         [{"type": "text", "text": str(number)}] for number in range(2000 - num_kept, 2000)

@@ -1,0 +1,222 @@
+"""Speculation beside llama-server's, over HTTP with the same draft model: speed with and without, at several widths.
+
+python -m benchmarks.speculation --acceptance 0.5,0.7,0.9 --widths 1,4,16 --rounds 2
+python -m benchmarks.speculation --heads mtp
+python -m benchmarks.speculation --heads eagle3 --acceptance 0.7
+python -m benchmarks.speculation --ngram
+
+The models are `walk_models`: what a draft model proposes is right with a set probability. The servers stay for all rounds, with
+and without drafts; each round has prompts of its own, and goes through them in turn. llama-server drafts three tokens a slot by
+default; --n-max gives both another bound. With its defaults the idle threads of one model's context poll while the other's
+compute, on the same cores, so it runs with drafts a second time without polling: "tuned". --ngram measures prompt lookup instead
+of a draft model, on prompts that hold their output: a stretch of the walk, twice. --heads measures draft heads of a set
+acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks import walk_models
+from benchmarks.peers import builds
+from benchmarks.peers.client import Reply
+from benchmarks.peers.driver import PromptMaker, Run
+from benchmarks.peers.servers import Launch, Programs, Running, launch, serving
+from benchmarks.peers.workloads import PlannedRequest, Segment, Workload
+
+NUM_PROMPT, NUM_GENERATED = 64, 96
+_NO_POLLING = ("--poll", "0", "--spec-draft-poll", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of a server gave: tokens per second, median time to first token and longest gap in seconds."""
+
+    tokens_per_s: float
+    ttft_s: float
+    longest_gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What drafts for which model. flags: of both servers; peer_flags: of llama-server beside them."""
+
+    name: str
+    model: Path
+    flags: tuple[str, ...]
+    peer_flags: tuple[str, ...] = ()
+
+
+class EditingPrompts(PromptMaker):
+    """Prompts that hold their output: a stretch of the walk as the model generates it, twice, and its beginning again."""
+
+    def __init__(self, model: Path, following: Sequence[int]) -> None:
+        super().__init__(model)
+        self._following = following
+
+    def token_ids(self, segments: tuple[Segment, ...], variation: int = 0) -> list[int]:
+        """Return the ids of the segments; of each its first token counts, and those behind it follow from it."""
+        ids: list[int] = []
+        for segment in segments:
+            first = super().token_ids((Segment(segment.seed, 1),), variation)
+            walk = [*first]
+            while len(walk) < NUM_GENERATED + 8:
+                walk.append(self._following[walk[-1]])
+            ids += [*walk, *walk[:8]]
+        return ids
+
+
+def main() -> None:
+    """Measure every acceptance at every width, and print a line for each."""
+    options = parse(sys.argv[1:])
+    print(
+        "drafts, width: tokens/s (of the same without drafts); ratio to llama-server with drafts, with its defaults and tuned"
+    )
+    for acceptance in [None] if options.ngram else options.acceptance:
+        measure(options, acceptance)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--acceptance", type=_floats, default=[0.5, 0.7, 0.9], help="separated by commas")
+    parser.add_argument("--widths", type=_ints, default=[1, 4, 16], help="separated by commas")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--n-max", type=int, help="most drafts of a sequence, for both")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--ngram", action="store_true", help="prompt lookup on prompts that hold the output")
+    kinds.add_argument("--heads", choices=("mtp", "eagle3"), help="draft heads in the place of a draft model")
+    parser.add_argument("--paceline", type=Path, default=Path(sys.executable), help="interpreter of its environment")
+    return parser.parse_args(arguments)
+
+
+def workload(width: int) -> Workload:
+    """Return a closed loop of this width: all streams twice, but 16 streams once."""
+    count = 2 * width if width < 16 else width
+    return Workload(
+        name=f"speculation-{width}",
+        title=f"{width} streams",
+        requests=tuple(
+            PlannedRequest(
+                role="stream", segments=(Segment(100 * width + number, NUM_PROMPT),), max_tokens=NUM_GENERATED
+            )
+            for number in range(count)
+        ),
+        width=width,
+        tuned=(),
+        headline="tokens_per_s",
+    )
+
+
+def measure(options: argparse.Namespace, acceptance: float | None) -> None:
+    """Run all widths at one acceptance; None: with prompt lookup."""
+    drafting = drafting_with(options.heads, acceptance)
+    prompts = _prompts(drafting.model, ngram=acceptance is None)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {
+            name: stack.enter_context(serving(how, folder / f"{name}.log"))
+            for name, how in launches(options, drafting).items()
+        }
+        for width in options.widths:
+            found: dict[str, list[Outcome]] = defaultdict(list)
+            for variation in range(options.rounds):
+                for name in list(servers) if variation % 2 else list(reversed(servers)):
+                    found[name].append(run(workload(width), prompts, servers[name], variation))
+            report(drafting.name, width, found)
+
+
+def drafting_with(heads: str | None, acceptance: float | None) -> Drafting:
+    """Return what drafts: n-grams where there is no acceptance, draft heads, or a draft model. Writes files on first use."""
+    if acceptance is None:
+        return Drafting("ngram", walk_models.target(), ("--spec-type", "ngram-simple"))
+    if heads == "mtp":
+        return Drafting(f"mtp {acceptance:g}", walk_models.target_with_head(acceptance), ("--spec-type", "draft-mtp"))
+    if heads == "eagle3":
+        flags = ("--spec-type", "draft-eagle3", "-md", str(walk_models.eagle(acceptance)))
+        return Drafting(f"eagle3 {acceptance:g}", walk_models.target_for_eagle(), flags)
+    draft = ("-md", str(walk_models.draft(acceptance)))
+    return Drafting(f"{acceptance:g}", walk_models.target(), draft, ("--spec-type", "draft-simple"))
+
+
+def _prompts(model: Path, *, ngram: bool) -> PromptMaker:
+    return EditingPrompts(model, walk_models.following()) if ngram else PromptMaker(model)
+
+
+def launches(options: argparse.Namespace, drafting: Drafting) -> dict[str, Launch]:
+    """Return how the servers are started."""
+    info = builds.build_info(options.paceline)
+    variant = builds.Variant(is_native="GGML_NATIVE=OFF" not in info["flags"], has_openmp=False)
+    programs = Programs(paceline=options.paceline, llama_server=builds.find_llama_server(info, variant))
+    room = ("-np", "16", "-c", "16384")
+    most = () if options.n_max is None else ("--spec-draft-n-max", str(options.n_max))
+    drafts, peers = (*drafting.flags, *most), drafting.peer_flags
+    plain = replace(workload(16), limits=room)
+    paceline = launch("paceline", plain, programs, drafting.model, [], ())
+    llama_server = launch("llama-server", plain, programs, drafting.model, [])
+    return {
+        "paceline": paceline,
+        "paceline-drafts": replace(paceline, command=(*paceline.command, *drafts)),
+        "llama-server": llama_server,
+        "llama-server-drafts": replace(llama_server, command=(*llama_server.command, *drafts, *peers)),
+        "llama-server-tuned": replace(llama_server, command=(*llama_server.command, *drafts, *peers, *_NO_POLLING)),
+    }
+
+
+def run(what: Workload, prompts: PromptMaker, server: Running, variation: int) -> Outcome:
+    """Run the workload once; ends the program where a request failed."""
+    replies = asyncio.run(Run(what, prompts, server, server.how.dialect, variation).all())
+    failed = [reply for reply in replies if reply.status != "complete"]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(replies)} requests failed: {failed[0].problem}")
+    taken_s = max(reply.end_s for reply in replies) - min(reply.start_s for reply in replies)
+    firsts = [reply.times_s[0] - reply.start_s for reply in replies]
+    total = sum(reply.num_generated for reply in replies)
+    return Outcome(total / taken_s, statistics.median(firsts), max(map(_longest_gap, replies)))
+
+
+def _longest_gap(reply: Reply) -> float:
+    return max((after - before for before, after in zip(reply.times_s, reply.times_s[1:], strict=False)), default=0.0)
+
+
+def report(drafts: str, width: int, found: dict[str, list[Outcome]]) -> None:
+    """Print the medians of one width, and the ratio of paceline with drafts to llama-server's with them."""
+    plain = {name: _speed(found[name]) for name in ("paceline", "llama-server")}
+    print(f"{drafts}, {width}:", ", ".join(f"{name} {speed:.1f}" for name, speed in plain.items()), end="")
+    for name in ("paceline-drafts", "llama-server-drafts", "llama-server-tuned"):
+        speed, base = _speed(found[name]), plain["paceline" if name.startswith("paceline") else "llama-server"]
+        ttft_s = statistics.median(one.ttft_s for one in found[name])
+        gap_s = max(one.longest_gap_s for one in found[name])
+        print(f"; {name} {speed:.1f} ({speed / base:.2f}), TTFT {ttft_s:.2f} s, longest gap {gap_s:.2f} s", end="")
+    for name in ("llama-server-drafts", "llama-server-tuned"):
+        ratios = [
+            own.tokens_per_s / other.tokens_per_s
+            for own, other in zip(found["paceline-drafts"], found[name], strict=True)
+        ]
+        print(f"; {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) of {name}", end="")
+    print(flush=True)
+
+
+def _speed(outcomes: list[Outcome]) -> float:
+    return statistics.median(one.tokens_per_s for one in outcomes)
+
+
+def _floats(text: str) -> list[float]:
+    return [float(one) for one in text.split(",")]
+
+
+def _ints(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

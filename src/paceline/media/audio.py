@@ -1,0 +1,181 @@
+"""Audio as a part of a prompt, from a file, its bytes, base64 or NumPy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from paceline import validation
+from paceline.errors import InvalidParams, InvalidType
+from paceline.media.audio_header import AudioFormat, AudioHeader, check_audio
+from paceline.media.extent import AudioExtent
+from paceline.media.flac_file import read_flac
+from paceline.media.mp3_file import read_mp3
+from paceline.media.source_bytes import check_bytes, decoded_base64, file_bytes, is_array
+from paceline.media.wav_file import FLOAT, PCM, read_wav, wav_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_AUDIO_BYTES: Final = 1 << 27
+
+_OTHERS: Final = (
+    (0, b"RIFF", "another RIFF file"),
+    (4, b"ftyp", "M4A, MP4 or another file of that family"),
+    (0, b"OggS", "Ogg (Vorbis, Opus or FLAC within it)"),
+    (0, b"\x1aE\xdf\xa3", "WebM or Matroska"),
+    (0, b"FORM", "AIFF"),
+    (0, b"RF64", "RF64"),
+    (0, b"#!AMR", "AMR"),
+)
+
+
+class Audio:
+    """Audio, whose length is known and whose samples are decoded when a model is to hear them.
+
+    Takes the path of a file, the bytes of one (WAV, MP3 or FLAC), or a NumPy array with its rate: float32 within -1 to 1 or
+    int16, of shape (num_frames,) or (num_frames, channels). Channels are mixed to one, and the rate becomes the model's.
+    Immutable: a file is read and an array copied at once.
+
+        llm.generate([Audio("speech.mp3"), "What is said?"])
+
+    Attributes:
+        format: "wav", "mp3" or "flac"; an array is "wav".
+        rate: Samples a second and channel, in Hz.
+        num_frames: Samples a channel.
+        data: The bytes of a file with the same sound; tags and pictures are left out.
+        name: How errors call it, such as its place in a request; empty: by its number.
+
+    Raises:
+        InvalidParams: No such file, none of these formats, a damaged header, a rate without an array, or a rate, duration or
+            number of channels that no model takes; the message says which.
+        InvalidType: Something else than these, or an array without a rate.
+    """
+
+    __slots__ = ("__dict__", "data", "format", "name", "num_frames", "rate")
+
+    def __init__(self, source: object, rate: int | None = None, *, name: str = "") -> None:
+        self.name = name
+        if is_array(source):
+            self._take(_of_array(source, rate))
+            return
+        if rate is not None:
+            raise InvalidParams(
+                f"rate is for arrays, and a file has its own, so that it must be left out, not {rate!r}"
+            )
+        if isinstance(source, (str, os.PathLike)):
+            self._take(_read(file_bytes("audio", validation.path("audio", source), MAX_AUDIO_BYTES)))
+        elif isinstance(source, (bytes, bytearray, memoryview)):
+            self._take(_read(bytes(source)))
+        else:
+            raise InvalidType(f"audio must be a path, bytes or a NumPy array, not {type(source).__name__}")
+
+    @classmethod
+    def from_base64(cls, data: str, kind: str | None = None, *, name: str = "") -> Audio:
+        """Return the audio of a file as base64. kind: "wav", "mp3" or "flac", which it has to be; None: any of them.
+
+        Raises `InvalidParams` for what is no base64, and as the constructor.
+        """
+        found = cls(decoded_base64("data", validation.text("data", data)), name=name)
+        if kind is not None and validation.choice("format", kind, tuple(_READERS)) != found.format:
+            raise InvalidParams(f"format is {kind!r}, but the data are of {found.format!r}; name that")
+        return found
+
+    @classmethod
+    def from_part(cls, value: object, *, name: str = "") -> Audio:
+        """Return the audio of OpenAI's `input_audio`: data in base64, and their format. Raises `InvalidParams`."""
+        if not isinstance(value, Mapping):
+            raise InvalidType(f"it must be an object with data and format, not {type(value).__name__}")
+        unknown = next((key for key in value if key not in ("data", "format")), None)
+        if unknown is not None:
+            raise InvalidParams(f"{str(unknown)[:80]} is not known; there are data and format")
+        return cls.from_base64(validation.text("data", value.get("data")), value.get("format"), name=name)
+
+    def to_base64(self) -> str:
+        """Return the file in base64."""
+        return base64.b64encode(self.data).decode()
+
+    @classmethod
+    def restored(cls, kind: str, extent: AudioExtent, data: bytes, name: str) -> Audio:
+        """Return audio of these attributes, which another process has checked."""
+        audio = object.__new__(cls)
+        audio.format, audio.rate, audio.num_frames, audio.data = kind, extent.rate, extent.num_frames, data
+        audio.name = name
+        return audio
+
+    @property
+    def extent(self) -> AudioExtent:
+        """Its length, which decides how many tokens it takes."""
+        return AudioExtent(self.rate, self.num_frames)
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.num_frames / self.rate
+
+    @cached_property
+    def content_hash(self) -> bytes:
+        """Thirty-two bytes that are equal where the audio is, by which it is found in caches."""
+        return hashlib.blake2b(self.data, digest_size=32, person=self.format.encode()).digest()
+
+    def _take(self, header: AudioHeader) -> None:
+        self.data = header.data
+        self.format: str = header.format
+        self.rate, self.num_frames = header.rate, header.num_frames
+
+    def __repr__(self) -> str:
+        return f"Audio({self.seconds:.1f} s, {self.rate} Hz, {self.format})"
+
+
+_READERS: Final[dict[str, Callable[[bytes], AudioHeader]]] = {"wav": read_wav, "mp3": read_mp3, "flac": read_flac}
+
+
+def audio_format(data: bytes) -> AudioFormat | None:
+    """Return which of the known formats a file begins as; None for none of them."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return "wav"
+    if data[:4] == b"fLaC":
+        return "flac"
+    if data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] >> 5 == 7):
+        return "mp3"
+    return None
+
+
+def _read(data: bytes) -> AudioHeader:
+    check_bytes("audio", len(data), MAX_AUDIO_BYTES)
+    kind = audio_format(data)
+    if kind is not None:
+        return _READERS[kind](data)
+    raise InvalidParams(f"audio must be a WAV, MP3 or FLAC file, not {_guess(data)}; convert it")
+
+
+def _guess(data: bytes) -> str:
+    if not data:
+        return "an empty file"
+    found = next((name for at, signature, name in _OTHERS if data.startswith(signature, at)), None)
+    return found or f"a file that begins with {data[:8]!r}"
+
+
+def _of_array(array: np.ndarray[Any, Any], rate: int | None) -> AudioHeader:
+    import numpy as np
+
+    if rate is None:
+        raise InvalidType("rate must be given with an array, in samples a second, as in Audio(samples, rate=16000)")
+    rate = validation.integer("rate", rate)
+    if array.dtype not in (np.float32, np.int16):
+        raise InvalidType(f"audio must be an array of float32 or int16, not {array.dtype}; convert it")
+    if array.ndim not in (1, 2):
+        raise InvalidParams(f"audio must have the shape (num_frames,) or (num_frames, channels), not {array.shape}")
+    num_frames, channels = array.shape[0], 1 if array.ndim == 1 else array.shape[1]
+    check_audio(rate, channels, num_frames)
+    check_bytes("audio", array.nbytes, MAX_AUDIO_BYTES)
+    is_float = array.dtype == np.float32
+    if is_float and not np.isfinite(array).all():
+        raise InvalidParams("audio must have finite samples, and some are not")
+    samples = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+    data = wav_of(samples, FLOAT if is_float else PCM, channels, rate, array.itemsize * 8)
+    return AudioHeader("wav", rate, channels, num_frames, data)

@@ -1,0 +1,251 @@
+"""Chooses how many drafts the sequences of a tick get: `draft_depth` with the costs as they were measured. Pure."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.scheduling.acceptance import Acceptance, expected_tokens
+from paceline.scheduling.catch_up import CatchUp
+from paceline.scheduling.cost_model import TickCostModel
+from paceline.scheduling.decode_cost import DecodeCost
+from paceline.scheduling.draft_cost import DraftCost, step_sizes
+from paceline.scheduling.draft_depth import DraftingTimes, choose_depths, trial_depth
+from paceline.scheduling.plan import Row
+from paceline.scheduling.trial_budget import TrialBudget
+
+KEPT_FOR = 16
+"""Ticks for which a choice of depths is kept while nothing else changes."""
+
+_TRIED = (3, 4, 5, 6, 7, 8, 12, 16)  # drafts of a trial, where two lose more
+_LEAST_EVERY, _MOST_EVERY = 4, 64  # ticks with drafts until one without
+_PLAIN_COST = 0.005  # of the speed, that ticks without drafts may cost where these pay
+_GAIN = 0.1  # of a new measurement of what a proposal takes
+_LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What the drafts of a tick stand beside.
+
+    num_decode: sequences that decode. num_tokens, num_outputs: of all rows, drafts that they have from other drafters left out;
+    num_drafts: those. num_candidates: rows that may have drafts.
+    """
+
+    num_decode: int
+    num_tokens: int
+    num_outputs: int
+    num_drafts: int
+    num_cells: int
+    num_candidates: int
+
+    @property
+    def only_decodes(self) -> bool:
+        return self.num_tokens == self.num_decode
+
+
+class DepthChooser:
+    """Chooses the depths of a tick, from what passes and proposals take.
+
+    Passes without drafts are what drafts are measured by: they are seen first, and again after a while. Passes of sizes that
+    were never seen are trials, as long as the budget has time for them.
+
+    budget: what trials may cost. is_measuring: whether the last choice is a pass without drafts, to see what that takes.
+    num_decode: sequences that decoded at the last choice. draft_s: seconds of a proposal for one sequence. draft_cost: where a
+    batch drafter proposes, what its steps take.
+    itl_target_s: while several sequences decode, drafts of one may not make a tick longer than that for the others.
+    expected_beside: tokens that drafts which are in the rows already are expected to win.
+    max_rollback: wrong drafts of a row beyond which all of it is computed again; None: that is never so.
+    """
+
+    def __init__(
+        self,
+        cost_model: TickCostModel,
+        decode_cost: DecodeCost,
+        itl_target_s: float,
+        max_rollback: int | None = None,
+    ) -> None:
+        self._model, self._decode_cost, self._itl_target_s = cost_model, decode_cost, itl_target_s
+        self._max_rollback = max_rollback
+        self.budget = TrialBudget()
+        self.draft_s = self.expected_beside = 0.0
+        self.draft_cost: DraftCost | None = None
+        self.num_decode = 0
+        self.is_measuring = False
+        self._num_without_plain: dict[
+            int, int
+        ] = {}  # ticks with drafts since one without, by the sequences that decode
+        self._beside = _Beside(0, 0, 0, 0, 0, 0)
+        self._limit_s = math.inf  # what decoding may take
+        self._prompts_s = 0.0  # what prompts add to it
+        self._trial: tuple[list[int], float] | None = None  # depths, and the tokens that were expected of them
+        self._key: object = None
+        self._depths: list[int] = []
+        self._num_left = 0
+        self._plain_every = _LEAST_EVERY
+
+    def note_drafting(self, seconds: float) -> None:
+        """Learn what a proposal takes. A single one that takes long says little: the machine may have been asleep."""
+        credible_s = min(seconds, 2 * self.draft_s + _LITTLE_S)
+        self.draft_s += _GAIN * (credible_s - self.draft_s)
+
+    def note_batch(self, depths: list[int], proposed: list[int], seconds: float, catch_up: CatchUp | None) -> None:
+        """Learn what a proposal for several sequences takes, by what was asked for, 0 of those that lag behind, and what came."""
+        if self.draft_cost is None:
+            return
+        # A proposal that ended early took a step more, which proposed nothing.
+        steps = step_sizes(map(min, [one + 1 for one in proposed], depths))
+        steps_s = sum([self.draft_cost.seconds(one) for one in steps])
+        if catch_up is None or not catch_up.observe(seconds - steps_s):
+            self.draft_cost.observe(steps, seconds)
+
+    def choose(self, candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int) -> list[int]:
+        """Return how many drafts each candidate gets beside these rows, some of which may have drafts; `most`: all together."""
+        self._settle()
+        num_decode = sum([row.sequence.is_decoding for row in rows])
+        num_beside = sum([row.num_drafts for row in rows])
+        num_tokens = sum([len(row.token_ids) for row in rows]) - num_beside
+        key = (num_decode, num_tokens, num_beside, [int(100 * worth) for worth, _ in candidates])
+        self._num_left -= 1
+        if self._num_left < 0 or key != self._key or not self._fit(candidates, most):
+            num_outputs = sum([row.num_outputs for row in rows]) - num_beside
+            self._beside = _Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates))
+            self._prompts_s = self._prefill_s()
+            self._limit_s = math.inf if num_decode == 1 else max(self._itl_target_s - self._prompts_s, self.plain_s)
+            self._depths = choose_depths(candidates, num_decode + self.expected_beside, self._times(), most)
+            self._plain_every = self._ticks_until_plain(candidates)
+            self._key, self._num_left, self.num_decode = key, KEPT_FOR, num_decode
+        self.is_measuring = any(self._depths) and self._is_plain_wanted()
+        return [0] * len(candidates) if self.is_measuring else self._depths
+
+    def would_choose(self, candidates: list[tuple[float, int]], most: int) -> list[int]:
+        """Return how many drafts other candidates would get in the tick of the last choice."""
+        return choose_depths(candidates, self._beside.num_decode + self.expected_beside, self._times(), most)
+
+    def allows(self, depths: list[int]) -> bool:
+        """Return whether drafts to these depths keep the tick short enough for the sequences beside."""
+        return self._limit_s == math.inf or self._decoding_s(depths) <= self._limit_s
+
+    def tick_s(self, depths: list[int]) -> float:
+        """Return what the tick takes with drafts to these depths, as far as that is known."""
+        return self._decoding_s(depths) + self._prompts_s
+
+    @property
+    def plain_s(self) -> float:
+        """What decoding takes without drafts; 0 while nothing was chosen."""
+        return self._seconds_with(0) if self._beside.num_decode else 0.0
+
+    def lost_s(self, depths: Sequence[int], num_expected: float) -> float:
+        """Return what drafts to these depths lose that win so many tokens; less than 0 where they pay."""
+        return self._decoding_s(depths) - self.plain_s * (1 + num_expected / max(1, self._beside.num_decode))
+
+    def trial(
+        self, depths: list[int], index: int, acceptance: Acceptance, bounds: tuple[int, int]
+    ) -> tuple[int, float]:
+        """Return how many drafts of a candidate lose least beside these depths where none pay, and what they lose.
+
+        bounds: fewest and most drafts. 0 where there is no room, or no time for the sequences beside.
+        """
+        least, most = bounds
+        first = trial_depth(most, least)
+        plain_s, best, best_s = self.lost_s(depths, 0.0), 0, math.inf
+        for tried in [first, *[one for one in _TRIED if first < one <= most and self.is_known(sum(depths) + one)]]:
+            with_trial = [*depths[:index], tried, *depths[index + 1 :]]
+            lost_s = self.lost_s(with_trial, acceptance.expected(tried)) - plain_s
+            if tried and lost_s < best_s and self.allows(with_trial):
+                best, best_s = tried, lost_s
+        return best, best_s
+
+    def note_drafts(self, depths: Sequence[int], num_expected: float, *, is_trial: bool) -> None:
+        """Note the drafts of a tick, and how many tokens they are expected to win.
+
+        is_trial: whether they are there though they are not known to pay. Those of a size that was never seen are trials, too.
+        What a trial has lost is spent with the next choice.
+        """
+        if is_trial or not self.is_known(sum(depths)):
+            self._trial = list(depths), num_expected
+            self._num_left = 0  # what is seen now counts at once
+
+    # ---- trials, and passes to compare with
+
+    def _settle(self) -> None:
+        """Spend what the last trial has lost, of which the size has been seen since."""
+        if self._trial is not None:
+            self.budget.spend(self.lost_s(*self._trial))
+            self._trial = None
+
+    def is_known(self, num_drafts: int) -> bool:
+        """Return whether a pass with so many drafts was seen; beside prompts nothing is, and the cost model has to do."""
+        beside = self._beside
+        num_rows = beside.num_tokens + beside.num_drafts + num_drafts
+        return not beside.only_decodes or self._decode_cost.seen_seconds(num_rows) is not None
+
+    def _ticks_until_plain(self, candidates: list[tuple[float, int]]) -> int:
+        """Return after how many ticks with drafts one without is made: the less they win, the less that costs."""
+        won = sum([expected_tokens(worth, depth) for (worth, _), depth in zip(candidates, self._depths, strict=True)])
+        taken_s = self._decoding_s(self._depths)
+        lost_s = -self.lost_s(self._depths, won) * self.plain_s / taken_s  # of the time of such a tick
+        return max(_LEAST_EVERY, min(int(lost_s / (_PLAIN_COST * taken_s)), _MOST_EVERY))
+
+    def _is_plain_wanted(self) -> bool:
+        """Return whether this tick with drafts is to be one without, to see what that takes: the first, and later ones.
+
+        Passes of as many rows with other drafts may have shown it, but not for as many cells.
+        """
+        if not self._beside.only_decodes or self._beside.num_drafts:
+            return False
+        num_decode = self._beside.num_decode
+        num_ticks = self._num_without_plain.get(num_decode)
+        is_wanted = num_ticks is None or num_ticks >= self._plain_every
+        self._num_without_plain[num_decode] = 0 if num_ticks is None or is_wanted else num_ticks + 1
+        return is_wanted
+
+    def _fit(self, candidates: list[tuple[float, int]], most: int) -> bool:
+        """Return whether the last choice is within bounds."""
+        return sum(self._depths) <= most and all(map(operator.le, self._depths, [cap for _, cap in candidates]))
+
+    # ---- what it takes
+
+    def _times(self) -> DraftingTimes:
+        return DraftingTimes(
+            pass_s=self._seconds_with,
+            step_s=None if self.draft_cost is None else self.draft_cost.seconds,
+            limit_s=self._limit_s,
+            is_known=None if self.budget.affords(0.0) else self.is_known,
+            max_rollback=self._max_rollback,
+        )
+
+    def _decoding_s(self, depths: Sequence[int]) -> float:
+        drafting_s = 0.0 if self.draft_cost is None else self.draft_cost.of_depths(depths)
+        return self._seconds_with(sum(depths)) + drafting_s
+
+    def _seconds_with(self, num_drafts: int) -> float:
+        """Return what decoding takes with so many drafts, and their proposals where these are made one by one."""
+        beside = self._beside
+        return self._pass_s(beside.num_drafts + num_drafts) + self.draft_s * min(num_drafts, beside.num_candidates)
+
+    def _pass_s(self, num_drafts: int) -> float:
+        """Return what decoding takes of a pass with so many drafts; what the drafts add to a prompt's part is theirs."""
+        model, beside = self._model, self._beside
+        total, num_decode = beside.num_tokens + num_drafts, beside.num_decode
+        if beside.only_decodes and (seen_s := self._decode_cost.seen_seconds(total)) is not None:
+            return seen_s + self._cells_s(total)
+        added_s = model.mean_seconds(total, beside.num_cells, beside.num_outputs + num_drafts)
+        added_s -= model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs)
+        return self._decode_cost.seconds(num_decode) + self._cells_s(num_decode) + added_s
+
+    def _prefill_s(self) -> float:
+        """Return what a pass takes longer for the prompts in it."""
+        model, beside = self._model, self._beside
+        if beside.only_decodes:
+            return 0.0
+        decode_s = model.mean_seconds(beside.num_decode, beside.num_cells, beside.num_decode)
+        return max(0.0, model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs) - decode_s)
+
+    def _cells_s(self, num_rows: int) -> float:
+        model = self._model
+        return model.mean_seconds(num_rows, self._beside.num_cells, num_rows) - model.mean_seconds(
+            num_rows, 0, num_rows
+        )

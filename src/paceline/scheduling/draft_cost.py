@@ -1,0 +1,72 @@
+"""What the steps of a batch drafter take, by the sequences that a step is for. Pure arithmetic.
+
+A drafter with a small model computes one pass for the first draft of all sequences, one for the second of those that have
+a second, and so on. What is seen is the time of a proposal as a whole, so each of its steps is taken to be off by the same
+ratio. The median of a few times is what counts, so that a machine that was asleep once teaches nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+_NUM_KEPT = 5  # times of each number of sequences, of which the median counts
+_LEAST_S = 1e-7
+
+
+class DraftCost:
+    """Seconds of a drafting step. Before the first proposal it is taken to be free, so that one is made."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[float]] = {}
+        self._seconds: dict[int, float] = {}
+        self._sizes: list[int] = []  # keys, ascending
+
+    def seconds(self, num_sequences: int) -> float:
+        """Return what a step for so many sequences takes; between numbers that were seen it is interpolated.
+
+        Below them it is no less than the least, above them no more than the largest: the first such step shows it.
+        """
+        known = self._seconds.get(num_sequences)
+        if known is not None:
+            return known
+        if not self._sizes or not num_sequences:
+            return 0.0
+        index = bisect_left(self._sizes, num_sequences)
+        if index in (0, len(self._sizes)):
+            return self._seconds[self._sizes[min(index, len(self._sizes) - 1)]]
+        below, above = self._sizes[index - 1], self._sizes[index]
+        share = (num_sequences - below) / (above - below)
+        return self._seconds[below] * (1 - share) + self._seconds[above] * share
+
+    def of_depths(self, depths: Iterable[int]) -> float:
+        """Return what it takes to draft to these depths, one for each sequence."""
+        return sum([self.seconds(num_sequences) for num_sequences in step_sizes(depths)])
+
+    def observe(self, steps: Sequence[int], seconds: float) -> None:
+        """Learn from a proposal: the sequences of each of its steps, and what all of them took."""
+        if not steps:
+            return
+        expected_s = sum([self.seconds(one) for one in steps])
+        for size in set(steps):
+            one_s = self.seconds(size) * seconds / expected_s if expected_s > 0 else seconds / len(steps)
+            self._note(size, max(one_s, _LEAST_S))
+
+    def _note(self, size: int, seconds: float) -> None:
+        if size not in self._seen:
+            self._seen[size] = deque(maxlen=_NUM_KEPT)
+            insort(self._sizes, size)
+        seen = self._seen[size]
+        seen.append(seconds)
+        self._seconds[size] = sorted(seen)[(len(seen) - 1) // 2]  # of two the lower one
+
+
+def step_sizes(depths: Iterable[int]) -> list[int]:
+    """Return how many sequences each step is for: those with one draft or more, with two or more, and so on."""
+    sizes: list[int] = []
+    for depth in depths:
+        sizes.extend([0] * (depth - len(sizes)))
+        for step in range(depth):
+            sizes[step] += 1
+    return sizes

@@ -1,0 +1,226 @@
+"""Models with draft heads: HunYuan 3, MiMo 2 and Qwen 3.5 with next-token-prediction heads, and EAGLE-3 for a Llama.
+
+Random heads predict nothing. With a small `layer_gain` the next token mostly follows from the newest one alone, and with `agrees`
+the heads are made to compute just that, so that many of their drafts are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from paceline.testing.models.gguf_parts import Tensor, Value, bias, matrix, norm
+from paceline.testing.models.spec import (
+    Sizes,
+    attention,
+    embedding,
+    feed_forward,
+    norms,
+    output,
+    query_key_norms,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunYuan3Spec(Sizes):
+    """HunYuan 3, dense, with `n_heads` chained heads, each a layer of its own.
+
+    layer_gain: how much layers add to what they pass on. own_output: each head has an output layer of its own.
+    """
+
+    architecture: ClassVar[str] = "hy_v3"
+    n_heads: int = 1
+    layer_gain: float = 1.5
+    agrees: bool = False
+    own_output: bool = False
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "block_count": self.n_layer + self.n_heads,
+            "nextn_predict_layers": self.n_heads,
+            "rope.dimension_count": self.head_size,
+            "rope.freq_base": 10000.0,
+            "expert_feed_forward_length": self.n_ff,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield norm("output_norm.weight", self.n_embd)
+        yield output(self)
+        for layer in range(self.n_layer + self.n_heads):
+            block = f"blk.{layer}"
+            yield from feed_forward(self, block, gain=self.layer_gain)
+            if layer >= self.n_layer:
+                yield norm(f"{block}.nextn.shared_head_norm.weight", self.n_embd)
+            if layer >= self.n_layer and self.own_output:
+                name, size = f"{block}.nextn.shared_head_head.weight", self.vocabulary.size
+                yield matrix(name, size, self.n_embd, gain=3.0, quiet_rows=self.vocabulary.control)
+        for layer in range(self.n_layer + self.n_heads):  # of a head, llama.cpp loads these only where it is asked for
+            block = f"blk.{layer}"
+            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+            yield from attention(self, block, gain=self.layer_gain)
+            yield from query_key_norms(self, block)
+            if layer >= self.n_layer:
+                yield from next_token_head(self, block, agrees=self.agrees)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mimo2Spec(Sizes):
+    """MiMo 2, dense: every second layer, and every head, has a sliding window; `n_heads` chained heads."""
+
+    architecture: ClassVar[str] = "mimo2"
+    n_layer: int = 4
+    n_heads: int = 2
+    n_swa: int = 16
+
+    def metadata(self) -> dict[str, Value]:
+        layers = self.n_layer + self.n_heads
+        values: dict[str, Value] = {
+            "block_count": layers,
+            "nextn_predict_layers": self.n_heads,
+            "rope.dimension_count": self.head_size,
+            "rope.freq_base": 10000.0,
+            "expert_feed_forward_length": self.n_ff,
+            "attention.sliding_window": self.n_swa,
+            "attention.sliding_window_pattern": [layer % 2 == 1 or layer >= self.n_layer for layer in range(layers)],
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield norm("output_norm.weight", self.n_embd)
+        yield output(self)
+        width = (self.n_head + 2 * self.n_head_kv) * self.head_size
+        for layer in range(self.n_layer + self.n_heads):
+            block = f"blk.{layer}"
+            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+            yield matrix(f"{block}.attn_qkv.weight", width, self.n_embd, gain=1.5)
+            yield matrix(f"{block}.attn_output.weight", self.n_embd, self.n_embd, gain=1.5)
+            yield from feed_forward(self, block)
+            if layer >= self.n_layer:
+                yield from next_token_head(self, block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35Spec(Sizes):
+    """Qwen 3.5: every second layer is a recurrent gated delta net, and a dense head predicts the token behind the next."""
+
+    architecture: ClassVar[str] = "qwen35"
+    n_heads: int = 1
+    d_conv: int = 4
+    d_state: int = 16
+    n_key_head: int = 2
+    n_value_head: int = 4
+    layer_gain: float = 1.5
+    agrees: bool = False
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "block_count": self.n_layer + self.n_heads,
+            "nextn_predict_layers": self.n_heads,
+            "full_attention_interval": 2,
+            "rope.dimension_count": self.head_size,
+            "rope.dimension_sections": [self.head_size // 2, 0, 0, 0],
+            "rope.freq_base": 10000.0,
+            "ssm.conv_kernel": self.d_conv,
+            "ssm.inner_size": self.n_value_head * self.d_state,
+            "ssm.state_size": self.d_state,
+            "ssm.time_step_rank": self.n_value_head,
+            "ssm.group_count": self.n_key_head,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield norm("output_norm.weight", self.n_embd)
+        yield output(self)
+        for layer in range(self.n_layer + self.n_heads):
+            block = f"blk.{layer}"
+            yield from norms(block, self.n_embd, "attn_norm", "post_attention_norm")
+            if layer < self.n_layer and layer % 2 == 0:
+                yield from self._delta_net(block)
+            else:
+                yield from self._gated_attention(block)
+            yield from feed_forward(self, block, gain=self.layer_gain)
+            if layer >= self.n_layer:
+                yield from next_token_head(self, block, agrees=self.agrees)
+
+    def _gated_attention(self, block: str) -> Iterator[Tensor]:
+        for tensor in attention(self, block, gain=self.layer_gain):
+            if tensor.name.endswith("attn_q.weight"):
+                yield matrix(tensor.name, 2 * self.n_embd, self.n_embd, gain=self.layer_gain)  # and a gate
+            else:
+                yield tensor
+        yield from query_key_norms(self, block)
+
+    def _delta_net(self, block: str) -> Iterator[Tensor]:
+        n_value = self.n_value_head * self.d_state
+        n_all = 2 * self.n_key_head * self.d_state + n_value
+        yield matrix(f"{block}.attn_qkv.weight", n_all, self.n_embd)
+        yield matrix(f"{block}.attn_gate.weight", n_value, self.n_embd)
+        yield Tensor(f"{block}.ssm_conv1d.weight", (n_all, self.d_conv), 0.5)
+        yield bias(f"{block}.ssm_dt.bias", self.n_value_head)
+        yield bias(f"{block}.ssm_a", self.n_value_head, centre=-0.5)
+        yield matrix(f"{block}.ssm_beta.weight", self.n_value_head, self.n_embd)
+        yield matrix(f"{block}.ssm_alpha.weight", self.n_value_head, self.n_embd)
+        yield norm(f"{block}.ssm_norm.weight", self.d_state)
+        yield matrix(f"{block}.ssm_out.weight", self.n_embd, n_value, gain=self.layer_gain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Spec(Sizes):
+    """EAGLE-3 for a model with hidden states of `n_target` values: one layer over what three layers of the model read.
+
+    borrows: takes embeddings and output layer from the model. draft_ids: the tokens of a draft vocabulary, with an output
+    layer of its own; empty for the whole vocabulary.
+    """
+
+    architecture: ClassVar[str] = "eagle3"
+    n_layer: int = 1
+    n_head_kv: int = 4
+    n_target: int = 64
+    target_layers: tuple[int, int, int] = (0, 1, 2)
+    borrows: bool = True
+    draft_ids: tuple[int, ...] = field(default=())
+    agrees: bool = False
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "rope.dimension_count": self.head_size,
+            "rope.freq_base": 10000.0,
+            "target_layers": list(self.target_layers),
+            "target_hidden_size": self.n_target,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        # A Llama's residual stream is its tokens' embeddings and what its layers add. Here the newest token is in attention
+        # alone, which has to look at itself to pass it on.
+        gain, through = (0.1, 1.0) if self.agrees else (1.5, 0.0)
+        yield matrix("fc.weight", self.n_embd, 3 * self.n_target, gain=gain)
+        yield norm("output_norm.weight", self.n_embd)
+        if not self.borrows:
+            yield embedding(self)
+        if self.draft_ids:
+            yield matrix("output.weight", len(self.draft_ids), self.n_embd, gain=3.0)
+            yield Tensor("d2t", (len(self.draft_ids),), 0.0, integers=self.draft_ids)
+        elif not self.borrows:
+            yield output(self)
+        yield from norms("blk.0", self.n_embd, "attn_norm", "attn_norm_2", "ffn_norm")
+        for name, diagonal in (("attn_q", 3 * through), ("attn_k", 3 * through), ("attn_v", through)):
+            n_out = (self.n_head if name == "attn_q" else self.n_head_kv) * self.head_size
+            yield matrix(f"blk.0.{name}.weight", n_out, 2 * self.n_embd, gain=gain, diagonal=diagonal)
+        yield matrix("blk.0.attn_output.weight", self.n_embd, self.n_head * self.head_size, gain=gain, diagonal=through)
+        yield from feed_forward(self, "blk.0", gain=gain)
+
+
+def next_token_head(size: Sizes, block: str, *, agrees: bool = False) -> Iterator[Tensor]:
+    """Yield what a next-token-prediction head has beside its layer: it joins the newest token with the last hidden state.
+
+    agrees: it passes the token on, and little of the state.
+    """
+    gain, through = (0.1, 1.0) if agrees else (1.5, 0.0)
+    yield matrix(f"{block}.nextn.eh_proj.weight", size.n_embd, 2 * size.n_embd, gain=gain, diagonal=through)
+    yield from norms(block, size.n_embd, "nextn.enorm", "nextn.hnorm")

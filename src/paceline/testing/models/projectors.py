@@ -1,0 +1,150 @@
+"""Tiny random multimodal projectors (mmproj files), which make embeddings of images for a model of any width.
+
+    write_model(tmp_path / "tiny.gguf", Qwen2VlSpec())
+    write_model(tmp_path / "mmproj-tiny.gguf", Qwen25VisionSpec())
+
+An image changes what the model generates, as every part of a prompt does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.testing.models.gguf_parts import Tensor, Value, bias, matrix, norm
+from paceline.testing.models.vocabulary import SpecVocabulary
+
+_NO_VOCABULARY = SpecVocabulary(0, (), ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VisionSpec:
+    """A vision transformer in front of a projector. n_embd_text: width of the model that it is for."""
+
+    architecture: ClassVar[str] = "clip"
+    projector: ClassVar[str]
+    vocabulary: ClassVar[SpecVocabulary] = _NO_VOCABULARY
+    n_embd_text: int = 64
+    n_embd: int = 32
+    n_head: int = 2
+    n_layer: int = 2
+    n_ff: int = 48
+    image_size: int = 56
+    patch_size: int = 14
+
+    def metadata(self) -> dict[str, Value]:
+        """Return what every projector's file says."""
+        sizes: dict[str, Value] = {
+            "embedding_length": self.n_embd,
+            "feed_forward_length": self.n_ff,
+            "block_count": self.n_layer,
+            "projection_dim": self.n_embd_text,
+            "attention.head_count": self.n_head,
+            "attention.layer_norm_epsilon": 1e-5,
+            "image_size": self.image_size,
+            "patch_size": self.patch_size,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        }
+        facts: dict[str, Value] = {"clip.has_vision_encoder": True, "clip.projector_type": self.projector}
+        return facts | {"clip.use_gelu": True} | {f"clip.vision.{key}": value for key, value in sizes.items()}
+
+    def _patches(self, name: str = "v.patch_embd.weight") -> Tensor:
+        shape = (self.n_embd, 3, self.patch_size, self.patch_size)
+        return Tensor(name, shape, 4.0 / (3 * self.patch_size**2) ** 0.5)
+
+    def _positions(self, count: int) -> Tensor:
+        return Tensor("v.position_embd.weight", (count, self.n_embd), 0.5)
+
+    def _block(self, block: str) -> Iterator[Tensor]:
+        return encoder_block(block, self.n_embd, self.n_ff)
+
+
+def encoder_block(block: str, n_embd: int, n_ff: int) -> Iterator[Tensor]:
+    """Yield the tensors of a layer of a transformer that encodes."""
+    for name in ("ln1", "ln2"):
+        yield norm(f"{block}.{name}.weight", n_embd)
+        yield bias(f"{block}.{name}.bias", n_embd)
+    for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+        yield matrix(f"{block}.{name}.weight", n_embd, n_embd, gain=1.5)
+        yield bias(f"{block}.{name}.bias", n_embd)
+    yield matrix(f"{block}.ffn_up.weight", n_ff, n_embd, gain=1.5)
+    yield bias(f"{block}.ffn_up.bias", n_ff)
+    yield matrix(f"{block}.ffn_down.weight", n_embd, n_ff, gain=1.5)
+    yield bias(f"{block}.ffn_down.bias", n_embd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaVisionSpec(_VisionSpec):
+    """LLaVA 1.5: an embedding a patch of a square image, attended to causally, for any architecture of text model."""
+
+    projector: ClassVar[str] = "mlp"
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors. The encoder's last layer is there and not used, as in the real files."""
+        yield Tensor("v.class_embd", (self.n_embd,), 1.0)
+        yield self._patches()
+        yield self._positions((self.image_size // self.patch_size) ** 2 + 1)
+        yield norm("v.pre_ln.weight", self.n_embd)
+        yield bias("v.pre_ln.bias", self.n_embd)
+        for layer in range(self.n_layer):
+            yield from self._block(f"v.blk.{layer}")
+        yield matrix("mm.0.weight", self.n_embd_text, self.n_embd, gain=2.0)
+        yield bias("mm.0.bias", self.n_embd_text)
+        yield matrix("mm.2.weight", self.n_embd_text, self.n_embd_text, gain=2.0)
+        yield bias("mm.2.bias", self.n_embd_text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3VisionSpec(_VisionSpec):
+    """Gemma 3: a square image of few embeddings, whose attention is not causal."""
+
+    projector: ClassVar[str] = "gemma3"
+    image_size: int = 64
+    patch_size: int = 8
+    scale_factor: int = 2
+
+    def metadata(self) -> dict[str, Value]:
+        """Return the metadata."""
+        return super().metadata() | {"clip.vision.projector.scale_factor": self.scale_factor}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors."""
+        yield self._patches()
+        yield bias("v.patch_embd.bias", self.n_embd)
+        yield self._positions((self.image_size // self.patch_size) ** 2)
+        for layer in range(self.n_layer):
+            yield from self._block(f"v.blk.{layer}")
+        yield norm("v.post_ln.weight", self.n_embd)
+        yield bias("v.post_ln.bias", self.n_embd)
+        yield norm("mm.soft_emb_norm.weight", self.n_embd)
+        yield Tensor("mm.input_projection.weight", (self.n_embd, self.n_embd_text), 2.0 / self.n_embd**0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen25VisionSpec(_VisionSpec):
+    """Qwen 2.5 VL: images of any shape, whose embeddings have places in two dimensions (M-RoPE); for `Qwen2VlSpec`."""
+
+    projector: ClassVar[str] = "qwen2.5vl_merger"
+    full_attention_every: int = 2
+
+    def metadata(self) -> dict[str, Value]:
+        """Return the metadata."""
+        silu: dict[str, Value] = {"clip.use_gelu": False, "clip.use_silu": True}
+        return super().metadata() | silu | {"clip.vision.n_wa_pattern": self.full_attention_every}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors: a patch of two equal frames has two kernels."""
+        yield self._patches()
+        yield self._patches("v.patch_embd.weight.1")
+        for layer in range(self.n_layer):
+            yield from self._block(f"v.blk.{layer}")
+            yield matrix(f"v.blk.{layer}.ffn_gate.weight", self.n_ff, self.n_embd, gain=1.5)
+            yield bias(f"v.blk.{layer}.ffn_gate.bias", self.n_ff)
+        yield norm("v.post_ln.weight", self.n_embd)
+        width = 4 * self.n_embd
+        yield matrix("mm.0.weight", width, width, gain=2.0)
+        yield bias("mm.0.bias", width)
+        yield matrix("mm.2.weight", self.n_embd_text, width, gain=2.0)
+        yield bias("mm.2.bias", self.n_embd_text)

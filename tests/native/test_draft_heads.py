@@ -1,0 +1,653 @@
+"""Draft heads on llama.cpp: what they draft, and that their memory follows the model's through everything that is done to it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.native.conftest import TinyModels
+
+from paceline.errors import InvalidParams, InvalidType, ModelLoadError, NoKvSlot, PacelineError, StateError, Unsupported
+from paceline.params import SamplingParams
+from paceline.runtime import (
+    CellState,
+    Context,
+    DraftWish,
+    MemoryClass,
+    Model,
+    Sampler,
+    StepRow,
+    memory_in_use,
+    plan_memory,
+)
+from paceline.testing.models import Eagle3Spec, HunYuan3Spec, LlamaSpec, Mimo2Spec, Qwen35Spec, write_lora
+
+pytestmark = pytest.mark.native
+
+Array = npt.NDArray[np.float32]
+
+SIZES: dict[str, Any] = {"n_ctx": 512, "n_seq_max": 4, "n_outputs_max": 64, "n_threads": 1}
+EXACT: dict[str, Any] = {**SIZES, "swa_full": True, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+SCRATCH = 3
+MODELS = {
+    "hy_v3": HunYuan3Spec(),
+    "chained": HunYuan3Spec(n_heads=3),
+    "own-output": HunYuan3Spec(own_output=True),
+    "qwen35": Qwen35Spec(),
+    "eagle3": LlamaSpec(n_layer=3),
+    "window": Mimo2Spec(n_heads=3),
+}
+HEADS = {"eagle3": Eagle3Spec()}
+CUTTABLE = ["hy_v3", "chained", "eagle3", "window"]
+PROMPT = [257, 72, 101, 108, 108, 111, 32, 119, 111, 114]
+
+
+def held_by_heads(context: Context, seq_id: int) -> int:
+    """Positions of a sequence that its heads hold."""
+    return context.native.heads_positions(seq_id)[1] + 1
+
+
+class Loaded:
+    """A model with its heads, and contexts with them."""
+
+    def __init__(self, tiny_models: TinyModels, kind: str) -> None:
+        self.model = Model.load(tiny_models(MODELS[kind]), draft_heads=True)
+        self.heads = Model.load(tiny_models(HEADS[kind])) if kind in HEADS else self.model
+        self.shift = 1 if kind == "eagle3" else 0
+
+    def context(self, **options: Any) -> Context:
+        return Context(self.model, draft_heads=self.heads, **{**EXACT, **options})
+
+    def from_scratch(self, tokens: list[int], depth: int) -> list[int]:
+        """Drafts behind tokens that were computed at once, but for the newest one."""
+        with self.context() as context:
+            context.decode(tokens[:-1], wants_logits="none")
+            return context.draft([DraftWish(0, len(tokens) - 1, tokens[-1], depth)])[0]
+
+    def check(self, context: Context, seq_id: int, tokens: list[int], *, is_exact: bool = True) -> None:
+        """Check that a sequence holds tokens in both memories and has the drafts that it has from scratch."""
+        held, of_heads = context.positions(seq_id), held_by_heads(context, seq_id)
+        assert held is not None
+        assert held.last + 1 == len(tokens)
+        assert of_heads == len(tokens) - self.shift
+        (drafts,) = context.draft([DraftWish(seq_id, len(tokens), 65, 3)])
+        assert len(drafts) == 3 or not is_exact  # no last hidden row, no drafts
+        assert drafts == self.from_scratch([*tokens, 65], 3) or not is_exact
+        assert held_by_heads(context, seq_id) == of_heads
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def loaded(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Loaded:
+    return Loaded(tiny_models, request.param)
+
+
+@pytest.fixture(scope="module", params=CUTTABLE)
+def cuttable(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Loaded:
+    return Loaded(tiny_models, request.param)
+
+
+@pytest.fixture(scope="module")
+def hunyuan(tiny_models: TinyModels) -> Loaded:
+    return Loaded(tiny_models, "hy_v3")
+
+
+# ---- a reference: HunYuan 3's head in NumPy
+
+
+class HeadInNumpy:
+    """One dense head after its definition: the newest token's embedding beside the hidden row of the token before."""
+
+    def __init__(self, path: Any, spec: HunYuan3Spec) -> None:
+        from gguf import GGUFReader
+
+        self.at: dict[str, Array] = {one.name: np.array(one.data, np.float32) for one in GGUFReader(path).tensors}
+        self.spec, self.block = spec, f"blk.{spec.n_layer}"
+
+    def __getitem__(self, name: str) -> Array:
+        return self.at[f"{self.block}.{name}.weight"]
+
+    def rows(self, tokens: list[int], hidden: Array) -> Array:
+        """Return the head's hidden rows, for tokens with the hidden row before each: (n, n_embd)."""
+        spec, size = self.spec, self.spec.head_size
+        embedded = _normed(self.at["token_embd.weight"][tokens], self["nextn.enorm"])
+        x = np.concatenate([embedded, _normed(hidden, self["nextn.hnorm"])], axis=1) @ self["nextn.eh_proj"].T
+        y = _normed(x, self["attn_norm"])
+        query, key, value = (
+            (y @ self[name].T).reshape(len(tokens), -1, size) for name in ("attn_q", "attn_k", "attn_v")
+        )
+        query = _rotated(_normed(query, self["attn_q_norm"]))
+        key = _rotated(_normed(key, self["attn_k_norm"]))
+        per_key = spec.n_head // spec.n_head_kv
+        out = np.zeros_like(query)
+        for head in range(spec.n_head):
+            scores = query[:, head] @ key[:, head // per_key].T / size**0.5
+            scores[np.triu_indices(len(tokens), 1)] = -np.inf
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ value[:, head // per_key]
+        x = x + out.reshape(len(tokens), -1) @ self["attn_output"].T
+        y = _normed(x, self["ffn_norm"])
+        gate = y @ self["ffn_gate"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ self["ffn_up"].T)) @ self["ffn_down"].T
+        return _normed(x, self["nextn.shared_head_norm"])
+
+
+def _normed(x: Array, weight: Array) -> Array:
+    normed: Array = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * weight
+    return normed
+
+
+def _rotated(x: Array) -> Array:
+    half = x.shape[-1] // 2
+    angles = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    one, other = x[..., :half], x[..., half:]
+    return np.concatenate([one * cos - other * sin, one * sin + other * cos], axis=-1)
+
+
+@pytest.mark.parametrize("kind", ["hy_v3", "own-output"])
+def test_drafts_are_those_of_the_heads_definition(tiny_models: TinyModels, kind: str) -> None:
+    """The first position has no hidden row before it, drafts go on with the head's own rows."""
+    hunyuan, spec = Loaded(tiny_models, kind), MODELS[kind]
+    assert isinstance(spec, HunYuan3Spec)
+    head = HeadInNumpy(hunyuan.model.paths[0], spec)
+    output = head["nextn.shared_head_head"] if spec.own_output else head.at["output.weight"]
+    tokens = [*PROMPT, 65]
+    with Context(hunyuan.model, embeddings=True, pooling="none", **EXACT) as context:
+        context.decode(PROMPT, wants_logits="all")
+        hidden = np.stack([np.zeros(spec.n_embd, np.float32), *(context.embeddings(i) for i in range(len(PROMPT)))])
+    expected = []
+    for _ in range(4):
+        row = head.rows(tokens, hidden)[-1]
+        expected.append(int((output @ row).argmax()))
+        tokens, hidden = [*tokens, expected[-1]], np.vstack([hidden, row])
+    assert hunyuan.from_scratch([*PROMPT, 65], 4) == expected
+
+
+# ---- mirrored memory
+
+
+def test_tokens_one_by_one_leave_what_all_at_once_leave(loaded: Loaded) -> None:
+    """In chunks, beside other sequences, token by token."""
+    with loaded.context() as context:
+        context.decode([*PROMPT[:4], 1, 2], seq_ids=[0, 0, 0, 0, 1, 1], wants_logits="none")
+        for token in PROMPT[4:]:
+            context.decode([token, token], seq_ids=[0, 1], wants_logits="none")
+        loaded.check(context, 0, PROMPT)
+        loaded.check(context, 1, [1, 2, *PROMPT[4:]])
+
+
+def test_tokens_of_sequences_that_alternate_go_with_their_own_rows(loaded: Loaded) -> None:
+    """A pass need not have the tokens of a sequence side by side."""
+    with loaded.context() as context:
+        context.decode([token for one in PROMPT for token in (one, one + 1)], seq_ids=[0, 1] * 10, wants_logits="none")
+        loaded.check(context, 0, PROMPT)
+        loaded.check(context, 1, [one + 1 for one in PROMPT])
+
+
+def test_a_pass_of_several_ubatches_is_followed(loaded: Loaded) -> None:
+    """Hidden rows of the whole pass are there, not only those of its last part."""
+    prompt = [random.Random(1).randrange(250) for _ in range(150)]
+    with loaded.context(n_batch=256, n_ubatch=32) as context:
+        context.decode(prompt, wants_logits="none")
+        loaded.check(context, 0, prompt)
+
+
+def test_wrong_drafts_are_cut_from_both_memories(cuttable: Loaded) -> None:
+    """The hidden row behind which drafting goes on is that of the last right token."""
+    with cuttable.context() as context, Sampler(SamplingParams(temperature=0), cuttable.model) as sampler:
+        tokens = list(PROMPT)
+        context.decode(tokens)
+        likeliest = int(context.logits(len(tokens) - 1).argmax())
+        for wrong in ([likeliest], [3, 4, 5], []):
+            newest = 65
+            row = StepRow(
+                seq_id=0, position=len(tokens), token_ids=[newest, *wrong], num_drafts=len(wrong), samplers=(sampler,)
+            )
+            drawn = list(context.step([row]).rows[0].draws[0].token_ids)
+            tokens += [newest, *drawn[:-1]]
+            cuttable.check(context, 0, tokens)
+
+
+def test_right_drafts_stay(cuttable: Loaded) -> None:
+    """Both memories hold them, and the hidden row is the last one's."""
+    with cuttable.context() as context, Sampler(SamplingParams(temperature=0), cuttable.model) as sampler:
+        context.decode(PROMPT[:-1], wants_logits="none")
+        right = []
+        for position in range(len(PROMPT) - 1, len(PROMPT) + 4):
+            context.decode([PROMPT[-1] if position == len(PROMPT) - 1 else right[-1]])
+            right.append(int(context.logits(0).argmax()))
+        context.remove(0)
+        context.decode(PROMPT[:-1], wants_logits="none")
+        drafts = [*right[:3], (right[3] + 1) % 250, 7]
+        row = StepRow(
+            seq_id=0, position=len(PROMPT) - 1, token_ids=[PROMPT[-1], *drafts], num_drafts=5, samplers=(sampler,)
+        )
+        drawn = context.step([row]).rows[0].draws[0].token_ids
+        assert list(drawn) == right[:4]
+        cuttable.check(context, 0, [*PROMPT, *right[:3]])
+        context.remove(0, len(PROMPT) + 1)  # what follows a stop is cut before the next pass
+        cuttable.check(context, 0, [*PROMPT, right[0]])
+
+
+def test_a_row_that_is_taken_back_leaves_both_memories_before_it(tiny_models: TinyModels) -> None:
+    """Recurrent layers go back by the row; the heads go on behind the hidden row before it."""
+    loaded = Loaded(tiny_models, "qwen35")
+    with loaded.context() as context, Sampler(SamplingParams(temperature=0), loaded.model) as sampler:
+        context.decode(PROMPT, wants_logits="none")
+        tokens = list(PROMPT)
+        for wrong in ([3, 4, 5], [6]):
+            row = StepRow(
+                seq_id=0, position=len(tokens), token_ids=[65, *wrong], num_drafts=len(wrong), samplers=(sampler,)
+            )
+            draws = context.step([row]).rows[0].draws[0]
+            assert draws.is_taken_back
+            loaded.check(context, 0, tokens)
+            drawn = list(draws.token_ids)
+            row = StepRow(seq_id=0, position=len(tokens), token_ids=[65, *drawn], samplers=(sampler,))
+            context.step([row])
+            tokens += [65, *drawn]
+            loaded.check(context, 0, tokens)
+
+
+def test_copies_draft_as_their_sources(loaded: Loaded) -> None:
+    """A whole copy has the last hidden row as well; the source may go."""
+    with loaded.context() as context:
+        context.decode(PROMPT, wants_logits="none")
+        context.copy(0, 1)
+        context.remove(0)
+        loaded.check(context, 1, PROMPT)
+        assert held_by_heads(context, 0) == 0
+        context.copy(1, 2)
+        context.decode([7, 8], seq_ids=[1, 2], wants_logits="none")
+        loaded.check(context, 1, [*PROMPT, 7])
+        loaded.check(context, 2, [*PROMPT, 8])
+
+
+def test_a_shared_prefix_is_followed_without_its_last_hidden_row(cuttable: Loaded) -> None:
+    """Drafts come with the next pass; the one position costs nothing else."""
+    with cuttable.context() as context:
+        context.decode(PROMPT, wants_logits="none")
+        context.copy(0, 1, 0, 6)
+        cuttable.check(context, 1, PROMPT[:6], is_exact=False)
+        assert context.draft([DraftWish(1, 6, 5, 3)]) == [[]]
+        context.decode([5], seq_ids=1, wants_logits="none")
+        cuttable.check(context, 1, [*PROMPT[:6], 5], is_exact=False)
+        assert len(context.draft([DraftWish(1, 7, 5, 3)])[0]) == 3
+        context.copy(0, 2, 0, 1)
+        context.copy(0, 2, 1, len(PROMPT))
+        cuttable.check(context, 2, PROMPT)
+
+
+def test_saved_ranges_have_both_parts(loaded: Loaded) -> None:
+    """Loaded, cut and loaded in two pieces; a hybrid's cells go with its state."""
+    apart = loaded.model.memory_class is MemoryClass.HYBRID
+    with loaded.context() as context:
+        context.decode(PROMPT, wants_logits="none")
+        size = len(PROMPT)
+        whole = context.save_cells(0, 0, size, scratch_seq_id=SCRATCH)
+        state = context.save_state(0, size) if apart else None
+        first = context.cut_cells(whole, 0, 6, scratch_seq_id=SCRATCH)
+        rest = context.cut_cells(whole, 6, size, scratch_seq_id=SCRATCH)
+        for pieces in ([(whole, 0, size)], [(first, 0, 6), (rest, 6, size)], [(whole, 0, 1), (whole, 1, size)]):
+            context.remove(0)
+            for saved, start, end in pieces:
+                context.load_cells(0, saved, start, end, scratch_seq_id=SCRATCH)
+            if state is not None:
+                context.load_state(0, state, size)
+            loaded.check(context, 0, PROMPT)
+        context.remove(1)
+        if apart:
+            context.copy_cells(0, 1, size)
+            assert state is not None
+            context.load_state(1, state, size)
+            loaded.check(context, 1, PROMPT)
+
+
+def test_saved_sequences_have_both_parts(loaded: Loaded) -> None:
+    """They fit into another context with the same heads, and into none without."""
+    with loaded.context() as context, Context(loaded.model, **EXACT) as without:
+        context.decode(PROMPT, wants_logits="none")
+        data = context.save_sequence(0, token_ids=PROMPT)
+        context.clear()
+        assert held_by_heads(context, 0) == 0
+        assert context.load_sequence(2, data) == tuple(PROMPT)
+        loaded.check(context, 2, PROMPT)
+        with pytest.raises(StateError, match="another kind of context"):
+            without.load_sequence(0, data)
+        without.decode(PROMPT, wants_logits="none")
+        with pytest.raises(StateError, match="another kind of context"):
+            context.load_sequence(0, without.save_sequence(0))
+        loaded.check(context, 2, PROMPT)
+
+
+def test_a_partial_state_takes_both_memories_back(tiny_models: TinyModels) -> None:
+    """A hybrid that has gone on returns to its saved state, the heads with it."""
+    loaded = Loaded(tiny_models, "qwen35")
+    with loaded.context() as context:
+        context.decode(PROMPT, wants_logits="none")
+        data = context.save_sequence(0, partial=True)
+        context.decode([1, 2, 3], wants_logits="none")
+        context.load_sequence(0, data)
+        loaded.check(context, 0, PROMPT)
+
+
+def test_heads_begin_anew_behind_an_image(loaded: Loaded) -> None:
+    """They cannot read it, and draft from the text behind it; what is done to the sequence is done to that part."""
+    image = np.random.default_rng(1).normal(size=(6, loaded.model.n_embd)).astype(np.float32)
+    with loaded.context() as context, Context(loaded.model, **EXACT) as without:
+        for one in (context, without):
+            one.decode(PROMPT[:4], wants_logits="none")
+            one.decode_embeddings(0, 4, image)
+        assert context.draft([DraftWish(0, 10, 65, 3)]) == [[]]
+        for one in (context, without):
+            one.decode(PROMPT, positions=list(range(10, 20)))
+        assert np.allclose(context.logits(9), without.logits(9), atol=1e-4)
+        first, last = 10 - loaded.shift, 19 - loaded.shift
+        assert context.native.heads_positions(0) == (first, last)
+        (drafts,) = context.draft([DraftWish(0, 20, 65, 3)])
+        assert len(drafts) == 3
+        context.copy(0, 1)
+        assert context.draft([DraftWish(1, 20, 65, 3)]) == [drafts]
+        data = context.save_sequence(0)
+        context.remove(0)
+        context.load_sequence(0, data)
+        assert context.draft([DraftWish(0, 20, 65, 3)]) == [drafts]
+        assert context.native.heads_positions(0) == (first, last)
+        context.decode([7, 8], positions=[20, 21], seq_ids=0, wants_logits="none")
+        assert context.native.heads_positions(0) == (first, last + 2)
+
+
+def test_ranges_with_an_image_have_no_part_of_the_heads(cuttable: Loaded) -> None:
+    """Loaded again, the heads begin with the next token, whether the range ends in the image or behind it."""
+    image = np.random.default_rng(1).normal(size=(6, cuttable.model.n_embd)).astype(np.float32)
+    with cuttable.context() as context:
+        context.decode(PROMPT[:4], wants_logits="none")
+        context.decode_embeddings(0, 4, image)
+        context.decode(PROMPT, positions=list(range(10, 20)))
+        for end in (7, 10, 15, 20):
+            context.remove(1)
+            saved = context.save_cells(0, 0, end, scratch_seq_id=SCRATCH)
+            context.load_cells(1, saved, 0, end, scratch_seq_id=SCRATCH)
+            assert held_by_heads(context, 1) == 0
+            context.decode([1, 2], positions=[end, end + 1], seq_ids=1, wants_logits="none")
+            assert len(context.draft([DraftWish(1, end + 2, 65, 3)])[0]) == 3
+            context.remove(1, end + 1)
+            assert context.native.heads_positions(1)[1] == end - cuttable.shift
+        context.remove(2)
+        context.copy(0, 2, 0, 12)
+        context.decode([1], positions=[12], seq_ids=2, wants_logits="none")
+        assert len(context.draft([DraftWish(2, 13, 65, 3)])[0]) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_memories_stay_the_same_whatever_is_done(cuttable: Loaded, seed: int) -> None:
+    """Random passes, cuts, copies, saves and loads of three sequences."""
+    chance = random.Random(seed)
+    known: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    exact = dict.fromkeys(known, True)
+    with cuttable.context() as context:
+        for _ in range(40):
+            seq_id, other = chance.sample(sorted(known), 2)
+            tokens = known[seq_id]
+            match chance.choice(["decode", "decode", "cut", "copy", "load", "remove"]):
+                case "decode":
+                    added = [chance.randrange(250) for _ in range(chance.randrange(1, 9))]
+                    context.decode(added, seq_ids=seq_id, wants_logits="none")
+                    tokens += added
+                case "cut" if len(tokens) > 1:
+                    end = chance.randrange(1, len(tokens))
+                    context.remove(seq_id, end)
+                    del tokens[end:]
+                    exact[seq_id] = False  # the row is there only if the last pass had it
+                case "copy" if tokens:
+                    end = chance.choice([len(tokens), chance.randrange(1, len(tokens) + 1)])
+                    context.remove(other)
+                    context.copy(seq_id, other, 0, end)
+                    known[other], exact[other] = tokens[:end], exact[seq_id] and end == len(tokens)
+                case "load" if tokens:
+                    start = chance.randrange(len(tokens))
+                    saved = context.save_cells(seq_id, start, len(tokens), scratch_seq_id=SCRATCH)
+                    kept = context.save_cells(seq_id, 0, start, scratch_seq_id=SCRATCH) if start else None
+                    context.remove(seq_id)
+                    if kept is not None:
+                        context.load_cells(seq_id, kept, 0, start, scratch_seq_id=SCRATCH)
+                    context.load_cells(seq_id, saved, start, len(tokens), scratch_seq_id=SCRATCH)
+                case "remove":
+                    context.remove(seq_id)
+                    tokens.clear()
+                    exact[seq_id] = True
+            for one, its in known.items():
+                if its:
+                    cuttable.check(context, one, its, is_exact=exact[one])
+
+
+# ---- what goes wrong
+
+
+def test_a_failed_pass_changes_neither_memory(hunyuan: Loaded) -> None:
+    """No cells are left for it."""
+    with hunyuan.context(n_ctx=256, n_batch=256) as context:
+        context.decode(PROMPT, wants_logits="none")
+        context.decode([5] * 200, seq_ids=1, wants_logits="none")
+        with pytest.raises(PacelineError, match="no free cells"):
+            context.decode([1] * 100, wants_logits="none")
+        hunyuan.check(context, 0, PROMPT)
+
+
+def test_drafts_without_free_cells_are_an_error_that_changes_nothing(cuttable: Loaded) -> None:
+    """Of all sequences of the call, also where the first drafts had found cells; with cells they have drafts again."""
+    with cuttable.context(n_ctx=256, n_batch=256) as context:
+        context.decode(PROMPT, wants_logits="none")
+        context.decode(PROMPT, seq_ids=1, wants_logits="none")
+        free = 256 - 2 * (len(PROMPT) - cuttable.shift)
+        context.decode([5] * (free - 3 + cuttable.shift), seq_ids=2, wants_logits="none")
+        wishes = [DraftWish(seq_id, len(PROMPT), 65, 3) for seq_id in (0, 1)]
+        for _ in range(2):
+            with pytest.raises(NoKvSlot, match="drafting failed"):
+                context.draft(wishes)
+            assert [held_by_heads(context, one) for one in (0, 1)] == [len(PROMPT) - cuttable.shift] * 2
+        context.remove(2)
+        cuttable.check(context, 0, PROMPT)
+        cuttable.check(context, 1, PROMPT)
+
+
+def test_a_damaged_part_of_the_heads_costs_drafts_alone(cuttable: Loaded) -> None:
+    """The sequence decodes as before; the heads begin with its next token, and draft as if there were none before."""
+    with cuttable.context() as context:
+        context.decode(PROMPT)
+        expected = context.logits(len(PROMPT) - 1)
+        saved = context.save_cells(0, 0, 9, scratch_seq_id=SCRATCH)
+        damaged = saved.payload.copy()
+        (size,) = damaged[8:16].view(np.uint64)
+        damaged[32 + int(size) :][:40] = 255
+        damaged.flags.writeable = False
+        context.remove(0)
+        context.load_cells(0, CellState(0, 9, damaged), 0, 9, scratch_seq_id=SCRATCH)
+        assert held_by_heads(context, 0) == 0
+        assert context.draft([DraftWish(0, 9, 65, 3)]) == [[]]
+        context.decode(PROMPT[9:])
+        assert np.allclose(context.logits(0), expected, atol=1e-3)
+        assert context.native.heads_positions(0) == (9 - cuttable.shift, 9 - cuttable.shift)
+        assert len(context.draft([DraftWish(0, len(PROMPT), 65, 3)])[0]) == 3
+        context.remove(0)
+        context.decode(PROMPT, wants_logits="none")
+        cuttable.check(context, 0, PROMPT)
+
+
+def test_states_that_are_no_frames_are_refused(hunyuan: Loaded) -> None:
+    """Of a context without heads, cut off, or with sizes beyond their end."""
+    with hunyuan.context() as context, Context(hunyuan.model, **EXACT) as without:
+        for one in (context, without):
+            one.decode(PROMPT, wants_logits="none")
+        plain = without.save_cells(0, 0, 4, scratch_seq_id=SCRATCH)
+        framed = context.save_cells(0, 0, 4, scratch_seq_id=SCRATCH)
+        endless = framed.payload.copy()
+        endless[16:24] = 255
+        endless.flags.writeable = False
+        for payload in (plain.payload, framed.payload[:20].copy(), endless):
+            payload.flags.writeable = False
+            with pytest.raises(StateError, match="without draft heads|damaged"):
+                context.load_cells(1, CellState(0, 4, payload), 0, 4, scratch_seq_id=SCRATCH)
+            assert context.positions(1) is None
+        hunyuan.check(context, 0, PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "options", "message"),
+    [
+        ([DraftWish(4, 10, 1, 1)], {}, r"seq_id must be in \[0, 4\)"),
+        ([DraftWish(0, 10, 999999, 1)], {}, "token_id must be in"),
+        ([DraftWish(0, 10, 1, 0)], {}, "max_tokens at least 1"),
+        ([DraftWish(0, -1, 1, 1)], {}, "position must be in"),
+        ([DraftWish(0, 10, 1, 1)] * 2, {}, "wants drafts twice"),
+        ([DraftWish(0, 10, 1, 1)], {"min_probability": 2}, "min_probability"),
+    ],
+)
+def test_bad_wishes_are_refused(
+    hunyuan: Loaded, wishes: list[DraftWish], options: dict[str, Any], message: str
+) -> None:
+    with hunyuan.context() as context:
+        context.decode(PROMPT, wants_logits="none")
+        with pytest.raises(InvalidParams, match=message):
+            context.draft(wishes, **options)
+        with pytest.raises(InvalidType, match="integers"):
+            context.draft([DraftWish(0, 10, "a", 1)])  # type: ignore[arg-type]
+        hunyuan.check(context, 0, PROMPT)
+
+
+def test_wishes_that_no_heads_can_follow_are_empty(hunyuan: Loaded) -> None:
+    """Another position than the sequence's end, an empty sequence, improbable tokens, the end of the context."""
+    with hunyuan.context(n_ctx=256, n_batch=256) as context:
+        context.decode(PROMPT, wants_logits="none")
+        assert context.draft([DraftWish(0, 9, 1, 2), DraftWish(1, 0, 1, 2)]) == [[], []]
+        assert context.draft([DraftWish(0, 10, 1, 2)], min_probability=1.0) == [[]]
+        context.decode([5] * (254 - len(PROMPT)), wants_logits="none")
+        assert len(context.draft([DraftWish(0, 254, 1, 5)])[0]) == 2
+        assert context.draft([]) == []
+
+
+def test_chained_heads_draft_as_many_tokens_as_there_are(tiny_models: TinyModels) -> None:
+    loaded = Loaded(tiny_models, "chained")
+    assert len(loaded.from_scratch([*PROMPT, 65], 9)) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "heads", "error", "message"),
+    [
+        (LlamaSpec(), None, Unsupported, "has no next-token-prediction heads"),
+        (LlamaSpec(), HunYuan3Spec(), InvalidParams, "architecture hy_v3 has no draft heads for a model of llama"),
+        (HunYuan3Spec(n_embd=32), HunYuan3Spec(), InvalidParams, "hidden rows of 64 values, and the model's have 32"),
+        (LlamaSpec(), Eagle3Spec(target_layers=(0, 1, 3)), InvalidParams, "layers 0, 1 and 3, and the model has 2"),
+        (LlamaSpec(), Eagle3Spec(target_layers=(0, 1, 1)), InvalidParams, "layers 0, 1 and 1"),
+        (LlamaSpec(), Eagle3Spec(n_target=32), InvalidParams, "hidden states have 32 values, and this one's have 64"),
+        (LlamaSpec(), Eagle3Spec(n_embd=32, n_head=2, n_head_kv=2), InvalidParams, "rows have 64 values, not 32"),
+        (LlamaSpec(), Eagle3Spec(draft_ids=(1, 2, 999999)), InvalidParams, "d2t .* names token 999999"),
+        (HunYuan3Spec(), Eagle3Spec(), Unsupported, "no hidden states of layers of the architecture hy_v3"),
+        (Qwen35Spec(n_heads=2), None, Unsupported, "one next-token-prediction head of the architecture qwen35, not 2"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(
+    tiny_models: TinyModels, model: Any, heads: Any, error: type[PacelineError], message: str
+) -> None:
+    """Before anything is allocated, and the model still works."""
+    with Model.load(tiny_models(model), draft_heads=True) as loaded:
+        others = loaded if heads is None else Model.load(tiny_models(heads), draft_heads=True)
+        for make in (Context, plan_memory):
+            with pytest.raises(error, match=message):
+                make(loaded, draft_heads=others, **SIZES)
+        with Context(loaded, **SIZES) as context:
+            context.decode(PROMPT)
+            with pytest.raises(Unsupported, match="made without draft heads"):
+                context.draft([DraftWish(0, 10, 1, 1)])
+
+
+def test_heads_that_were_not_loaded_are_refused(tiny_models: TinyModels) -> None:
+    with (
+        Model.load(tiny_models("hy_v3")) as model,
+        pytest.raises(Unsupported, match="no blk.2.nextn.eh_proj.weight.*draft_heads=True"),
+    ):
+        Context(model, draft_heads=model, **SIZES)
+
+
+def test_other_contexts_and_objects_are_refused(hunyuan: Loaded) -> None:
+    with pytest.raises(InvalidParams, match="kv_unified=True"):
+        hunyuan.context(kv_unified=False)
+    with pytest.raises(InvalidParams, match="embeddings=False"):
+        hunyuan.context(embeddings=True)
+    with pytest.raises(InvalidType, match="draft_heads must be a Model"):
+        Context(hunyuan.model, draft_heads="x", **SIZES)  # type: ignore[arg-type]
+
+
+def test_an_eagle3_file_is_no_model_of_its_own(tiny_models: TinyModels) -> None:
+    with (
+        Model.load(tiny_models(Eagle3Spec())) as model,
+        pytest.raises((InvalidParams, Unsupported, ModelLoadError)),
+    ):
+        Context(model, n_ctx=256)
+
+
+# ---- the rest of a context
+
+
+def test_an_eagle3_draft_vocabulary_leads_into_the_models(tiny_models: TinyModels) -> None:
+    """Drafts are tokens that it has."""
+    ids = tuple(range(10, 90, 2))
+    with (
+        Model.load(tiny_models(LlamaSpec(n_layer=3))) as model,
+        Model.load(tiny_models(Eagle3Spec(borrows=False, draft_ids=ids))) as heads,
+        Context(model, draft_heads=heads, **EXACT) as context,
+    ):
+        context.decode(PROMPT, wants_logits="none")
+        (drafts,) = context.draft([DraftWish(0, 10, 65, 8)])
+        assert len(drafts) == 8
+        assert set(drafts) <= set(ids)
+
+
+def test_plans_and_sums_of_memory_have_the_heads_part(loaded: Loaded) -> None:
+    sizes = {**SIZES, "n_ctx": 2048}
+    without = plan_memory(loaded.model, **sizes)
+    planned = plan_memory(loaded.model, draft_heads=loaded.heads, **sizes)
+    assert sum(one.cache_bytes for one in planned.devices) > sum(one.cache_bytes for one in without.devices)
+    with Context(loaded.model, draft_heads=loaded.heads, **sizes) as context:
+        used = memory_in_use(context)
+    assert [one.cache_bytes for one in used.devices] == [one.cache_bytes for one in planned.devices]
+    assert [one.weights_bytes for one in used.devices] == [one.weights_bytes for one in planned.devices]
+
+
+def test_adapters_and_threads_are_for_both(tiny_models: TinyModels, tmp_path: Any) -> None:
+    """An adapter's part for the heads' layers applies to their drafts."""
+    spec = HunYuan3Spec()
+    path = write_lora(tmp_path / "lora.gguf", spec)
+    loaded = Loaded(tiny_models, "hy_v3")
+    adapter = loaded.model.load_adapter(path)
+    with loaded.context() as context:
+        context.decode(PROMPT, wants_logits="none")
+        before = context.draft([DraftWish(0, 10, 65, 3)])
+        context.set_threads(2, 1)
+        context.set_adapters({adapter: 5.0})
+        assert context.draft([DraftWish(0, 10, 65, 3)]) != before
+        context.set_adapters({})
+        assert context.draft([DraftWish(0, 10, 65, 3)]) == before
+
+
+def test_logits_beside_heads_are_those_without(loaded: Loaded) -> None:
+    """Hidden rows of all tokens leave rows of logits as they are, those of some tokens too."""
+    with loaded.context() as context, Context(loaded.model, **EXACT) as without:
+        for wants in ("all", "last", [True, False] * 5):
+            for one in (context, without):
+                one.clear()
+                one.decode(PROMPT, wants_logits=wants)  # type: ignore[arg-type]
+            index = 8 if isinstance(wants, list) else 9
+            assert np.allclose(context.logits(index), without.logits(index), atol=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_logged(caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest) -> Iterator[None]:
+    """No sequence is left without drafts but where a test means it."""
+    yield
+    if "damaged" not in request.node.name:
+        assert "go on without drafts" not in caplog.text

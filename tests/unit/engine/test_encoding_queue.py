@@ -1,0 +1,123 @@
+"""The queue in front of the encoder: order, cancels and deadlines of what waits and of what is encoded, closing."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from paceline.clock import MonotonicClock
+from paceline.engine.encoding_queue import EncodingQueue
+
+CLOCK = MonotonicClock()
+
+
+class Encoder:
+    """Encodes a job until it may go on, is given up or aborted; notes what happened."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.aborted: list[int] = []
+        self.may_go = threading.Event()
+        self.nice: int | None = None
+        self.queue: EncodingQueue[str] = EncodingQueue(
+            encode=self.encode, give_up=lambda job: self.note(f"gave up {job}"), abort=self.abort, clock=CLOCK
+        )
+
+    def encode(self, job: str, is_given_up: Callable[[], bool]) -> None:
+        if sys.platform == "linux":
+            self.nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        with self.changed:
+            self.begun.append(job)
+            self.changed.notify_all()
+        while not self.may_go.wait(0.002) and not is_given_up():
+            pass
+        self.note(f"dropped {job}" if is_given_up() else f"encoded {job}")
+
+    def abort(self, key: int) -> None:
+        self.aborted.append(key)
+
+    def note(self, words: str) -> None:
+        with self.changed:
+            self.ended.append(words)
+            self.changed.notify_all()
+
+    def wait_for(self, test: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(test, 20), (self.begun, self.ended)
+
+
+@pytest.fixture
+def encoder() -> Iterator[Encoder]:
+    found = Encoder()
+    yield found
+    found.may_go.set()
+    found.queue.close()
+
+
+def test_requests_are_encoded_in_order(encoder: Encoder) -> None:
+    """One at a time, with less priority than other threads."""
+    for key, job in enumerate("abc"):
+        encoder.queue.put(key, job, math.inf)
+    encoder.wait_for(lambda: encoder.begun == ["a"])
+    assert encoder.ended == []
+    encoder.may_go.set()
+    encoder.wait_for(lambda: len(encoder.ended) == 3)
+    assert encoder.ended == ["encoded a", "encoded b", "encoded c"]
+    if sys.platform == "linux":
+        assert encoder.nice is not None and encoder.nice > os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_a_cancel_ends_what_waits_at_once_and_what_is_encoded_early(encoder: Encoder) -> None:
+    """Others stay; a key that is not there is no error."""
+    for key, job in enumerate("abc"):
+        encoder.queue.put(key, job, math.inf)
+    encoder.wait_for(lambda: encoder.begun == ["a"])
+    encoder.queue.release(77)
+    encoder.queue.release(1)
+    encoder.wait_for(lambda: encoder.ended == ["gave up b"])
+    encoder.queue.release(0)
+    encoder.wait_for(lambda: encoder.begun == ["a", "c"])
+    assert (encoder.ended, encoder.aborted) == (["gave up b", "dropped a"], [0])
+    encoder.queue.release(0)
+    encoder.may_go.set()
+    encoder.wait_for(lambda: encoder.ended[2:] == ["encoded c"])
+    assert encoder.aborted == [0]
+
+
+def test_deadlines_pass_while_a_request_waits_or_is_encoded(encoder: Encoder) -> None:
+    """Each at its own time, whatever is in front of it."""
+    now_s = CLOCK.now()
+    encoder.queue.put(1, "late", now_s + 0.3)
+    encoder.wait_for(lambda: encoder.begun == ["late"])
+    encoder.queue.put(2, "past", now_s)
+    encoder.queue.put(3, "soon", now_s + 0.1)
+    encoder.queue.put(4, "never", math.inf)
+    encoder.wait_for(lambda: len(encoder.ended) == 3)
+    assert encoder.ended == ["gave up past", "gave up soon", "dropped late"]
+    assert CLOCK.now() >= now_s + 0.3
+    encoder.wait_for(lambda: encoder.begun == ["late", "never"])
+    assert encoder.aborted == [1]
+
+
+def test_closing_ends_the_threads(encoder: Encoder) -> None:
+    """What waits is never encoded."""
+    before = set(threading.enumerate())
+    encoder.queue.put(1, "a", math.inf)
+    encoder.queue.put(2, "b", math.inf)
+    encoder.wait_for(lambda: encoder.begun == ["a"])
+    names = ("paceline-watching", "paceline-encoding")
+    threads = [one for one in set(threading.enumerate()) - before if one.name in names]
+    assert len(threads) == 2
+    encoder.queue.close()
+    encoder.may_go.set()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert encoder.ended == ["encoded a"]

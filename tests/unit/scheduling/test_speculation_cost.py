@@ -1,0 +1,263 @@
+"""What speculation costs where it does not pay, and wins where it does, with passes as dear as real ones, on a clock."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.drafters import BatchOracle
+from tests.engine_world import make_limits
+from tests.speculation_world import FreeDrafter, StreamWorld
+
+from paceline.observability.instruments import Instruments
+from paceline.scheduling.acceptance import Acceptance, UsualAcceptance
+from paceline.scheduling.cost_model import TickCostModel
+from paceline.scheduling.decode_cost import DecodeCost
+from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.scheduling.drafting_sequence import Candidates, DraftingSequence
+from paceline.scheduling.model_drafter import ModelDrafter
+from paceline.scheduling.plan import Row
+from paceline.scheduling.speculation import Speculation
+from paceline.testing.fake_backend import FakeBackend, ManualClock
+
+
+def ratios(world: StreamWorld, plain: StreamWorld, num_rounds: int = 4) -> dict[int, float]:
+    """Of the times of closed loops of 1, 4 and 16 streams in turn, without speculation and with it."""
+    times: dict[int, list[float]] = {1: [0.0, 0.0], 4: [0.0, 0.0], 16: [0.0, 0.0]}
+    for seed in range(num_rounds):
+        for width, sums in times.items():
+            for index, one in enumerate((plain, world)):
+                sums[index] += 1 / one.tokens_per_s(width, 16 if width == 16 else 2 * width, seed=seed)
+    return {width: without / with_drafts for width, (without, with_drafts) in times.items()}
+
+
+@pytest.mark.parametrize(("acceptance", "at_four"), [(0.1, 0.98), (0.5, 1.1), (0.7, 1.2), (0.9, 1.5)])
+def test_a_draft_model_costs_at_most_two_percent_and_wins_where_it_can(acceptance: float, at_four: float) -> None:
+    """With four streams 16 rows are nearly as cheap as 4; with one and with sixteen next to nothing pays."""
+    found = ratios(StreamWorld(acceptance), StreamWorld())
+    assert found[1] >= 0.98
+    assert found[16] >= 0.98
+    assert found[4] >= at_four
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "least"), [(1.0, {1: 1.8, 4: 2.0, 16: 1.05}), (0.0, {1: 0.98, 4: 0.98, 16: 0.98})]
+)
+def test_free_proposals_win_where_they_are_right_and_cost_nothing_where_not(
+    acceptance: float, least: dict[int, float]
+) -> None:
+    """As prompt lookup has them: from the first request on, without a draft model's time."""
+    found = ratios(StreamWorld(drafter=FreeDrafter(acceptance)), StreamWorld(), num_rounds=2)
+    assert all(found[width] >= ratio for width, ratio in least.items()), found
+
+
+def test_trials_are_made_by_one_sequence_at_a_time() -> None:
+    """Where nothing pays no pass has drafts of two, once sizes are known."""
+    world = StreamWorld(drafter=FreeDrafter(0.0))
+    world.tokens_per_s(16, 16)
+    world.passes.clear()
+    world.tokens_per_s(16, 32, seed=1)
+    decoding = [
+        rows
+        for rows in world.passes
+        if len(rows) == 16 and all(len(row.token_ids) == 1 + row.num_drafts for row in rows)
+    ]
+    drafting = [sum(row.num_drafts > 0 for row in rows) for rows in decoding]
+    assert max(drafting) == 1
+    assert sum(drafting) > 1
+
+
+class Rows:
+    """Rows of so many sequences that decode."""
+
+    def __init__(self, num_decode: int) -> None:
+        self.sequence: Any = type("Decoding", (), {"is_decoding": True})
+        self.rows: list[Any] = [Row(self.sequence, 0, [1], True, [], None) for _ in range(num_decode)]
+
+
+def chooser(seen_s: dict[int, float]) -> tuple[DepthChooser, DecodeCost]:
+    """A chooser that has seen passes of some sizes."""
+    model = TickCostModel()
+    costs = DecodeCost(model)
+    for _ in range(40):
+        for num_rows, seconds in seen_s.items():
+            costs.observe(num_rows, 0, seconds)
+            model.observe(num_rows, 0, seconds, num_rows)
+    return DepthChooser(model, costs, 0.25), costs
+
+
+def test_passes_without_drafts_are_seen_before_drafts_are_chosen() -> None:
+    """The first tick of a number of sequences that was never seen has none; then what it took decides."""
+    for plain_s, pays in ((0.06, True), (0.02, False)):
+        one, costs = chooser({1: 0.017, 8: 0.07})
+        rows = Rows(4).rows
+        assert one.choose([(0.99, 8)] * 4, rows, 0, 64) == [0] * 4
+        assert one.is_measuring
+        costs.observe(4, 0, plain_s)
+        assert any(one.choose([(0.98, 8)] * 4, rows, 0, 64)) is pays
+        assert not one.is_measuring
+
+
+def test_what_drafts_are_measured_by_is_seen_again() -> None:
+    """The first tick with drafts is left without, and of those behind it one in 65 where drafts win much, in 9 where little."""
+    for drafts_s, interval in ((0.011, 65), (0.0475, 9)):
+        one, _ = chooser({1: 0.01, **dict.fromkeys(range(2, 9), drafts_s)})
+        chosen = [any(one.choose([(0.9, 7)], Rows(1).rows, 0, 64)) for _ in range(200)]
+        plain = [index for index, has_drafts in enumerate(chosen) if not has_drafts]
+        assert plain[0] == 0
+        assert {after - before for before, after in itertools.pairwise(plain)} == {interval}
+
+
+def test_where_passes_are_never_seen_drafts_are_not_held_back_for_good() -> None:
+    """As beside adapters, from which no costs are learned: one tick is without."""
+    one, _ = chooser({})
+    has_drafts = [any(one.choose([(0.99, 8)] * 2, Rows(2).rows, 0, 64)) for _ in range(20)]
+    assert not has_drafts[0]
+    assert all(has_drafts[1:])
+
+
+def test_sizes_that_were_never_seen_are_trials() -> None:
+    """What such a pass loses is spent, and until that is paid back only sizes that were seen are chosen."""
+    one, costs = chooser({1: 0.017, 4: 0.018, 8: 0.02})
+    one.budget.spend(one.budget.saved_s)
+    rows, candidates = Rows(1).rows, [(0.9, 2)]
+    assert one.choose(candidates, rows, 0, 64) == [0]  # to see what that takes
+    (depth,) = one.choose(candidates, rows, 0, 64)
+    assert depth
+    one.note_drafts([depth], 0.9, is_trial=False)
+    for _ in range(8):
+        costs.observe(1 + depth, 0, 0.1)
+    assert one.choose(candidates, rows, 0, 64) == [0]
+    assert one.budget.saved_s < 0
+    assert one.would_choose([(0.9, 1)], 64) == one.would_choose([(0.9, 2)], 64) == [0]
+    assert one.would_choose([(0.9, 3)], 64) == [3]  # 4 rows were seen
+    one.budget.pass_time(100.0)
+    assert one.would_choose([(0.9, 3 - depth)], 64) == [3 - depth]
+
+
+def test_a_trial_has_as_many_drafts_as_lose_least() -> None:
+    """Where 8 rows take less than 3, seven drafts lose less than two, if they may be right."""
+    one, _ = chooser({1: 0.017, 3: 0.08, 8: 0.071})
+    one.choose([(0.5, 0)], Rows(1).rows, 0, 64)
+    usual = Acceptance(UsualAcceptance(0.7))
+    assert one.trial([0], 0, usual, (0, 8))[0] == 7
+    assert one.trial([0], 0, usual, (0, 2))[0] == 2
+    assert one.trial([0], 0, usual, (4, 3)) == (0, float("inf"))
+    lost_s = one.trial([0], 0, usual, (0, 8))[1]
+    assert lost_s == pytest.approx(0.071 - 0.017 - 0.017 * usual.expected(7), rel=0.05)
+
+
+def test_what_is_usual_counts_verdicts_and_not_proposals() -> None:
+    """Of a drafter that is right nine times of ten, whatever the length of its proposals; a new sequence is taken to be so."""
+    for depth in (1, 2, 7):
+        usual, source = UsualAcceptance(), random.Random(depth)
+        sequences = [Acceptance(usual) for _ in range(8)]
+        for tick in range(400):
+            num_right = next((one for one in range(depth) if source.random() >= 0.9), depth)
+            sequences[tick % 8].observe(depth, num_right)
+        assert usual.probability == pytest.approx(0.9, abs=0.06)
+        assert Acceptance(usual).probability == usual.probability
+
+
+def test_of_many_like_sequences_none_looks_much_better() -> None:
+    """A few lucky verdicts are no reason to think that one is right more often than the others; many are."""
+    usual, source = UsualAcceptance(), random.Random(3)
+    sequences = [Acceptance(usual) for _ in range(16)]
+    for _ in range(12):
+        for one in sequences:
+            is_right = source.random() < 0.7
+            one.observe(1, int(is_right))
+    assert max(one.probability for one in sequences) < 0.86
+    for _ in range(60):
+        sequences[0].observe(1, 1)
+        sequences[1].observe(1, 0)
+    assert sequences[0].probability > 0.85
+    assert sequences[1].probability < 0.3
+
+
+class Asked(ModelDrafter):
+    """Notes the depths that it is asked for, with what each sequence misses."""
+
+    asked: list[list[tuple[int, float]]]
+
+    def propose_all(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
+        self.asked.append([(depth, self.lag(key)) for key, depth in wanted])
+        return super().propose_all(wanted)
+
+
+def test_a_sequence_that_misses_much_is_caught_up_with_before_it_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk a tick with 0 drafts; drafts are chosen for it when the rest fits into the tick."""
+    monkeypatch.setattr(Asked, "asked", [], raising=False)
+    monkeypatch.setattr("tests.draft_world.ModelDrafter", Asked)
+    world = StreamWorld(0.9)
+    world.tokens_per_s(4, 8)  # what all of it takes is known
+    Asked.asked.clear()
+    source = random.Random(1)
+    world.world.submit([source.randrange(200) for _ in range(900)], max_tokens=200, ignore_eos=True)
+    world.world.submit("abc", max_tokens=200, ignore_eos=True)
+    while not world.world.engine.is_idle or world.world.commands.queue:
+        world.world.take(world.world.engine.tick())
+    late = [(depth, lag) for wanted in Asked.asked for depth, lag in wanted if lag > 256]
+    assert len(late) >= 2
+    assert all(depth == 0 for depth, _ in late)
+    assert max(depth for wanted in Asked.asked for depth, lag in wanted if not lag) > 1
+
+
+class Behind(BatchOracle):
+    """Lags behind as far as the sequences say, and catches up with nothing."""
+
+    num_caught_up = 0
+
+    def lag(self, key: int) -> float:
+        return 0.0
+
+    def limit_catch_up(self, num_tokens: int) -> int:
+        return num_tokens
+
+
+def due_sequences(*num_missing: int) -> tuple[Speculation, Candidates]:
+    """Sequences that are due for a trial beside each other and miss so many tokens, at a millisecond each."""
+    one, _ = chooser({4: 0.06, 5: 0.063, 6: 0.064, 7: 0.065, 8: 0.066})
+    speculation = Speculation(Behind(), make_limits(FakeBackend()), one, ManualClock(), Instruments())
+    assert speculation._lagging is not None
+    speculation._lagging.catch_up.token_s = 0.001
+    rows = Rows(len(num_missing)).rows
+    one.choose([(0.5, 0)] * len(rows), rows, 0, 64)
+    candidates = [(row, DraftingSequence(Acceptance(UsualAcceptance())), 8) for row in rows]
+    for (_, known, _), missing in zip(candidates, num_missing, strict=True):
+        known.num_missing = float(missing)
+        known.acceptance.note_plain(1024)
+    return speculation, candidates
+
+
+def test_a_sequence_that_misses_too_much_holds_up_no_trials_behind_it() -> None:
+    """The next one that is due has its trial, within the budget."""
+    speculation, candidates = due_sequences(3000, 0, 0, 0)
+    depths = [0] * 4
+    assert speculation._try_one(candidates, depths, 64)
+    assert depths[0] == depths[2] == depths[3] == 0 < depths[1]
+    assert [known.acceptance.is_due for _, known, _ in candidates] == [True, False, True, True]
+    budget = speculation._chooser.budget
+    budget.spend(budget.saved_s + 0.01)
+    assert not speculation._try_one(candidates, [0] * 4, 64)
+    assert candidates[2][1].acceptance.is_due
+
+
+def test_catching_up_says_nothing_about_the_next_trial() -> None:
+    """The wait that has doubled stays; a proposal that was asked for and is empty begins it anew."""
+    speculation, [(row, known, _)] = due_sequences(0)
+    for _ in range(3):
+        known.acceptance.note_trial()  # 64 rows
+    known.acceptance.note_plain(10)
+    assert speculation._add(row, known, [], 0) == 0
+    known.acceptance.note_plain(53)
+    assert not known.acceptance.is_due
+    known.acceptance.note_plain(1)
+    assert known.acceptance.is_due
+    assert speculation._add(row, known, [], 3) == 0
+    assert not known.acceptance.is_due
+    known.acceptance.note_plain(8)
+    assert known.acceptance.is_due

@@ -1,0 +1,306 @@
+"""Images from the web: which addresses are connected to, and the limits of what comes from there. No network."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import http.server
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+from tests.media_requests import FILE
+
+from paceline.errors import InvalidParams
+from paceline.server.media_input import media_fetcher
+from paceline.server.media_input.media_fetcher import MediaFetcher, is_public
+
+PUBLIC, OTHER = "93.184.215.14", "2606:4700::6810:85e5"
+URL = "https://images.example/cat.png"
+
+
+class Body(httpx.AsyncByteStream):
+    """Bytes as they come from a connection."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+
+def served(data: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+    return httpx.Response(200, stream=Body(data), headers=headers)
+
+
+class Web:
+    """Hosts by name, and what each URL returns."""
+
+    def __init__(self, answers: dict[str, Callable[[httpx.Request], httpx.Response]] | None = None) -> None:
+        self.addresses: dict[str, list[str]] = {"images.example": [PUBLIC], "b.deep.example": [OTHER]}
+        self.answers = answers or {}
+        self.resolved: list[str] = []
+        self.requests: list[httpx.Request] = []
+        self.num_open = self.most_open = 0
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        self.resolved.append(f"{host}:{port}")
+        if host not in self.addresses:
+            raise OSError("no such host")
+        return self.addresses[host]
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        found = self.answers.get(f"{request.headers['host']}{request.url.path}")
+        return served(FILE) if found is None else found(request)
+
+    def fetch(
+        self, *urls: str, domains: tuple[str, ...] = ("images.example", "*.deep.example"), total: int = 1 << 20
+    ) -> Any:
+        """What each URL is; the only one's where there is one."""
+
+        async def fetched() -> Any:
+            fetcher = MediaFetcher(
+                domains, max_total_bytes=total, resolve=self.resolve, transport=httpx.MockTransport(self.answer)
+            )
+            return await fetcher.fetch_all(urls)
+
+        found = asyncio.run(fetched())
+        assert list(found) == list(urls)
+        return next(iter(found.values())) if len(urls) == 1 else found
+
+    def why(self, url: str, **options: Any) -> str:
+        """Why there is no image."""
+        found = self.fetch(url, **options)
+        assert isinstance(found, InvalidParams)
+        return str(found)
+
+
+def redirect(location: str) -> Callable[[httpx.Request], httpx.Response]:
+    return lambda _: httpx.Response(302, headers={"location": location})
+
+
+def test_the_address_that_was_checked_is_connected_to() -> None:
+    """With the name in the Host header and for the certificate, so that a name that changes its address changes nothing."""
+    web = Web()
+    assert web.fetch(URL) == FILE
+    (request,) = web.requests
+    assert web.resolved == ["images.example:443"]
+    assert request.url.host == PUBLIC
+    assert request.headers["host"] == "images.example"
+    assert request.extensions["sni_hostname"] == "images.example"
+    assert request.headers["accept-encoding"] == "identity"
+    assert not {"cookie", "authorization"} & set(request.headers)
+    assert web.fetch("http://B.deep.example:8080/x?y=1") == FILE
+    assert (web.requests[1].url.host, web.requests[1].url.port) == (OTHER, 8080)
+    assert web.requests[1].headers["host"] == "b.deep.example:8080"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://other.example/",
+        "https://images.example.evil.example/",
+        "https://notimages.example/",
+        "https://deep.example/",
+        "http://127.0.0.1/",
+        "http://[::1]/",
+        "http://localhost/",
+    ],
+)
+def test_other_hosts_are_not_even_resolved(url: str) -> None:
+    """By their whole names."""
+    web = Web()
+    assert "does not fetch from (--media-domains)" in web.why(url)
+    assert (web.resolved, web.requests) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.1"], ["10.0.0.1"], ["172.16.5.4"], ["192.168.1.1"], ["169.254.169.254"], ["0.0.0.0"], ["100.64.0.1"],
+        ["224.0.0.1"], ["255.255.255.255"], ["::1"], ["fe80::1"], ["fe80::1%eth0"], ["fc00::1"], ["ff02::1"], ["::"],
+        ["::ffff:127.0.0.1"], ["::ffff:10.0.0.1"], ["64:ff9b::7f00:1"], ["fec0::1"],
+        ["64:ff9b:1::7f00:1"], ["64:ff9b:1::808:808"], ["::127.0.0.1"], ["::8.8.8.8"], ["::ffff:0:127.0.0.1"], ["100::1"],
+        ["2001:0:808:808::f7f7:f7f7"], ["4000::1"], ["2002:7f00:1::"], ["2002:c0a8:101::1"],
+        [PUBLIC, "127.0.0.1"], [], ["no address"],
+    ],
+)  # fmt: skip
+def test_addresses_that_are_not_public_are_never_connected_to(addresses: list[str]) -> None:
+    """Nor where one of several is; the error does not have them."""
+    web = Web()
+    web.addresses["images.example"] = addresses
+    message = web.why(URL)
+    assert "has no public address" in message
+    assert not any(one in message for one in addresses)
+    assert web.requests == []
+
+
+def test_public_addresses_are_known_also_within_others() -> None:
+    """An IPv4 address within one of IPv6 counts as itself."""
+    assert all(map(is_public, [PUBLIC, OTHER, f"::ffff:{PUBLIC}", "64:ff9b::808:808", "2002:808:808::1"]))
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("http://127.0.0.1:8080/admin", "does not fetch from"),
+        ("https://rebound.deep.example/", "has no public address"),
+        ("file:///etc/passwd", "must be http"),
+        ("//other.example/x", "does not fetch from"),
+        ("https://user:secret@images.example/x", "without a user"),
+        ("https://images.example:port/", "could not be fetched"),
+        ("https://images.example:99999/", "has the port 99999, and ports are 1 to 65535"),
+        ("https://images.example:0/", "has the port 0"),
+    ],
+)
+def test_every_redirect_is_checked(location: str, words: str) -> None:
+    """As the first URL."""
+    web = Web({"images.example/cat.png": redirect(location)})
+    web.addresses["rebound.deep.example"] = ["192.168.0.1"]
+    assert words in web.why(URL)
+    assert len(web.requests) == 1
+
+
+def test_redirects_are_followed_within_their_number() -> None:
+    """Relative ones, too."""
+    hops = {f"images.example/{number}": redirect(f"/{number + 1}") for number in range(4)}
+    there = {"images.example/cat.png": redirect("two"), "images.example/two": redirect("https://b.deep.example/x")}
+    assert Web(there).fetch(URL) == FILE
+    assert Web(hops).fetch("https://images.example/1") == FILE
+    assert "redirected more than 3 times" in Web(hops).why("https://images.example/0")
+
+
+class Slow(httpx.AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 1024
+            await asyncio.sleep(0.001)
+
+
+def test_what_comes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes of one and of all, in time, and not by what a compressed response says of itself."""
+    web = Web({"images.example/slow": lambda _: httpx.Response(200, stream=Slow())})
+    monkeypatch.setattr(media_fetcher, "MAX_FILE_BYTES", 100_000)
+    assert "has more than 100000 bytes" in web.why("https://images.example/slow")
+    monkeypatch.setattr(media_fetcher, "MAX_FILE_BYTES", 10**9)
+    monkeypatch.setattr(media_fetcher, "TIMEOUT_S", 0.05)
+    assert "within 0.05 seconds" in web.why("https://images.example/slow", total=10**9)
+    assert "left of the 5000 bytes" in web.why("https://images.example/slow", total=5000)
+    found = Web().fetch(URL, "https://images.example/2", total=len(FILE) + 10)
+    assert sorted(isinstance(one, InvalidParams) for one in found.values()) == [False, True]
+    bomb = {"images.example/cat.png": lambda _: served(gzip.compress(FILE), {"content-encoding": "gzip"})}
+    assert "is compressed" in Web(bomb).why(URL)
+
+
+class Held(httpx.AsyncByteStream):
+    """A body that does not come before all others have begun that are fetched at once."""
+
+    def __init__(self, web: Web) -> None:
+        self._web = web
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._web.num_open += 1
+        self._web.most_open = max(self._web.most_open, self._web.num_open)
+        await asyncio.sleep(0.02)
+        self._web.num_open -= 1
+        yield FILE
+
+
+def test_one_request_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many images it has; those that wait too long for the others are not fetched, and say so."""
+    web = Web()
+    urls = [f"https://images.example/{number}" for number in range(10)]
+    web.answers = {f"images.example/{number}": lambda _: httpx.Response(200, stream=Held(web)) for number in range(10)}
+    assert list(web.fetch(*urls).values()) == [FILE] * 10
+    assert web.most_open == media_fetcher._MAX_OF_REQUEST < media_fetcher._MAX_AT_ONCE
+    monkeypatch.setattr(media_fetcher, "REQUEST_TIMEOUT_S", 0.05)
+    slow = {f"images.example/{number}": lambda _: httpx.Response(200, stream=Slow()) for number in range(10)}
+    found = Web(slow).fetch(*urls, total=10**9)
+    assert all("within 0.05 seconds, with what is fetched before it" in str(one) for one in found.values())
+
+
+def test_a_request_does_not_wait_for_others_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that may be fetched at once are those of others, which hang; what comes behind them is fetched again."""
+    monkeypatch.setattr(media_fetcher, "REQUEST_TIMEOUT_S", 0.05)
+    web = Web()
+
+    async def fetched() -> Any:
+        transport = httpx.MockTransport(web.answer)
+        fetcher = MediaFetcher(["images.example"], max_total_bytes=1 << 20, resolve=web.resolve, transport=transport)
+        for _ in range(media_fetcher._MAX_AT_ONCE):
+            await fetcher._at_once.acquire()
+        waited = await fetcher.fetch_all([URL])
+        fetcher._at_once.release()
+        return [waited[URL], (await fetcher.fetch_all([URL]))[URL]]
+
+    first, second = asyncio.run(fetched())
+    assert "within 0.05 seconds" in str(first)
+    assert second == FILE
+
+
+def test_what_no_one_thought_of_is_an_error_of_the_part(caplog: pytest.LogCaptureFixture) -> None:
+    """And logged; the other images are fetched."""
+
+    def failing(_: httpx.Request) -> httpx.Response:
+        raise ExceptionGroup("several", [OverflowError("port")])
+
+    found = Web({"images.example/cat.png": failing}).fetch(URL, "https://b.deep.example/x")
+    assert str(found[URL]) == "the URL could not be fetched: ExceptionGroup"
+    assert found["https://b.deep.example/x"] == FILE
+    assert "an image could not be fetched" in caplog.text
+
+
+def test_failures_say_little() -> None:
+    """No addresses, no bodies of other servers."""
+    assert "status 404" in Web({"images.example/cat.png": lambda _: httpx.Response(404, text="secret")}).why(URL)
+
+    def refused(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(f"cannot connect to {PUBLIC}")
+
+    message = Web({"images.example/cat.png": refused}).why(URL)
+    assert message == "the URL could not be fetched: ConnectError"
+    assert "could not be fetched" in Web().why("https://gone.deep.example/")
+
+
+def test_one_failure_leaves_the_others() -> None:
+    """Each URL has its own outcome."""
+    found = Web().fetch(URL, "https://other.example/", "https://b.deep.example/x")
+    assert [isinstance(one, bytes) for one in found.values()] == [True, False, True]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Sends the file, and keeps the headers of requests."""
+
+    hosts: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.hosts.append(self.headers["host"])
+        self.send_response(200)
+        self.send_header("content-length", str(len(FILE)))
+        self.end_headers()
+        self.wfile.write(FILE)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_connection_goes_to_the_resolved_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a socket, to a server of this machine, whose address passes for a public one here alone."""
+    monkeypatch.setattr(media_fetcher, "is_public", lambda _: True)
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:1")
+    web = Web()
+    web.addresses["images.example"] = ["127.0.0.1"]
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://images.example:{server.server_port}/cat.png"
+
+        async def fetched() -> Any:
+            return await MediaFetcher(["images.example"], max_total_bytes=1 << 20, resolve=web.resolve).fetch_all([url])
+
+        assert asyncio.run(fetched()) == {url: FILE}
+        thread.join()
+    assert Handler.hosts == [f"images.example:{server.server_port}"]
