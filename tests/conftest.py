@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from pathlib import Path
@@ -18,6 +19,13 @@ settings.load_profile("paceline")
 
 # Started in the background by some shells, a process and its children ignore Ctrl-C, which tests are about.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_EXIT_S = 120  # for the threads that tests have left
+
+
+def pytest_unconfigure() -> None:
+    """See that the process ends: a thread that hangs would keep it, so its stack is printed then, and the run fails."""
+    faulthandler.dump_traceback_later(_EXIT_S, exit=True)
 
 
 @pytest.fixture(scope="session")

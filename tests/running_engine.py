@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from types import TracebackType
@@ -149,11 +151,20 @@ def in_threads(*functions: Any) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
-        assert not thread.is_alive()
+        assert not thread.is_alive(), _stack_of(thread)
     if errors:
         raise errors[0]
+
+
+def _stack_of(thread: threading.Thread) -> str:
+    """Return where a thread hangs, and the engines' threads that it may wait for."""
+    frames = sys._current_frames()
+    waits = [one for one in threading.enumerate() if one is thread or one.name.startswith("paceline-engine")]
+    return "\n".join(
+        f"{one.name}:\n" + "".join(traceback.format_stack(frames[one.ident])) for one in waits if one.ident in frames
+    )

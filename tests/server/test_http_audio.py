@@ -287,10 +287,9 @@ def test_a_transcription_ends_when_its_client_leaves(world: OpenAIServer) -> Non
     with world.client() as client, world.watch.held(8):
         files = {"file": ("speech.wav", WAV)}
         with client.stream("POST", PATH, data={"stream": "true", "max_tokens": "400"}, files=files) as stream:
-            for line in stream.iter_lines():
-                if line.startswith("data: "):
-                    assert json.loads(line[6:])["type"] == "transcript.text.delta"
-                    break
+            lines = stream.iter_lines()  # the client hangs up when this is dropped
+            first = next(line for line in lines if line.startswith("data: "))
+            assert json.loads(first[6:])["type"] == "transcript.text.delta"
             world.watch.wait_held()
     with world.client() as client:
         assert transcribed(client).status_code == 200
