@@ -64,5 +64,6 @@ void bind_sampler(nb::module_ & m);
 void bind_context(nb::module_ & m);
 void bind_step(nb::module_ & m);
 void bind_media(nb::module_ & m);
+void bind_rpc(nb::module_ & m);
 
 } // namespace paceline

@@ -38,4 +38,5 @@ NB_MODULE(_native, m) {
     paceline::bind_context(m);
     paceline::bind_step(m);
     paceline::bind_media(m);
+    paceline::bind_rpc(m);
 }

@@ -29,10 +29,12 @@ from paceline.cli.options import (
     GpuLayersOption,
     ModelChoice,
     ModelOption,
+    RpcOption,
     ThreadsOption,
     VerboseOption,
     argument_or_stdin,
     ending,
+    engine_model,
     load,
     reading_text,
     showing,
@@ -108,6 +110,7 @@ def chat(
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
+    rpc: RpcOption = None,
     system: System = None,
     load_file: ChatFile = None,
     chat_template: ChatTemplate = None,
@@ -160,7 +163,12 @@ def chat(
         message=_only_message(message),
         params=params,
         model=ModelChoice(
-            path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not quiet, verbose=verbose
+            path=model,
+            n_gpu_layers=n_gpu_layers,
+            devices=device,
+            rpc=rpc,
+            show_progress=not quiet,
+            verbose=verbose,
         ),
         system=None if system is None else text_argument("--system", system),
         load=load_file,
@@ -194,7 +202,9 @@ def _run(job: ChatJob) -> None:
 
     attachments = job.images.attachments()
     loaded = run(lambda stop: load(job.model, stop))
-    with LLM(loaded.model, num_slots=1, **job.images.engine_options(takes_images_later=True), **job.llm) as llm:
+    source, options = engine_model(job.model, loaded.model)
+    options |= job.images.engine_options(takes_images_later=True)
+    with LLM(source, num_slots=1, **options, **job.llm) as llm:
         session = ChatSession(
             llm,
             SessionOptions(

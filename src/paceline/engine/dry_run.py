@@ -17,11 +17,21 @@ from paceline.engine.context_sizes import default_n_ctx, draft_sized_options, si
 from paceline.engine.memory_fit import FitRules, MemoryChoice, fit_memory
 from paceline.engine.memory_report import DraftQuestion, MemoryQuestion, MemoryReport
 from paceline.errors import NotEnoughMemory, PacelineError
-from paceline.runtime import MemoryClass, MemoryEstimate, Model, on_empty_machine, plan_memory, plan_projector
+from paceline.runtime import (
+    MemoryClass,
+    MemoryEstimate,
+    Model,
+    on_empty_machine,
+    plan_memory,
+    plan_projector,
+    rpc_servers,
+)
 
 
 def answer(question: MemoryQuestion) -> MemoryReport:
-    """Plan what is wanted, and choose what fits. Raises as `Model.load` and `plan_memory`."""
+    """Plan what is wanted, and choose what fits. Raises as `Model.load`, `plan_memory` and `rpc_servers.connect`."""
+    if question.rpc:
+        rpc_servers.connect(question.rpc, question.rpc_timeout_s)
     planner = _Planner(question)
     model = planner.sketch(question.model.get("n_gpu_layers"), 0)
 

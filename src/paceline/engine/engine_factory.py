@@ -18,7 +18,7 @@ from paceline import validation
 from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.engine.adapters import adapter_paths
-from paceline.engine.arguments import EngineArguments, engine_arguments
+from paceline.engine.arguments import EngineArguments, engine_arguments, refuse_rpc
 from paceline.engine.calibration import Calibration
 from paceline.engine.client import EngineClient
 from paceline.engine.context_sizes import (
@@ -38,7 +38,17 @@ from paceline.engine.memory_needs import MemoryFit, fit_to_memory
 from paceline.engine.projector_file import projector_file
 from paceline.errors import InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
-from paceline.runtime import Adapter, Context, Device, MediaProjector, MemoryClass, Model, devices, total_memory
+from paceline.runtime import (
+    Adapter,
+    Context,
+    Device,
+    MediaProjector,
+    MemoryClass,
+    Model,
+    devices,
+    rpc_servers,
+    total_memory,
+)
 from paceline.runtime.embedder import longest_text
 from paceline.scheduling.heads_drafter import Eagle3Drafter, attach_heads
 from paceline.scheduling.limits import Limits
@@ -77,10 +87,13 @@ _EMBEDDER_OPTIONS = frozenset(
 
 def check_options(model: Any, options: Mapping[str, Any]) -> None:
     """Raise what is wrong with the options, as far as that is known before anything is loaded."""
-    if engine_arguments(options).config.isolation == "process":
+    config = engine_arguments(options).config
+    if config.isolation == "process":
         from paceline.engine.worker.setup import worker_setup
 
         worker_setup(model, options)
+    else:
+        refuse_rpc(config)
 
 
 def local_files(
@@ -206,6 +219,9 @@ class Built:
 
 def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArguments) -> Built:
     """Load what has to be loaded. Raises as `Model.load` and `Context` do; frees everything if it fails."""
+    config = arguments.config
+    if config.rpc_addresses:
+        rpc_servers.connect(config.rpc_addresses, config.rpc_timeout_s)
     fit = MemoryFit() if isinstance(model, Model) else fit_to_memory(model, arguments)
     if fit.choice is not None:
         arguments = _chosen(arguments, fit.choice)

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.clock import MonotonicClock
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
-from paceline.engine.arguments import engine_arguments, sampling_defaults
+from paceline.engine.arguments import engine_arguments, refuse_rpc, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
 from paceline.engine.commands import DetachAdapter, Digest, Inspect
 from paceline.engine.core import Engine
@@ -41,6 +41,7 @@ class InProcessEngine(BaseEngine):
     def __init__(self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
         arguments = engine_arguments(options)
         config = arguments.config
+        refuse_rpc(config)
         self.metrics = Metrics(config.num_slots)
         given = resolve_instruments(arguments.instruments)
         self._clock = MonotonicClock()

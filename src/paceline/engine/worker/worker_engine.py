@@ -135,7 +135,10 @@ class WorkerEngine(BaseEngine):
         if config.max_restarts is not None:
             restarts = replace(restarts, max_restarts=config.max_restarts)
         policy = Policy(
-            on_engine_death=config.on_engine_death or "replay", restarts=restarts, sleep_idle_s=config.sleep_idle_s
+            on_engine_death=config.on_engine_death or "replay",
+            restarts=restarts,
+            sleep_idle_s=config.sleep_idle_s,
+            rpc_wait_s=config.rpc_timeout_s,
         )
         self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts those
         self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)

@@ -209,6 +209,12 @@ def test_the_command_line_wins_over_variables_and_these_over_the_file() -> None:
     assert origins == ["-c", "LLAMA_ARG_PORT", "serve.toml: host"]
 
 
+def test_the_variable_of_the_build_is_no_address() -> None:
+    """PACELINE_RPC=ON, with which paceline was built in the same shell, is no server; addresses in it are some."""
+    assert resolved(env={"PACELINE_RPC": "ON"}).settings.engine_options["rpc"] == []
+    assert resolved(env={"PACELINE_RPC": "a:1"}).settings.engine_options["rpc"] == ["a:1"]
+
+
 def test_our_variable_wins_over_llama_servers() -> None:
     """Where both are there."""
     env = {"PACELINE_PORT": "1", "LLAMA_ARG_PORT": "2"}
@@ -367,6 +373,10 @@ def test_variables_that_look_like_slips_are_noted() -> None:
         (["--override-kv", "a=1"], "must be KEY=TYPE:VALUE"),
         (["--isolation", "thread", "--on-engine-death", "fail"], "--on-engine-death means nothing with --isolation thread"),
         (["--isolation", "thread", "--max-restarts", "3"], "--max-restarts means nothing with --isolation thread"),
+        (["--isolation", "thread", "--rpc", "a:1"], "--rpc needs --isolation process"),
+        (["--rpc", "a"], "--rpc must be addresses of a host name or IPv4 address and a port"),
+        (["--rpc", "a:1,a:1"], "--rpc has a:1 twice"),
+        (["--rpc-timeout", "0"], "--rpc-timeout must be a finite number >= 1 and <= 86400, not 0.0"),
         (["--max-restarts", "-1"], "--max-restarts must be an integer >= 0, not -1"),
         (["--strategy", "paced:patienc=4"], "--strategy 'paced': unknown option 'patienc'; did you mean 'patience'?"),
         (["--strategy", "paced:patience=x"], "--strategy 'paced': patience must be an integer, not 'x'"),

@@ -107,6 +107,8 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--batch-size": (["64"], {"engine.n_batch": 64}),
     "--ubatch-size": (["32"], {"engine.n_ubatch": 32}),
     "--gpu-layers": (["12"], {"engine.n_gpu_layers": 12}),
+    "--rpc": (["10.0.0.2:50052,b:1"], {"engine.rpc": ["10.0.0.2:50052", "b:1"]}),
+    "--rpc-timeout": (["5"], {"engine.rpc_timeout_s": 5.0}),
     "--device": (["CPU"], {"engine.devices": ["CPU"]}),
     "--split-mode": (["row"], {"engine.split_mode": "row"}),
     "--tensor-split": (["3,1"], {"engine.tensor_split": (3.0, 1.0)}),
