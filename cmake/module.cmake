@@ -11,6 +11,8 @@ function(paceline_add_module name)
         target_compile_options(${name} PRIVATE "-fmacro-prefix-map=${folder}/=")
     endforeach()
     target_link_libraries(${name} PRIVATE libmtmd ggml_rpc llama_cpp)
+    set_source_files_properties(native/rpc.cpp native/rpc_sockets.cpp PROPERTIES # alone, so that little is compiled anew
+        COMPILE_DEFINITIONS PACELINE_RPC=${PACELINE_HAS_RPC})
     set_target_properties(${name} PROPERTIES C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
     paceline_hide_symbols(${name})
 endfunction()

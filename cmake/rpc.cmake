@@ -30,11 +30,10 @@ function(paceline_build_rpc aside)
     paceline_run("install" "${aside}" "${CMAKE_COMMAND}" --install "${aside}/build")
 endfunction()
 
-# Defines the target `ggml_rpc`, behind paceline_find_llama_cpp, whose settings decide how it is compiled. Empty without RPC.
+# Defines the target `ggml_rpc`, empty without RPC, and PACELINE_HAS_RPC (1 or 0), behind paceline_find_llama_cpp, whose settings decide how it is compiled.
 macro(paceline_find_rpc)
     paceline_choose_rpc(PACELINE_HAS_RPC "${PACELINE_RPC}")
     add_library(ggml_rpc INTERFACE)
-    target_compile_definitions(ggml_rpc INTERFACE PACELINE_RPC=${PACELINE_HAS_RPC})
     if(PACELINE_HAS_RPC)
         set(paceline_rpc_recipe "")
         foreach(paceline_file IN ITEMS CMakeLists.txt bounded_sockets.h)

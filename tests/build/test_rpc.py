@@ -37,7 +37,10 @@ def checkout(tmp_path: Path, environment: dict[str, str]) -> Checkout:
     project = PROJECT.replace(find, f'paceline_setting(PACELINE_RPC OFF "")\n{find}\ninclude(rpc)\npaceline_find_rpc()')
     project = "\n".join(line for line in project.splitlines() if not line.startswith("file(WRITE"))
     project = project.replace("${CMAKE_BINARY_DIR}/main.c", f"{tmp_path}/main.cpp")
-    project = project.replace("PRIVATE llama_cpp)", "PRIVATE ggml_rpc llama_cpp)")
+    project = project.replace(
+        "PRIVATE llama_cpp)",
+        "PRIVATE ggml_rpc llama_cpp)\ntarget_compile_definitions(main PRIVATE PACELINE_RPC=${PACELINE_HAS_RPC})",
+    )
     (made.folder / "project/CMakeLists.txt").write_text(project)
     return made
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from paceline.cli import terminal
 from paceline.cli.exit_codes import INTERRUPTED
-from paceline.cli.options import ThreadsOption, VerboseOption, running, text_argument
-from paceline.validation import integer
+from paceline.cli.options import VerboseOption, running, text_argument
 
 if TYPE_CHECKING:
     from paceline.runtime import Device
@@ -46,7 +45,10 @@ def rpc_serve(
             show_default="all GPUs; without one the CPU",
         ),
     ] = None,
-    threads: ThreadsOption = None,
+    threads: Annotated[
+        int | None,
+        running("--threads", "-t", metavar="N", min=1, help="CPU threads.", show_default="physical cores"),
+    ] = None,
     cache: Annotated[
         bool, running("--cache", "-c", help="Keep tensors in files, so that a model is sent once.")
     ] = False,
@@ -60,8 +62,6 @@ def rpc_serve(
 
     rpc_lending.check_is_built()
     names = [name for given in device or () for name in text_argument("--device", given).split(",")]
-    if threads is not None:
-        integer("--threads", threads, 1)
     lent = rpc_lending.lent_devices(names)
     address = rpc_lending.listening_address(text_argument("--host", host), port)
     folder = _checked_cache() if cache else None
