@@ -118,9 +118,11 @@ def test_a_server_that_dies_in_mid_stream_is_awaited(server: LendingServer, loca
         assert llm.heartbeat().num_restarts >= 1
 
 
-def test_requests_of_a_server_that_stays_away_end_with_its_address(server: LendingServer, local: LLM) -> None:
+def test_requests_of_a_server_that_stays_away_end_with_its_address(
+    server: LendingServer, local: LLM, tmp_path: Path
+) -> None:
     """The open ones after rpc_timeout_s, new ones at once; when it is back, the engine works again."""
-    with lent(server, rpc_timeout_s=2) as llm:
+    with lent(server, rpc_timeout_s=2, state_folder=tmp_path) as llm:
         with llm.stream(STORY, max_tokens=2000, **GREEDY) as stream:
             read = Read(stream)
             read.first()
@@ -133,6 +135,8 @@ def test_requests_of_a_server_that_stays_away_end_with_its_address(server: Lendi
         with pytest.raises(RpcServerUnavailable, match=server.address):
             llm.embed("a text")
         assert time.monotonic() - start_s < 1
+        with pytest.raises(RpcServerUnavailable, match=server.address):
+            llm.save_prefix("story", STORY)
         wait_until(lambda: llm.heartbeat().state == "crash_loop")
         server.start()
         wait_until(lambda: llm.heartbeat().state not in ("crash_loop", "starting"))
@@ -277,6 +281,7 @@ def test_a_thread_may_not_lose_a_server() -> None:
         LLM(rpc="127.0.0.1:50052")
 
 
+@pytest.mark.slow
 def test_a_peer_that_says_nothing_does_not_keep_the_server(server: LendingServer) -> None:
     """It serves one at a time, and hangs up on who connects without a greeting."""
     with socket.create_connection(("127.0.0.1", server.port)) as silent:

@@ -134,6 +134,15 @@ class Questions:
             elif number in self._messages:
                 self._asked_again.add(number)
 
+    def refuse(self, error: PacelineError) -> None:
+        """Fail those that wait for a worker, as there is none and may be none for long.
+
+        An adapter that was to be freed is gone: no later worker loads it (`Supervisor.forget_adapter`).
+        """
+        for number in self._results:
+            is_done = isinstance(self._messages.get(number), messages.FreeAdapter)
+            self._resolve(number, None, None if is_done else error)
+
     def end(self) -> None:
         """Resolve what is left and, from now on, every new question: there will be no worker any more. Any thread."""
         self._is_over = True

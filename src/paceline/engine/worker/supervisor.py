@@ -349,9 +349,16 @@ class Supervisor(EngineThread):
         if self._stop_by is not None:
             self._check_stop(now)
         self._requests.end_due()
-        away = self._away.give_up(now) if self._worker is None else None
-        if away is not None:
-            self._requests.end_all(FinishReason.ERROR, away)
+        if self._worker is None:
+            self._refuse_without_servers(now)
+
+    def _refuse_without_servers(self, now_s: float) -> None:
+        """End what waits for RPC servers that have been away for too long."""
+        error = self._away.give_up(now_s)
+        if error is not None:
+            self._requests.end_all(FinishReason.ERROR, error)
+        if self._away.error is not None:
+            self.questions.refuse(self._away.error)
 
     def _check_stop(self, now_s: float) -> None:
         """End the requests that no worker has, and kill a worker that takes too long."""
