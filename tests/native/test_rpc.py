@@ -257,6 +257,19 @@ def test_a_server_that_is_lost_while_loading_is_an_error(dies_after: int) -> Non
         LLM(isolation="process", rpc=address, rpc_timeout_s=2, n_ctx=512, fit=False)
 
 
+def test_a_server_that_hangs_while_loading_is_an_error() -> None:
+    """Of the constructor, after rpc_timeout_s: llama.cpp would wait for a reply without end."""
+    greeting = [hello(7), struct.pack("<I", 1), struct.pack("<QQ", 2**40, 2**40)]
+    connections = iter(range(1000))
+
+    def behave(connection: socket.socket) -> None:
+        if next(connections) == 0:
+            replying(*greeting)(connection)
+
+    with stand_in(behave) as address, pytest.raises(RpcServerUnavailable, match=f"{address} was lost: it was silent"):
+        LLM(isolation="process", rpc=address, rpc_timeout_s=1, n_ctx=512, fit=False)
+
+
 def test_a_wrong_address_is_an_error_of_the_constructor() -> None:
     """Nobody listens, or no such host; in whichever form addresses come."""
     port = free_port()
