@@ -99,6 +99,27 @@ def test_its_layers_lie_there(server: LendingServer) -> None:
     assert all(device.weights_bytes == 0 for device in without.devices if device.device == "RPC0")
 
 
+def test_two_servers_share_a_model(server: LendingServer, local: LLM) -> None:
+    """Each has layers, in shares that can be given; the one that is lost is the one that is named."""
+    with LendingServer() as other:
+        both = [server.address, other.address]
+        estimate = estimate_memory(demo_model_path(), rpc=both, n_ctx=4096, tensor_split=[3, 1])
+        weights = {device.device: device.weights_bytes for device in estimate.devices}
+        assert weights["RPC0"] > 1.5 * weights["RPC1"] > 0
+        with LLM(isolation="process", rpc=both, rpc_timeout_s=1, num_slots=4, **LOCAL) as llm:
+            assert_as_local(local, llm.generate(STORY, max_tokens=40, **GREEDY).token_ids)
+            with llm.stream(STORY, max_tokens=2000, **GREEDY) as stream:
+                read = Read(stream)
+                read.first()
+                other.kill()
+                with pytest.raises(RpcServerUnavailable, match=other.address) as caught:
+                    read.rest()
+            assert server.address not in str(caught.value)
+            other.start()
+            wait_until(lambda: llm.heartbeat().state not in ("crash_loop", "starting"))
+            assert_as_local(local, llm.generate(STORY, max_tokens=40, **GREEDY).token_ids)
+
+
 def test_a_server_that_dies_in_mid_stream_is_awaited(server: LendingServer, local: LLM) -> None:
     """The streams go on where they were once it is back: each token comes once."""
     with lent(server, rpc_timeout_s=60) as llm:
