@@ -11,7 +11,7 @@ from paceline.scheduling.acceptance import Acceptance, expected_tokens
 from paceline.scheduling.catch_up import CatchUp
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
-from paceline.scheduling.draft_cost import DraftCost, step_sizes
+from paceline.scheduling.draft_cost import DraftCost
 from paceline.scheduling.draft_depth import DraftingTimes, choose_depths, trial_depth
 from paceline.scheduling.plan import Row
 from paceline.scheduling.trial_budget import TrialBudget
@@ -96,7 +96,7 @@ class DepthChooser:
         if self.draft_cost is None:
             return
         # A proposal that ended early took a step more, which proposed nothing.
-        steps = step_sizes(map(min, [one + 1 for one in proposed], depths))
+        steps = self.draft_cost.steps(map(min, [one + 1 for one in proposed], depths))
         steps_s = sum([self.draft_cost.seconds(one) for one in steps])
         if catch_up is None or not catch_up.observe(seconds - steps_s):
             self.draft_cost.observe(steps, seconds)
@@ -227,6 +227,7 @@ class DepthChooser:
         return DraftingTimes(
             pass_s=self._seconds_with,
             step_s=None if self.draft_cost is None else self.draft_cost.seconds,
+            drafts_blocks=self.draft_cost is not None and self.draft_cost.drafts_blocks,
             limit_s=self._limit_s,
             is_known=None if self.budget.affords(0.0) else self.is_known,
             max_rollback=self._max_rollback,
