@@ -50,7 +50,7 @@ from paceline.runtime import (
     total_memory,
 )
 from paceline.runtime.embedder import longest_text
-from paceline.scheduling.heads_drafter import Eagle3Drafter, attach_heads
+from paceline.scheduling.heads_drafter import attach_heads
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.named_drafter import draft_heads_of, resolve_drafter
 from paceline.scheduling.named_strategy import resolve_strategy
@@ -60,6 +60,7 @@ from paceline.scheduling.telemetry import TelemetrySink
 _log = logging.getLogger("paceline.engine")
 
 _HOST_SHARE = 8  # of the machine's memory, the part that idle prefixes may take
+_FILES_OF_HEADS = {"dflash": "DFlash and DSpark", "eagle3": "EAGLE-3"}  # by their architecture
 _DIFFUSION = (
     "it is a diffusion model, which refines a whole text over many passes, and only models that write token after token are "
     "supported; llama.cpp runs it with llama-diffusion-cli"
@@ -368,13 +369,18 @@ def _draft_heads(model: Model, arguments: EngineArguments) -> Model | None:
         return None if drafter is None else model
     heads = Model.load(drafter.model, draft_heads=True, **_only_of_heads(arguments.model))
     architecture = heads.native.architecture
-    if (architecture == "eagle3") != isinstance(drafter, Eagle3Drafter):
+    expected = drafter.architecture or model.native.architecture
+    if architecture != expected and (drafter.architecture or architecture in _FILES_OF_HEADS):
         heads.close()
         raise InvalidParams(
-            f"{drafter.model} is {'an' if architecture == 'eagle3' else 'no'} EAGLE-3 file: it has the architecture "
-            f"{architecture}; EAGLE-3 files go with speculation='eagle3:model=FILE', heads for the model with mtp"
+            f"{drafter.model} has the architecture {architecture}, and not {expected}; {_ways_to_name_heads()}, heads for the "
+            "model itself with mtp"
         )
     return heads
+
+
+def _ways_to_name_heads() -> str:
+    return ", ".join([f"{name} files go with speculation='{one}:model=FILE'" for one, name in _FILES_OF_HEADS.items()])
 
 
 def _only_of_heads(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -638,14 +638,15 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "How drafts are made, with llama-server's sizes: none; ngram-simple and ngram-map-k, which are --speculation "
              "ngram; ngram-mod and ngram-cache, which are those of --speculation and learn from all requests; draft-simple, "
              "which is the draft model of -md, and the default with it; draft-mtp, the next-token-prediction heads in the "
-             "model's file or that of -md; draft-eagle3, the EAGLE-3 file of -md. Of several, in this order, the first that "
+             "model's file or that of -md; draft-eagle3, the EAGLE-3 file of -md; draft-dflash and draft-dspark, the DFlash or "
+             "DSpark file of -md. Of several, in this order, the first that "
              "proposes something for a sequence counts in a tick.",
              env="LLAMA_ARG_SPEC_TYPE",
              actions=dict.fromkeys(spec_types.OTHERS, SPECULATION), default="none"),
         Flag("--speculation", "NAME", read.name_or_table, Store("engine.speculation", setters.speculation),
-             "What proposes tokens ahead of decoding: ngram, ngram-mod, ngram-cache, draft-model, mtp, eagle3, or module:attr. "
-             "Options follow the name, as in ngram:size_n=6,size_m=16; in a file also as a table with the key name. Of several, "
-             "apart by commas, the first that proposes something counts.", table=True, ours=True),
+             "What proposes tokens ahead of decoding: ngram, ngram-mod, ngram-cache, draft-model, mtp, eagle3, dflash, "
+             "or module:attr. Options follow the name, as in ngram:size_n=6,size_m=16; in a file also as a table with the key "
+             "name. Of several, apart by commas, the first that proposes something counts.", table=True, ours=True),
         Flag("-md --spec-draft-model --model-draft", "FILE", read.path, Store("aside.draft_path"),
              "A draft model: a second, small model with the same vocabulary proposes what the large one will say.",
              env="LLAMA_ARG_SPEC_DRAFT_MODEL", default="none"),
