@@ -49,6 +49,7 @@ BuildInfo build_info() {
         .assertions        = assertions,
         .own_attention     = facts::own_attention,
         .rpc               = facts::rpc,
+        .own_matmul        = facts::own_matmul,
     };
 }
 

@@ -25,6 +25,7 @@ nb::dict to_dict(const BuildInfo & info) {
     dict["assertions"]        = info.assertions;
     dict["own_attention"]     = info.own_attention;
     dict["rpc"]               = info.rpc;
+    dict["own_matmul"]        = info.own_matmul;
     return dict;
 }
 

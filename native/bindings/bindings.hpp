@@ -54,6 +54,7 @@ private:
 void bind_process(nb::module_ & m);
 void bind_build_info(nb::module_ & m);
 void bind_log(nb::module_ & m);
+void bind_matmul(nb::module_ & m);
 void bind_attention(nb::module_ & m);
 void bind_device(nb::module_ & m);
 void bind_model(nb::module_ & m);

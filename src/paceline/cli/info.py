@@ -88,8 +88,15 @@ def info(
 def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
     from paceline import __version__
     from paceline.demo import demo_draft_model_path, demo_model_path
-    from paceline.runtime import available_memory, backend_features, build_info, devices, physical_cores
-    from paceline.runtime.attention import kernel
+    from paceline.runtime import (
+        attention,
+        available_memory,
+        backend_features,
+        build_info,
+        devices,
+        matmul,
+        physical_cores,
+    )
 
     return {
         "version": __version__,
@@ -97,7 +104,8 @@ def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
         "build": asdict(build_info()),
         "devices": [asdict(device) for device in devices()],
         "features": dict(backend_features()),
-        "cpu_attention": kernel(),
+        "cpu_attention": attention.kernel(),
+        "cpu_matmul": matmul.kernel(),
         "physical_cores": physical_cores(),
         "available_memory_bytes": available_memory(),
         "demo_models": {"demo": _path_or_none(demo_model_path), "draft": _path_or_none(demo_draft_model_path)},
@@ -238,6 +246,8 @@ def _machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     available = facts["available_memory_bytes"]
     yield "available memory", "unknown" if available is None else _gib(available)
     yield "CPU attention", facts["cpu_attention"]
+    name = facts["cpu_matmul"]
+    yield "CPU matrix products", name if name == "llama.cpp" else f"paceline ({name})"
     for backend, names in _features_by_backend(facts["features"]).items():
         yield f"{backend} features", " ".join(names)
 

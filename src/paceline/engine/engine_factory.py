@@ -305,6 +305,8 @@ def _chosen(arguments: EngineArguments, choice: MemoryChoice) -> EngineArguments
         options["n_gpu_layers"] = choice.n_gpu_layers
     if choice.n_cpu_moe:
         options["n_cpu_moe"] = choice.n_cpu_moe
+    if choice.no_repack:
+        options["use_extra_bufts"] = False
     config = dataclasses.replace(arguments.config, num_slots=choice.num_slots)
     return dataclasses.replace(arguments, config=config, model=options)
 

@@ -422,6 +422,10 @@ def _log_choice(wanted: MemoryEstimate, fitted: FittedMemory) -> None:
         changes.append(f"n_cpu_moe={choice.n_cpu_moe}, the experts of that many layers in host memory")
     if choice.n_gpu_layers is not None:
         changes.append(f"n_gpu_layers={choice.n_gpu_layers}")
+    if choice.no_repack:
+        changes.append(
+            "weights stay mapped from the file instead of being packed for faster products (use_extra_bufts=False)"
+        )
     if changes:
         _log.warning("memory is short: %s", "; ".join(changes))
     for device in estimate.devices:
