@@ -37,7 +37,7 @@ from paceline.engine.worker.replay_log import changed_options
 from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
-from paceline.errors import Aborted, EngineStopped, Unsupported
+from paceline.errors import Aborted, EngineStopped, PacelineError, Unsupported
 from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
 from paceline.observability.instruments import Instruments
@@ -171,7 +171,7 @@ class WorkerEngine(BaseEngine):
             shares=config.cache_prompt,
             adapters=self._adapters,
             next_key=self._inbox.next_key,
-            make_samplers=partial(_no_samplers, self._front),
+            make_samplers=partial(no_samplers, self._front),
             clock=self._clock,
             measure=partial(_measured, self._supervisor.questions, {}),
         )
@@ -251,6 +251,13 @@ class WorkerEngine(BaseEngine):
         """Return what the worker said of itself, with the adapters of the moment: what another front needs to know."""
         adapters = [one.name for one in self.loras()]
         return messages.Ready(messages.PROTOCOL, asdict(self.limits), self._facts, adapters)
+
+    def measure_media(self, question: messages.MeasureMedia) -> messages.MediaMeasured:
+        """Return what an image or audio of an extent becomes in a prompt; an error is in the reply. Waits for the worker."""
+        try:
+            return self._supervisor.questions.ask_media(question.extent).result()
+        except PacelineError as error:
+            return messages.MediaMeasured(question.number, (), error)
 
     def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - the worker checks it
         return pooling
@@ -351,7 +358,7 @@ def _measured(
     return found
 
 
-def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
+def no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
     """Return none, as the worker makes them; raise what is wrong with the params."""
     if params.constraint is not None and not isinstance(params.constraint, str):
         raise Unsupported(
