@@ -33,8 +33,9 @@ from paceline.engine.executor import as_paceline_error
 from paceline.engine.worker import messages
 from paceline.engine.worker.relay import TakePart, moved_in_time, part_moved_in_time, renamed
 from paceline.errors import EngineError, EngineStopped
+from paceline.observability import metric_table as table
 from paceline.observability.heartbeat import Heartbeat
-from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.scheduling.telemetry import SlotsSnapshot
 
 LEASE_S: Final = 10.0
@@ -91,6 +92,7 @@ class _Session:
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self.number = number
+        self.is_over = False
         self._loop = loop
         self._lock = threading.Lock()
         self._parts: list[messages.Part] = []
@@ -110,12 +112,18 @@ class _Session:
             except RuntimeError:
                 return  # the loop has ended, and with it this process
 
+    def end(self) -> None:
+        """End the reader, if there is one. On the loop."""
+        self.is_over = True
+        self._has_parts.set()
+
     async def take(self) -> list[messages.Part]:
-        """Wait for parts, and return them."""
+        """Wait for parts, and return them; none where the session is over."""
         await self._has_parts.wait()
         with self._lock:
             parts, self._parts = self._parts, []
-            self._has_parts.clear()
+            if not self.is_over:
+                self._has_parts.clear()
         return parts
 
 
@@ -138,6 +146,12 @@ class ReplicaService:
         self._sessions: dict[str, _Session] = {}
         self._num_sessions = 0
         self._reports = _Reports(engine, max_digest_bytes)
+        self._loop.call_later(LEASE_S / 2, self._look_at_sessions)
+
+    def _look_at_sessions(self) -> None:
+        """End the sessions of fronts that have died, also while no call comes."""
+        self.end_old_sessions()
+        self._loop.call_later(LEASE_S / 2, self._look_at_sessions)
 
     # ---- requests
 
@@ -180,6 +194,8 @@ class ReplicaService:
         session = self._session(front)
         for _ in range(STREAM_FRAMES):
             parts = await session.take()
+            if session.is_over:
+                return
             for part in parts:
                 if isinstance(part, (messages.Freed, messages.Failed, messages.Vectors)):
                     session.keys.pop(part.key, None)
@@ -212,6 +228,7 @@ class ReplicaService:
     def _end_session(self, front: str) -> None:
         session = self._sessions.pop(front, None)
         if session is not None:
+            session.end()
             for key in session.keys.values():
                 self._engine.command(Cancel(key))
 
@@ -279,6 +296,10 @@ class ReplicaService:
         )
         return await asyncio.to_thread(self._reports.make, state, self._wall_s())
 
+    async def scaling_stats(self) -> dict[str, float]:
+        """Return what the number of replicas depends on, since the last call; see `ray_serve.scaling`."""
+        return await asyncio.to_thread(self._reports.pressure)
+
     async def aclose(self) -> None:
         """End the engine; what is still open ends with SHUTDOWN."""
         await asyncio.to_thread(self._engine.close)
@@ -290,6 +311,9 @@ class _Reports:
     def __init__(self, engine: RelayEngine, max_bytes: int) -> None:
         self._engine, self._max_bytes = engine, max_bytes
         self._meter = LoadMeter(engine.limits.num_cells)
+        self._meter_of_pressure = LoadMeter(engine.limits.num_cells)
+        self._seen_queue: Histogram | None = None
+        self._seen_itl: Histogram | None = None
         self._epoch = secrets.randbits(48)
         self._publisher = DigestPublisher(self._epoch, max_bytes)
         self._num_restarts = 0
@@ -307,6 +331,19 @@ class _Reports:
             self._num_made += 1
             return RoutingStats(state=state, load=load, updates=tuple(self._updates), made_at=now)
 
+    def pressure(self) -> dict[str, float]:
+        """Return mean waiting time, mean inter-token latency and the part of slots in use."""
+        stats, slots = self._engine.stats(), self._engine.slots()
+        with self._lock:
+            queue, itl = stats.histogram(table.QUEUE_S.name), stats.histogram(table.ITL_S.name)
+            queue_s = _mean_since(self._seen_queue, queue)
+            itl_s = _mean_since(self._seen_itl, itl)
+            self._seen_queue, self._seen_itl = queue, itl
+        load = self._meter_of_pressure.read(stats, slots)
+        expected_s = load.num_waiting * load.slot_s / load.num_slots  # of those that wait still
+        busy = load.num_running / load.num_slots
+        return {"queue_s": max(queue_s, expected_s), "itl_s": itl_s, "busy": busy}
+
     def _begin_life(self, num_restarts: int) -> None:
         """Begin a digest anew where another worker has taken over: nothing is cached there."""
         if num_restarts != self._num_restarts:
@@ -323,6 +360,12 @@ class _Reports:
             self._updates = [self._publisher.snapshot()]
         elif len(self._updates) > (_SNAPSHOT_REPEATS if self._updates[0].is_snapshot else MAX_UPDATES):
             del self._updates[0]
+
+
+def _mean_since(before: Histogram | None, now: Histogram) -> float:
+    """Return the mean of the values that came after another reading; 0 where none came."""
+    count = now.count - (0 if before is None else before.count)
+    return max(0.0, now.sum - (0.0 if before is None else before.sum)) / count if count > 0 else 0.0
 
 
 def _num_bytes(updates: list[DigestUpdate]) -> int:
