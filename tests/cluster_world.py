@@ -144,7 +144,7 @@ class MemoryReplica:
 
 
 class MemoryCalls:
-    """`ReplicaCalls` to replicas of this process. The one with the fewest requests, of those that are preferred, gets the next."""
+    """`ReplicaCalls` to replicas of this process; of those that are preferred, the one with the fewest requests gets the next."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world

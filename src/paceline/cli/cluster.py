@@ -46,10 +46,15 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     options = found.options
-    terminal.note(
-        f"starting on Ray Serve; it will listen on http://{options.host}:{options.port}{options.route_prefix}"
+    url = f"http://{options.host}:{options.port}{options.route_prefix}"
+    deploy.serve_until(
+        stop, config, config.read_bytes(), found, lambda: terminal.note(f"{_names(found.models)} served on {url}")
     )
-    deploy.serve_until(stop, config, config.read_bytes(), found)
+
+
+def _names(models: Any) -> str:
+    names = [one.name for one in models]
+    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names)} are"
 
 
 def _line(model: Any) -> str:

@@ -129,6 +129,11 @@ class ClusterEngine(BaseEngine):
         """The ids of the replicas that are connected."""
         return tuple(self._dispatcher.replicas)
 
+    def replica_places(self) -> dict[str, tuple[str, int]]:
+        """Return host and process of each replica, where they are known."""
+        facts = {name: one.facts for name, one in self._dispatcher.replicas.items()}
+        return {name: (one["host"], one["pid"]) for name, one in facts.items() if "pid" in one}
+
     def _take_limits(self, replicas: Mapping[str, messages.Ready]) -> None:
         """Take the slots of all replicas together, and the least of what each of them allows."""
         if not replicas:

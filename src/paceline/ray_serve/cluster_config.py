@@ -166,6 +166,8 @@ def parse_cluster_config(path: Path, data: bytes) -> ClusterConfig:
     try:
         return _config(path, content)
     except InvalidParams as error:
+        if str(error).startswith(str(path)):  # of the server's flags
+            raise
         raise type(error)(f"{path}: {error}") from None
 
 

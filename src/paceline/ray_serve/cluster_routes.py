@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,7 +22,8 @@ def cluster_routes(service: Any) -> APIRouter:
     @router.get("/cluster", summary="The replicas of each model")
     async def cluster() -> Response:
         """List the replicas that are connected, with the slots and the open requests of each."""
-        return JSONResponse({name: await asyncio.to_thread(_replicas, one) for name, one in _engines(service).items()})
+        models = {name: await asyncio.to_thread(_replicas, one) for name, one in _engines(service).items()}
+        return JSONResponse({"ingress": {"host": socket.gethostname(), "pid": os.getpid()}, "models": models})
 
     @router.get("/cluster/{model}/{replica}/slots", summary="The slots of one replica")
     async def slots(model: str, replica: str) -> Response:
@@ -44,7 +47,8 @@ def _engines(service: Any) -> dict[str, ClusterEngine]:
 
 
 def _engine(service: Any, model: str) -> ClusterEngine:
-    return _of(_engines(service), model)
+    found: ClusterEngine = _of(_engines(service), model)
+    return found
 
 
 def _of(found: Any, name: str) -> Any:
@@ -55,9 +59,12 @@ def _of(found: Any, name: str) -> Any:
 
 
 def _replicas(engine: ClusterEngine) -> list[dict[str, Any]]:
+    places = engine.replica_places()
     return [
         {
             "id": name,
+            "host": places.get(name, (None, None))[0],
+            "pid": places.get(name, (None, None))[1],
             "slots": len(slots),
             "processing": slots.num_processing,
             "waiting": slots.num_waiting,

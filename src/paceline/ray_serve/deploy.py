@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,6 @@ from ray.serve.handle import DeploymentHandle
 from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel, ClusterOptions
 from paceline.ray_serve.engine_replica import EngineReplica
 from paceline.ray_serve.ingress import IngressDeployment
-
-_log = logging.getLogger("paceline.cluster")
 
 MANY_REQUESTS: Final = 100_000
 """More than a replica can have: the queues are bounded by ingresses, and a replica's calls are no requests."""
@@ -35,11 +33,7 @@ def connect(options: ClusterOptions) -> None:
         ray.init(address=options.address)
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-    )
+    ray.init(include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
 
 
 def run(path: Path, data: bytes, config: ClusterConfig) -> DeploymentHandle[Any]:
@@ -111,10 +105,13 @@ def _autoscaling(model: ClusterModel) -> AutoscalingConfig:
     )
 
 
-def serve_until(stop: threading.Event, path: Path, data: bytes, config: ClusterConfig) -> None:
-    """Deploy, wait for `stop`, and take what was deployed down, unless the cluster is another's."""
+def serve_until(
+    stop: threading.Event, path: Path, data: bytes, config: ClusterConfig, ready: Callable[[], None]
+) -> None:
+    """Deploy, call `ready`, wait for `stop`, and take what was deployed down, unless the cluster is another's."""
     connect(config.options)
     run(path, data, config)
+    ready()
     try:
         stop.wait()
     finally:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Mapping
 
 import msgspec
 from ray import serve
 
 from paceline.cluster_engine import ReplicaService
+from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.ray_serve.model_source import ModelSource
 from paceline.ray_serve.ray_metrics import RayMetrics
@@ -25,6 +28,12 @@ class EngineReplica(ReplicaService):
         engine = await asyncio.to_thread(_start, source, name)
         super().__init__(engine, name, max_digest_bytes=max_digest_bytes)
         self._metrics = RayMetrics()
+
+    async def describe(self) -> bytes:
+        """See `ReplicaService`; with where this replica runs."""
+        ready = self._engine.describe()
+        place = {"host": socket.gethostname(), "pid": os.getpid()}
+        return messages.encode(msgspec.structs.replace(ready, facts={**ready.facts, **place}))
 
     async def ping(self, routed: RoutedPrompt) -> str:
         """Return the id of this replica."""

@@ -21,7 +21,7 @@ STATS_KEY = "paceline"
 """The key of a replica's report in its routing stats."""
 
 
-class PrefixRequestRouter(RequestRouter):
+class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # of Ray
     """Sends a request to the replica that is expected to give it its first token soonest."""
 
     def initialize_state(self, **kwargs: Any) -> None:

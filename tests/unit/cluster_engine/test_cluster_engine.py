@@ -16,8 +16,8 @@ from paceline.errors import EngineDied, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
-from paceline.testing.fake_engine_client import FakeEngineClient
 from paceline.testing.fake_backend import FakeBackend
+from paceline.testing.fake_engine_client import FakeEngineClient
 
 
 @contextmanager
