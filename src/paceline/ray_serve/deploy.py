@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel, ClusterOptions
+from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel, ClusterOptions, read_cluster_config
 from paceline.ray_serve.engine_replica import EngineReplica
 from paceline.ray_serve.ingress import IngressDeployment
 
@@ -42,6 +42,16 @@ def run(path: Path, data: bytes, config: ClusterConfig) -> DeploymentHandle[Any]
     serve.start(proxy_location="EveryNode", http_options={"host": options.host, "port": options.port})
     app = application(path, data, config)
     return serve.run(app, name=options.app, route_prefix=options.route_prefix)
+
+
+def build(args: dict[str, str]) -> serve.Application:
+    """Return the application for Serve's own configuration files: import path `paceline.ray_serve.deploy:build`.
+
+    args: "config" is the path of the cluster's file, on the machine of Serve's controller. Host, port, name and route prefix are
+    those of Serve's file.
+    """
+    path = Path(args["config"])
+    return application(path, path.read_bytes(), read_cluster_config(path))
 
 
 def application(path: Path, data: bytes, config: ClusterConfig) -> serve.Application:
