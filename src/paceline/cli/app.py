@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli import cluster, terminal, trace
+from paceline.cli import cluster_commands, terminal, trace
 from paceline.cli.chat_command import chat
 from paceline.cli.demo import demo
 from paceline.cli.embed import embed
@@ -74,7 +74,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.command()(prune)
     app.command(cls=RawCommand)(serve)
     app.add_typer(trace.commands, name="trace")
-    app.add_typer(cluster.commands, name="cluster")
+    app.add_typer(cluster_commands.commands, name="cluster")
     return app
 
 

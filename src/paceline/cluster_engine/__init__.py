@@ -8,7 +8,7 @@ one dies or is drained: each token once. What carries calls to replicas and deci
 `ReplicaCalls`; nothing here knows Ray.
 """
 
-from paceline.cluster_engine.cluster_engine import ClusterEngine
+from paceline.cluster_engine.cluster_client import ClusterEngine
 from paceline.cluster_engine.replica_calls import Call, ReplicaCalls, ReplicaGone
 from paceline.cluster_engine.replica_service import ReplicaService, RoutingStats
 

@@ -13,7 +13,7 @@ import msgspec
 from paceline.clock import Clock
 from paceline.cluster import PromptBlocks, hash_prompt
 from paceline.cluster_engine.connections import Connections
-from paceline.cluster_engine.placements import Placement, Placements
+from paceline.cluster_engine.placements import Placements, ReplicaPlacement
 from paceline.cluster_engine.replica_calls import ReplicaCalls, ReplicaGone
 from paceline.cluster_engine.suspects import MAX_DEATHS, Suspects
 from paceline.engine.adapters import name_of
@@ -161,7 +161,7 @@ class RoutedRequests(FrontRequests):
             self._arrived(placement, replica_id)
             return
 
-    def _arrived(self, placement: Placement, replica_id: str) -> None:
+    def _arrived(self, placement: ReplicaPlacement, replica_id: str) -> None:
         """Note where a request is, and take what came of it before that was known."""
         key = placement.key
         if self._placements.numbered(placement.number) is None:  # it ended, or was moved, meanwhile
@@ -231,7 +231,7 @@ class RoutedRequests(FrontRequests):
             elif placement.replica_id == replica_id:
                 self._take_placed(placement, part)
 
-    def _take_placed(self, placement: Placement, part: messages.Part) -> None:
+    def _take_placed(self, placement: ReplicaPlacement, part: messages.Part) -> None:
         if isinstance(part, messages.Lived):
             placement.has_begun = True
         self.take(part_moved_in_time(renamed(part, placement.key), self._clock.now()))
@@ -267,7 +267,7 @@ class RoutedRequests(FrontRequests):
         self.flush()
         self._leave_if_done(replica_id)
 
-    def _place_again(self, placement: Placement) -> None:
+    def _place_again(self, placement: ReplicaPlacement) -> None:
         """Send a request to another replica; one of which only the release was missing ends."""
         key = placement.key
         request = self._replay_log.find(key)
@@ -350,7 +350,7 @@ class RoutedRequests(FrontRequests):
             self._leave_if_done(placement.replica_id)
         self._send_next()
 
-    def _cancel_everywhere(self, placement: Placement | None) -> None:
+    def _cancel_everywhere(self, placement: ReplicaPlacement | None) -> None:
         """Cancel a request that is on its way: whichever replica gets it, or has it already, is to let go of it."""
         if placement is not None and placement.replica_id is None:
             for replica_id in self._connections.joined:
@@ -363,7 +363,7 @@ class RoutedRequests(FrontRequests):
             self._send(key)
 
 
-def _may_have_run(placements: list[Placement], num_slots: int) -> list[int]:
+def _may_have_run(placements: list[ReplicaPlacement], num_slots: int) -> list[int]:
     """Return the requests of a replica that may have been in its last pass: those that had begun, and the next ones.
 
     That a request has begun is reported after its first pass.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster_engine import ClusterEngine, ReplicaCalls
-from paceline.cluster_engine.cluster_engine import ClusterSettings
+from paceline.cluster_engine.cluster_client import ClusterSettings
 from paceline.errors import EngineStopped
 from paceline.model_manager import ModelEntry
 from paceline.model_manager.engine_loader import PreparedModel
