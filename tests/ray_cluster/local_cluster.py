@@ -32,6 +32,10 @@ num_slots = {num_slots}
 n_ctx = {n_ctx}
 n_threads = 1
 max_queue = 64
+# with these a token has the same logits whether it comes in a prompt or by itself
+flash_attn = "off"
+type_k = "f32"
+type_v = "f32"
 
 [models.demo.replicas]
 min = {replicas}
@@ -45,7 +49,7 @@ KEY = "sk-cluster-test"
 class LocalCluster:
     """Replicas of the demo model. The process tree ends with the block."""
 
-    def __init__(self, replicas: int = 2, num_slots: int = 16) -> None:
+    def __init__(self, replicas: int = 2, num_slots: int = 32) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-cluster-")
         self._log = Path(self._folder.name) / "log"
         self._replicas = replicas

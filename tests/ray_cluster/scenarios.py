@@ -62,10 +62,10 @@ def kill_replicas(cluster: LocalCluster, num_kills: int, every_s: float, num_str
 def update_under_load(cluster: LocalCluster, num_streams: int = 16) -> str:
     """Replace all replicas, one after the other, by others with fewer slots."""
     load = Load(cluster, num_streams, num_tokens=500)
-    cluster.update(num_slots=12)
+    cluster.update(num_slots=24)
     tally = load.stop()
-    assert {one["slots"] for one in cluster.wait_for(2, 60)} == {12}
-    return _said(tally, "a rolling update to 12 slots a replica")
+    assert {one["slots"] for one in cluster.wait_for(2, 60)} == {24}
+    return _said(tally, "a rolling update to 24 slots a replica")
 
 
 def restart_the_router(cluster: LocalCluster) -> str:
@@ -87,7 +87,8 @@ def restart_the_router(cluster: LocalCluster) -> str:
 def _said(tally: Tally, what: str) -> str:
     assert not tally.failures, f"{what}: {len(tally.failures)} streams failed: {tally.failures[:5]}"
     assert tally.num_done > 0
+    assert tally.num_as_undisturbed == tally.num_done, f"{tally.num_done - tally.num_as_undisturbed} have other tokens"
     return (
-        f"{what}: {tally.num_done} streams ended, {tally.num_tokens} tokens, each once, "
-        f"{tally.num_as_undisturbed} streams as undisturbed; longest pause {tally.longest_gap_s:.1f} s"
+        f"{what}: {tally.num_done} streams ended with the {tally.num_tokens} tokens that they have undisturbed; "
+        f"longest pause {tally.longest_gap_s:.1f} s"
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from paceline import validation
 from paceline.engine.worker import messages
 from paceline.media import restored
 from paceline.output import Vocabulary
@@ -36,11 +37,14 @@ class Relay:
 
 
 def relayed_request(message: messages.Generate, key: int, options: RequestOptions, vocabulary: Vocabulary) -> Request:
-    """Return the request of a message under another key. Raises what `SamplingParams` raises."""
+    """Return the request of a message under another key. Raises `InvalidParams` for what is no request."""
+    params = SamplingParams(**message.params)
+    validation.integer("the number of states", len(message.states), params.n, params.n)
+    validation.integer("the number of prompt tokens", len(message.prompt), 1)
     request = Request(
         key=key,
         prompt=list(message.prompt),
-        params=SamplingParams(**message.params),
+        params=params,
         options=options,
         samplers=(),
         submitted_s=message.submitted_s,
