@@ -200,6 +200,9 @@ class MemoryCalls:
                 return
             yield frame
 
+    def forget(self, replica_id: str) -> None:
+        self._world.forgotten.append(replica_id)
+
     async def aclose(self) -> None:
         """Do nothing: the world ends the replicas."""
 
@@ -236,6 +239,7 @@ class ClusterWorld:
         self.preferred: tuple[str, ...] = ()
         self.dies_of: list[tuple[str, str]] = []
         self.routed: list[PromptBlocks] = []
+        self.forgotten: list[str] = []
         self._calls: MemoryCalls | None = None
         for name in names:
             self._make(name)

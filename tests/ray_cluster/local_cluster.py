@@ -26,6 +26,7 @@ ingress_cpus = 0.1
 
 [server]
 api-key = "{key}"
+drain-s = 120
 
 [models.demo]
 num_slots = {num_slots}

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import secrets
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from paceline.engine.prompts import Prompt, TextRequests
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import FrontModel, LlamaFrontModel, no_samplers
 from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
-from paceline.errors import AdapterError, EngineError, EngineStopped, Unsupported
+from paceline.errors import Aborted, AdapterError, EngineError, EngineStopped, Unsupported
 from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
 from paceline.observability.instruments import Instruments
@@ -45,6 +46,7 @@ from paceline.scheduling.telemetry import SlotsSnapshot
 
 _STATS_S: Final = 2.0  # for the replicas to report; then the last reports count
 _MEDIA_S: Final = 60.0
+_POLL_S: Final = 0.1  # between two checks whether waiting is cancelled
 _FILES = (
     "saved prefixes are files of one machine, and the replicas of a cluster have none in common; requests find cached prefixes "
     "on the replica that has them by themselves"
@@ -53,9 +55,14 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """How an engine over replicas is bounded. share: of all requests that replicas may have, what this front may have."""
+    """How an engine over replicas is bounded, and given up.
+
+    share: of all requests that replicas may have, what this front may have. cancel: set while it waits for its first replica, it
+    ends that.
+    """
 
     share: float = 1.0
+    cancel: threading.Event = field(default_factory=threading.Event)
 
 
 class ClusterEngine(BaseEngine):
@@ -70,7 +77,7 @@ class ClusterEngine(BaseEngine):
 
     Raises:
         ModelLoadError: The vocabulary cannot be loaded.
-        EngineStopped: It was closed before there was a replica.
+        Aborted: settings.cancel was set before there was a replica.
     """
 
     def __init__(
@@ -96,7 +103,7 @@ class ClusterEngine(BaseEngine):
         front: FrontModel | None = None
         try:  # replicas are found meanwhile
             front = LlamaFrontModel(list(paths), options.get("kv_overrides")) if front_model is None else front_model
-            ready = self._dispatcher.ready.result()
+            ready = self._first_replica()
         except BaseException:
             try:
                 self.close()
@@ -123,6 +130,13 @@ class ClusterEngine(BaseEngine):
         )
         self._dispatcher.on_joined = partial(_joined, weakref.ref(self))
         self._dispatcher.on_gone = self._totals.gone
+
+    def _first_replica(self) -> messages.Ready:
+        """Wait for a replica. Raises `Aborted` if that is cancelled."""
+        while not self._settings.cancel.is_set():
+            with suppress(TimeoutError):
+                return self._dispatcher.ready.result(_POLL_S)
+        raise Aborted("waiting for the first replica was cancelled")
 
     @property
     def replicas(self) -> tuple[str, ...]:

@@ -124,6 +124,7 @@ class Connections:
             del self._tasks[replica_id]
             self._forget(replica_id)
             self._observer.lost(replica_id, why)
+            self._forget_calls(replica_id)
             if replica_id in self._members:  # it may be there again, or still
                 self._keep(self._connect_again(replica_id))
 
@@ -143,6 +144,7 @@ class Connections:
             task.cancel()
             self._forget(replica_id)
             self._observer.lost(replica_id, why or "it was stopped before it was connected")
+            self._forget_calls(replica_id)
 
     async def _connect_again(self, replica_id: str) -> None:
         await asyncio.sleep(RENEW_S / 2)
@@ -172,10 +174,15 @@ class Connections:
             async with asyncio.timeout(RENEW_S):
                 await self._calls.call(replica_id, "leave", self._front)
         except (ReplicaGone, TimeoutError):
-            return  # it ends the session by itself, if it is still there
+            pass  # it ends the session by itself, if it is still there
+        self._forget_calls(replica_id)
 
     def _forget(self, replica_id: str) -> None:
         self._joined.discard(replica_id)
+
+    def _forget_calls(self, replica_id: str) -> None:
+        if replica_id not in self._members and replica_id not in self._tasks:
+            self._calls.forget(replica_id)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -53,5 +53,8 @@ class ReplicaCalls(Protocol):
     def stream(self, replica_id: str, method: Call, *args: Any) -> AsyncIterator[bytes]:
         """Yield what a method of one replica yields; leaving it ends the method. Raises `ReplicaGone`."""
 
+    def forget(self, replica_id: str) -> None:
+        """Forget a replica that takes no requests any more: it will not be called again, unless it is back."""
+
     async def aclose(self) -> None:
         """End what is still open."""

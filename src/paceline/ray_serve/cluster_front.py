@@ -30,10 +30,14 @@ class FrontModelSource:
     make_calls: MakeCalls
     share: float
 
-    def open(self) -> ClusterEngine:
-        """Return an engine over the replicas, once there is one. Blocking. Raises what loading the vocabulary raises."""
-        paths, options = self.model.source.found()
-        return ClusterEngine(_texts(paths), options, self.make_calls, ClusterSettings(share=self.share))
+    def open(self, cancel: threading.Event) -> ClusterEngine:
+        """Return an engine over the replicas, once there is one. Blocking.
+
+        Raises what loading the vocabulary raises, and `Aborted` after `cancel` was set.
+        """
+        source = self.model.source
+        settings = ClusterSettings(share=self.share, cancel=cancel)
+        return ClusterEngine(_texts(source.files(cancel)), source.options, self.make_calls, settings)
 
 
 def _texts(paths: Any) -> list[str]:
@@ -51,7 +55,7 @@ class ClusterFront:
     progress = 0.0
 
     def __init__(self, source: FrontModelSource) -> None:
-        self._source = source
+        self._source, self._cancel = source, threading.Event()
         self._starting: asyncio.Task[ClusterEngine] | None = None
         self._engine: ClusterEngine | None = None
 
@@ -64,15 +68,17 @@ class ClusterFront:
     async def start(self) -> None:
         """See `Front`."""
         if self._starting is None:
-            self._starting = asyncio.create_task(asyncio.to_thread(self._source.open))
+            self._starting = asyncio.create_task(asyncio.to_thread(self._source.open, self._cancel))
         self._engine = await asyncio.shield(self._starting)
         self.progress = 1.0
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """See `Front`."""
+        self._cancel.set()
         if self._starting is not None:
-            engine = await self._starting
-            await asyncio.to_thread(partial(engine.close, drain=drain, timeout_s=timeout_s))
+            await asyncio.wait((self._starting,))
+        if self._engine is not None:
+            await asyncio.to_thread(partial(self._engine.close, drain=drain, timeout_s=timeout_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +134,10 @@ class ClusterLoader:
         self,
         prepared: PreparedModel,
         progress: Callable[[float], None],
-        cancel: threading.Event,  # noqa: ARG002
+        cancel: threading.Event,
     ) -> Any:
         """See `ModelLoader`."""
-        engine = await asyncio.to_thread(self._sources[prepared.entry.name].open)
+        engine = await asyncio.to_thread(self._sources[prepared.entry.name].open, cancel)
         progress(1.0)
         return RunningCluster(EngineHolder(engine))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,9 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from paceline.ray_serve.cluster_app import cluster_app
 from paceline.ray_serve.cluster_config import ClusterConfig, parse_cluster_config
-from paceline.ray_serve.cluster_front import ClusterFront, ClusterLoader, ClusterPresets, FrontModelSource
-from paceline.ray_serve.cluster_routes import cluster_routes
 from paceline.ray_serve.ray_calls import RayCalls
-from paceline.server.application import build_app, build_routes
-from paceline.server.router.router_application import build_router_app
 
 
 class Ingress:
@@ -33,20 +29,8 @@ class Ingress:
 
 
 def application(config: ClusterConfig, handles: dict[str, DeploymentHandle[Any]]) -> FastAPI:
-    """Return the application of an ingress: with one model that of `paceline serve`, else that of its router."""
-    share = 1 / config.options.ingresses
-    sources = {one.name: FrontModelSource(one, partial(RayCalls, handles[one.name]), share) for one in config.models}
-    if len(config.models) == 1:
-        model = config.models[0]
-        app = build_app(model.settings, ClusterFront(sources[model.name]))
-    else:
-        settings = dataclasses.replace(config.server, models_max=0)
-        presets: Any = ClusterPresets(config.models)
-        loader: Any = ClusterLoader(sources)
-        app = build_router_app(settings, presets, loader)
-    app.include_router(cluster_routes(app.state.service))
-    build_routes(app)
-    return app
+    """Return the application of an ingress over deployments."""
+    return cluster_app(config, {one.name: partial(RayCalls, handles[one.name]) for one in config.models})
 
 
 IngressDeployment = serve.ingress()(Ingress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,13 @@ class ModelSource:
     options: Mapping[str, Any] = field(default_factory=dict)
     offline: bool = False
     hf_token: str | None = field(default=None, repr=False)
+
+    def files(self, cancel: threading.Event) -> Any:
+        """Return the file or files of the model on this machine, downloaded where they are not there; None: the demo model.
+
+        Raises as `LLM`, and `Aborted` after `cancel` was set.
+        """
+        return local_files(self.model, {"cancel": cancel}, offline=self.offline, hf_token=self.hf_token)
 
     def found(self, trace_name: str = "") -> tuple[Any, dict[str, Any]]:
         """Return the file or files on this machine, downloaded where they are not there, and the options with theirs.

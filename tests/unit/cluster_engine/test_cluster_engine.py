@@ -12,12 +12,13 @@ import pytest
 from tests.cluster_world import PATIENCE_S, ClusterWorld
 
 from paceline.cluster_engine import ClusterEngine
-from paceline.errors import EngineDied, QueueFull, Unsupported
+from paceline.cluster_engine.cluster_client import ClusterSettings
+from paceline.errors import Aborted, EngineDied, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 from paceline.testing.fake_backend import FakeBackend
-from paceline.testing.fake_engine_client import FakeEngineClient
+from paceline.testing.fake_engine_client import FakeEngineClient, FakeFrontModel
 
 
 @contextmanager
@@ -290,3 +291,27 @@ def test_saved_prefixes_are_refused() -> None:
         with pytest.raises(Unsupported, match="files of one machine"):
             engine.save_prefix("x", "text", RequestOptions())
         assert read(submit(engine, "fine"))
+
+
+def test_events_are_read_on_after_a_stream_of_them_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of events ends after some frames, and the next one begins where it ended."""
+    monkeypatch.setattr("paceline.cluster_engine.replica_service.STREAM_FRAMES", 3)
+    with cluster("a") as (_, engine):
+        assert tokens(read(submit(engine, "a long one", max_tokens=200))) == alone("a long one", 200)
+
+
+def test_a_replica_that_is_gone_is_forgotten() -> None:
+    """What was known of the calls to a dead or drained replica is let go of."""
+    with cluster("a", "b", "c") as (world, engine):
+        world.kill("a")
+        world.drain("b")
+        assert read(submit(engine, "on the last one"))
+        wait_for(lambda: set(world.forgotten) == {"a", "b"})
+
+
+def test_waiting_for_a_first_replica_can_be_cancelled() -> None:
+    """An engine that finds no replica ends when it is told to."""
+    world, cancel = ClusterWorld(), threading.Event()
+    threading.Timer(0.05, cancel.set).start()
+    with pytest.raises(Aborted):
+        ClusterEngine([], {}, world._make_calls, ClusterSettings(cancel=cancel), FakeFrontModel())
