@@ -128,7 +128,9 @@ class ClusterEngine(BaseEngine):
             clock=self._clock,
             measure=partial(_measured, self._dispatcher, {}),
         )
+        self._dispatcher.adapter_paths = partial(_adapter_paths, self._adapters)
         self._dispatcher.on_joined = partial(_joined, weakref.ref(self))
+        self._dispatcher.announce()
         self._dispatcher.on_gone = self._totals.gone
 
     def _first_replica(self) -> messages.Ready:
@@ -171,13 +173,6 @@ class ClusterEngine(BaseEngine):
         """Take over what the replicas of the moment say of themselves. On the dispatcher's thread."""
         self._take_limits(replicas)
         self._text_requests = replace(self._text_requests, limits=self.limits)
-        missing = {
-            name: [one for one in self.loras() if one.name not in ready.adapters] for name, ready in replicas.items()
-        }
-        for replica_id, adapters in missing.items():
-            for one in adapters:
-                if one.path:
-                    self._dispatcher.ask(replica_id, "load_lora", one.name, one.path, False)
 
     # ---- requests
 
@@ -262,6 +257,10 @@ def _joined(engine: weakref.ref[ClusterEngine], replicas: Mapping[str, messages.
     found = engine()
     if found is not None:
         found.take_replicas(replicas)
+
+
+def _adapter_paths(adapters: AdapterRegistry) -> dict[str, str]:
+    return {one.name: one.path for one in adapters.all()}
 
 
 def _limits_of(ready: messages.Ready) -> dict[str, Any]:

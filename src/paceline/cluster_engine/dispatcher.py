@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final, TypeVar
 
 from paceline.clock import Clock
@@ -41,7 +41,8 @@ class Dispatcher(EngineThread):
     """Owns the thread and its event loop.
 
     make_calls: called on the loop. `ready` is done when the first replica has described itself. `on_joined` is called with
-    the descriptions of all replicas whenever there are others.
+    the descriptions of all replicas whenever there are others, `on_gone` with a replica that is there no more. adapter_paths:
+    returns the files of adapters that replicas may have to load.
     """
 
     _inbox: FrontInbox
@@ -61,6 +62,7 @@ class Dispatcher(EngineThread):
         self.ready: Future[messages.Ready] = Future()
         self.on_joined: Callable[[dict[str, messages.Ready]], object] = lambda _: None
         self.on_gone: Callable[[str], object] = lambda _: None
+        self.adapter_paths: Callable[[], Mapping[str, str]] = dict
         self._described: dict[str, messages.Ready] = {}
         self._num_lost = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,6 +85,12 @@ class Dispatcher(EngineThread):
         if not self._described:
             return starting(now - self._since_s, past)
         return heartbeat_of(own, now, past)
+
+    def announce(self) -> None:
+        """Have `on_joined` called now, on the thread: whoever sets it late has missed what came before."""
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(lambda: self.on_joined(self._described))
 
     def ask_all(self, method: Call, *args: Any) -> Future[dict[str, Any]]:
         """Return a future of what a method of each connected replica returns; those that do not reply are left out."""
@@ -127,7 +135,15 @@ class Dispatcher(EngineThread):
         self._calls = calls = self._make_calls()
         front = secrets.token_hex(8)
         self._connections = Connections(calls, front, self)
-        self._requests = RoutedRequests(calls, self._connections, front, self._router, self._clock, self._watch)
+        self._requests = RoutedRequests(
+            calls,
+            self._connections,
+            front,
+            self._router,
+            self._clock,
+            self._watch,
+            adapter_paths=lambda: self.adapter_paths(),  # noqa: PLW0108 - it is set later
+        )
         self._over = asyncio.Event()
         self._loop = loop
         loop.add_reader(self._inbox.fileno(), self._take_commands)
@@ -138,8 +154,9 @@ class Dispatcher(EngineThread):
         finally:
             loop.remove_reader(self._inbox.fileno())
             self._requests.close()
-            async with asyncio.timeout(_END_S):
-                await self._connections.aclose()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await self._connections.aclose()
 
     @property
     def _known_calls(self) -> ReplicaCalls:

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -145,6 +145,7 @@ class ReplicaService:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
         self._num_sessions = 0
+        self._loading = asyncio.Lock()
         self._reports = _Reports(engine, max_digest_bytes)
         self._loop.call_later(LEASE_S / 2, self._look_at_sessions)
 
@@ -155,22 +156,35 @@ class ReplicaService:
 
     # ---- requests
 
-    async def submit(self, front: str, request: bytes) -> str:
-        """Begin a request; what is wrong with it comes as its last part. Returns the id of this replica."""
+    async def submit(self, front: str, request: bytes, adapters: dict[str, str]) -> str:
+        """Begin a request; what is wrong with it comes as its last part. Returns the id of this replica.
+
+        adapters: files of adapters that it uses, which are loaded where they are not there.
+        """
         message = messages.decode_down(request)
         if not isinstance(message, (messages.Generate, messages.Embed)):
             raise EngineError(f"a {type(message).__name__} is no request")
         session, key = self._session(front), message.key
-        if key in session.cancelled:  # before it came
-            return self._replica_id
         aged = moved_in_time(message, self._clock.now())
         try:
+            await self._load_missing(adapters)
+            if key in session.cancelled:  # before it came, or meanwhile
+                return self._replica_id
             ours = self._engine.relay(aged, lambda part: self._take(session, key, part))
         except Exception as error:  # noqa: BLE001 - the front is to know
             session.put(messages.Failed(key, as_paceline_error(error)))
             return self._replica_id
         session.keys[key] = ours
         return self._replica_id
+
+    async def _load_missing(self, adapters: Mapping[str, str]) -> None:
+        """Load the adapters that are not there, one request at a time. Raises as `load_lora`."""
+        if not adapters:
+            return
+        async with self._loading:
+            known = set(self._engine.describe().adapters)
+            for name in adapters.keys() - known:
+                await asyncio.to_thread(self._engine.load_lora, name, adapters[name])
 
     def _take(self, session: _Session, key: int, part: messages.Part) -> None:
         """Pass a part on. On the engine's thread."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -41,7 +42,7 @@ _BACK_OFF_S: Final = 0.1  # before a request is sent again that no replica took
 class RoutedRequests(FrontRequests):
     """What is known of each request, where it is, and whom replicas died of."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a front has, and what connects it
         self,
         calls: ReplicaCalls,
         connections: Connections,
@@ -49,8 +50,11 @@ class RoutedRequests(FrontRequests):
         router: OutputRouter,
         clock: Clock,
         watch: RequestsWatch,
+        *,
+        adapter_paths: Callable[[], Mapping[str, str]],
     ) -> None:
         super().__init__(router, clock, watch)
+        self._adapter_paths = adapter_paths
         self._calls, self._connections, self._front = calls, connections, front
         self._placements, self._suspects = Placements(), Suspects()
         self._sending: dict[int, asyncio.Task[None]] = {}
@@ -146,8 +150,9 @@ class RoutedRequests(FrontRequests):
         while (request := self._replay_log.find(key)) is not None:
             placement = self._placements.begin(key)
             try:
-                frame = messages.encode(self._message(key, placement.number))
-                replica_id = await self._calls.route(self._blocks(request), avoid, "submit", self._front, frame)
+                frame, adapters = messages.encode(self._message(key, placement.number)), self._adapters_of(request)
+                blocks = self._blocks(request)
+                replica_id = await self._calls.route(blocks, avoid, "submit", self._front, frame, adapters)
             except ReplicaGone as gone:
                 self._placements.end(key)
                 if gone.replica_id is not None:  # it died while it took the request in
@@ -187,6 +192,11 @@ class RoutedRequests(FrontRequests):
         if options.get("lora"):
             options["lora"] = {name_of(adapter): scale for adapter, scale in dict(options["lora"]).items()}
         return msgspec.structs.replace(message, key=number, options=options)
+
+    def _adapters_of(self, request: Request | EmbeddingRequest) -> dict[str, str]:
+        """Return the files of a request's adapters by name: a replica that has begun since they were loaded loads them."""
+        names = {name_of(key) for key, _ in request.options.lora}
+        return {name: path for name, path in self._adapter_paths().items() if name in names and path} if names else {}
 
     def _blocks(self, request: Request | EmbeddingRequest) -> PromptBlocks:
         """Return what routers need to know of a request: also of what it has generated, which is computed again."""

@@ -40,10 +40,12 @@ class EngineReplica(ReplicaService):
         del routed
         return self._replica_id
 
-    async def submit(self, routed: RoutedPrompt, front: str, request: bytes) -> str:  # type: ignore[override]
+    async def submit(  # type: ignore[override]
+        self, routed: RoutedPrompt, front: str, request: bytes, adapters: dict[str, str]
+    ) -> str:
         """See `ReplicaService`. routed: was for the request router."""
         del routed
-        return await super().submit(front, request)
+        return await super().submit(front, request, adapters)
 
     async def record_routing_stats(self) -> Mapping[str, bytes]:
         """Return the report for request routers, and pass the metrics on to Ray at the same time."""

@@ -13,6 +13,7 @@ from tests.cluster_world import PATIENCE_S, ClusterWorld
 
 from paceline.cluster_engine import ClusterEngine
 from paceline.cluster_engine.cluster_client import ClusterSettings
+from paceline.engine.adapters import LoraAdapter
 from paceline.errors import Aborted, EngineDied, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -315,3 +316,14 @@ def test_waiting_for_a_first_replica_can_be_cancelled() -> None:
     threading.Timer(0.05, cancel.set).start()
     with pytest.raises(Aborted):
         ClusterEngine([], {}, world._make_calls, ClusterSettings(cancel=cancel), FakeFrontModel())
+
+
+def test_a_replica_that_began_later_loads_the_adapters_of_its_requests() -> None:
+    """An adapter that was loaded by all replicas is there for requests on the next one, too."""
+    with cluster("a") as (world, engine):
+        engine._adapters.add(LoraAdapter("pirate", "/somewhere/pirate.gguf", "pirate"))
+        world.add("b")
+        world.kill("a")
+        chunks = read(submit(engine, "ahoy", lora={"pirate": 1.0}))
+        assert world.replicas["b"].adapters == ["pirate"]
+        assert "pirate" in str(chunks[-1].error)  # which the fake backend of this replica does not know

@@ -69,8 +69,8 @@ def test_each_front_gets_the_parts_of_its_own_requests() -> None:
     """Two fronts may use the same keys."""
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
-        assert await service.submit("one", generate(1, b"first")) == "r"
-        await service.submit("two", generate(1, b"second"))
+        assert await service.submit("one", generate(1, b"first"), {}) == "r"
+        await service.submit("two", generate(1, b"second"), {})
         for front in ("one", "two"):
             found = await until_freed(service.events(front), 1)
             drawn = [token for one in found if isinstance(one, messages.Chunk) for token in one.drawn]
@@ -85,7 +85,7 @@ def test_times_travel_as_ages() -> None:
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
         clock.advance(1000)
-        await service.submit("one", generate(1))
+        await service.submit("one", generate(1), {})
         assert replica.requests[0].submitted_s == pytest.approx(clock.now() - 0.5)
 
     with_service(test)
@@ -95,11 +95,11 @@ def test_what_is_wrong_with_a_request_is_its_last_part() -> None:
     """An engine that refuses a request says so to its front, and takes the next one."""
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
-        await service.submit("one", generate(1, temperature=-3.0))
+        await service.submit("one", generate(1, temperature=-3.0), {})
         (failed,) = await parts(service.events("one"))
         assert isinstance(failed, messages.Failed)
         assert isinstance(failed.error, PacelineError)
-        await service.submit("one", generate(2))
+        await service.submit("one", generate(2), {})
         assert await until_freed(service.events("one"), 2)
 
     with_service(test)
@@ -110,7 +110,7 @@ def test_a_cancel_may_overtake_its_request() -> None:
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
         await service.command("one", [messages.encode(Cancel(1))])
-        await service.submit("one", generate(1))
+        await service.submit("one", generate(1), {})
         assert replica.requests == []
 
     with_service(test)
@@ -121,12 +121,12 @@ def test_a_front_that_died_leaves_no_request_behind() -> None:
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
         replica.hold()
-        await service.submit("dead", generate(1, max_tokens=100_000))
+        await service.submit("dead", generate(1, max_tokens=100_000), {})
         first = await service.renew("dead")
         reading = asyncio.ensure_future(_all(service.events("dead")))
         await asyncio.sleep(0)
         clock.advance(LEASE_S + 1)
-        await service.submit("alive", generate(1))
+        await service.submit("alive", generate(1), {})
         await service.renew("alive")
         replica.allow()
         found = await until_freed(service.events("alive"), 1)
@@ -165,7 +165,7 @@ def test_routers_that_miss_reports_catch_up() -> None:
         frames = service.events("one")
         for number in range(3 * SNAPSHOT_EVERY):
             prompt = bytes(97 + number % 26 for _ in range(130))
-            await service.submit("one", generate(number, prompt))
+            await service.submit("one", generate(number, prompt), {})
             await until_freed(frames, number)
             stats = msgspec.msgpack.decode(
                 msgspec.msgpack.encode(await service.routing_stats()), type=type(await service.routing_stats())
@@ -184,7 +184,7 @@ def test_scaling_depends_on_what_came_since_the_last_look() -> None:
     """Waiting and latency are means of the moment; an idle replica reports none."""
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
-        await service.submit("one", generate(1, max_tokens=20))
+        await service.submit("one", generate(1, max_tokens=20), {})
         await until_freed(service.events("one"), 1)
         first = await service.scaling_stats()
         assert first["itl_s"] > 0
