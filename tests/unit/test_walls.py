@@ -55,7 +55,14 @@ def test_only_the_server_imports_the_web_framework(name: str) -> None:
     found = importers(name)
     assert found
     allowed = PYDANTIC_OUTSIDE if name == "pydantic" else set()
-    assert {path for path in found if not path.startswith("server/")} == allowed
+    assert {path for path in found if not path.startswith(("server/", "ray_serve/"))} == allowed
+
+
+def test_only_the_deployments_import_ray() -> None:
+    """A program without a cluster does not need it."""
+    found = importers("ray")
+    assert found
+    assert {path for path in found if not path.startswith("ray_serve/")} == set()
 
 
 def test_only_the_constraints_import_llguidance() -> None:
@@ -90,8 +97,11 @@ def test_scheduling_routing_and_the_core_have_no_threads_clocks_or_logs() -> Non
     assert found == set()
 
 
-# Called by name from outside: by the logging module, by Typer's classes, by uvicorn's.
+# Called by name from outside: by the logging module, by Typer's classes, by uvicorn's, by Ray Serve.
 HOOKS = {
+    "check_health",
+    "initialize_state",
+    "record_autoscaling_stats",
     "emit",
     "formatTime",
     "format_usage",

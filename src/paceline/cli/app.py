@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli import terminal, trace
+from paceline.cli import cluster_commands, terminal, trace
 from paceline.cli.chat_command import chat
 from paceline.cli.demo import demo
 from paceline.cli.embed import embed
@@ -76,6 +76,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.command(cls=RawCommand)(serve)
     app.command(name="rpc-serve")(rpc_serve)
     app.add_typer(trace.commands, name="trace")
+    app.add_typer(cluster_commands.commands, name="cluster")
     return app
 
 

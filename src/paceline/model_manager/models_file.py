@@ -112,6 +112,11 @@ def read_models_file(path: str | os.PathLike[str]) -> ManagerSettings:
         raise type(error)(f"{where}: {error}") from None
 
 
+def models_table(content: Mapping[str, Any], folder: Path) -> ManagerSettings:
+    """Return what a file of models says that was read already. folder: the file's. Raises `InvalidParams`."""
+    return _settings(content, folder)
+
+
 def byte_count(name: str, value: object) -> int:
     """Return a number of bytes, given as such or as a text like "12 GiB". Raises `InvalidParams`."""
     if not isinstance(value, str):

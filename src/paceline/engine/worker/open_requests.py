@@ -5,42 +5,48 @@ Knows of workers only what is passed in. Supervising thread only, so it needs no
 
 from __future__ import annotations
 
-import logging
-
 from paceline.clock import Clock
-from paceline.engine.commands import EndSlow, SetInterval, SetPaused
+from paceline.engine.commands import Cancel, EndSlow, SetInterval, SetPaused
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import end_each
 from paceline.engine.worker import messages
 from paceline.engine.worker.blame import Blame
-from paceline.engine.worker.replay_log import ReplayLog
+from paceline.engine.worker.front_requests import FrontRequests
+from paceline.engine.worker.relay import Relay, parts_of
 from paceline.engine.worker.worker_process import Death, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch
-from paceline.errors import EngineDied, PacelineError
+from paceline.errors import EngineDied
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Event
 from paceline.scheduling.sequence import Request
 from paceline.streaming.chunk import FinishReason
 
-_log = logging.getLogger("paceline.engine")
 
-
-class OpenRequests:
+class OpenRequests(FrontRequests):
     """What is known of each (the replay log), and which of them a worker may have (the blame)."""
 
     def __init__(self, router: OutputRouter, clock: Clock, watch: RequestsWatch) -> None:
-        self._router, self._clock, self._watch = router, clock, watch
-        self._replay_log, self._blame = ReplayLog(), Blame()
+        super().__init__(router, clock, watch)
+        self.relays: dict[int, Relay] = {}  # put there by callers, before the request is submitted
+        self._blame = Blame()
         self._heeds_readers = True  # until the engine is drained: then no request waits for one
 
     # ---- callers
 
     def add(self, request: Request | EmbeddingRequest) -> None:
         """Add a new request."""
-        self._replay_log.add(request)
+        relay = self.relays.get(request.key)
+        self._replay_log.add(request, None if relay is None else relay.states)
         self._blame.add(request.key)
         self._watch.queued(request)
+
+    def cancel(self, worker: WorkerProcess | None, command: Cancel) -> None:
+        """Cancel a request; one that no worker has ends at the next look at what is due."""
+        request = self._replay_log.find(command.key)
+        if request is not None:
+            request.cancelled = True
+        self.pass_on(worker, command.key, command)
 
     def set_paused(self, worker: WorkerProcess | None, key: int, *, is_paused: bool) -> None:
         """Pause a request, or continue it."""
@@ -95,17 +101,6 @@ class OpenRequests:
                 worker.send(SetPaused(key, True))
                 self._blame.clear(key)
 
-    def take(self, part: messages.Part) -> None:
-        """Record what a worker reports of a request, and deliver it."""
-        if isinstance(part, messages.Failed):
-            self.end(part.key, FinishReason.ERROR, part.error)
-            return
-        request = self._replay_log.find(part.key)
-        events = self._replay_log.note(part)
-        if isinstance(part, messages.Chunk) and part.drawn:
-            self._blame.brought(part.key)
-        self._deliver(events, request)
-
     def survive(self, death: Death) -> None:
         """After a worker's death end the request that is at fault, and hold all others for the next worker."""
         seen = None if death.seen.in_pass is None else set(death.seen.in_pass)
@@ -127,22 +122,6 @@ class OpenRequests:
 
     # ---- ends
 
-    def end(self, key: int, reason: FinishReason, error: PacelineError | None = None) -> None:
-        """End a request that no worker will end; do nothing if it has ended."""
-        request = self._replay_log.find(key)
-        if request is None:
-            return
-        try:
-            events = self._replay_log.end(key, reason, self._clock.now(), error)
-        except Exception as failure:  # noqa: BLE001 - it fails alone
-            _log.exception("a request could not be ended in order; its stream ends as it is")
-            events = self._replay_log.drop(key, as_paceline_error(failure))
-        self._deliver(events, request)
-
-    def end_all(self, reason: FinishReason, error: PacelineError | None = None) -> None:
-        """End every request."""
-        end_each(self._replay_log, lambda key: self.end(key, reason, error))
-
     def end_held(self, reason: FinishReason) -> None:
         """End those that no worker has."""
         end_each(self._blame.held, lambda key: self.end(key, reason))
@@ -156,9 +135,21 @@ class OpenRequests:
         """Return when the first of those that no worker has reaches a deadline; infinite if none has one."""
         return self._replay_log.next_deadline_s(self._blame.held)
 
-    def _deliver(self, events: list[Event], request: object) -> None:
-        for event in events:
-            self._watch.saw(event, request)
-            if self._replay_log.find(event.key) is None:
-                self._blame.ended(event.key)
-        self._router.deliver(events)
+    # ---- see `FrontRequests`
+
+    def _noted(self, part: messages.Part) -> None:
+        if isinstance(part, messages.Chunk) and part.drawn:
+            self._blame.brought(part.key)
+        relay = self.relays.get(part.key)
+        if relay is not None:
+            relay.take(part)
+
+    def _ended_here(self, key: int, events: list[Event]) -> None:
+        relay = self.relays.get(key)
+        if relay is not None:
+            for part in parts_of(events):
+                relay.take(part)
+
+    def _forget(self, key: int) -> None:
+        self._blame.ended(key)
+        self.relays.pop(key, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Any
 
@@ -42,11 +43,28 @@ class ReplayLog:
     def __iter__(self) -> Iterator[int]:
         return iter(tuple(self._requests))
 
-    def add(self, request: Request | EmbeddingRequest) -> None:
-        """Add a request, without output."""
+    def add(
+        self, request: Request | EmbeddingRequest, states: SequenceOf[GenerationState | None] | None = None
+    ) -> None:
+        """Add a request, without output, or with what another engine has generated of it: states, one a choice."""
         self._requests[request.key] = request
-        if isinstance(request, Request):
-            self._states[request.key] = [None] * len(request.sequences)
+        if not isinstance(request, Request):
+            return
+        known: list[GenerationState | None] = [None] * len(request.sequences) if states is None else list(states)
+        self._states[request.key] = known
+        for sequence, state in zip(request.sequences, known, strict=True):
+            if state is not None:
+                sequence.num_tokens += len(state.token_ids)
+                sequence.reason = state.reason
+                request.num_open -= state.reason is not None
+
+    def generated(self, key: int) -> list[int]:
+        """Return what the first open choice of a request has generated: with the prompt what its next engine computes first."""
+        request = self._requests.get(key)
+        if not isinstance(request, Request):
+            return []
+        open_states = (self._states[key][one.choice] for one in request.sequences if one.reason is None)
+        return next((list(one.token_ids) for one in open_states if one is not None), [])
 
     def find(self, key: int) -> Request | EmbeddingRequest | None:
         """Return the open request of this key."""

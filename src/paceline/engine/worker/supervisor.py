@@ -40,6 +40,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.lifecycle import Policy, Restarts, ServersAway, Sleep
 from paceline.engine.worker.open_requests import OpenRequests
 from paceline.engine.worker.questions import Questions
+from paceline.engine.worker.relay import Relay
 from paceline.engine.worker.worker_process import Watching, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
 from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError, RpcServerUnavailable
@@ -96,6 +97,11 @@ class Supervisor(EngineThread):
         """The worker's process id; None while there is none."""
         worker = self._worker
         return None if worker is None else worker.pid
+
+    @property
+    def relays(self) -> dict[int, Relay]:
+        """Where the parts of relayed requests go; see `OpenRequests`."""
+        return self._requests.relays
 
     def forget_adapter(self, adapter: str) -> None:
         """Have later workers load an adapter no more."""
@@ -183,8 +189,8 @@ class Supervisor(EngineThread):
                 self._requests.add(request)
                 if self._away.error is not None:
                     self._requests.end(request.key, FinishReason.ERROR, self._away.error)
-            case Cancel(key):
-                self._requests.pass_on(self._worker, key, command)
+            case Cancel():
+                self._requests.cancel(self._worker, command)
             case SetPaused(key, is_paused):
                 self._requests.set_paused(self._worker, key, is_paused=is_paused)
             case SetInterval(key, interval):

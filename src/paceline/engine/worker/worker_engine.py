@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -24,6 +24,7 @@ from paceline.constraints import check_constraint
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
+from paceline.engine.commands import RequestCommand
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
@@ -31,11 +32,12 @@ from paceline.engine.prompts import Prompt, TextRequests, digest_sizes, prompt_i
 from paceline.engine.worker import messages
 from paceline.engine.worker.lifecycle import Policy, RestartLimits
 from paceline.engine.worker.questions import Questions
+from paceline.engine.worker.relay import Relay, TakePart, relayed_embedding, relayed_request
 from paceline.engine.worker.replay_log import changed_options
 from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
-from paceline.errors import Aborted, EngineStopped, Unsupported
+from paceline.errors import Aborted, EngineStopped, PacelineError, Unsupported
 from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
 from paceline.observability.instruments import Instruments
@@ -46,6 +48,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import MediaPart, Model, Sampler
 from paceline.runtime.remote_model import RemoteModel
+from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import SlotsSnapshot, slots_snapshot
@@ -171,7 +174,7 @@ class WorkerEngine(BaseEngine):
             shares=config.cache_prompt,
             adapters=self._adapters,
             next_key=self._inbox.next_key,
-            make_samplers=partial(_no_samplers, self._front),
+            make_samplers=partial(no_samplers, self._front),
             clock=self._clock,
             measure=partial(_measured, self._supervisor.questions, {}),
         )
@@ -179,6 +182,7 @@ class WorkerEngine(BaseEngine):
 
     def _take_limits(self, ready: messages.Ready) -> None:
         """Take the numbers of a worker, whose fit to memory may have come out unlike that of the one before."""
+        self._facts = ready.facts
         self.limits = Limits(**ready.limits)
         self.config = config = fitted_config(self.config, self.limits)
         self._inbox.set_max_requests(config.num_slots + config.max_queue)
@@ -216,6 +220,47 @@ class WorkerEngine(BaseEngine):
         if params.seed is None:
             params = params.replace(seed=secrets.randbits(64))
         return super().prepare(prompt, params, options)
+
+    # ---- requests of another front
+
+    def relay(self, message: messages.Generate | messages.Embed, take: TakePart) -> int:
+        """Run a request that another front holds, on from what was generated of it, and return its key here.
+
+        take: called on the supervising thread with each part, under this key; `Freed` is the last one. Times in message and
+        parts are those of this engine's clock. Its adapters are found by name. Raises as `accept`.
+        """
+        self._check_usable()
+        key, inbox = self._inbox.next_key(), self._inbox
+        options = self._adapters.resolve(RequestOptions(**message.options))
+        request: Request | EmbeddingRequest
+        if isinstance(message, messages.Embed):
+            request, states, num_tokens = relayed_embedding(message, key, options), None, sum(map(len, message.texts))
+        else:
+            request = relayed_request(message, key, options, self._front.vocabulary)
+            states, num_tokens = message.states, len(message.prompt)
+        self._supervisor.relays[key] = Relay(take, states)
+        try:
+            inbox.submit(request, num_tokens)
+        except BaseException:
+            self._supervisor.relays.pop(key, None)
+            raise
+        return key
+
+    def command(self, command: RequestCommand) -> None:
+        """Pass a command on to a relayed request; one that has ended is not there any more, and nothing happens."""
+        self._inbox.put(command)
+
+    def describe(self) -> messages.Ready:
+        """Return what the worker said of itself, with the adapters of the moment: what another front needs to know."""
+        adapters = [one.name for one in self.loras()]
+        return messages.Ready(messages.PROTOCOL, asdict(self.limits), self._facts, adapters)
+
+    def measure_media(self, question: messages.MeasureMedia) -> messages.MediaMeasured:
+        """Return what an image or audio of an extent becomes in a prompt; an error is in the reply. Waits for the worker."""
+        try:
+            return self._supervisor.questions.ask_media(question.extent).result()
+        except PacelineError as error:
+            return messages.MediaMeasured(question.number, (), error)
 
     def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - the worker checks it
         return pooling
@@ -316,7 +361,7 @@ def _measured(
     return found
 
 
-def _no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
+def no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:
     """Return none, as the worker makes them; raise what is wrong with the params."""
     if params.constraint is not None and not isinstance(params.constraint, str):
         raise Unsupported(

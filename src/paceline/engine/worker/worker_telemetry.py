@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from paceline.clock import Clock
 from paceline.engine.base_engine import close_trace
@@ -190,9 +190,7 @@ class WorkerTotals:
     def died(self) -> None:
         """Add up the counters and histograms of a dead worker; drop its gauges."""
         with self._lock:
-            for place, sample in self._now.items():
-                if sample.kind != "gauge":
-                    self._past[place] = _sum(self._past.get(place), sample)
+            self._past = _added(self._past, (one for one in self._now.values() if one.kind != "gauge"))
             self._now = {}
 
     def together(self, front: MetricsSnapshot) -> MetricsSnapshot:
@@ -205,6 +203,44 @@ class WorkerTotals:
                     samples[place] = _sum(self._past[place], sample) if both else sample
         order = {name: index for index, name in enumerate(table.NAMES)}
         return MetricsSnapshot(tuple(sorted(samples.values(), key=lambda one: order[one.name])))
+
+
+class ReplicaTotals:
+    """The metrics that several engines side by side have reported, each by its name. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replicas: dict[str, tuple[Sample, ...]] = {}
+        self._past = WorkerTotals()
+
+    def report(self, name: str, samples: Iterable[Sample]) -> None:
+        """Replace the metrics of an engine."""
+        with self._lock:
+            self._replicas[name] = tuple(samples)
+
+    def gone(self, name: str) -> None:
+        """Add up the counters and histograms of an engine that is gone; drop its gauges."""
+        with self._lock:
+            samples = self._replicas.pop(name, ())
+            self._past.report(samples)
+            self._past.died()
+
+    def together(self, front: MetricsSnapshot) -> MetricsSnapshot:
+        """Return all metrics, as `WorkerTotals.together` does; gauges are sums as well."""
+        with self._lock:
+            now: dict[_Place, Sample] = {}
+            for samples in self._replicas.values():
+                now = _added(now, samples)
+            self._past.report(now.values())
+            return self._past.together(front)
+
+
+def _added(samples: Mapping[_Place, Sample], more: Iterable[Sample]) -> dict[_Place, Sample]:
+    added = dict(samples)
+    for one in more:
+        place = (one.name, one.labels)
+        added[place] = _sum(added.get(place), one)
+    return added
 
 
 def _sum(first: Sample | None, second: Sample) -> Sample:

@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from paceline.server.flags.flag import DiskFiles, Files, Origin
 from paceline.server.flags.model_presets import ModelPreset, ModelPresets
-from paceline.server.flags.resolution import Resolved, resolve
+from paceline.server.flags.resolution import Resolved, resolve, resolve_table
 
-__all__ = ["DiskFiles", "Files", "ModelPreset", "ModelPresets", "Origin", "Resolved", "resolve"]
+__all__ = ["DiskFiles", "Files", "ModelPreset", "ModelPresets", "Origin", "Resolved", "resolve", "resolve_table"]

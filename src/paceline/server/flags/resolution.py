@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, PacelineError
@@ -29,6 +29,7 @@ from paceline.server.flags.sources import (
     from_arguments,
     from_environment,
     from_file,
+    from_table,
     odd_variables,
     strongest,
 )
@@ -127,6 +128,20 @@ def resolve_model(sources: Sequence[Sequence[GivenFlag]], files: Files, name: st
     _read_model(draft)
     offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
     return ResolvedModel(_settings(draft), reference, offline, token, tuple(draft.notes))
+
+
+def resolve_table(path: Path, table: Mapping[str, Any], files: Files) -> tuple[ServerSettings, tuple[str, ...]]:
+    """Resolve the flags of a server whose models and sockets are named elsewhere; return notes as well.
+
+    path: of the file that the table is in. Raises `InvalidParams`.
+    """
+    chosen, notes = strongest((from_table(path, table),))
+    draft = Draft(files)
+    draft.notes += notes
+    for given in chosen:
+        _apply(draft, given)
+    _check_together(draft)
+    return _settings(draft), tuple(draft.notes)
 
 
 def _printed(arguments: Sequence[GivenFlag]) -> Literal["help", "version", "config"] | None:

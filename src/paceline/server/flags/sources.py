@@ -82,6 +82,11 @@ def from_file(path: Path, data: bytes) -> list[GivenFlag]:
         raise InvalidParams(f"{on_one_line(path)} is not UTF-8: stray byte at offset {error.start}") from None
     except (ValueError, RecursionError) as error:  # of a number of thousands of digits as well
         raise InvalidParams(f"{on_one_line(path)} is no TOML: {error}") from None
+    return from_table(path, table)
+
+
+def from_table(path: Path, table: Mapping[str, Any]) -> list[GivenFlag]:
+    """Read a table of a TOML file. Raises `InvalidParams` that names the file for an unknown key or a wrong type."""
     return [_from_key(path, key, value) for key, value in table.items()]
 
 

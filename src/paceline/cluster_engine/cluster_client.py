@@ -1,0 +1,306 @@
+"""An engine over replicas: to its callers the same as an engine with a worker process.
+
+Prompts are tokenised and requests are checked here, on the caller's thread, with the vocabulary alone; the weights are where the
+replicas are. The bounds of the queue are those of all replicas together.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from paceline.clock import MonotonicClock
+from paceline.cluster_engine.dispatcher import Dispatcher
+from paceline.cluster_engine.replica_calls import Call, ReplicaCalls
+from paceline.config import EngineConfig
+from paceline.engine.adapters import AdapterRegistry, name_of
+from paceline.engine.arguments import engine_arguments
+from paceline.engine.base_engine import BaseEngine, fitted_config
+from paceline.engine.inbox import FrontInbox
+from paceline.engine.output_router import OutputRouter
+from paceline.engine.pending_results import map_future
+from paceline.engine.prompts import Prompt, TextRequests
+from paceline.engine.worker import messages
+from paceline.engine.worker.worker_engine import FrontModel, LlamaFrontModel, no_samplers
+from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
+from paceline.errors import Aborted, AdapterError, EngineError, EngineStopped, Unsupported
+from paceline.kv_cache import PrefixDigest
+from paceline.media import MediaExtent
+from paceline.observability.instruments import Instruments
+from paceline.observability.metrics import Metrics
+from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.runtime import MediaPart
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.sequence import Request
+from paceline.scheduling.telemetry import SlotsSnapshot
+
+_STATS_S: Final = 2.0  # for the replicas to report; then the last reports count
+_MEDIA_S: Final = 60.0
+_POLL_S: Final = 0.1  # between two checks whether waiting is cancelled
+_FILES = (
+    "saved prefixes are files of one machine, and the replicas of a cluster have none in common; requests find cached prefixes "
+    "on the replica that has them by themselves"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """How an engine over replicas is bounded, and given up.
+
+    share: of all requests that replicas may have, what this front may have. cancel: set while it waits for its first replica, it
+    ends that.
+    """
+
+    share: float = 1.0
+    cancel: threading.Event = field(default_factory=threading.Event)
+
+
+class ClusterEngine(BaseEngine):
+    """A front over replicas.
+
+    Args:
+        paths: The files of the model, of which the vocabulary is loaded.
+        options: Of the engines of the replicas, as `LLM` takes them.
+        make_calls: Makes what connects with the replicas; called on the engine's event loop.
+        settings: Bounds.
+        front_model: In place of `paths`, for tests.
+
+    Raises:
+        ModelLoadError: The vocabulary cannot be loaded.
+        Aborted: settings.cancel was set before there was a replica.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        options: Mapping[str, Any],
+        make_calls: Callable[[], ReplicaCalls],
+        settings: ClusterSettings | None = None,
+        front_model: FrontModel | None = None,
+    ) -> None:
+        self.config: EngineConfig = engine_arguments(options).config
+        self._per_replica = self.config
+        self._settings = ClusterSettings() if settings is None else settings
+        self._clock = MonotonicClock()
+        self.metrics = Metrics(self.config.num_slots, has_ticks=False)  # the replicas count those
+        self._inbox = FrontInbox(1, self.config.max_queue_tokens)
+        self._router = OutputRouter(self._inbox)
+        self._totals = ReplicaTotals()
+        watch = RequestsWatch(Instruments((), own=self.metrics), self._clock)
+        self._dispatcher = Dispatcher(make_calls, self._inbox, self._router, self._clock, watch)
+        self._thread = self._dispatcher
+        self._dispatcher.end_when_lost(self)
+        front: FrontModel | None = None
+        try:  # replicas are found meanwhile
+            front = LlamaFrontModel(list(paths), options.get("kv_overrides")) if front_model is None else front_model
+            ready = self._first_replica()
+        except BaseException:
+            try:
+                self.close()
+            finally:
+                if front is not None:
+                    front.close()
+            raise
+        self._front = front
+        self.tokenizer, self.model = front.tokenizer, front.model
+        self.sampling_defaults = front.sampling_defaults
+        front.describe(ready.facts)
+        self._adapters = AdapterRegistry(ready.adapters)
+        self._take_limits(self._dispatcher.replicas or {"": ready})
+        self._text_requests = TextRequests(
+            tokenizer=self.tokenizer,
+            vocabulary=front.vocabulary,
+            limits=self.limits,
+            shares=self.config.cache_prompt,
+            adapters=self._adapters,
+            next_key=self._inbox.next_key,
+            make_samplers=partial(no_samplers, front),
+            clock=self._clock,
+            measure=partial(_measured, self._dispatcher, {}),
+        )
+        self._dispatcher.adapter_paths = partial(_adapter_paths, self._adapters)
+        self._dispatcher.on_joined = partial(_joined, weakref.ref(self))
+        self._dispatcher.announce()
+        self._dispatcher.on_gone = self._totals.gone
+
+    def _first_replica(self) -> messages.Ready:
+        """Wait for a replica. Raises `Aborted` if that is cancelled."""
+        while not self._settings.cancel.is_set():
+            with suppress(TimeoutError):
+                return self._dispatcher.ready.result(_POLL_S)
+        raise Aborted("waiting for the first replica was cancelled")
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The ids of the replicas that are connected."""
+        return tuple(self._dispatcher.replicas)
+
+    def replica_places(self) -> dict[str, tuple[str, int]]:
+        """Return host and process of each replica, where they are known."""
+        facts = {name: one.facts for name, one in self._dispatcher.replicas.items()}
+        return {name: (one["host"], one["pid"]) for name, one in facts.items() if "pid" in one}
+
+    def _take_limits(self, replicas: Mapping[str, messages.Ready]) -> None:
+        """Take the slots of all replicas together, and the least of what each of them allows."""
+        if not replicas:
+            return  # requests wait for the next one, as many as before
+        all_limits = [Limits(**_limits_of(one)) for one in replicas.values()]
+        num_slots = sum(one.num_slots for one in all_limits)
+        least = min(all_limits, key=lambda one: one.max_positions)
+        cells = [one.num_cells for one in all_limits]
+        self.limits = replace(
+            least,
+            num_slots=num_slots,
+            num_cells=None if None in cells else sum(one for one in cells if one is not None),
+            max_embedding_tokens=min(one.max_embedding_tokens for one in all_limits),
+        )
+        max_queue = self._per_replica.max_queue * len(all_limits)
+        self.config = fitted_config(replace(self._per_replica, max_queue=max_queue), self.limits)
+        self._inbox.set_max_requests(max(1, math.ceil((num_slots + max_queue) * self._settings.share)))
+        self.metrics.set_num_slots(num_slots)
+
+    def take_replicas(self, replicas: Mapping[str, messages.Ready]) -> None:
+        """Take over what the replicas of the moment say of themselves. On the dispatcher's thread."""
+        self._take_limits(replicas)
+        self._text_requests = replace(self._text_requests, limits=self.limits)
+
+    # ---- requests
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """See `EngineClient`. A request without a seed gets one, so that another replica draws the same."""
+        if params.seed is None:
+            params = params.replace(seed=secrets.randbits(64))
+        return super().prepare(prompt, params, options)
+
+    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - replicas check it
+        return pooling
+
+    # ---- adapters and files
+
+    def _load_adapter(self, key: str, path: str) -> None:
+        self._on_all(key, "load_lora", name_of(key), path, True)
+
+    def _free_adapter(self, key: str) -> None:
+        name = name_of(key)
+        if all(one.name != name for one in self.loras()):  # else another file has taken its place in the replicas
+            self._on_all(key, "unload_lora", name)
+
+    def _on_all(self, key: str, method: Call, *args: Any) -> None:
+        """Change the adapters of all replicas. Raises the first error; then replicas may differ until it is tried again."""
+        replies = self._dispatcher.ask_all(method, *args).result()
+        if not replies:
+            raise EngineError(f"no replica was there to change the adapter {name_of(key)!r}; try again")
+        for replica_id, data in replies.items():
+            done = messages.decode_up(data)
+            error = done.error if isinstance(done, messages.AdapterDone) else None
+            if error is not None:
+                raise AdapterError(f"replica {replica_id}: {error}") from error
+
+    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:  # noqa: ARG002
+        """Raise `Unsupported`."""
+        raise Unsupported(_FILES)
+
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:  # noqa: ARG002
+        """Raise `Unsupported`."""
+        raise Unsupported(_FILES)
+
+    def erase_prefix(self, name: str) -> None:  # noqa: ARG002
+        """Raise `Unsupported`."""
+        raise Unsupported(_FILES)
+
+    # ---- state
+
+    def stats(self) -> MetricsSnapshot:
+        """See `EngineClient`: of all replicas together. What one did after its last report is lost with it."""
+        with suppress(TimeoutError, EngineStopped):
+            for name, snapshot in self.replica_stats().items():
+                self._totals.report(name, snapshot)
+        return self._totals.together(self.metrics.snapshot())
+
+    def replica_stats(self) -> dict[str, MetricsSnapshot]:
+        """Return the metrics of each replica, as it reports them."""
+        replies = self._dispatcher.ask_all("stats").result(_STATS_S)
+        return {name: MetricsSnapshot(tuple(_samples(data))) for name, data in replies.items()}
+
+    def ask_slots(self) -> Future[SlotsSnapshot]:
+        """See `EngineClient`: the slots of all replicas, one behind the other in the order of their ids."""
+        self._dispatcher.check_process()
+        return map_future(self._dispatcher.ask_all("slots"), self._joined_slots)
+
+    def replica_slots(self) -> dict[str, SlotsSnapshot]:
+        """Return what each slot of each replica does."""
+        return _slots(self._dispatcher.ask_all("slots").result())
+
+    def _joined_slots(self, replies: dict[str, bytes]) -> SlotsSnapshot:
+        found = _slots(replies)
+        views = [view for name in sorted(found) for view in found[name]]
+        num_waiting = max(0, self._inbox.num_open - sum(one.is_processing for one in views))
+        return SlotsSnapshot(tuple(replace(one, id=index) for index, one in enumerate(views)), num_waiting)
+
+    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:  # noqa: ARG002
+        """Raise `Unsupported`."""
+        raise Unsupported("a cluster has a prefix digest for each of its replicas, which routers get from them")
+
+
+def _joined(engine: weakref.ref[ClusterEngine], replicas: Mapping[str, messages.Ready]) -> None:
+    """Call the engine without keeping it alive: losing it ends the dispatcher."""
+    found = engine()
+    if found is not None:
+        found.take_replicas(replicas)
+
+
+def _adapter_paths(adapters: AdapterRegistry) -> dict[str, str]:
+    return {one.name: one.path for one in adapters.all()}
+
+
+def _limits_of(ready: messages.Ready) -> dict[str, Any]:
+    limits = dict(ready.limits)
+    return {**limits, "boundary_ids": frozenset(limits.get("boundary_ids", ()))}
+
+
+def _samples(data: bytes) -> list[Any]:
+    message = messages.decode_up(data)
+    return message.samples if isinstance(message, messages.Stats) else []
+
+
+def _slots(replies: Mapping[str, bytes]) -> dict[str, SlotsSnapshot]:
+    found = {}
+    for name, data in replies.items():
+        message = messages.decode_up(data)
+        if isinstance(message, messages.SlotsReply) and message.snapshot is not None:
+            found[name] = message.snapshot
+    return found
+
+
+def _measured(
+    dispatcher: Dispatcher, known: dict[MediaExtent, tuple[MediaPart, ...]], extent: MediaExtent
+) -> tuple[MediaPart, ...]:
+    """Return the parts of an image or audio; a replica is asked once for each extent."""
+    found = known.get(extent)
+    if found is None:
+        replica_id = next(iter(dispatcher.replicas), None)
+        if replica_id is None:
+            raise EngineError("no replica is there to measure an image or audio; try again")
+        question = messages.encode(messages.MeasureMedia(0, extent))
+        reply = messages.decode_up(dispatcher.ask(replica_id, "measure_media", question).result(_MEDIA_S))
+        if not isinstance(reply, messages.MediaMeasured):
+            raise EngineError(f"replica {replica_id} measured nothing")
+        if reply.error is not None:
+            raise reply.error
+        found = tuple(
+            MediaPart(one.tokens, one.num_cells, one.num_positions, one.is_causal, None, None) for one in reply.parts
+        )
+        if len(known) >= 1024:
+            known.clear()
+        known[extent] = found
+    return found

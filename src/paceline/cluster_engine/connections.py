@@ -1,0 +1,199 @@
+"""The connections of a front with the replicas: each has a task that reads its events, and one that renews the session.
+
+On the engine's event loop. What happens is told to a `ConnectionObserver`; none of its methods waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final, Protocol
+
+from paceline.cluster_engine.replica_calls import ReplicaCalls, ReplicaGone
+from paceline.cluster_engine.replica_service import LEASE_S
+from paceline.engine.worker import messages
+from paceline.errors import EngineError
+
+_log = logging.getLogger("paceline.cluster")
+
+RENEW_S: Final = LEASE_S / 5
+SILENCE_S: Final = 2 * LEASE_S
+"""A replica that does not renew a session for so long hangs, or cannot be reached."""
+
+
+class ConnectionObserver(Protocol):
+    """What is told of replicas, each by its id."""
+
+    def joined(self, replica_id: str, ready: messages.Ready) -> None:
+        """Take in a replica that takes requests; its parts will be read."""
+
+    def left(self, replica_id: str) -> None:
+        """Note that a replica takes no more requests; it goes on with what it has for a while."""
+
+    def lost(self, replica_id: str, why: str) -> None:
+        """Note that a replica is gone, or what it had for this front is."""
+
+    def received(self, replica_id: str, parts: list[messages.Part]) -> None:
+        """Take parts of requests."""
+
+
+class Connections:
+    """All connections. front: this front's id, which no other has."""
+
+    def __init__(self, calls: ReplicaCalls, front: str, observer: ConnectionObserver) -> None:
+        self._calls, self._front, self._observer = calls, front, observer
+        self._members: frozenset[str] = frozenset()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._joined: set[str] = set()
+        self._closing: set[asyncio.Task[Any]] = set()
+
+    def begin(self) -> None:
+        """Begin to follow the set of replicas."""
+        self._calls.watch(self._changed)
+
+    @property
+    def members(self) -> frozenset[str]:
+        """The replicas that take requests."""
+        return self._members
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Those of them that are connected."""
+        return self._members & self._joined
+
+    def is_known(self, replica_id: str) -> bool:
+        """Whether a replica is connected, or is about to be."""
+        return replica_id in self._tasks
+
+    def expect(self, replica_id: str) -> None:
+        """Connect with a replica that has got a request before it was reported."""
+        if replica_id not in self._tasks:
+            self._connect(replica_id)
+
+    def leave(self, replica_id: str) -> None:
+        """End the connection with a replica that takes no requests and has none of ours."""
+        task = self._tasks.pop(replica_id, None)
+        self._forget(replica_id)
+        if task is not None:
+            task.cancel()
+            self._keep(self._say_goodbye(replica_id))
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        tasks = list(self._tasks.values())
+        for replica_id in list(self._tasks):
+            self.leave(replica_id)
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=RENEW_S)
+        await self._calls.aclose()
+
+    # ---- the tasks
+
+    def _changed(self, members: frozenset[str]) -> None:
+        gone, self._members = self._members - members, members
+        for replica_id in sorted(members):
+            if replica_id not in self._tasks:
+                self._connect(replica_id)
+        for replica_id in sorted(gone):
+            if replica_id in self._tasks:
+                self._keep(self._part_with(replica_id))
+
+    def _connect(self, replica_id: str) -> None:
+        self._tasks[replica_id] = asyncio.create_task(self._follow(replica_id))
+
+    async def _follow(self, replica_id: str) -> None:
+        """Read a replica's events until it is gone."""
+        why = "its events ended"
+        try:
+            number = await self._calls.call(replica_id, "renew", self._front)
+            ready = _described(await self._calls.call(replica_id, "describe"))
+            self._joined.add(replica_id)
+            self._observer.joined(replica_id, ready)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(replica_id))
+                group.create_task(self._renew(replica_id, number))
+        except* ReplicaGone as gone:
+            why = str(gone.exceptions[0])
+        except* Exception as failures:  # noqa: BLE001 - whatever it is, the replica cannot be followed
+            why = str(failures.exceptions[0])
+            _log.exception("replica %s cannot be followed", replica_id)
+        if self._tasks.get(replica_id) is asyncio.current_task():
+            del self._tasks[replica_id]
+            self._forget(replica_id)
+            self._observer.lost(replica_id, why)
+            self._forget_calls(replica_id)
+            if replica_id in self._members:  # it may be there again, or still
+                self._keep(self._connect_again(replica_id))
+
+    async def _part_with(self, replica_id: str) -> None:
+        """Find out whether a replica that takes no more requests is being drained, or has died."""
+        why = None
+        try:
+            async with asyncio.timeout(RENEW_S):
+                await self._calls.call(replica_id, "renew", self._front)
+        except (ReplicaGone, TimeoutError) as gone:
+            why = str(gone) or "it did not reply"
+        if replica_id in self._members:
+            return  # it takes requests again
+        if why is None and replica_id in self._joined:
+            self._observer.left(replica_id)
+        elif (task := self._tasks.pop(replica_id, None)) is not None:
+            task.cancel()
+            self._forget(replica_id)
+            self._observer.lost(replica_id, why or "it was stopped before it was connected")
+            self._forget_calls(replica_id)
+
+    async def _connect_again(self, replica_id: str) -> None:
+        await asyncio.sleep(RENEW_S / 2)
+        if replica_id in self._members and replica_id not in self._tasks:
+            self._connect(replica_id)
+
+    async def _read(self, replica_id: str) -> None:
+        while True:
+            async for frame in self._calls.stream(replica_id, "events", self._front):
+                message = messages.decode_up(frame)
+                if isinstance(message, messages.Happened):
+                    self._observer.received(replica_id, message.parts)
+
+    async def _renew(self, replica_id: str, number: int) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    now = await self._calls.call(replica_id, "renew", self._front)
+            except TimeoutError:
+                raise ReplicaGone(f"it did not reply for {SILENCE_S:.0f} s", replica_id) from None
+            if now != number:
+                raise ReplicaGone("it took this front for dead, and ended its requests", replica_id)
+
+    async def _say_goodbye(self, replica_id: str) -> None:
+        try:
+            async with asyncio.timeout(RENEW_S):
+                await self._calls.call(replica_id, "leave", self._front)
+        except (ReplicaGone, TimeoutError):
+            pass  # it ends the session by itself, if it is still there
+        self._forget_calls(replica_id)
+
+    def _forget(self, replica_id: str) -> None:
+        self._joined.discard(replica_id)
+
+    def _forget_calls(self, replica_id: str) -> None:
+        if replica_id not in self._members and replica_id not in self._tasks:
+            self._calls.forget(replica_id)
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _described(data: bytes) -> messages.Ready:
+    """Return what a replica said of itself. Raises `EngineError` for one of another version."""
+    ready = messages.decode_up(data)
+    if not isinstance(ready, messages.Ready):
+        raise EngineError(f"a replica described itself by a {type(ready).__name__}")
+    messages.check_protocol(ready.protocol)
+    return ready

@@ -1,0 +1,243 @@
+"""The one thread of an engine over replicas: it sends requests to them, delivers what they report, and moves requests.
+
+    commands of callers ──inbox──> [this thread] ──calls──> replicas
+    channels, futures  <─router─ [this thread] <─events──  replicas
+
+It runs an event loop, on which everything here happens; no thread waits for it. Every accepted request ends here, whatever
+happens to replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from typing import Any, Final, TypeVar
+
+from paceline.clock import Clock
+from paceline.cluster_engine.connections import Connections
+from paceline.cluster_engine.replica_calls import Call, ReplicaCalls, ReplicaGone
+from paceline.cluster_engine.routed_requests import RoutedRequests
+from paceline.engine.commands import Cancel, Command, Drain, EndSlow, SetInterval, SetPaused, Stop, Submit
+from paceline.engine.engine_thread import EngineThread
+from paceline.engine.inbox import FrontInbox
+from paceline.engine.output_router import OutputRouter
+from paceline.engine.worker import messages
+from paceline.engine.worker.worker_telemetry import RequestsWatch
+from paceline.errors import EngineStopped
+from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, starting
+from paceline.streaming.chunk import FinishReason
+
+_log = logging.getLogger("paceline.cluster")
+T = TypeVar("T")
+
+_END_S: Final = 5.0  # for connections to end
+
+
+class Dispatcher(EngineThread):
+    """Owns the thread and its event loop.
+
+    make_calls: called on the loop. `ready` is done when the first replica has described itself. `on_joined` is called with
+    the descriptions of all replicas whenever there are others, `on_gone` with a replica that is there no more. adapter_paths:
+    returns the files of adapters that replicas may have to load.
+    """
+
+    _inbox: FrontInbox
+
+    def __init__(
+        self,
+        make_calls: Callable[[], ReplicaCalls],
+        inbox: FrontInbox,
+        router: OutputRouter,
+        clock: Clock,
+        watch: RequestsWatch,
+    ) -> None:
+        super().__init__("paceline-dispatcher", inbox)
+        self._make_calls, self._router, self._clock, self._watch = make_calls, router, clock, watch
+        self._pulse = Pulse(clock)
+        self._since_s = clock.now()
+        self.ready: Future[messages.Ready] = Future()
+        self.on_joined: Callable[[dict[str, messages.Ready]], object] = lambda _: None
+        self.on_gone: Callable[[str], object] = lambda _: None
+        self.adapter_paths: Callable[[], Mapping[str, str]] = dict
+        self._described: dict[str, messages.Ready] = {}
+        self._num_lost = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: ReplicaCalls | None = None
+        self._start_thread()
+
+    # ---- any thread
+
+    @property
+    def replicas(self) -> dict[str, messages.Ready]:
+        """The replicas that are connected, with what they said of themselves; to be read only."""
+        return self._described
+
+    def heartbeat(self) -> Heartbeat:
+        """Return whether there are replicas. Waits for nothing."""
+        now, own = self._clock.now(), self._pulse.sign
+        past = WorkerHistory(num_restarts=self._num_lost)
+        if not self._thread.is_alive():
+            return heartbeat_of(Sign("ended", own.since_s), now, past)
+        if not self._described:
+            return starting(now - self._since_s, past)
+        return heartbeat_of(own, now, past)
+
+    def announce(self) -> None:
+        """Have `on_joined` called now, on the thread: whoever sets it late has missed what came before."""
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(lambda: self.on_joined(self._described))
+
+    def ask_all(self, method: Call, *args: Any) -> Future[dict[str, Any]]:
+        """Return a future of what a method of each connected replica returns; those that do not reply are left out."""
+        return self._run_on_loop(lambda: self._ask_all(method, args))
+
+    def ask(self, replica_id: str, method: Call, *args: Any) -> Future[Any]:
+        """Return a future of what a method of one replica returns. It fails with `ReplicaGone`."""
+        return self._run_on_loop(lambda: self._known_calls.call(replica_id, method, *args))
+
+    def _run_on_loop(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        loop = self._loop
+        if loop is None or not self.is_alive:
+            raise EngineStopped("the engine over replicas was shut down; make a new one")
+        return asyncio.run_coroutine_threadsafe(make(), loop)
+
+    def _interrupt(self) -> None:
+        """Do nothing: this thread runs no pass, and takes commands at once."""
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        with ExitStack() as ends:  # all of them are called, the last one first, whatever others raise
+            ends.callback(lambda: self.ended.set_result(self._gave_up))
+            ends.callback(self._refuse_to_start)
+            ends.callback(self._watch.close)
+            ends.callback(self._router.close)
+            ends.callback(self._inbox.close)
+            ends.callback(self._pulse.end)
+            try:
+                asyncio.run(self._serve())
+            except Exception as error:  # noqa: BLE001 - no other thread ends what is open
+                _log.exception("the dispatcher of an engine over replicas failed; its requests end with an error")
+                self._gave_up = EngineStopped(f"the dispatcher failed: {error!r}")
+                self._inbox.close_for(self._gave_up)
+
+    def _refuse_to_start(self) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(EngineStopped("the engine was shut down before there was a replica"))
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._calls = calls = self._make_calls()
+        front = secrets.token_hex(8)
+        self._connections = Connections(calls, front, self)
+        self._requests = RoutedRequests(
+            calls,
+            self._connections,
+            front,
+            self._router,
+            self._clock,
+            self._watch,
+            adapter_paths=lambda: self.adapter_paths(),  # noqa: PLW0108 - it is set later
+        )
+        self._over = asyncio.Event()
+        self._loop = loop
+        loop.add_reader(self._inbox.fileno(), self._take_commands)
+        try:
+            self._connections.begin()
+            self._take_commands()
+            await self._over.wait()
+        finally:
+            loop.remove_reader(self._inbox.fileno())
+            self._requests.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await self._connections.aclose()
+
+    @property
+    def _known_calls(self) -> ReplicaCalls:
+        assert self._calls is not None  # noqa: S101 - made before the loop is known
+        return self._calls
+
+    async def _ask_all(self, method: Call, args: tuple[Any, ...]) -> dict[str, Any]:
+        async def ask(replica_id: str) -> Any:
+            try:
+                return await self._known_calls.call(replica_id, method, *args)
+            except ReplicaGone:
+                return None
+
+        names = list(self._described)
+        replies = await asyncio.gather(*map(ask, names))
+        return {name: reply for name, reply in zip(names, replies, strict=True) if reply is not None}
+
+    # ---- commands
+
+    def _take_commands(self) -> None:
+        self._pulse.tick()
+        self._inbox.calm()
+        for command in self._inbox.take():
+            self._do(command)
+        self._rest()
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Submit(request):
+                self._requests.add(request)
+            case Cancel() | SetPaused() | SetInterval() | EndSlow():
+                self._requests.command(command)
+            case Drain():
+                self._requests.drain()
+            case Stop():
+                self._inbox.close()
+                self._requests.end_all(FinishReason.SHUTDOWN)
+            case _:
+                raise AssertionError("replicas are asked by calls")
+
+    def _rest(self) -> None:
+        self._requests.flush()
+        self._pulse.rest()
+        if self._inbox.is_closed and self._inbox.num_open == 0:
+            self._over.set()
+
+    # ---- see `ConnectionObserver`
+
+    def joined(self, replica_id: str, ready: messages.Ready) -> None:
+        """Take a replica in."""
+        self._described = {**self._described, replica_id: ready}
+        self.on_joined(self._described)
+        if not self.ready.done():
+            self.ready.set_result(ready)
+        self._requests.joined(replica_id, int(ready.limits["num_slots"]))
+        self._rest()
+
+    def left(self, replica_id: str) -> None:
+        """Move the requests of a replica that is drained."""
+        self._forget(replica_id)
+        self._requests.left(replica_id)
+        self._rest()
+
+    def lost(self, replica_id: str, why: str) -> None:
+        """Continue the requests of a replica that died elsewhere."""
+        self._num_lost += 1
+        self._watch.restarted()
+        _log.warning("replica %s is lost: %s", replica_id, why)
+        self._forget(replica_id)
+        self._requests.lost(replica_id, why)
+        self._rest()
+
+    def received(self, replica_id: str, parts: list[messages.Part]) -> None:
+        """Deliver what a replica reports."""
+        self._pulse.tick()
+        self._requests.received(replica_id, parts)
+        self._rest()
+
+    def _forget(self, replica_id: str) -> None:
+        if replica_id in self._described:
+            self._described = {name: one for name, one in self._described.items() if name != replica_id}
+            self._since_s = self._clock.now()
+            self.on_gone(replica_id)
+            self.on_joined(self._described)

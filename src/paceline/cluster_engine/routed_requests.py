@@ -1,0 +1,383 @@
+"""The open requests of an engine over replicas: sent to one, continued on another, ended. On the dispatcher's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from paceline.clock import Clock
+from paceline.cluster import PromptBlocks, hash_prompt
+from paceline.cluster_engine.connections import Connections
+from paceline.cluster_engine.placements import Placements, ReplicaPlacement
+from paceline.cluster_engine.replica_calls import ReplicaCalls, ReplicaGone
+from paceline.cluster_engine.suspects import MAX_DEATHS, Suspects
+from paceline.engine.adapters import name_of
+from paceline.engine.commands import Cancel, EndSlow, RequestCommand, SetInterval, SetPaused
+from paceline.engine.executor import as_paceline_error
+from paceline.engine.output_router import OutputRouter
+from paceline.engine.worker import messages
+from paceline.engine.worker.front_requests import FrontRequests
+from paceline.engine.worker.relay import moved_in_time, part_moved_in_time, renamed
+from paceline.engine.worker.worker_telemetry import RequestsWatch
+from paceline.errors import EngineDied
+from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.finisher import due_reason
+from paceline.scheduling.sequence import Request
+from paceline.streaming.chunk import FinishReason
+
+_log = logging.getLogger("paceline.cluster")
+
+GRACE_S: Final = 2.0
+"""What a replica gets to end a request whose deadline has passed, or that was cancelled, before it is ended here."""
+
+_BACK_OFF_S: Final = 0.1  # before a request is sent again that no replica took
+
+
+class RoutedRequests(FrontRequests):
+    """What is known of each request, where it is, and whom replicas died of."""
+
+    def __init__(  # noqa: PLR0913 - what a front has, and what connects it
+        self,
+        calls: ReplicaCalls,
+        connections: Connections,
+        front: str,
+        router: OutputRouter,
+        clock: Clock,
+        watch: RequestsWatch,
+        *,
+        adapter_paths: Callable[[], Mapping[str, str]],
+    ) -> None:
+        super().__init__(router, clock, watch)
+        self._adapter_paths = adapter_paths
+        self._calls, self._connections, self._front = calls, connections, front
+        self._placements, self._suspects = Placements(), Suspects()
+        self._sending: dict[int, asyncio.Task[None]] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._commands: defaultdict[str, list[bytes]] = defaultdict(list)
+        self._telling: set[asyncio.Task[None]] = set()
+        self._leaving: set[str] = set()  # replicas that go on with what they have, as there is no other
+        self._num_slots: dict[str, int] = {}
+        self._heeds_readers = True
+
+    # ---- callers
+
+    def add(self, request: Request | EmbeddingRequest) -> None:
+        """Add a new request, and send it to a replica."""
+        self._replay_log.add(request)
+        self._watch.queued(request)
+        self._set_timer(request.key)
+        self._send(request.key)
+
+    def command(self, command: RequestCommand) -> None:
+        """Do what a caller wants with a request."""
+        request = self._replay_log.find(command.key)
+        if request is None:
+            return
+        match command:
+            case Cancel(key):
+                request.cancelled = True
+                self._end_or_tell(key, command)
+            case EndSlow(key):
+                if isinstance(request, Request):
+                    request.is_slow = True
+                    self._end_or_tell(key, command)
+            case SetPaused(key, is_paused):
+                self._set_paused(key, is_paused=is_paused)
+            case SetInterval(key, interval):
+                if isinstance(request, Request):
+                    request.set_interval(interval)
+                    if request.params.prompt_logprobs is None:  # as in `OpenRequests`
+                        self._tell(key, command)
+
+    def drain(self) -> None:
+        """Wait for slow readers no longer."""
+        self._heeds_readers = False
+        for key in self._replay_log:
+            self._set_paused(key, is_paused=False)
+
+    def close(self) -> None:
+        """End all tasks and timers; the requests have ended."""
+        for task in (*self._sending.values(), *self._telling):
+            task.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def _set_paused(self, key: int, *, is_paused: bool) -> None:
+        request, is_paused = self._replay_log.find(key), is_paused and self._heeds_readers
+        if not isinstance(request, Request) or request.is_paused == is_paused:
+            return
+        request.is_paused = is_paused
+        self._watch.paused(key, is_paused)
+        self._tell(key, SetPaused(key, is_paused))
+        if is_paused:
+            self._suspects.forget(key)
+            self._send_next()
+
+    def _end_or_tell(self, key: int, command: RequestCommand) -> None:
+        """Have the replica end a request in order; end one here that is on no replica."""
+        placement = self._placements.find(key)
+        if placement is None or placement.replica_id is None:
+            self._end_due(key)
+            return
+        self._tell(key, command)
+        loop = asyncio.get_running_loop()
+        loop.call_later(GRACE_S, self._end_due, key)
+
+    # ---- to replicas
+
+    def _send(self, key: int) -> None:
+        """Send a request to the best replica, unless it has to wait for its turn among suspects."""
+        if self._suspects.may_go(key):
+            task = self._sending[key] = asyncio.get_running_loop().create_task(self._route(key))
+            task.add_done_callback(lambda done: self._sent(key, done))
+
+    def _sent(self, key: int, task: asyncio.Task[None]) -> None:
+        if self._sending.get(key) is task:
+            del self._sending[key]
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("a request could not be sent to a replica", exc_info=failure)
+            self.end(key, FinishReason.ERROR, as_paceline_error(failure))
+
+    async def _route(self, key: int) -> None:
+        """Send a request until a replica has it."""
+        avoid: frozenset[str] = frozenset(self._leaving)
+        while (request := self._replay_log.find(key)) is not None:
+            placement = self._placements.begin(key)
+            try:
+                frame, adapters = messages.encode(self._message(key, placement.number)), self._adapters_of(request)
+                blocks = self._blocks(request)
+                replica_id = await self._calls.route(blocks, avoid, "submit", self._front, frame, adapters)
+            except ReplicaGone as gone:
+                self._placements.end(key)
+                if gone.replica_id is not None:  # it died while it took the request in
+                    avoid |= {gone.replica_id}
+                    if self._accuse([key], str(gone)):
+                        return
+                    if not self._suspects.may_go(key):
+                        return
+                await asyncio.sleep(_BACK_OFF_S)
+                continue
+            self._arrived(placement, replica_id)
+            return
+
+    def _arrived(self, placement: ReplicaPlacement, replica_id: str) -> None:
+        """Note where a request is, and take what came of it before that was known."""
+        key = placement.key
+        if self._placements.numbered(placement.number) is None:  # it ended, or was moved, meanwhile
+            self._commands[replica_id].append(messages.encode(Cancel(placement.number)))
+            self.flush()
+            return
+        placement.replica_id = replica_id
+        self._connections.expect(replica_id)
+        early, placement.early = placement.early, []
+        request = self._replay_log.find(key)
+        if isinstance(request, Request) and request.is_paused:
+            self._tell(key, SetPaused(key, True))
+            self._suspects.forget(key)
+        if request is not None and request.cancelled:
+            self._end_or_tell(key, Cancel(key))
+        self.received(replica_id, [part for sender, part in early if sender == replica_id])
+        self.flush()
+
+    def _message(self, key: int, number: int) -> messages.Generate | messages.Embed:
+        """Return a request as a replica takes it: under its number there, with ages for times and adapters by name."""
+        message = moved_in_time(self._replay_log.message(key), -self._clock.now())
+        options = dict(message.options)
+        if options.get("lora"):
+            options["lora"] = {name_of(adapter): scale for adapter, scale in dict(options["lora"]).items()}
+        return msgspec.structs.replace(message, key=number, options=options)
+
+    def _adapters_of(self, request: Request | EmbeddingRequest) -> dict[str, str]:
+        """Return the files of a request's adapters by name: a replica that has begun since they were loaded loads them."""
+        names = {name_of(key) for key, _ in request.options.lora}
+        return {name: path for name, path in self._adapter_paths().items() if name in names and path} if names else {}
+
+    def _blocks(self, request: Request | EmbeddingRequest) -> PromptBlocks:
+        """Return what routers need to know of a request: also of what it has generated, which is computed again."""
+        if isinstance(request, EmbeddingRequest):
+            return PromptBlocks(max(1, request.num_tokens))
+        ids = [*request.prompt, *self._replay_log.generated(request.key)]
+        return PromptBlocks(len(ids)) if request.media else hash_prompt(ids, request.options)
+
+    def _tell(self, key: int, command: RequestCommand) -> None:
+        """Pass a command on to the replica that has a request; one on its way gets it when it is there."""
+        placement = self._placements.find(key)
+        if placement is not None and placement.replica_id is not None:
+            renumbered = msgspec.structs.replace(command, key=placement.number)
+            self._commands[placement.replica_id].append(messages.encode(renumbered))
+
+    def flush(self) -> None:
+        """Send the commands that were passed on, all for a replica at once."""
+        for replica_id, commands in self._commands.items():
+            task = asyncio.get_running_loop().create_task(self._command(replica_id, commands))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+        self._commands.clear()
+
+    async def _command(self, replica_id: str, commands: list[bytes]) -> None:
+        try:
+            await self._calls.call(replica_id, "command", self._front, commands)
+        except ReplicaGone:
+            return  # its requests go on elsewhere, with what they were told
+        except Exception:  # noqa: BLE001 - they are wanted by callers, who get their end in any case
+            _log.exception("replica %s did not take commands", replica_id)
+
+    # ---- of replicas
+
+    def received(self, replica_id: str, parts: list[messages.Part]) -> None:
+        """Record and deliver what a replica reports; parts of an earlier place of a request are left out."""
+        for part in parts:
+            placement = self._placements.numbered(part.key)
+            if placement is None:
+                continue
+            if placement.replica_id is None:
+                placement.early.append((replica_id, part))
+            elif placement.replica_id == replica_id:
+                self._take_placed(placement, part)
+
+    def _take_placed(self, placement: ReplicaPlacement, part: messages.Part) -> None:
+        if isinstance(part, messages.Lived):
+            placement.has_begun = True
+        self.take(part_moved_in_time(renamed(part, placement.key), self._clock.now()))
+
+    def joined(self, replica_id: str, num_slots: int) -> None:
+        """Move what waits on replicas that are drained to this one, or another."""
+        self._num_slots[replica_id] = num_slots
+        self._leaving.discard(replica_id)
+        for other in tuple(self._leaving):
+            self._move_all(other)
+
+    def left(self, replica_id: str) -> None:
+        """Take a replica's requests over, if there is another that may continue them; else it goes on with them."""
+        self._leaving.add(replica_id)
+        if self._connections.joined:
+            self._move_all(replica_id)
+        else:
+            self._leave_if_done(replica_id)
+
+    def lost(self, replica_id: str, why: str) -> None:
+        """Continue the requests of a replica that is gone; one that replicas die of ends."""
+        self._leaving.discard(replica_id)
+        self._commands.pop(replica_id, None)
+        here, num_slots = self._placements.on(replica_id), self._num_slots.pop(replica_id, 0)
+        self._accuse(_may_have_run(here, num_slots), why)
+        for placement in here:
+            self._place_again(placement)
+
+    def _move_all(self, replica_id: str) -> None:
+        for placement in self._placements.on(replica_id):
+            self._tell(placement.key, Cancel(placement.key))
+            self._place_again(placement)
+        self.flush()
+        self._leave_if_done(replica_id)
+
+    def _place_again(self, placement: ReplicaPlacement) -> None:
+        """Send a request to another replica; one of which only the release was missing ends."""
+        key = placement.key
+        request = self._replay_log.find(key)
+        self._placements.end(key)
+        if request is None:
+            return
+        reason = due_reason(request, self._clock.now())
+        if reason is not None or (isinstance(request, Request) and request.num_open == 0):
+            self.end(key, reason or FinishReason.ERROR)
+        else:
+            self._send(key)
+
+    def _leave_if_done(self, replica_id: str) -> None:
+        if replica_id in self._leaving and not self._placements.on(replica_id):
+            self._leaving.discard(replica_id)
+            self._connections.leave(replica_id)
+
+    def _accuse(self, keys: list[int], why: str) -> bool:
+        """Suspect requests after the death of their replica, and end the one that is at fault; return whether one is."""
+        guilty = self._suspects.died(keys)
+        if guilty is not None:
+            self._placements.end(guilty)
+            text = (
+                f"{MAX_DEATHS} replicas died one after the other while they had this request, the last time as the only "
+                f"suspect; the last one: {why}"
+            )
+            self.end(guilty, FinishReason.ERROR, EngineDied(text, None, ""))
+        return guilty is not None
+
+    # ---- ends
+
+    def _set_timer(self, key: int) -> None:
+        request = self._replay_log.find(key)
+        at_s = math.inf if request is None else request.deadline_s()
+        if math.isinf(at_s):
+            return
+        placement = self._placements.find(key)
+        is_placed = placement is not None and placement.replica_id is not None
+        wait_s = max(0.0, at_s - self._clock.now()) + (GRACE_S if is_placed else 0.0)
+        self._timers[key] = asyncio.get_running_loop().call_later(wait_s, self._reach_deadline, key)
+
+    def _reach_deadline(self, key: int) -> None:
+        """End a request whose deadline has passed; a replica that has it has got its time to do so."""
+        self._timers.pop(key, None)
+        request = self._replay_log.find(key)
+        if request is None:
+            return
+        placement, late_s = self._placements.find(key), self._clock.now() - request.deadline_s()
+        is_placed = placement is not None and placement.replica_id is not None
+        if late_s >= (GRACE_S if is_placed else 0.0):
+            self._end_due(key)
+        else:
+            self._set_timer(key)
+
+    def _end_due(self, key: int) -> None:
+        """End a request that was cancelled, or is past a deadline, here."""
+        request = self._replay_log.find(key)
+        reason = None if request is None else due_reason(request, self._clock.now())
+        if reason is not None:
+            self._tell(key, Cancel(key))
+            self.flush()
+            self.end(key, reason)
+
+    def _noted(self, part: messages.Part) -> None:
+        if isinstance(part, messages.Chunk) and part.drawn:
+            self._suspects.brought(part.key)
+            self._send_next()
+
+    def _forget(self, key: int) -> None:
+        placement = self._placements.end(key)
+        self._suspects.forget(key)
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        task = self._sending.pop(key, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            self._cancel_everywhere(placement)
+        if placement is not None and placement.replica_id is not None:
+            self._leave_if_done(placement.replica_id)
+        self._send_next()
+
+    def _cancel_everywhere(self, placement: ReplicaPlacement | None) -> None:
+        """Cancel a request that is on its way: whichever replica gets it, or has it already, is to let go of it."""
+        if placement is not None and placement.replica_id is None:
+            for replica_id in self._connections.joined:
+                self._commands[replica_id].append(messages.encode(Cancel(placement.number)))
+
+    def _send_next(self) -> None:
+        """Send the next suspect that waited for its turn."""
+        key = self._suspects.next()
+        if key is not None:
+            self._send(key)
+
+
+def _may_have_run(placements: list[ReplicaPlacement], num_slots: int) -> list[int]:
+    """Return the requests of a replica that may have been in its last pass: those that had begun, and the next ones.
+
+    That a request has begun is reported after its first pass.
+    """
+    begun = [one.key for one in placements if one.has_begun]
+    waiting = [one.key for one in placements if not one.has_begun]
+    return begun + waiting[: max(1, num_slots - len(begun))]

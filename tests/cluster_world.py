@@ -1,0 +1,286 @@
+"""Replicas in memory for tests of an engine over them: engines on the fake backend, each with its thread, and no process.
+
+A replica dies, is drained, hangs or is there when a test says so, and its passes wait for the test where it wants that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from paceline.clock import MonotonicClock
+from paceline.cluster import PromptBlocks
+from paceline.cluster_engine import ClusterEngine, ReplicaGone, ReplicaService
+from paceline.engine.commands import Digest, Inspect, RequestCommand
+from paceline.engine.core import Engine
+from paceline.engine.engine_thread import Runner
+from paceline.engine.executor import Executor
+from paceline.engine.inbox import Inbox
+from paceline.engine.worker import messages
+from paceline.engine.worker.black_box import BlackBox
+from paceline.engine.worker.relay import TakePart
+from paceline.engine.worker.request_preparer import RequestPreparer
+from paceline.engine.worker.socket_sink import SocketSink
+from paceline.observability.heartbeat import Heartbeat
+from paceline.observability.instruments import Instruments
+from paceline.observability.metrics import Metrics
+from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.scheduling.named_strategy import resolve_strategy
+from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.testing.fake_backend import FakeBackend, limits_of
+from paceline.testing.fake_engine_client import FakeFrontModel
+
+PATIENCE_S = 20.0  # for threads to get where they are going
+
+
+class MemoryReplica:
+    """The engine of a replica: what a worker process has, on a thread of this one. `passes`: those that may be computed."""
+
+    def __init__(self, **backend_options: Any) -> None:
+        self._takers: dict[int, TakePart] = {}
+        self._keys = itertools.count(1)
+        self._gate = threading.Condition()
+        self._allowed: float = float("inf")
+        self.num_passes = 0
+        clock = MonotonicClock()
+        backend: Any = FakeBackend(fail=self._pass, **{"eos_every": 10**9, **backend_options})
+        self.limits = limits_of(backend, backend_options.get("num_seq_ids", 8))
+        self._inbox = Inbox(2**62)
+        self._metrics = Metrics(self.limits.num_slots)
+        scheduler = Scheduler(self.limits, resolve_strategy("paced"), clock, Instruments(own=self._metrics))
+        scheduler.reports_held_back = True
+        self._sink = SocketSink(self, self._inbox, backend, lambda: None)  # type: ignore[arg-type]
+        self._box = BlackBox.create()
+        self._preparer = RequestPreparer(self._inbox, self._sink, backend, self._box)
+        engine = Engine(self._inbox, scheduler, Executor(backend, clock))
+        self._runner = Runner(engine, self._inbox, self._sink, clock, backend.abort, (backend.close,))
+        self.adapters: list[str] = []
+        self.requests: list[messages.Generate | messages.Embed] = []
+
+    # ---- passes
+
+    def hold(self) -> None:
+        """Compute no pass from now on."""
+        with self._gate:
+            self._allowed = self.num_passes
+
+    def allow(self, num_passes: float = float("inf")) -> None:
+        """Compute so many more passes."""
+        with self._gate:
+            self._allowed = self.num_passes + num_passes
+            self._gate.notify_all()
+
+    def _pass(self, _number: int, _rows: Any) -> None:
+        with self._gate:
+            self._gate.wait_for(lambda: self.num_passes < self._allowed)
+            self.num_passes += 1
+
+    # ---- a link of the sink
+
+    def send(self, data: bytes) -> None:
+        message = messages.decode_up(data)
+        if isinstance(message, messages.Happened):
+            for part in message.parts:
+                self._takers[part.key](part)
+
+    # ---- see `RelayEngine`
+
+    def relay(self, message: messages.Generate | messages.Embed, take: TakePart) -> int:
+        key = next(self._keys)
+        self.requests.append(message)
+        self._takers[key] = take
+        decoded = messages.decode_down(messages.encode(msgspec.structs.replace(message, key=key)))
+        assert isinstance(decoded, (messages.Generate, messages.Embed))
+        self._preparer.expect(key)
+        self._preparer.prepare(decoded)
+        return key
+
+    def command(self, command: RequestCommand) -> None:
+        self._preparer.pass_on(command)
+
+    def describe(self) -> messages.Ready:
+        return messages.Ready(messages.PROTOCOL, asdict(self.limits), {}, self.adapters)
+
+    def measure_media(self, question: messages.MeasureMedia) -> messages.MediaMeasured:
+        raise AssertionError("the fake backend takes no media")
+
+    def load_lora(self, name: str, path: str, *, in_place: bool = False) -> None:
+        self.adapters = [*self.adapters, name]
+
+    def unload_lora(self, name: str, *, timeout_s: float | None = 30.0) -> None:
+        self.adapters = [one for one in self.adapters if one != name]
+
+    def stats(self) -> MetricsSnapshot:
+        return self._metrics.snapshot()
+
+    def slots(self) -> SlotsSnapshot:
+        return self._sink.ask(Inspect(self._inbox.next_key())).result(PATIENCE_S)[0]  # type: ignore[no-any-return]
+
+    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Any:
+        from paceline.engine.pending_results import map_future
+
+        return map_future(
+            self._sink.ask(Digest(self._inbox.next_key(), max_prefixes, block_tokens)), lambda one: one[0]
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        return self._runner.heartbeat()
+
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        self.allow()
+        self._runner.close(drain=drain, timeout_s=timeout_s)
+        self._box.close()
+
+    @property
+    def num_open(self) -> int:
+        return self._inbox.num_open
+
+
+class MemoryCalls:
+    """`ReplicaCalls` to replicas of this process; of those that are preferred, the one with the fewest requests gets the next."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        self._changed: Callable[[frozenset[str]], None] = lambda _: None
+        self._services: dict[str, ReplicaService] = {}
+        self._gone: dict[str, asyncio.Event] = {}
+        self._members_changed = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def watch(self, changed: Callable[[frozenset[str]], None]) -> None:
+        self._changed = changed
+        self.update()
+
+    def update(self) -> None:
+        """Report the replicas of the moment. On the loop."""
+        self._members_changed.set()
+        self._members_changed = asyncio.Event()
+        self._changed(frozenset(self._world.members))
+
+    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Any, *args: Any) -> str:
+        while not self._world.members:
+            await self._members_changed.wait()
+        self._world.routed.append(prompt)
+        names = [one for one in self._world.members if one not in avoid] or list(self._world.members)
+        chosen = min(names, key=lambda one: (one not in self._world.preferred, self._service(one).num_open))
+        reply = await self.call(chosen, method, *args)
+        assert isinstance(reply, str)
+        return reply
+
+    async def call(self, replica_id: str, method: Any, *args: Any) -> Any:
+        self._check(replica_id)
+        result = await getattr(self._service(replica_id), method)(*args)
+        if (replica_id, method) in self._world.dies_of:
+            self._world.dies_of.remove((replica_id, method))
+            self.die(replica_id)
+        self._check(replica_id)
+        return result
+
+    async def stream(self, replica_id: str, method: Any, *args: Any) -> AsyncIterator[bytes]:
+        gone = self._gone.setdefault(replica_id, asyncio.Event())
+        frames = getattr(self._service(replica_id), method)(*args)
+        while True:
+            waits = [asyncio.ensure_future(anext(frames, None)), asyncio.ensure_future(gone.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waits:
+                    if not one.done():
+                        one.cancel()
+            self._check(replica_id)
+            frame = waits[0].result()
+            if frame is None:
+                return
+            yield frame
+
+    def forget(self, replica_id: str) -> None:
+        self._world.forgotten.append(replica_id)
+
+    async def aclose(self) -> None:
+        """Do nothing: the world ends the replicas."""
+
+    def die(self, replica_id: str) -> None:
+        """Have every call to a replica fail from now on. On the loop."""
+        self._world.members.pop(replica_id, None)
+        self._world.dead.add(replica_id)
+        self._gone.setdefault(replica_id, asyncio.Event()).set()
+        self.update()
+
+    def _check(self, replica_id: str) -> None:
+        if replica_id in self._world.dead:
+            raise ReplicaGone("it died", replica_id)
+
+    def _service(self, replica_id: str) -> ReplicaService:
+        self._check(replica_id)
+        if replica_id not in self._services:
+            self._services[replica_id] = ReplicaService(self._world.replicas[replica_id], replica_id)
+        return self._services[replica_id]
+
+
+class ClusterWorld:
+    """Replicas by id, and an engine over them.
+
+    members: those that take requests; preferred: those that get them, where there are any; dies_of: replica and method,
+    at the end of which that replica dies.
+    """
+
+    def __init__(self, *names: str, **backend_options: Any) -> None:
+        self._options = backend_options
+        self.replicas: dict[str, MemoryReplica] = {}
+        self.members: dict[str, None] = {}
+        self.dead: set[str] = set()
+        self.preferred: tuple[str, ...] = ()
+        self.dies_of: list[tuple[str, str]] = []
+        self.routed: list[PromptBlocks] = []
+        self.forgotten: list[str] = []
+        self._calls: MemoryCalls | None = None
+        for name in names:
+            self._make(name)
+
+    def _make(self, name: str) -> None:
+        self.replicas[name] = MemoryReplica(**self._options)
+        self.members[name] = None
+
+    def engine(self, **options: Any) -> ClusterEngine:
+        """Return an engine over them."""
+        return ClusterEngine([], options, self._make_calls, front_model=FakeFrontModel())
+
+    def _make_calls(self) -> MemoryCalls:
+        self._calls = MemoryCalls(self)
+        return self._calls
+
+    def add(self, name: str) -> None:
+        """Start another replica."""
+        self._make(name)
+        self._on_loop(self._known.update)
+
+    def drain(self, name: str) -> None:
+        """Have a replica take no more requests; it goes on with what it has."""
+        self.members.pop(name)
+        self._on_loop(self._known.update)
+
+    def kill(self, name: str) -> None:
+        """Have a replica die."""
+        self._on_loop(lambda: self._known.die(name))
+
+    @property
+    def _known(self) -> MemoryCalls:
+        assert self._calls is not None
+        return self._calls
+
+    def _on_loop(self, do: Callable[[], None]) -> None:
+        async def run() -> None:
+            do()
+
+        asyncio.run_coroutine_threadsafe(run(), self._known.loop).result(PATIENCE_S)
+
+    def close(self) -> None:
+        for one in self.replicas.values():
+            one.close()

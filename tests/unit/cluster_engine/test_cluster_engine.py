@@ -1,0 +1,329 @@
+"""An engine over replicas: streams survive replicas, each token once, and every request ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.cluster_world import PATIENCE_S, ClusterWorld
+
+from paceline.cluster_engine import ClusterEngine
+from paceline.cluster_engine.cluster_client import ClusterSettings
+from paceline.engine.adapters import LoraAdapter
+from paceline.errors import Aborted, EngineDied, QueueFull, Unsupported
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk
+from paceline.testing.fake_backend import FakeBackend
+from paceline.testing.fake_engine_client import FakeEngineClient, FakeFrontModel
+
+
+@contextmanager
+def cluster(*names: str, **options: Any) -> Iterator[tuple[ClusterWorld, ClusterEngine]]:
+    world = ClusterWorld(*names)
+    engine = world.engine(**options)
+    wait_for(lambda: len(engine.replicas) == len(names))
+    try:
+        yield world, engine
+    finally:
+        engine.close()
+        world.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait for other threads to get somewhere."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.001)
+
+
+def submit(engine: ClusterEngine, prompt: str, max_tokens: int = 20, **options: Any) -> StreamChannel:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=7, n=options.pop("n", 1))
+    return engine.accept(engine.prepare(prompt, params, RequestOptions(**options)))
+
+
+def read(channel: StreamChannel) -> list[StreamChunk]:
+    """Return all chunks; each token once, and one end."""
+    chunks: list[StreamChunk] = []
+    reader = threading.Thread(target=lambda: chunks.extend(channel), daemon=True)
+    reader.start()
+    reader.join(PATIENCE_S)
+    assert not reader.is_alive(), "the stream has no end"
+    for choice in {one.choice for one in chunks}:
+        index = 0
+        for chunk in (one for one in chunks if one.choice == choice):
+            assert chunk.index == index
+            index += len(chunk.token_ids)
+    assert [one.usage is not None for one in chunks] == [False] * (len(chunks) - 1) + [True]
+    return chunks
+
+
+def tokens(chunks: list[StreamChunk], choice: int = 0) -> list[int]:
+    return [token for one in chunks if one.choice == choice for token in one.token_ids]
+
+
+def alone(prompt: str, max_tokens: int) -> list[int]:
+    """Return what one engine generates by itself."""
+    engine = FakeEngineClient(backend=FakeBackend(eos_every=10**9))
+    try:
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=7)
+        return tokens(list(engine.accept(engine.prepare(prompt, params, RequestOptions()))))
+    finally:
+        engine.close()
+
+
+def test_requests_run_on_all_replicas_and_give_what_one_engine_gives() -> None:
+    """Requests are spread over the replicas, and each gets the tokens that one engine would have drawn."""
+    with cluster("a", "b") as (world, engine):
+        for one in world.replicas.values():
+            one.hold()
+        channels = [submit(engine, f"prompt {index}") for index in range(4)]
+        wait_for(lambda: all(one.num_open == 2 for one in world.replicas.values()))
+        for one in world.replicas.values():
+            one.allow()
+        assert [tokens(read(one)) for one in channels] == [alone(f"prompt {index}", 20) for index in range(4)]
+
+
+def test_a_stream_goes_on_where_its_replica_died() -> None:
+    """A replica that dies in the middle of a stream costs no token, and none comes twice."""
+    with cluster("a", "b") as (world, engine):
+        world.preferred = ("a",)
+        world.replicas["a"].hold()
+        world.replicas["a"].allow(8)
+        channel = submit(engine, "a fox")
+        wait_for(lambda: channel.num_buffered >= 5)
+        world.kill("a")
+        assert tokens(read(channel)) == alone("a fox", 20)
+        states = world.replicas["b"].requests[0].states  # type: ignore[union-attr]
+        assert states[0] is not None and len(states[0].token_ids) >= 5
+
+
+def test_a_drained_replica_hands_its_streams_over() -> None:
+    """A replica that is drained loses its streams to another one at once, and lets their slots go."""
+    with cluster("a", "b") as (world, engine):
+        world.preferred = ("a",)
+        world.replicas["a"].hold()
+        world.replicas["a"].allow(8)
+        channel = submit(engine, "a hare")
+        wait_for(lambda: channel.num_buffered >= 5)
+        world.drain("a")
+        assert tokens(read(channel)) == alone("a hare", 20)
+        world.replicas["a"].allow()
+        wait_for(lambda: world.replicas["a"].num_open == 0)
+        assert len(world.replicas["b"].requests) == 1
+
+
+def test_the_only_replica_goes_on_while_it_is_drained() -> None:
+    """A replica that is drained while there is no other one keeps its streams, until there is one."""
+    with cluster("a") as (world, engine):
+        world.replicas["a"].hold()
+        world.replicas["a"].allow(8)
+        channel = submit(engine, "a wolf")
+        wait_for(lambda: channel.num_buffered >= 5)
+        world.drain("a")
+        world.add("b")
+        assert tokens(read(channel)) == alone("a wolf", 20)
+        assert len(world.replicas["b"].requests) == 1
+
+
+def test_a_request_waits_for_the_first_replica() -> None:
+    """Requests that come while there is no replica run on the next one."""
+    with cluster("a") as (world, engine):
+        world.kill("a")
+        channel = submit(engine, "a bear")
+        world.add("b")
+        assert tokens(read(channel)) == alone("a bear", 20)
+
+
+def test_choices_go_on_where_they_were() -> None:
+    """All choices of a request survive the death of its replica."""
+    with cluster("a", "b") as (world, engine):
+        world.preferred = ("a",)
+        expected = [tokens(read(submit(engine, "three", n=3)), choice) for choice in range(3)]
+        world.replicas["a"].hold()
+        world.replicas["a"].allow(9)
+        channel = submit(engine, "three", n=3)
+        wait_for(lambda: channel.num_buffered >= 6)
+        world.kill("a")
+        chunks = read(channel)
+        assert [tokens(chunks, choice) for choice in range(3)] == expected
+
+
+def test_a_cancel_frees_the_slot_where_it_is() -> None:
+    """A caller that leaves its stream frees the slot of the replica that has it."""
+    with cluster("a", "b") as (world, engine):
+        channel = submit(engine, "endless", max_tokens=100_000)
+        wait_for(lambda: channel.num_buffered >= 3)
+        channel.cancel()
+        assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
+        wait_for(lambda: all(one.num_open == 0 for one in world.replicas.values()))
+        wait_for(lambda: engine.num_open == 0)
+
+
+def test_a_cancel_ends_a_request_without_a_replica() -> None:
+    """A request that waits for a replica ends at once when it is cancelled."""
+    with cluster("a") as (world, engine):
+        world.kill("a")
+        channel = submit(engine, "nobody")
+        channel.cancel()
+        assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
+
+
+def test_a_deadline_counts_while_there_is_no_replica() -> None:
+    """A request's time runs while it waits for a replica, and it ends with DEADLINE."""
+    with cluster("a") as (world, engine):
+        world.kill("a")
+        chunks = read(submit(engine, "late", timeout_s=0.05))
+        assert chunks[-1].finish_reason is FinishReason.DEADLINE
+
+
+def test_a_deadline_ends_a_request_of_a_replica_that_hangs() -> None:
+    """A replica that does not end a request in time does not keep its caller."""
+    with cluster("a") as (world, engine):
+        world.replicas["a"].hold()
+        chunks = read(submit(engine, "stuck", timeout_s=0.05))
+        assert chunks[-1].finish_reason is FinishReason.DEADLINE
+
+
+def test_a_request_that_replicas_die_of_ends() -> None:
+    """A request on which three replicas died in a row ends with an error; others that were there with it go on."""
+    with cluster("a", "b", "c", "d") as (world, engine):
+        for name in ("a", "b", "c"):
+            world.replicas[name].hold()
+        world.preferred = ("a",)
+        guilty, innocent = submit(engine, "guilty"), submit(engine, "innocent")
+        for name, following in (("a", "b"), ("b", "c"), ("c", "d")):
+            arrive(world, engine, name)
+            world.preferred = (following,)
+            world.kill(name)
+        last = read(guilty)[-1]
+        assert isinstance(last.error, EngineDied)
+        assert "3 replicas died" in str(last.error)
+        assert tokens(read(innocent)) == alone("innocent", 20)
+        assert tokens(read(submit(engine, "after"))) == alone("after", 20)
+
+
+def arrive(world: ClusterWorld, engine: ClusterEngine, name: str) -> None:
+    """Wait until the guilty request is on a replica, as far as the engine knows."""
+    requests = engine._dispatcher._requests
+
+    def is_there() -> bool:
+        there = [requests._replay_log.find(one.key) for one in requests._placements.on(name)]
+        return any(one is not None and one.prompt == list(b"guilty") for one in there)
+
+    wait_for(is_there)
+
+
+def test_a_replica_that_dies_while_it_takes_a_request_in_costs_nothing() -> None:
+    """A request whose submission was the last thing that a replica did goes on elsewhere."""
+    with cluster("a", "b") as (world, engine):
+        world.preferred = ("a",)
+        world.dies_of = [("a", "submit")]
+        assert tokens(read(submit(engine, "first"))) == alone("first", 20)
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    """The bound of the queue is that of all replicas together, and a request that finds no room is refused."""
+    with cluster("a", "b", max_queue=2) as (world, engine):
+        for one in world.replicas.values():
+            one.hold()
+        room = 2 * (world.replicas["a"].limits.num_slots + 2)
+        channels = [submit(engine, str(index)) for index in range(room)]
+        with pytest.raises(QueueFull):
+            submit(engine, "one too many")
+        for one in world.replicas.values():
+            one.allow()
+        assert all(read(one) for one in channels)
+        assert tokens(read(submit(engine, "again"))) == alone("again", 20)
+
+
+def test_a_closed_engine_ends_its_streams() -> None:
+    """Closing ends what is open with SHUTDOWN."""
+    with cluster("a") as (world, engine):
+        world.replicas["a"].hold()
+        channel = submit(engine, "long")
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        assert read(channel)[-1].finish_reason is FinishReason.SHUTDOWN
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive()
+
+
+def test_draining_lets_streams_finish() -> None:
+    """Closing with drain waits for open streams."""
+    with cluster("a") as (_, engine):
+        channel = submit(engine, "whole")
+        engine.close(drain=True)
+        assert tokens(read(channel)) == alone("whole", 20)
+
+
+def test_slots_and_metrics_are_those_of_all_replicas() -> None:
+    """Slots stand one behind the other, and counters are sums over the replicas."""
+    with cluster("a", "b") as (world, engine):
+        for index in range(4):
+            read(submit(engine, f"x{index}"))
+        assert len(engine.slots()) == sum(one.limits.num_slots for one in world.replicas.values())
+        assert engine.config.num_slots == len(engine.slots())
+        assert set(engine.replica_slots()) == {"a", "b"}
+        stats = engine.stats()
+        assert stats.completed == 4
+        assert stats.number("paceline_tokens_generated_total") == 80
+        assert set(engine.replica_stats()) == {"a", "b"}
+
+
+def test_embeddings_survive_a_replica() -> None:
+    """Texts to embed get their vectors from another replica where theirs died."""
+    with cluster("a", "b") as (world, engine):
+        expected = engine.embed(["one", "two"], None, RequestOptions()).result(PATIENCE_S)
+        world.preferred = ("a",)
+        world.dies_of = [("a", "submit")]
+        found = engine.embed(["one", "two"], None, RequestOptions()).result(PATIENCE_S)
+        assert [list(one) for one in found] == [list(one) for one in expected]
+
+
+def test_saved_prefixes_are_refused() -> None:
+    """What would be a file of one machine is refused, and requests go on."""
+    with cluster("a") as (_, engine):
+        with pytest.raises(Unsupported, match="files of one machine"):
+            engine.save_prefix("x", "text", RequestOptions())
+        assert read(submit(engine, "fine"))
+
+
+def test_events_are_read_on_after_a_stream_of_them_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of events ends after some frames, and the next one begins where it ended."""
+    monkeypatch.setattr("paceline.cluster_engine.replica_service.STREAM_FRAMES", 3)
+    with cluster("a") as (_, engine):
+        assert tokens(read(submit(engine, "a long one", max_tokens=200))) == alone("a long one", 200)
+
+
+def test_a_replica_that_is_gone_is_forgotten() -> None:
+    """What was known of the calls to a dead or drained replica is let go of."""
+    with cluster("a", "b", "c") as (world, engine):
+        world.kill("a")
+        world.drain("b")
+        assert read(submit(engine, "on the last one"))
+        wait_for(lambda: set(world.forgotten) == {"a", "b"})
+
+
+def test_waiting_for_a_first_replica_can_be_cancelled() -> None:
+    """An engine that finds no replica ends when it is told to."""
+    world, cancel = ClusterWorld(), threading.Event()
+    threading.Timer(0.05, cancel.set).start()
+    with pytest.raises(Aborted):
+        ClusterEngine([], {}, world._make_calls, ClusterSettings(cancel=cancel), FakeFrontModel())
+
+
+def test_a_replica_that_began_later_loads_the_adapters_of_its_requests() -> None:
+    """An adapter that was loaded by all replicas is there for requests on the next one, too."""
+    with cluster("a") as (world, engine):
+        engine._adapters.add(LoraAdapter("pirate", "/somewhere/pirate.gguf", "pirate"))
+        world.add("b")
+        world.kill("a")
+        chunks = read(submit(engine, "ahoy", lora={"pirate": 1.0}))
+        assert world.replicas["b"].adapters == ["pirate"]
+        assert "pirate" in str(chunks[-1].error)  # which the fake backend of this replica does not know

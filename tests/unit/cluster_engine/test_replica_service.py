@@ -1,0 +1,193 @@
+"""A replica's side: sessions of fronts, and what is reported to routers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from tests.cluster_world import PATIENCE_S, MemoryReplica
+
+from paceline.cluster import ReplicaReport, Router, hash_prompt
+from paceline.cluster_engine import ReplicaService
+from paceline.cluster_engine.replica_service import LEASE_S, SNAPSHOT_EVERY
+from paceline.engine.commands import Cancel
+from paceline.engine.worker import messages
+from paceline.errors import EngineStopped, PacelineError
+from paceline.request import RequestOptions
+from paceline.streaming import FinishReason
+from paceline.testing.fake_backend import ManualClock
+
+
+def with_service(test: Callable[[ReplicaService, MemoryReplica, ManualClock], Awaitable[None]]) -> None:
+    """Run a test on an event loop, with a service."""
+    replica, clock = MemoryReplica(), ManualClock()
+
+    async def run() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await test(ReplicaService(replica, "r", clock=clock), replica, clock)
+
+    try:
+        asyncio.run(run())
+    finally:
+        replica.close()
+
+
+def generate(key: int, prompt: bytes = b"a prompt", **params: Any) -> bytes:
+    return messages.encode(
+        messages.Generate(
+            key=key,
+            prompt=list(prompt),
+            params={"max_tokens": 5, "ignore_eos": True, "seed": 1, **params},
+            options={},
+            echo="",
+            submitted_s=-0.5,
+            life=messages.Life(),
+            states=[None],
+        )
+    )
+
+
+async def parts(frames: AsyncIterator[bytes]) -> list[messages.Part]:
+    """Return the next frame's parts."""
+    message = messages.decode_up(await anext(frames))
+    assert isinstance(message, messages.Happened)
+    return message.parts
+
+
+async def until_freed(frames: AsyncIterator[bytes], key: int) -> list[messages.Part]:
+    found: list[messages.Part] = []
+    while not any(isinstance(one, messages.Freed) and one.key == key for one in found):
+        found += [one for one in await parts(frames) if one.key == key]
+    return found
+
+
+def test_each_front_gets_the_parts_of_its_own_requests() -> None:
+    """Two fronts may use the same keys."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        assert await service.submit("one", generate(1, b"first"), {}) == "r"
+        await service.submit("two", generate(1, b"second"), {})
+        for front in ("one", "two"):
+            found = await until_freed(service.events(front), 1)
+            drawn = [token for one in found if isinstance(one, messages.Chunk) for token in one.drawn]
+            assert len(drawn) == 5
+        assert service.num_open == 0
+
+    with_service(test)
+
+
+def test_times_travel_as_ages() -> None:
+    """A request's age at its front is its age here, whatever the clocks say."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        clock.advance(1000)
+        await service.submit("one", generate(1), {})
+        assert replica.requests[0].submitted_s == pytest.approx(clock.now() - 0.5)
+
+    with_service(test)
+
+
+def test_what_is_wrong_with_a_request_is_its_last_part() -> None:
+    """An engine that refuses a request says so to its front, and takes the next one."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        await service.submit("one", generate(1, temperature=-3.0), {})
+        (failed,) = await parts(service.events("one"))
+        assert isinstance(failed, messages.Failed)
+        assert isinstance(failed.error, PacelineError)
+        await service.submit("one", generate(2), {})
+        assert await until_freed(service.events("one"), 2)
+
+    with_service(test)
+
+
+def test_a_cancel_may_overtake_its_request() -> None:
+    """A request that was cancelled before it came does not begin."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        await service.command("one", [messages.encode(Cancel(1))])
+        await service.submit("one", generate(1), {})
+        assert replica.requests == []
+
+    with_service(test)
+
+
+def test_a_front_that_died_leaves_no_request_behind() -> None:
+    """The requests of a front that does not renew its session are cancelled, its reader ends, and another front stays."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        replica.hold()
+        await service.submit("dead", generate(1, max_tokens=100_000), {})
+        first = await service.renew("dead")
+        reading = asyncio.ensure_future(_all(service.events("dead")))
+        await asyncio.sleep(0)
+        clock.advance(LEASE_S + 1)
+        await service.submit("alive", generate(1), {})
+        await service.renew("alive")
+        replica.allow()
+        found = await until_freed(service.events("alive"), 1)
+        assert [
+            one.chunk.finish_reason for one in found if isinstance(one, messages.Chunk) and one.is_last and one.chunk
+        ] == [FinishReason.LENGTH]
+        await reading
+        while replica.num_open:
+            await asyncio.sleep(0.001)
+        assert await service.renew("dead") != first
+
+    with_service(test)
+
+
+async def _all(frames: AsyncIterator[bytes]) -> list[bytes]:
+    return [one async for one in frames]
+
+
+def test_health_is_the_engines() -> None:
+    """A replica whose engine has ended is not healthy."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        await service.check_health()
+        replica.close()
+        with pytest.raises(EngineStopped, match="is ended"):
+            await service.check_health()
+
+    with_service(test)
+
+
+def test_routers_that_miss_reports_catch_up() -> None:
+    """A router that sees every third report, or begins late, knows what is cached, soon."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        often, late = Router(Random(1)), Router(Random(1))
+        frames = service.events("one")
+        for number in range(3 * SNAPSHOT_EVERY):
+            prompt = bytes(97 + number % 26 for _ in range(130))
+            await service.submit("one", generate(number, prompt), {})
+            await until_freed(frames, number)
+            stats = msgspec.msgpack.decode(
+                msgspec.msgpack.encode(await service.routing_stats()), type=type(await service.routing_stats())
+            )
+            for router, sees in ((often, number % 3 == 0), (late, number >= 2 * SNAPSHOT_EVERY)):
+                for update in stats.updates if sees else ():
+                    router.observe("r", ReplicaReport(state=stats.state, load=stats.load, digest=update), float(number))
+        last = hash_prompt(list(prompt), RequestOptions())
+        for router in (often, late):
+            assert router.rank(last, ["r"], 1e6)[0].num_cached == 128
+
+    with_service(test)
+
+
+def test_scaling_depends_on_what_came_since_the_last_look() -> None:
+    """Waiting and latency are means of the moment; an idle replica reports none."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        await service.submit("one", generate(1, max_tokens=20), {})
+        await until_freed(service.events("one"), 1)
+        first = await service.scaling_stats()
+        assert first["itl_s"] > 0
+        assert await service.scaling_stats() == {"queue_s": 0.0, "itl_s": 0.0, "busy": 0.0}
+
+    with_service(test)
