@@ -1,4 +1,5 @@
 import { type ReadonlySignal, type Signal, batch, computed, signal } from "@preact/signals";
+import { messageOf } from "../api/errors";
 import { type Begun, canContinue, chatBody } from "./chat_body";
 import type { ConversationDatabase } from "./database";
 import { type Attachment, type Conversation, type Message, newConversation, newId, titleOf } from "./model";
@@ -69,6 +70,7 @@ export class ConversationStore {
   readonly #open = new Map<string, Promise<OpenConversation | null>>();
   readonly #places = new Map<string, string>(); // conversations of replies
   readonly #saves = new Map<string, { timer: ReturnType<typeof setTimeout>; opened: OpenConversation }>();
+  readonly #writes = new Set<Promise<void>>();
   readonly #tabs: TabChannel;
 
   constructor(
@@ -207,6 +209,13 @@ export class ConversationStore {
   /** Write now what waits to be written. */
   async flush(): Promise<void> {
     await Promise.all([...this.#saves].map(([id, { opened }]) => this.#saveNow(opened, id)));
+    await Promise.all(this.#writes);
+  }
+
+  /** Write what waits to be written, and hear no more of other tabs. */
+  async close(): Promise<void> {
+    this.#tabs.close();
+    await this.flush();
   }
 
   async #read(id: string): Promise<OpenConversation | null> {
@@ -317,16 +326,21 @@ export class ConversationStore {
   }
 
   async #saving(save: () => Promise<void>): Promise<void> {
-    try {
-      await save();
-    } catch (error) {
-      this.failure.value = `The browser could not save this: ${error instanceof Error ? error.message : String(error)}`;
-    }
+    const write = save().catch((error: unknown) => {
+      this.failure.value = `The browser could not save this: ${messageOf(error)}`;
+    });
+    this.#writes.add(write);
+    await write;
+    this.#writes.delete(write);
   }
 
   async #otherTab(message: TabMessage): Promise<void> {
-    this.list.value = await this.database.conversations();
-    if (message.kind !== "message") return;
+    if (message.kind === "list") {
+      this.list.value = await this.database.conversations();
+      return;
+    }
+    const facts = await this.database.conversation(message.conversation);
+    if (facts) this.#list(facts);
     const opened = await this.#open.get(message.conversation);
     if (!opened || this.replies.peek().has(message.message)) return;
     const saved = await this.database.message(message.message);

@@ -13,7 +13,9 @@ const MOST_DEPTH = 24; // of nested quotes and lists; what is deeper is shown as
  */
 export function Markdown({ text }: { text: string }): VNode {
   const tokens = lexed(text);
-  const links = Object.keys((tokens as { links?: object }).links ?? {}).length;
+  const links = Object.values((tokens as { links?: Record<string, { href: string }> }).links ?? {})
+    .map((one) => one.href)
+    .join(" ");
   return (
     <div class="markdown">
       {tokens.map((token, index) => (
@@ -23,9 +25,12 @@ export function Markdown({ text }: { text: string }): VNode {
   );
 }
 
-/** One block. It is drawn again only where its source changes, so that a text that grows costs its last block. */
-class Block extends Component<{ token: Token; links: number }> {
-  override shouldComponentUpdate(next: { token: Token; links: number }): boolean {
+/**
+ * One block. It is drawn again only where its source changes, so that a text that grows costs its last block. links: the
+ * addresses of `[x]: address`, which may come later.
+ */
+class Block extends Component<{ token: Token; links: string }> {
+  override shouldComponentUpdate(next: { token: Token; links: string }): boolean {
     const { token, links } = this.props;
     return token.raw !== next.token.raw || token.type !== next.token.type || links !== next.links;
   }
