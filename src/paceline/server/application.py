@@ -25,6 +25,7 @@ from paceline.server.api_errors import (
     error_response,
     llama_error_body,
 )
+from paceline.server.engine_events import engine_routes, page_facts
 from paceline.server.exposition import metrics_routes
 from paceline.server.in_flight import ByteBudget
 from paceline.server.json_bodies import LLAMA_ERRORS
@@ -74,6 +75,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     for own_routes in (
         health_routes(service),
         start_page_routes(settings, lambda: server_facts(service)),
+        page_facts.page_routes(settings, lambda: [page_facts.model_entry(service)], is_router=False),
         openai_routes.cancel_routes(service),
         stream_routes.routes(service.resumable_streams),
     ):
@@ -116,6 +118,8 @@ def add_model_routes(app: FastAPI, service: Service) -> None:
             service.wake()
 
     app.include_router(metrics_routes(service))
+    app.include_router(engine_routes.routes(service))
+    app.include_router(page_facts.model_routes(service))
     sleeps = bool(service.settings.engine_options.get("sleep_idle_s"))
     for api in (openai_routes, responses_routes, anthropic_routes, ollama_routes, llama_routes):
         app.include_router(api.routes(service), dependencies=[Depends(wake)] if sleeps else None)
