@@ -45,6 +45,7 @@ from paceline.server.responses_api.response_store import ResponseStore
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.settings import ServerSettings
+from paceline.server.web_page import WebPage
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
@@ -104,6 +105,7 @@ class Service:
         self.resumable_streams, self.response_store = self.kept.resumable_streams, self.kept.response_store
         self.closing_error: PacelineError | None = None
         self.engine_watch = EngineWatch(self.engine, self._why_ended)
+        self.page = WebPage.of(settings)
         self.http_metrics = HttpMetrics()
         self.body_budget = ByteBudget(max_body_bytes(settings))
         self.media_marker = settings.media_marker or f"<__media_{secrets.token_hex(16)}__>"

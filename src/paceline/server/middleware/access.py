@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -203,10 +203,13 @@ _INVALID_KEY = ApiError(
 
 
 class ApiKeys:
-    """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant."""
+    """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
-        self._app = app
+    is_page: whether a route is a file of the web page, which is public too: it asks for a key itself.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], is_page: Callable[[str], bool] = lambda _: False) -> None:
+        self._app, self._is_page = app, is_page
         self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,7 +222,7 @@ class ApiKeys:
         if found is not None:
             context = RequestContext.of(scope)
             context.key_digest, context.tenant = found
-        elif path not in PUBLIC:
+        elif path not in PUBLIC and not (scope["method"] in ("GET", "HEAD") and self._is_page(path)):
             await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -55,7 +55,7 @@ def own_routers(service: RouterService) -> list[APIRouter]:
     """Return the routes that are no model's."""
     return [
         _health_routes(service),
-        start_page_routes(service.settings, lambda: _facts(service)),
+        start_page_routes(service.settings, service.page, lambda: _facts(service)),
         page_routes(service.settings, lambda: page_entries(service.models), is_router=True),
         _cancel_routes(service),
         stream_routes.routes(service.kept.resumable_streams),
