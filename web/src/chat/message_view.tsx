@@ -12,7 +12,8 @@ import { Icon, type IconName } from "../ui/icon";
 import { memo } from "../ui/memo";
 import { goTo } from "../ui/route";
 import { MessageEditor } from "./message_editor";
-import { costsOf, shownCount } from "./numbers";
+import { shownCount } from "../ui/shown";
+import { costsOf } from "./numbers";
 import { ToolCalls } from "./tool_calls";
 
 interface Props {

@@ -1,11 +1,5 @@
 import type { Message } from "../conversations/model";
-
-const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
-
-/** Return a count as people read it. */
-export function shownCount(value: number): string {
-  return WHOLE.format(value);
-}
+import { shownCount, shownRate } from "../ui/shown";
 
 /** Return what a reply cost, as short texts with their explanations. */
 export function costsOf(message: Message): Array<{ text: string; help: string; isCached?: boolean }> {
@@ -18,7 +12,7 @@ export function costsOf(message: Message): Array<{ text: string; help: string; i
     help: "Tokens of the reply, thinking included",
   });
   const rate = timings?.predicted_per_second ?? 0;
-  if (rate > 0) costs.push({ text: `${rate < 10 ? rate.toFixed(1) : shownCount(rate)} tokens/s`, help: "While it was generated" });
+  if (rate > 0) costs.push({ text: `${shownRate(rate)} tokens/s`, help: "While it was generated" });
   costs.push({ text: `prompt ${shownCount(usage.prompt_tokens)}`, help: "Tokens of the conversation before the reply" });
   if (cached > 0) {
     const from = usage.prompt_tokens_details?.cached_from;

@@ -41,7 +41,7 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
         value={facts.system}
         onChange={(system) => app.store.update(opened, { system })}
       />
-      {groupsOf(model?.parameters ?? []).map(([group, fields]) => (
+      {groupsOf((model?.parameters ?? []).filter((one) => one.name !== "json_schema")).map(([group, fields]) => (
         <Group name={group} isOpen={group === "Length" || group === "Sampling"} numSet={fields.filter((one) => one.name in facts.parameters).length}>
           {fields.map((field) => (
             <ParameterInput key={field.name} field={field} shown={shownParameter(facts.parameters, field)} onChange={(value) => set(field, value)} />

@@ -1,6 +1,8 @@
 import type { Attachment, Conversation, Message } from "./model";
 import { parseJson } from "./parameters";
 
+const CONSTRAINTS = ["json_schema", "grammar", "regex", "lark", "choice"] as const;
+
 type Part = Record<string, unknown>;
 
 /** What a reply is continued from, when its stream is lost. tokens: generated so far. */
@@ -34,7 +36,9 @@ export function chatBody(conversation: Conversation, path: readonly Message[], b
 
 /** Return whether a reply that is lost can be continued where it was; otherwise it starts again. */
 export function canContinue(conversation: Conversation, message: Message): boolean {
-  const isConstrained = conversation.schema.trim() !== ""; // a grammar begins at the first character
+  const { parameters, schema } = conversation;
+  // A grammar begins at the first character.
+  const isConstrained = schema.trim() !== "" || CONSTRAINTS.some((name) => parameters[name] !== undefined);
   return message.content !== "" && !message.toolCalls?.length && !isConstrained;
 }
 
@@ -43,8 +47,10 @@ function continueIn(body: Record<string, unknown>, messages: Part[], begun: Begu
   if (begun.reasoning) last["reasoning_content"] = begun.reasoning;
   messages.push(last);
   body["continue_final_message"] = true;
-  const most = body["max_completion_tokens"];
-  if (typeof most === "number") body["max_completion_tokens"] = Math.max(1, most - begun.tokens);
+  for (const name of ["max_tokens", "max_completion_tokens"]) {
+    const most = body[name];
+    if (typeof most === "number") body[name] = Math.max(1, most - begun.tokens);
+  }
 }
 
 function isSent(message: Message): boolean {
