@@ -35,7 +35,7 @@ export function Figures({ state }: { state: EngineState }): VNode {
       <Figure name="Ticks" value={shownRate(rates?.ticks_per_s)} unit="/s" />
       <Figure name="Slots" value={`${used}/${config?.num_slots ?? "–"}`} note={used ? "in use" : "idle"} />
       <Figure name="Waiting" value={shownCount(queue?.waiting)} />
-      <Figure name="Prompt cache" value={prompt ? `${Math.round((100 * cached) / prompt)} %` : "–"} note="of prompt tokens" />
+      <Figure name="Prompt cache" value={prompt ? `${Math.round((100 * cached) / prompt)} %` : "–"} note="hits" />
       {drafts > 0 && <Figure name="Drafts" value={`${Math.round((100 * (counts?.["accepted_tokens"] ?? 0)) / drafts)} %`} note="accepted" />}
     </dl>
   );

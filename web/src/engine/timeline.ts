@@ -6,9 +6,13 @@ export interface TimelineInput {
   marks: readonly Mark[];
   numSlots: number;
   targetMs: number | null;
+  /** Who has which slot, where that is known otherwise than by the ticks. */
+  stays?: ReadonlyArray<{ slot: number; key: number; start_s: number; end_s: number }>;
   /** The moments at the left and right edge, on the engine's clock. */
   from: number;
   to: number;
+  /** The moment that the axis counts from; by default the right edge, which is now. */
+  zero?: number;
 }
 
 export type Work = "prefill" | "decode" | "draft";
@@ -60,14 +64,19 @@ export function layOut(input: TimelineInput, width: number): TimelineLayout {
   const x = (t: number): number => (t - input.from) * scale;
   const shown = input.ticks.filter((tick) => endOf(tick) >= input.from && tick.t <= input.to);
   const bars: Bar[] = [];
+  const last = new Map<string, Bar>();
   const columns: Column[] = [];
   for (const tick of shown) {
     const left = x(tick.t);
     const span = Math.max(NARROWEST, x(endOf(tick)) - left - 0.5);
-    for (const row of tick.rows ?? []) bars.push(...barsOf(row, left, span, tick.n));
-    columns.push(columnOf(tick, left, span, input.targetMs));
+    for (const row of tick.rows ?? []) addBars(bars, last, row, left, span, tick.n);
+    addColumn(columns, columnOf(tick, left, span, input.targetMs));
   }
-  const runs = runsOf(bars);
+  const runs = input.stays
+    ? input.stays
+        .filter((stay) => stay.end_s >= input.from && stay.start_s <= input.to)
+        .map((stay) => ({ lane: stay.slot, key: stay.key, x: x(stay.start_s), end: x(stay.end_s) }))
+    : runsOf(bars);
   const longest = Math.max(input.targetMs ?? 0, ...columns.map((one) => one.ms)) * 1.15;
   return {
     runs,
@@ -121,16 +130,34 @@ function runsOf(bars: readonly Bar[]): Run[] {
   return runs;
 }
 
-function barsOf(row: Row, x: number, width: number, n: number): Bar[] {
+/** Add the bars of a row. One that begins in the same pixel as the one before only makes it wider. */
+function addBars(bars: Bar[], last: Map<string, Bar>, row: Row, x: number, width: number, n: number): void {
   const [lane, key, , prefill, decode, drafts] = row;
   const works: Array<[Work, number, number]> = [
     ["prefill", prefill, 256],
     ["decode", decode, n],
     ["draft", drafts, 8 * n],
   ];
-  return works
-    .filter(([, tokens]) => tokens > 0)
-    .map(([work, tokens, most]) => ({ lane, x, width, work, level: 0.45 + 0.55 * Math.min(1, tokens / most), key }));
+  for (const [work, tokens, most] of works) {
+    if (tokens <= 0) continue;
+    const level = 0.6 + 0.4 * Math.min(1, tokens / most);
+    const before = last.get(`${lane}${work}`);
+    if (before && before.key === key && x - before.x < 1) {
+      before.width = Math.max(before.width, x + width - before.x);
+      before.level = Math.max(before.level, level);
+      continue;
+    }
+    const bar = { lane, x, width, work, level, key };
+    last.set(`${lane}${work}`, bar);
+    bars.push(bar);
+  }
+}
+
+/** Add a column; of those that begin in the same pixel the longest tick is shown. */
+function addColumn(columns: Column[], column: Column): void {
+  const before = columns[columns.length - 1];
+  if (!before || column.x - before.x >= 1) columns.push(column);
+  else if (column.ms > before.ms) columns[columns.length - 1] = { ...column, x: before.x };
 }
 
 function columnOf(tick: Tick, x: number, width: number, targetMs: number | null): Column {

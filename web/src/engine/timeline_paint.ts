@@ -3,7 +3,7 @@ import { type TimelineInput, type TimelineLayout, axisTicks, layOut } from "./ti
 /** Colours by their names, as a canvas takes them. */
 export type Palette = Record<"ink" | "muted" | "line" | "band" | "prefill" | "decode" | "draft" | "embed" | "mark" | "late", string>;
 
-export const GUTTER = 46; // pixels left of the time's area
+export const GUTTER = 54; // pixels left of the time's area
 const RIGHT = 10;
 const TOP = 8;
 const GAP = 14; // between lanes and columns
@@ -56,12 +56,13 @@ export function paint(context: CanvasRenderingContext2D, input: TimelineInput, f
 function paintGrid(context: CanvasRenderingContext2D, input: TimelineInput, frame: Frame, palette: Palette): void {
   const scale = frame.width / Math.max(1e-6, input.to - input.from);
   context.textAlign = "center";
-  for (const t of axisTicks(input.from - input.to, 0)) {
-    const x = GUTTER + (t + input.to - input.from) * scale;
+  const zero = input.zero ?? input.to; // what the axis counts from
+  for (const t of axisTicks(input.from - zero, input.to - zero)) {
+    const x = GUTTER + (t + zero - input.from) * scale;
     context.fillStyle = palette.line;
     context.fillRect(Math.round(x), TOP, 1, frame.columnsBottom - TOP);
     context.fillStyle = palette.muted;
-    if (x > GUTTER + 14) context.fillText(t > -1e-9 ? "now" : `${-Number(t.toFixed(1))} s`, Math.min(x, GUTTER + frame.width - 8), frame.columnsBottom + 12);
+    if (x > GUTTER + 14) context.fillText(input.zero === undefined && t > -1e-9 ? "now" : `${Number(t.toFixed(3))} s`, Math.min(x, GUTTER + frame.width - 8), frame.columnsBottom + 12);
   }
   context.textAlign = "right";
   for (let slot = 0; slot < input.numSlots; slot++) {

@@ -68,7 +68,7 @@ function Box({ box, isFocused, onEnter }: { box: TreeBox; isFocused: boolean; on
       onPointerEnter={onEnter}
       title={describe(node)}
     >
-      {isNamed && <span>{node.end - node.start}{num > 1 ? ` · shared by ${num}` : num === 1 ? ` · #${node.running[0]?.[0]}` : ""}</span>}
+      {isNamed && <span>{node.end - node.start}{num > 1 ? ` ×${num}` : num === 1 ? ` · #${node.running[0]?.[0]}` : ""}</span>}
     </span>
   );
 }
