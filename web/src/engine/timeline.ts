@@ -169,9 +169,9 @@ function columnOf(tick: Tick, x: number, width: number, targetMs: number | null)
 /** Return the moments that a time axis names, so that there are about five. */
 export function axisTicks(from: number, to: number): number[] {
   const span = to - from;
-  const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600].find((one) => span / one <= 7) ?? span / 5;
+  const step = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600].find((one) => span / one <= 7) ?? span / 5;
   const first = Math.ceil(from / step);
   const found: number[] = [];
-  for (let index = first; index * step <= to; index++) found.push(index * step);
+  for (let index = first; index * step <= to; index++) found.push(index * step || 0);
   return found;
 }
