@@ -13,6 +13,8 @@ export class StreamLost extends Error {
 /** Nothing for so long means that the connection is dead: the server sends a comment every ten seconds. */
 const SILENCE_MS = 35_000;
 
+const MOST_END_WAIT_MS = 40_000;
+
 /** Read the events of a response up to `[DONE]`. offset: of its first byte in the stream. Throws `StreamLost` without one. */
 export async function* readEvents(
   response: Response,
@@ -60,12 +62,20 @@ export async function resumeStream(id: string, offset: number, abort: AbortSigna
   }
 }
 
-/** End a stream and its request. A server that is gone has ended both. */
+/**
+ * End a stream and its request. While the server cannot be reached it is tried again for a while: a stream without a reader
+ * would run to its end.
+ */
 export async function endStream(id: string): Promise<void> {
-  try {
-    await request(`v1/stream?conv_id=${encodeURIComponent(id)}`, { method: "DELETE", keepalive: true });
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
+  for (let wait = 250; wait < MOST_END_WAIT_MS; wait *= 2) {
+    try {
+      await request(`v1/stream?conv_id=${encodeURIComponent(id)}`, { method: "DELETE", keepalive: true });
+      return;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (!error.isTemporary) return;
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }
 
