@@ -57,6 +57,34 @@ class ChatPage:
         """What a reply has as its content so far, thinking and notes aside."""
         return self.replies.nth(number).locator(".message-body > .markdown").all_inner_texts()[0]
 
+    def stored(self) -> str:
+        """The content of the last reply as it is saved, Markdown and all."""
+        return str(
+            self.page.evaluate(
+                """conversation => new Promise((resolve, reject) => {
+                    const opening = indexedDB.open("paceline");
+                    opening.onerror = () => reject(opening.error);
+                    opening.onsuccess = () => {
+                        const reading = opening.result.transaction("messages").objectStore("messages")
+                            .index("conversation").getAll(conversation);
+                        reading.onsuccess = () => {
+                            opening.result.close();
+                            const replies = reading.result.filter(one => one.role === "assistant");
+                            resolve(replies.sort((a, b) => a.createdAt - b.createdAt).at(-1).content);
+                        };
+                    };
+                })""",
+                self.conversation().removeprefix("/chat/"),
+            )
+        )
+
+    def wait_stored(self, at_least: int) -> str:
+        """Wait until so many characters of the last reply are saved; return them."""
+        self.wait_text(1)
+        while len(content := self.stored()) < at_least:
+            self.page.wait_for_timeout(50)
+        return content
+
     def conversation(self) -> str:
         """The address of the conversation that is open."""
         return self.page.url.partition("#")[2]

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
 Open = Callable[..., ChatPage]
 
 
-def start(served: Served, number: int, max_tokens: int = 4000) -> list[threading.Thread]:
+def start(served: Served, number: int, max_tokens: int = 1500) -> list[threading.Thread]:
     """Start chats that share a beginning."""
 
     def run(one: int) -> None:
