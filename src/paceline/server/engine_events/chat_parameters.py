@@ -108,7 +108,7 @@ _PARAMETERS: Final = (
     ChatParameter("cache_prompt", "Cache the prompt", "Advanced", "boolean",
                   "Whether cached prefixes may be used, and this prompt be cached.", default=True),
     ChatParameter("timeout_s", "Time limit", "Advanced", "number",
-                  "Seconds until the reply ends, finished or not.", 0, 86_400, 1),
+                  "Seconds until the reply ends, finished or not.", 1, 86_400, 1),
 )
 # fmt: on
 
