@@ -122,8 +122,9 @@ def test_tenants_see_their_own_requests_and_sums_of_the_rest(worlds: Any) -> Non
             blue.stream("POST", "/v1/probe", json=body, headers={"x-request-id": "of-blue"}) as one,
             red.stream("POST", "/v1/probe", json=body, headers={"x-request-id": "of-red"}) as two,
         ):
-            next(one.iter_lines())
-            next(two.iter_lines())
+            replies = [one.iter_lines(), two.iter_lines()]  # kept, as losing one closes its response
+            for reply in replies:
+                next(reply)
             with watching(blue) as events:
                 state = events.until(
                     lambda state: bool(state["slots"] and state["others"] and state["others"]["tree_nodes"])

@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
@@ -33,8 +33,6 @@ def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[
     @router.head("/", include_in_schema=False)
     async def start_page(request: Request) -> Response:
         root = request.scope.get("root_path", "")
-        if root and request.scope["path"] == root:  # the page's links are relative
-            return RedirectResponse(f"{root}/", 308)
         if page.files is not None:
             return await file_response(page.files, "/", request)
         if not page.why_not:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, clean_message, error_response
@@ -34,6 +35,9 @@ class RoutePrefix:
         if path != prefix and not path.startswith(prefix + "/"):
             api_error = ApiError(404, "not_found_error", "not_found", "Not Found")
             await error_response(api_error, path)(scope, receive, send)
+            return
+        if path == prefix and scope["method"] in ("GET", "HEAD"):  # the links of the web page are relative
+            await RedirectResponse(f"{prefix}/", 308)(scope, receive, send)
             return
         scope["root_path"] = prefix
         await self._app(scope, receive, send)
