@@ -21,6 +21,7 @@ from paceline.cli.info import info
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
 from paceline.cli.serve import run_server
 from paceline.cli.tokenize import tokenize
+from paceline.cli.top import top
 from paceline.errors import PacelineError
 
 
@@ -73,6 +74,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.command(name="list")(list_models)
     app.command()(prune)
     app.command(cls=RawCommand)(serve)
+    app.command()(top)
     app.add_typer(trace.commands, name="trace")
     return app
 
