@@ -154,7 +154,7 @@ def test_key_is_asked_for_and_kept_in_the_session(open_page: Open) -> None:
 
 
 def test_hostile_text_neither_runs_nor_loads_anything(served: Served, open_page: Open, tmp_path: Path) -> None:
-    """Markdown with scripts, drawings, images and links is shown as text; only a link of the web is one, and goes nowhere by itself."""
+    """Markdown with scripts, drawings, images and links is shown as text; only links of the web are links."""
     chat = open_page(served.url)
     chat.import_file(conversation_file(tmp_path / "c.json", [HOSTILE, HOSTILE], title="<img src=x onerror=alert(1)>"))
     chat.listed.first.get_by_role("link").click()
@@ -202,7 +202,7 @@ def test_two_thousand_messages_do_not_freeze_the_page(served: Served, open_page:
 
 
 def test_everything_is_reached_by_the_keyboard(served: Served, open_page: Open) -> None:
-    """The first stop skips to the view; a message is written, sent and followed without a pointer, and dialogs give focus back."""
+    """The first stop skips to the view; a message is written, sent and followed without a pointer."""
     chat = open_page(served.url)
     page = chat.page
     page.evaluate("document.body.tabIndex = -1; document.body.focus()")
@@ -231,7 +231,7 @@ def test_everything_is_reached_by_the_keyboard(served: Served, open_page: Open) 
 @pytest.mark.parametrize("view", ["", "#/engine"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessibility_rules_hold(served: Served, open_page: Open, view: str, scheme: str) -> None:
-    """axe finds no violation of WCAG 2 A and AA in a view, light or dark."""
+    """The checker axe finds no violation of WCAG 2 A and AA in a view, light or dark."""
     axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
     if not axe.is_file():
         pytest.skip(f"needs {axe}: npm ci in web/")

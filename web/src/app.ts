@@ -27,6 +27,9 @@ export async function startApp(): Promise<App> {
   const server = new ServerFacts();
   void server.refresh();
   await store.load();
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "visible") void server.refresh(); // it may be another server by now
+  });
   addEventListener("pagehide", () => void store.flush());
   return { store, server };
 }

@@ -25,6 +25,7 @@ export async function* readEvents(
   if (!body) throw new StreamLost("the response has no body");
   const reader = body.getReader();
   const parser = new EventParser(offset);
+  let isWhole = false;
   try {
     for (;;) {
       const { done, value } = await beforeSilence(reader, silenceMs);
@@ -32,14 +33,20 @@ export async function* readEvents(
       const events = parser.push(value);
       const last = events.findIndex((event) => event.data === "[DONE]");
       if (last >= 0) {
+        isWhole = true;
         if (last > 0) yield events.slice(0, last);
         return;
       }
       if (events.length) yield events;
     }
   } finally {
-    reader.cancel().catch(() => undefined); // it may have failed already
+    // The end of a whole response is at hand; a request that is given up may have failed already.
+    (isWhole ? drained(reader) : reader.cancel()).catch(() => undefined);
   }
+}
+
+async function drained(reader: ReadableStreamDefaultReader<Uint8Array>): Promise<void> {
+  while (!(await reader.read()).done);
 }
 
 /** Start the stream of a request. id: under which it can be read again. */

@@ -1,3 +1,4 @@
+import { useComputed } from "@preact/signals";
 import type { ComponentChildren, VNode } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import type { App } from "../app";
@@ -27,9 +28,11 @@ interface Props {
 /** One message with what can be done with it. Drawn again only when it changes itself. */
 export const MessageView = memo(function MessageView({ app, opened, id, isLast }: Props): VNode | null {
   const [isEditing, setEditing] = useState(false);
+  // Computed, so that a reply that begins or ends draws itself again, and not all messages.
+  const reply = useComputed(() => app.store.replies.value.get(id)).value;
+  const hasSchema = useComputed(() => opened.facts.value.schema !== "").value;
   if (!opened.has(id)) return null;
   const message = opened.message(id).value;
-  const reply = app.store.replies.value.get(id);
   if (message.role === "tool") return <ToolResult message={message} />;
   const isUser = message.role === "user";
   const edit = (content: string, attachments: readonly Attachment[]): void => {
@@ -41,7 +44,7 @@ export const MessageView = memo(function MessageView({ app, opened, id, isLast }
       {isEditing ? (
         <MessageEditor message={message} onSend={edit} onCancel={() => setEditing(false)} />
       ) : (
-        <div class="message-body">{isUser ? <UserBody message={message} /> : <ReplyBody {...{ app, opened, message, isLast }} reply={reply} />}</div>
+        <div class="message-body">{isUser ? <UserBody message={message} /> : <ReplyBody {...{ app, opened, message, isLast, reply, hasSchema }} />}</div>
       )}
       {!isEditing && <Actions {...{ app, opened, message }} onEdit={isUser ? () => setEditing(true) : null} />}
     </article>
@@ -75,15 +78,16 @@ export function Attachments({ attachments }: { attachments: readonly Attachment[
 interface ReplyProps extends Omit<Props, "id"> {
   message: Message;
   reply: Reply | undefined;
+  hasSchema: boolean;
 }
 
-function ReplyBody({ app, opened, message, isLast, reply }: ReplyProps): VNode {
+function ReplyBody({ app, opened, message, isLast, reply, hasSchema }: ReplyProps): VNode {
   const isStreaming = message.state === "streaming";
   const isThinking = isStreaming && Boolean(message.reasoning) && !message.content && !message.toolCalls?.length;
   return (
     <>
       {message.reasoning && <Thinking text={message.reasoning} isNow={isThinking} tokens={message.usage?.completion_tokens_details?.reasoning_tokens} />}
-      {message.content && <ReplyText text={message.content} isJson={opened.facts.value.schema !== "" && !isStreaming} />}
+      {message.content && <ReplyText text={message.content} isJson={hasSchema && !isStreaming} />}
       {message.toolCalls && <ToolCalls {...{ app, opened, message, isLast }} calls={message.toolCalls} />}
       {isStreaming && <PhaseLine phase={reply?.phase.value} hasText={Boolean(message.content || message.reasoning)} />}
       <Ending {...{ app, opened, message }} />
@@ -212,7 +216,7 @@ function Actions({ app, opened, message, onEdit }: ActionsProps): VNode | null {
       )}
       <Action icon="fork" label="Fork into a new conversation" onClick={() => void fork()} />
       <Action icon="trash" label="Delete from here on" onClick={() => void remove()} />
-      {message.role === "assistant" && <Costs message={message} />}
+      {message.role === "assistant" && <Costs app={app} message={message} />}
     </footer>
   );
 }
@@ -252,11 +256,17 @@ function Branches({ app, opened, message }: Omit<ActionsProps, "onEdit">): VNode
   );
 }
 
-function Costs({ message }: { message: Message }): VNode {
+function Costs({ app, message }: { app: App; message: Message }): VNode {
+  const hasModels = (app.server.page.value?.models.length ?? 0) > 1;
   const costs: ComponentChildren = costsOf(message).map((cost) => (
     <span class={cost.isCached ? "cached" : ""} title={cost.help}>
       {cost.text}
     </span>
   ));
-  return <span class="costs">{costs}</span>;
+  return (
+    <span class="costs">
+      {hasModels && message.model && <span title="The model that wrote the reply">{message.model}</span>}
+      {costs}
+    </span>
+  );
 }

@@ -10,6 +10,8 @@ const GAP = 14; // between lanes and columns
 const COLUMNS = 92; // height of what ticks took
 const AXIS = 22;
 
+const MARKS = { started: "ink", ended: "ink", cancelled: "muted", preempted: "mark", failed: "late" } as const;
+
 /** Where things are, in pixels. */
 export interface Frame {
   width: number;
@@ -101,7 +103,7 @@ function paintLanes(context: CanvasRenderingContext2D, layout: TimelineLayout, f
   for (const { x, lane, mark } of layout.marks) {
     if (mark.what === "started" || lane * frame.lane + TOP >= frame.lanesBottom) continue;
     const y = TOP + lane * frame.lane + top + height / 2;
-    context.fillStyle = mark.what === "ended" ? palette.ink : mark.what === "preempted" ? palette.mark : palette.late;
+    context.fillStyle = palette[MARKS[mark.what]];
     context.beginPath();
     context.arc(x, y, Math.min(3.5, height / 2), 0, 2 * Math.PI);
     context.fill();

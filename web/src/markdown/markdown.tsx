@@ -1,5 +1,6 @@
 import type { Token, Tokens } from "marked";
 import { Component, type ComponentChildren, type VNode } from "preact";
+import { memo } from "../ui/memo";
 import { CodeBlock } from "./code_block";
 import { decodeEntities } from "./entities";
 import { lexed } from "./lexer";
@@ -11,7 +12,7 @@ const MOST_DEPTH = 24; // of nested quotes and lists; what is deeper is shown as
  * Markdown as elements. HTML in it is shown as text, links lead to the web or are text, and images are named, not loaded: what
  * a model writes cannot run, load or send anything.
  */
-export function Markdown({ text }: { text: string }): VNode {
+export const Markdown = memo(function Markdown({ text }: { text: string }): VNode {
   const tokens = lexed(text);
   const links = Object.values((tokens as { links?: Record<string, { href: string }> }).links ?? {})
     .map((one) => one.href)
@@ -23,7 +24,7 @@ export function Markdown({ text }: { text: string }): VNode {
       ))}
     </div>
   );
-}
+});
 
 /**
  * One block. It is drawn again only where its source changes, so that a text that grows costs its last block. links: the
