@@ -77,6 +77,7 @@ def _machine_facts() -> dict[str, Any]:
     from paceline.demo import demo_draft_model_path, demo_model_path
     from paceline.runtime import available_memory, backend_features, build_info, devices, physical_cores
     from paceline.runtime.attention import kernel
+    from paceline.server.web_page import page_facts
 
     return {
         "version": __version__,
@@ -87,6 +88,7 @@ def _machine_facts() -> dict[str, Any]:
         "cpu_attention": kernel(),
         "physical_cores": physical_cores(),
         "available_memory_bytes": available_memory(),
+        "web_page": page_facts(),
         "demo_models": {"demo": _path_or_none(demo_model_path), "draft": _path_or_none(demo_draft_model_path)},
     }
 
@@ -184,10 +186,17 @@ def _write_machine(facts: Mapping[str, Any]) -> None:
             ("build", ", ".join(filter(None, _build_words(build)))),
             ("python", facts["python"]),
             ("cache folder", build["cache_dir"]),
+            ("web page", _page_words(facts["web_page"])),
         ],
     )
     terminal.write_section("this machine", _machine_rows(facts))
     terminal.write_section("demo models", [(name, path or "missing") for name, path in facts["demo_models"].items()])
+
+
+def _page_words(page: Mapping[str, Any]) -> str:
+    from paceline.server.web_page import NOT_BUILT
+
+    return f"built, {page['num_bytes'] / 1024:.0f} KiB compressed" if page["is_built"] else NOT_BUILT
 
 
 def _build_words(build: Mapping[str, Any]) -> Iterator[str]:
