@@ -115,6 +115,7 @@ def test_image_is_sent_and_shown(seeing: Served, open_page: Open, how: str) -> N
 def test_file_that_is_no_image_is_refused(seeing: Served, open_page: Open) -> None:
     """A file that only calls itself an image, or is of another kind, is refused by its name."""
     chat = open_page(seeing.url)
+    chat.composer.wait_for()
     alert = chat.page.locator("form.composer").get_by_role("alert")
     drop(chat, "broken.png", "image/png", b"no picture")
     alert.filter(has_text="broken.png cannot be read as an image").wait_for()
@@ -205,6 +206,8 @@ def test_everything_is_reached_by_the_keyboard(served: Served, open_page: Open) 
     """The first stop skips to the view; a message is written, sent and followed without a pointer."""
     chat = open_page(served.url)
     page = chat.page
+    chat.composer.wait_for()
+    page.wait_for_timeout(300)  # the composer has taken the focus
     page.evaluate("document.body.tabIndex = -1; document.body.focus()")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the view"

@@ -7,6 +7,7 @@ import { Reply, type Transport } from "./reply";
 import { TabChannel, type TabMessage } from "./tabs";
 import { MessageTree } from "./tree";
 
+const SHOW_MS = 33; // between two drawings of a reply that grows
 const SAVE_MS = 400; // between two writes of a reply that grows
 
 /** A conversation that is in memory: what is shown, or has a reply that is generated. */
@@ -70,6 +71,7 @@ export class ConversationStore {
   readonly #open = new Map<string, Promise<OpenConversation | null>>();
   readonly #places = new Map<string, string>(); // conversations of replies
   readonly #saves = new Map<string, { timer: ReturnType<typeof setTimeout>; opened: OpenConversation }>();
+  readonly #unshown = new Map<string, Message>(); // what replies have become since they were drawn
   readonly #writes = new Set<Promise<void>>();
   readonly #tabs: TabChannel;
 
@@ -270,9 +272,13 @@ export class ConversationStore {
     return path.map((id) => opened.message(id).peek());
   }
 
+  /** Show and save what a reply has become: a stream changes hundreds of times a second, and is drawn far less often. */
   #changed(opened: OpenConversation, message: Message, isFinal: boolean): void {
     if (!opened.has(message.id)) return; // it was deleted meanwhile
-    opened.put(message);
+    const isWaiting = this.#unshown.has(message.id);
+    this.#unshown.set(message.id, message);
+    if (isFinal) this.#show(opened, message.id);
+    else if (!isWaiting) setTimeout(() => this.#show(opened, message.id), SHOW_MS);
     if (!isFinal) {
       if (this.#saves.has(message.id)) return;
       const timer = setTimeout(() => void this.#saveNow(opened, message.id), SAVE_MS);
@@ -282,9 +288,16 @@ export class ConversationStore {
     void this.#saveNow(opened, message.id);
   }
 
+  #show(opened: OpenConversation, id: string): void {
+    const message = this.#unshown.get(id);
+    this.#unshown.delete(id);
+    if (message && opened.has(id)) opened.put(message);
+  }
+
   async #saveNow(opened: OpenConversation, id: string): Promise<void> {
     clearTimeout(this.#saves.get(id)?.timer);
     this.#saves.delete(id);
+    this.#show(opened, id);
     if (!opened.has(id)) return;
     await this.#saving(() => this.database.saveMessage(opened.message(id).peek()));
     this.#tabs.send({ kind: "message", conversation: opened.id, message: id });
