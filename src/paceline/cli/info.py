@@ -97,6 +97,7 @@ def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
         matmul,
         physical_cores,
     )
+    from paceline.server.web_page import page_facts
 
     return {
         "version": __version__,
@@ -108,6 +109,7 @@ def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
         "cpu_matmul": matmul.kernel(),
         "physical_cores": physical_cores(),
         "available_memory_bytes": available_memory(),
+        "web_page": page_facts(),
         "demo_models": {"demo": _path_or_none(demo_model_path), "draft": _path_or_none(demo_draft_model_path)},
         **({"rpc_servers": [_server_facts(address) for address in rpc]} if rpc else {}),
     }
@@ -221,12 +223,19 @@ def _write_machine(facts: Mapping[str, Any]) -> None:
             ("build", ", ".join(filter(None, _build_words(build)))),
             ("python", facts["python"]),
             ("cache folder", build["cache_dir"]),
+            ("web page", _page_words(facts["web_page"])),
         ],
     )
     terminal.write_section("this machine", _machine_rows(facts))
     if "rpc_servers" in facts:
         terminal.write_section("other hosts", _server_rows(facts["rpc_servers"]))
     terminal.write_section("demo models", [(name, path or "missing") for name, path in facts["demo_models"].items()])
+
+
+def _page_words(page: Mapping[str, Any]) -> str:
+    from paceline.server.web_page import NOT_BUILT
+
+    return f"built, {page['num_bytes'] / 1024:.0f} KiB compressed" if page["is_built"] else NOT_BUILT
 
 
 def _build_words(build: Mapping[str, Any]) -> Iterator[str]:

@@ -19,14 +19,16 @@ from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineStopped, PacelineError
 from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
+from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.telemetry import SlotsSnapshot
 
-_StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest
+_StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest | messages.AskActivity
 _Question = _StateQuestion | messages.Prefix | messages.AdapterQuestion | messages.MeasureMedia
 _Reply = (
     messages.Stats
     | messages.SlotsReply
     | messages.DigestReply
+    | messages.ActivityReply
     | messages.PrefixDone
     | messages.AdapterDone
     | messages.MediaMeasured
@@ -58,6 +60,10 @@ class Questions:
     def ask_digest(self, max_prefixes: int, block_tokens: int | None) -> Future[PrefixDigest | None]:
         """Return a future of hashes of the cached prefixes after the current tick; None if there is no worker."""
         return self._ask(lambda number: messages.AskDigest(number, max_prefixes, block_tokens))
+
+    def ask_activity(self, after: int, max_nodes: int | None) -> Future[EngineActivity | None]:
+        """Return a future of what the engine does after the current tick; None if there is no worker."""
+        return self._ask(lambda number: messages.AskActivity(number, after, max_nodes))
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
         """Return a future of the result. Waits for a worker; if it dies, the next one loads, once; else `EngineDied`."""
@@ -113,7 +119,11 @@ class Questions:
                 | messages.MediaMeasured(number, error=error)
             ):
                 self._resolve(number, reply, error)
-            case messages.SlotsReply(number, state) | messages.DigestReply(number, state):
+            case (
+                messages.SlotsReply(number, state)
+                | messages.DigestReply(number, state)
+                | messages.ActivityReply(number, state)
+            ):
                 self._resolve(number, state)
             case messages.Stats(number):
                 self._resolve(number, None)

@@ -248,7 +248,13 @@ class Supervisor(EngineThread):
                 if path is not None and error is None:  # before the caller knows, so that no later worker lacks it
                     self._adapters[adapter] = path
                 self.questions.take(message)
-            case messages.PrefixDone() | messages.SlotsReply() | messages.DigestReply() | messages.MediaMeasured():
+            case (
+                messages.PrefixDone()
+                | messages.SlotsReply()
+                | messages.DigestReply()
+                | messages.ActivityReply()
+                | messages.MediaMeasured()
+            ):
                 self.questions.take(message)
             case messages.Logged() | messages.Loading() | messages.Traced():
                 self._pass_on(message)

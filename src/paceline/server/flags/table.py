@@ -82,8 +82,7 @@ SPECULATION: Final = Reject(
 _REMOVED = Reject("llama-server has removed it; give --spec-draft-n-max, or the sizes of a --spec-type")
 _NO_VIDEO = Ignore("it is about video, which is not supported yet")
 _TOOLS = Reject("the server runs no tools; let the client run them")
-_PAGES = Reject("the server serves no files; put a web server beside it")
-_NO_PAGES = Ignore("there is no user interface in a browser")
+_NO_PAGES = Ignore("the web page keeps its settings in the browser")
 _DRAFT_THREADS = (  # how threads of a draft model are placed
     "--spec-draft-cpu-mask -Cd --cpu-mask-draft",
     "--spec-draft-cpu-range -Crd --cpu-range-draft",
@@ -777,12 +776,16 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         _switch("-ag --agent", _TOOLS, "All tools.", env="LLAMA_ARG_AGENT", off="-no-ag --no-agent"),
         _switch("--ui-mcp-proxy --webui-mcp-proxy", _TOOLS, "A proxy to MCP servers.", env="LLAMA_ARG_UI_MCP_PROXY",
                 off="--no-ui-mcp-proxy --no-webui-mcp-proxy"),
-        Flag("--ui --webui", SWITCH, read.switch, Store("server.start_page"), "GET /, a page about this server.",
-             env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
+        Flag("--ui --webui", SWITCH, read.switch, Store("server.start_page"),
+             "GET /: the web page, to chat and to see the engine work.",
+             env="LLAMA_ARG_UI", off="--no-ui --no-webui",
+             default="on where only this machine reaches the server, or it has API keys"),
         _value("--ui-config --webui-config", _NO_PAGES, "Its settings.", env="LLAMA_ARG_UI_CONFIG", metavar="JSON"),
         _value("--ui-config-file --webui-config-file", _NO_PAGES, "Its settings.", env="LLAMA_ARG_UI_CONFIG_FILE",
                metavar="FILE"),
-        _value("--path", _PAGES, "Files to serve.", env="LLAMA_ARG_STATIC_PATH", metavar="FOLDER"),
+        Flag("--path", "FOLDER", read.path, Store("server.page_folder", setters.page_folder),
+             "Serve the files of this folder in place of the web page; they need no API key.",
+             env="LLAMA_ARG_STATIC_PATH", default="the page that was built into the package"),
     ),
 }
 # fmt: on
