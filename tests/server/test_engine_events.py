@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -274,7 +275,8 @@ def test_the_page_of_one_model_says_how_it_is(server: RunningServer, client: htt
 def test_another_worker_begins_with_a_snapshot() -> None:
     """What was known of the one that died is void; the request goes on in the next one, under its name."""
     backend = {"num_cells": 400_000, "eos_every": 10**9}
-    engine = fake_worker_engine(backend_options=backend, restarts=RestartLimits(first_wait_s=0.0))
+    engine: Any = fake_worker_engine(backend_options=backend, restarts=RestartLimits(first_wait_s=0.0))
+    engine.model = SimpleNamespace(metadata={}, chat_templates={})  # what a server reads of one
     with (
         RunningServer(ServerSettings(), StandInLLM(engine), routes=(probe.routes,)) as server,
         server.client() as client,
