@@ -254,3 +254,43 @@ def test_deleted_conversation_is_gone_for_good(served: Served, open_page: Open, 
     chat.page.get_by_text("Conversations stay in this browser.").wait_for()
     chat.page.reload()
     chat.page.get_by_text("Conversations stay in this browser.").wait_for()
+
+
+def test_second_tab_follows_a_reply_and_does_not_ask_for_it_again(endless: Served, open_page: Open) -> None:
+    """A conversation that is open twice has one stream: the other tab shows what the first one saves, up to the end."""
+    chat = open_page(endless.url)
+    chat.set_parameters(Most_tokens="3000")
+    chat.send("Write.")
+    begun = chat.wait_stored(200)
+    other = ChatPage(chat.page.context.new_page(), endless.url)
+    asked: list[str] = []
+    other.page.on("request", lambda request: asked.append(request.url) if "/v1/chat" in request.url else None)
+    other.page.on("request", lambda request: asked.append(request.url) if "/v1/stream" in request.url else None)
+    other.open(f"#{chat.conversation()}")
+    other.wait_stored(len(begun) + 1)
+    chat.wait_done()
+    other.wait_done()
+    assert "3,000 tokens" in other.replies.last.inner_text()
+    assert asked == []
+    assert other.failures == []
+
+
+def test_conversation_goes_on_with_another_model(endless_model: Path, open_page: Open, tmp_path: Path) -> None:
+    """With several models a conversation names its model; it is loaded when it is asked, and replies say whose they are."""
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.gguf").symlink_to(endless_model)
+    with Served("--models-dir", str(tmp_path), "-c", "32768", "-np", "2", is_ready=False) as server:
+        chat = open_page(server.url)
+        models = chat.page.get_by_label("Model", exact=True)
+        for name in ("second", "first"):
+            models.select_option(name)
+            with chat.page.expect_request("**/v1/chat/completions") as sent:
+                chat.send(f"To {name}.")
+            assert sent.value.post_data_json["model"] == name
+            chat.wait_text(10)
+            chat.composer.press("Escape")
+            chat.wait_state("stopped")
+            chat.replies.last.get_by_text(name, exact=True).wait_for()
+        chat.open("#/engine")
+        chat.page.get_by_text("live", exact=True).wait_for()
+        chat.page.locator(".figures").get_by_text("idle").first.wait_for()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from tests.server import probe
 from tests.server.event_client import watching
 from tests.server.router_world import RouterWorld
 from tests.server.running import LONG_S, RunningServer
+from tests.server.stand_in import StandInLLM
 
-from paceline.server.settings import ApiKey
+from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.server.settings import ApiKey, ServerSettings
+from paceline.testing.fake_engine_client import fake_worker_engine
 
 KEYS = {"api_keys": (ApiKey(secret="b", tenant="blue"), ApiKey(secret="r", tenant="red"))}
 ENDLESS = {"max_tokens": 10**6}
@@ -263,3 +270,30 @@ def test_the_page_of_one_model_says_how_it_is(server: RunningServer, client: htt
     assert (page["is_router"], page["tenant"], page["default_model"]) == (False, "", "paceline-demo")
     for link in page["links"].values():
         assert client.get(f"/{link}").status_code == 200
+
+
+def test_another_worker_begins_with_a_snapshot() -> None:
+    """What was known of the one that died is void; the request goes on in the next one, under its name."""
+    backend = {"num_cells": 400_000, "eos_every": 10**9}
+    engine: Any = fake_worker_engine(backend_options=backend, restarts=RestartLimits(first_wait_s=0.0))
+    engine.model = SimpleNamespace(metadata={}, chat_templates={})  # what a server reads of one
+    with (
+        RunningServer(ServerSettings(), StandInLLM(engine), routes=(probe.routes,)) as server,
+        server.client() as client,
+    ):
+        body = {"prompts": [PROMPT], "sampling": ENDLESS, "stream": True}
+        with (
+            client.stream("POST", "/v1/probe", json=body, headers={"x-request-id": "mine"}),
+            watching(client) as events,
+        ):
+            first = events.until(lambda state: bool(state["slots"]) and state["engine"]["worker_pid"] is not None)
+            assert first["config"]["isolation"] == "process"
+            pid = first["engine"]["worker_pid"]
+            os.kill(pid, signal.SIGKILL)
+            after = events.until(
+                lambda state: bool(state["slots"]) and state["engine"]["worker_pid"] not in (pid, None)
+            )
+            assert [slot["request_id"] for slot in after["slots"]] == ["mine"]
+            assert after["engine"]["num_restarts"] == 1
+            assert events.names.count("snapshot") >= 2
+            events.until(lambda _: bool(events.ticks))

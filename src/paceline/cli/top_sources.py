@@ -77,7 +77,9 @@ class ServerEvents:
                     self.status = "the server ended the stream; trying again ..."
                 except httpx.HTTPError as error:
                     if not was_there:
-                        self.failure = EngineError(f"{self.name} cannot be reached: {error or type(error).__name__}")
+                        self.failure = EngineError(
+                            f"{self.name} cannot be reached: {str(error) or type(error).__name__}"
+                        )
                         return
                     self.status = "the connection was lost; trying again ..."
                 except EngineError as error:

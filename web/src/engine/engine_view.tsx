@@ -8,16 +8,18 @@ import { TreeView } from "./tree_view";
 
 /** What the engine does, while it does it. The events are read as long as the view is open and the tab is seen. */
 export function EngineView({ app, menu }: { app: App; menu: VNode }): VNode {
-  const [model, setModel] = useState("");
+  const [chosen, setChosen] = useState("");
+  const page = app.server.page.value;
+  const models = page?.models ?? [];
+  const model = chosen || (page?.is_router ? (page.default_model ?? "") : "");
   const feed = useMemo(() => new EngineFeed(model), [model]);
   const [focused, setFocused] = useState<number | null>(null);
   const receivedMs = useRef(0);
-  useFeed(feed);
+  useFeed(feed, page !== null);
   const state = feed.state.value;
   useMemo(() => {
     receivedMs.current = performance.now();
   }, [state]);
-  const models = app.server.page.value?.models ?? [];
   return (
     <div class="engine">
       <header class="bar">
@@ -25,10 +27,9 @@ export function EngineView({ app, menu }: { app: App; menu: VNode }): VNode {
         <h1>Engine</h1>
         <Status status={feed.status.value} />
         {models.length > 1 ? (
-          <select class="model-select" aria-label="Model" value={model} onChange={(event) => setModel(event.currentTarget.value)}>
-            <option value="">{state.model ?? "default"}</option>
+          <select class="model-select" aria-label="Model" value={model} onChange={(event) => setChosen(event.currentTarget.value)}>
             {models.map((one) => (
-              <option value={one.id}>{one.id}</option>
+              <option value={one.id}>{one.state === "loaded" ? one.id : `${one.id} (${one.state})`}</option>
             ))}
           </select>
         ) : (
@@ -53,8 +54,9 @@ export function EngineView({ app, menu }: { app: App; menu: VNode }): VNode {
 }
 
 /** Read a feed while the view is open and the tab is seen. */
-function useFeed(feed: EngineFeed): void {
+function useFeed(feed: EngineFeed, isKnown: boolean): void {
   useEffect(() => {
+    if (!isKnown) return undefined; // which models there are
     const follow = (): void => (document.visibilityState === "visible" ? feed.open() : feed.close());
     follow();
     document.addEventListener("visibilitychange", follow);
@@ -62,7 +64,7 @@ function useFeed(feed: EngineFeed): void {
       document.removeEventListener("visibilitychange", follow);
       feed.close();
     };
-  }, [feed]);
+  }, [feed, isKnown]);
 }
 
 function Status({ status }: { status: FeedStatus }): VNode {
