@@ -74,7 +74,7 @@ def info(
 
 def _machine_facts() -> dict[str, Any]:
     from paceline import __version__
-    from paceline.demo import demo_draft_model_path, demo_model_path
+    from paceline.demo import demo_draft_model_path, demo_model_path, demo_vision_model_path
     from paceline.runtime import available_memory, backend_features, build_info, devices, physical_cores
     from paceline.runtime.attention import kernel
 
@@ -87,7 +87,11 @@ def _machine_facts() -> dict[str, Any]:
         "cpu_attention": kernel(),
         "physical_cores": physical_cores(),
         "available_memory_bytes": available_memory(),
-        "demo_models": {"demo": _path_or_none(demo_model_path), "draft": _path_or_none(demo_draft_model_path)},
+        "demo_models": {
+            "demo": _path_or_none(demo_model_path),
+            "draft": _path_or_none(demo_draft_model_path),
+            "vision": _path_or_none(demo_vision_model_path),
+        },
     }
 
 
