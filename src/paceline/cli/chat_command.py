@@ -159,11 +159,20 @@ def chat(
     turn = (
         {} if reasoning_effort is None else {"reasoning_effort": text_argument("--reasoning-effort", reasoning_effort)}
     )
+    images = ImageOptions(
+        files=tuple(image or ()),
+        audio_files=tuple(audio or ()),
+        mmproj=mmproj,
+        no_mmproj=no_mmproj,
+        no_mmproj_offload=no_mmproj_offload,
+        min_tokens=image_min_tokens,
+        max_tokens=image_max_tokens,
+    )
     job = ChatJob(
         message=_only_message(message),
         params=params,
         model=ModelChoice(
-            path=model,
+            path=images.model_path(model),
             n_gpu_layers=n_gpu_layers,
             devices=device,
             rpc=rpc,
@@ -177,15 +186,7 @@ def chat(
         is_plain=plain,
         shows_thinking=not hide_thinking,
         quiet=quiet,
-        images=ImageOptions(
-            files=tuple(image or ()),
-            audio_files=tuple(audio or ()),
-            mmproj=mmproj,
-            no_mmproj=no_mmproj,
-            no_mmproj_offload=no_mmproj_offload,
-            min_tokens=image_min_tokens,
-            max_tokens=image_max_tokens,
-        ),
+        images=images,
     )
     _run(job)
 

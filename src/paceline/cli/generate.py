@@ -194,11 +194,20 @@ def generate(
         ignore_eos=ignore_eos,
     )
     shown_first = terminal.is_terminal(sys.stdout) if echo is None else echo
+    images = ImageOptions(
+        files=tuple(image or ()),
+        audio_files=tuple(audio or ()),
+        mmproj=mmproj,
+        no_mmproj=no_mmproj,
+        no_mmproj_offload=no_mmproj_offload,
+        min_tokens=image_min_tokens,
+        max_tokens=image_max_tokens,
+    )
     job = GenerateJob(
         prompt=argument_or_stdin("PROMPT", prompt),
         params=params,
         model=ModelChoice(
-            path=model,
+            path=images.model_path(model),
             n_gpu_layers=n_gpu_layers,
             devices=device,
             rpc=rpc,
@@ -206,15 +215,7 @@ def generate(
             verbose=verbose,
         ),
         showing=OutputOptions(as_json=as_json, quiet=quiet, echo=shown_first and not as_json, special=special),
-        images=ImageOptions(
-            files=tuple(image or ()),
-            audio_files=tuple(audio or ()),
-            mmproj=mmproj,
-            no_mmproj=no_mmproj,
-            no_mmproj_offload=no_mmproj_offload,
-            min_tokens=image_min_tokens,
-            max_tokens=image_max_tokens,
-        ),
+        images=images,
         n_ctx=ctx_size,
         n_threads=threads,
         parse_special=parse_special,

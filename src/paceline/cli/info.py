@@ -87,7 +87,7 @@ def info(
 
 def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
     from paceline import __version__
-    from paceline.demo import demo_draft_model_path, demo_model_path
+    from paceline.demo import demo_draft_model_path, demo_model_path, demo_vision_model_path
     from paceline.runtime import (
         attention,
         available_memory,
@@ -110,7 +110,11 @@ def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
         "physical_cores": physical_cores(),
         "available_memory_bytes": available_memory(),
         "web_page": page_facts(),
-        "demo_models": {"demo": _path_or_none(demo_model_path), "draft": _path_or_none(demo_draft_model_path)},
+        "demo_models": {
+            "demo": _path_or_none(demo_model_path),
+            "draft": _path_or_none(demo_draft_model_path),
+            "vision": _path_or_none(demo_vision_model_path),
+        },
         **({"rpc_servers": [_server_facts(address) for address in rpc]} if rpc else {}),
     }
 
