@@ -4,7 +4,7 @@ python -m benchmarks.rpc [--model FILE] [--rounds N] [--threads N]
 
 speed      generated tokens/s of 1 and 8 streams, and prompt tokens/s, with all layers here and all with a server on this
            machine, in interleaved rounds; either way in a worker process, and the server has as many threads.
-recovery   from the end of the server, which is started again at once, to the next token of a running stream.
+recovery   how long a running stream pauses when its server is killed, and started again at once.
 silence    from when the server is stopped for good to the error of a running stream.
 
 Run it on a quiet machine.
@@ -107,25 +107,35 @@ def measure_speed(model: Path, threads: int, rounds: int) -> None:
 
 
 def measure_recovery(model: Path, threads: int, rounds: int) -> None:
-    """Print how long a stream pauses."""
+    """Print how much longer a stream takes whose server is killed at its beginning and started again."""
     pauses = []
     server = Server(threads)
     try:
         with engine(model, threads, rpc=server.address) as llm:
             for _ in range(rounds):
-                with llm.stream("Once upon a time", max_tokens=600, ignore_eos=True) as stream:
-                    chunks = iter(stream)
-                    next(chunks)
-                    start_s = time.perf_counter()
-                    server.end()
-                    server.start()
-                    up_s = time.perf_counter()
-                    next(chunks)
-                    pauses.append((time.perf_counter() - start_s, up_s - start_s))
+                undisturbed_s, _ = _timed_stream(llm, None)
+                whole_s, start_s = _timed_stream(llm, server)
+                pauses.append((whole_s - undisturbed_s, start_s))
     finally:
         server.end()
-    whole, start = (statistics.median(side) for side in zip(*pauses, strict=True))
-    print(f"from the end of the server to the next token: {whole:.2f} s, {start:.2f} s of it the server's start")
+    pause, start = (statistics.median(side) for side in zip(*pauses, strict=True))
+    print(f"a stream pauses for {pause:.2f} s when its server is killed and started, {start:.2f} s of it that start")
+
+
+def _timed_stream(llm: LLM, killed: Server | None) -> tuple[float, float]:
+    """Return the seconds of a stream, and of the server's start."""
+    begin_s, start_s = time.perf_counter(), 0.0
+    with llm.stream("Once upon a time", max_tokens=600, ignore_eos=True) as stream:
+        chunks = iter(stream)
+        next(chunks)
+        if killed is not None:
+            dead_s = time.perf_counter()
+            killed.end()
+            killed.start()
+            start_s = time.perf_counter() - dead_s
+        for _ in chunks:
+            pass
+    return time.perf_counter() - begin_s, start_s
 
 
 def measure_silence(model: Path, threads: int) -> None:
