@@ -103,9 +103,9 @@ class Rows:
 
     def __init__(self, num_decode: int, *prompts: int) -> None:
         self.sequence: Any = type("Decoding", (), {"is_decoding": True})
-        prompt: Any = type("Prompt", (), {"is_decoding": False})
+        self.prompt: Any = type("Prompt", (), {"is_decoding": False})
         self.rows: list[Any] = [Row(self.sequence, 0, [1], True, [], None) for _ in range(num_decode)]
-        self.rows += [Row(prompt, 0, [1] * num_tokens, True, [], None) for num_tokens in prompts]
+        self.rows += [Row(self.prompt, 0, [1] * num_tokens, True, [], None) for num_tokens in prompts]
 
 
 def chooser(seen_s: dict[int, float]) -> tuple[DepthChooser, DecodeCost]:
