@@ -76,6 +76,43 @@ def test_the_demo_pair_says_what_the_model_says_alone(plain: LLM, options: dict[
         assert not drafter_of(llm)._sequences
 
 
+def weather(city: str) -> str:
+    """Current weather of a city.
+
+    Args:
+        city: The city's English name.
+    """
+    return f"sunny in {city}, 20 degrees"
+
+
+@pytest.mark.usefixtures("deep")
+@pytest.mark.parametrize("choice", ["auto", "required", "weather"])
+def test_tool_calls_begin_and_end_within_bursts_as_without_drafts(plain: LLM, choice: str) -> None:
+    """What wakes a call's grammar may be a draft, and so may what ends the call; the loop goes on to the same reply.
+
+    Without thinking, beside which a grammar has no drafts.
+    """
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options: dict[str, Any] = {
+        "tools": [weather],
+        "temperature": 0,
+        "max_tokens": 60,
+        "tool_choice": choice,
+        "reasoning_effort": "none",
+    }
+    with LLM(**SMALL, draft_model=DRAFT) as llm:
+        found, expected = (one.chat(asked, **options) for one in (llm, plain))
+        assert found.usage.accepted_tokens > 0
+        assert [(call.name, call.arguments) for call in found.tool_calls] == [
+            (call.name, call.arguments) for call in expected.tool_calls
+        ]
+        assert [call.name for call in found.tool_calls] == ["weather"]
+        if choice == "auto":
+            looped, alone = (one.chat(asked, run_tools=True, **options) for one in (llm, plain))
+            assert looped.content == alone.content
+            assert len(looped.rounds) == len(alone.rounds) == 1
+
+
 @pytest.mark.usefixtures("deep")
 def test_a_model_drafts_for_itself_without_a_mistake(tiny_models: TinyModels) -> None:
     """All drafts are right, of a `Model` as well, which stays open, and with a window that is kept whole."""

@@ -1,4 +1,4 @@
-"""A server with `--spec-type draft-mtp` or `draft-eagle3`: responses are those without heads, and drafts are counted."""
+"""A server with the spec types of draft heads: responses are those without heads, and drafts are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.running import RunningServer
 from paceline import LLM
 from paceline.scheduling.depth_chooser import DepthChooser
 from paceline.server.flags import DiskFiles, resolve
-from paceline.testing.models import Eagle3Spec, HunYuan3Spec, LlamaSpec
+from paceline.testing.models import DFlashSpec, Eagle3Spec, HunYuan3Spec, LlamaSpec
 
 pytestmark = pytest.mark.native
 
@@ -45,6 +45,9 @@ class Served:
         if spec_type == "draft-eagle3":
             self.path = tiny_models(LlamaSpec(n_layer=3, layer_gain=0.4))
             flags = ["-md", str(tiny_models(Eagle3Spec(agrees=True)))]
+        elif spec_type == "draft-dspark":
+            self.path = tiny_models(LlamaSpec(n_layer=3, layer_gain=0.4))
+            flags = ["-md", str(tiny_models(DFlashSpec(markov_rank=16, layer_gain=0.1)))]
         else:
             self.path = tiny_models(HunYuan3Spec(layer_gain=0.4, agrees=True))
         sizes = ("-np", "2", "-c", "1024", "--slots", "--props", *EXACT_FLAGS)
@@ -60,7 +63,7 @@ class Served:
             yield running
 
 
-@pytest.fixture(scope="module", params=["draft-mtp", "draft-eagle3"])
+@pytest.fixture(scope="module", params=["draft-mtp", "draft-eagle3", "draft-dspark"])
 def served(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Served:
     return Served(tiny_models, request.param)
 

@@ -107,7 +107,7 @@ class DepthChooser:
         num_decode = sum(map(_is_decode_row, rows))
         num_beside = sum([row.num_drafts for row in rows])
         num_tokens = sum([len(row.token_ids) for row in rows]) - num_beside
-        key = (num_decode, num_tokens, num_beside, [int(100 * worth) for worth, _ in candidates])
+        key = (num_decode, num_tokens, num_beside, [(int(100 * worth), cap.bit_length()) for worth, cap in candidates])
         self._num_left -= 1
         if self._num_left < 0 or key != self._key or not self._fit(candidates, most):
             num_outputs = sum([row.num_outputs for row in rows]) - num_beside
@@ -178,7 +178,7 @@ class DepthChooser:
         """
         beside = self._beside
         self._beside = replace(beside, num_decode=num_rows, num_tokens=num_rows, num_outputs=num_rows)
-        times = replace(self._times(), is_known=self.is_known)
+        times = replace(self._times(), trial_s=-1.0)
         depths = choose_depths(candidates, num_rows + self.expected_beside, times, most)
         self._beside = beside
         return sum(depths)
@@ -229,7 +229,8 @@ class DepthChooser:
             step_s=None if self.draft_cost is None else self.draft_cost.seconds,
             drafts_blocks=self.draft_cost is not None and self.draft_cost.drafts_blocks,
             limit_s=self._limit_s,
-            is_known=None if self.budget.affords(0.0) else self.is_known,
+            is_known=self.is_known,
+            trial_s=self.budget.saved_s,
             max_rollback=self._max_rollback,
         )
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 _LEAST_WORTH = 0.02  # tokens; what is worth less is not looked at
 _LEAST_GAIN = 1.04  # in speed, as estimates of what passes take are a few per cent off
+_DEARER = 1.2  # as a size that was never seen may be than it is expected to be
 _TRIED = 2  # drafts of a trial at least
 _SIZES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)  # numbers of drafts that are compared
 
@@ -27,9 +28,9 @@ class DraftingTimes:
 
     pass_s: what decoding takes with so many drafts. step_s: what a step of drafting takes for so many candidates: one for the
     first draft of all that have one, one for the second, ... drafts_blocks: there is only the first, which gives all drafts.
-    limit_s: what decoding may take with drafts. is_known: whether it is known what a pass with so many drafts takes, without
-    which there are none so many; None: it always is. max_rollback: wrong drafts of a row beyond which all of it is computed
-    again; None: that is never so.
+    limit_s: what decoding may take with drafts. is_known: whether it is known what a pass with so many drafts takes; None: it
+    always is. trial_s: what one that is not known may lose if it is dearer than expected; less than 0: there is none.
+    max_rollback: wrong drafts of a row beyond which all of it is computed again; None: that is never so.
     """
 
     pass_s: Callable[[int], float]
@@ -38,6 +39,7 @@ class DraftingTimes:
     is_known: Callable[[int], bool] | None = None
     max_rollback: int | None = None
     drafts_blocks: bool = False
+    trial_s: float = 0.0
 
 
 def choose_depths(
@@ -52,8 +54,12 @@ def choose_depths(
     for depths, gain, drafting_s in _growing(candidates, most, times):
         num_drafts = sum(depths)
         taken_s = times.pass_s(num_drafts) + drafting_s
-        if taken_s > times.limit_s or (times.is_known is not None and not times.is_known(num_drafts)):
+        if taken_s > times.limit_s:
             continue
+        if num_rows and times.is_known is not None and not times.is_known(num_drafts):
+            lost_s = _DEARER * taken_s - times.pass_s(0) * (1 + gain / num_rows)
+            if times.trial_s < max(0.0, lost_s):
+                continue
         share, again_s = 1.0, 0.0
         if times.max_rollback is not None:
             share, again_s = _taken_back(candidates, depths, times.pass_s, times.max_rollback)

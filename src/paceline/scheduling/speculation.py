@@ -6,7 +6,7 @@ drafter. What a pass does with them is in `Row` and `RowOutput`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from paceline.clock import Clock
 from paceline.errors import DrafterError
@@ -44,7 +44,7 @@ class Speculation:
         self._lagging: LaggingSequences | None = None
         if isinstance(drafter, LaggingDrafter):
             self._lagging = LaggingSequences(self._calls, chooser, limits, self._failed)
-        self._resting_shape: tuple[int, int, int] | None = None  # of the last rows, where nothing paid
+        self._resting_shape: _Shape | None = None  # of the last rows, where nothing paid
         self._num_rested = 0  # ticks since then
         self.num_expected = 0.0
 
@@ -298,7 +298,14 @@ class Speculation:
         return len(drafts)
 
 
-def _shape(rows: list[Row]) -> tuple[int, int, int]:
-    """Return what changes where sequences or prompts come and go, and is quick to say."""
+_Shape: TypeAlias = tuple[list[int], int, int]
+
+
+def _shape(rows: list[Row]) -> _Shape:
+    """Return what changes where sequences or prompts come and go, and is quick to say.
+
+    A new sequence in the place of one that has ended is another: that had no room for drafts before its end.
+    """
     first, last = rows[0], rows[-1]
-    return (len(rows), len(first.token_ids) - first.num_drafts, len(last.token_ids) - last.num_drafts)
+    keys = [row.sequence.key for row in rows]
+    return (keys, len(first.token_ids) - first.num_drafts, len(last.token_ids) - last.num_drafts)

@@ -70,6 +70,18 @@ def test_free_proposals_win_where_they_are_right_and_cost_nothing_where_not(
     assert all(found[width] >= ratio for width, ratio in least.items()), found
 
 
+def test_a_new_request_has_drafts_at_once_whatever_was_left_out_before_the_end_of_the_last() -> None:
+    """Near its end a sequence has no room for drafts that pay; the choice of none is not kept for the one that follows."""
+    world = StreamWorld(drafter=FreeDrafter(1.0))
+    world.tokens_per_s(1, 2)
+    num_passes = []
+    for seed in range(1, 9):
+        world.passes.clear()
+        world.tokens_per_s(1, 1, seed=seed)
+        num_passes.append(len(world.passes))
+    assert max(num_passes) <= 8, num_passes
+
+
 def test_trials_are_made_by_one_sequence_at_a_time() -> None:
     """Where nothing pays no pass has drafts of two, once sizes are known."""
     world = StreamWorld(drafter=FreeDrafter(0.0))
@@ -91,9 +103,9 @@ class Rows:
 
     def __init__(self, num_decode: int, *prompts: int) -> None:
         self.sequence: Any = type("Decoding", (), {"is_decoding": True})
-        prompt: Any = type("Prompt", (), {"is_decoding": False})
+        self.prompt: Any = type("Prompt", (), {"is_decoding": False})
         self.rows: list[Any] = [Row(self.sequence, 0, [1], True, [], None) for _ in range(num_decode)]
-        self.rows += [Row(prompt, 0, [1] * num_tokens, True, [], None) for num_tokens in prompts]
+        self.rows += [Row(self.prompt, 0, [1] * num_tokens, True, [], None) for num_tokens in prompts]
 
 
 def chooser(seen_s: dict[int, float]) -> tuple[DepthChooser, DecodeCost]:
