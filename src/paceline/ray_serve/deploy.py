@@ -33,7 +33,7 @@ def connect(options: ClusterOptions) -> None:
         ray.init(address=options.address)
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
+    ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
 
 
 def run(path: Path, data: bytes, config: ClusterConfig) -> DeploymentHandle[Any]:
