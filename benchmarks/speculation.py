@@ -4,13 +4,17 @@ python -m benchmarks.speculation --acceptance 0.5,0.7,0.9 --widths 1,4,16 --roun
 python -m benchmarks.speculation --heads mtp
 python -m benchmarks.speculation --heads eagle3 --acceptance 0.7
 python -m benchmarks.speculation --ngram
+python -m benchmarks.speculation --demo
+python -m benchmarks.speculation --acceptance 0.9 --widths 16 --cached --servers paceline,paceline-drafts
 
 The models are `walk_models`: what a draft model proposes is right with a set probability. The servers stay for all rounds, with
 and without drafts; each round has prompts of its own, and goes through them in turn. llama-server drafts three tokens a slot by
 default; --n-max gives both another bound. With its defaults the idle threads of one model's context poll while the other's
 compute, on the same cores, so it runs with drafts a second time without polling: "tuned". --ngram measures prompt lookup instead
 of a draft model, on prompts that hold their output: a stretch of the walk, twice. --heads measures draft heads of a set
-acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it.
+acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it. --demo measures the demo model with
+its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, and a round before them that is not
+counted.
 """
 
 from __future__ import annotations
@@ -32,8 +36,11 @@ from benchmarks.peers.client import Reply
 from benchmarks.peers.driver import PromptMaker, Run
 from benchmarks.peers.servers import Launch, Programs, Running, launch, serving
 from benchmarks.peers.workloads import PlannedRequest, Segment, Workload
+from paceline import Model
+from paceline.demo import demo_draft_model_path, demo_model_path
 
 NUM_PROMPT, NUM_GENERATED = 64, 96
+SERVERS = ("paceline", "paceline-drafts", "llama-server", "llama-server-drafts", "llama-server-tuned")
 _NO_POLLING = ("--poll", "0", "--spec-draft-poll", "0")
 
 
@@ -75,13 +82,26 @@ class EditingPrompts(PromptMaker):
         return ids
 
 
+class StoryPrompts(PromptMaker):
+    """Beginnings of stories, each about another word."""
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model)
+        self._tokenizer = Model.load(model, vocab_only=True).tokenizer
+
+    def token_ids(self, segments: tuple[Segment, ...], variation: int = 0) -> list[int]:
+        """Return the ids of a beginning; of the segments their seeds alone count."""
+        words = [self.text(super(StoryPrompts, self).token_ids((Segment(one.seed, 1),), variation)) for one in segments]
+        return self._tokenizer.encode(f"Once upon a time there was a fox who had a{''.join(words)}. One day")
+
+
 def main() -> None:
     """Measure every acceptance at every width, and print a line for each."""
     options = parse(sys.argv[1:])
     print(
         "drafts, width: tokens/s (of the same without drafts); ratio to llama-server with drafts, with its defaults and tuned"
     )
-    for acceptance in [None] if options.ngram else options.acceptance:
+    for acceptance in [None] if options.ngram or options.demo else options.acceptance:
         measure(options, acceptance)
 
 
@@ -91,9 +111,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--acceptance", type=_floats, default=[0.5, 0.7, 0.9], help="separated by commas")
     parser.add_argument("--widths", type=_ints, default=[1, 4, 16], help="separated by commas")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cached", action="store_true", help="the same prompts in all rounds")
+    parser.add_argument(
+        "--servers", type=lambda text: text.split(","), default=list(SERVERS), help="separated by commas"
+    )
     parser.add_argument("--n-max", type=int, help="most drafts of a sequence, for both")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--ngram", action="store_true", help="prompt lookup on prompts that hold the output")
+    kinds.add_argument("--demo", action="store_true", help="the demo model and its draft model")
     kinds.add_argument("--heads", choices=("mtp", "eagle3"), help="draft heads in the place of a draft model")
     parser.add_argument("--paceline", type=Path, default=Path(sys.executable), help="interpreter of its environment")
     return parser.parse_args(arguments)
@@ -119,19 +144,22 @@ def workload(width: int) -> Workload:
 
 def measure(options: argparse.Namespace, acceptance: float | None) -> None:
     """Run all widths at one acceptance; None: with prompt lookup."""
-    drafting = drafting_with(options.heads, acceptance)
-    prompts = _prompts(drafting.model, ngram=acceptance is None)
+    drafting = demo_drafting() if options.demo else drafting_with(options.heads, acceptance)
+    prompts = _prompts(drafting.model, options)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {
             name: stack.enter_context(serving(how, folder / f"{name}.log"))
             for name, how in launches(options, drafting).items()
+            if name in options.servers
         }
         for width in options.widths:
             found: dict[str, list[Outcome]] = defaultdict(list)
-            for variation in range(options.rounds):
-                for name in list(servers) if variation % 2 else list(reversed(servers)):
-                    found[name].append(run(workload(width), prompts, servers[name], variation))
+            for number in range(-1 if options.cached else 0, options.rounds):
+                for name in list(servers) if number % 2 else list(reversed(servers)):
+                    outcome = run(workload(width), prompts, servers[name], 0 if options.cached else number)
+                    if number >= 0:
+                        found[name].append(outcome)
             report(drafting.name, width, found)
 
 
@@ -148,8 +176,16 @@ def drafting_with(heads: str | None, acceptance: float | None) -> Drafting:
     return Drafting(f"{acceptance:g}", walk_models.target(), draft, ("--spec-type", "draft-simple"))
 
 
-def _prompts(model: Path, *, ngram: bool) -> PromptMaker:
-    return EditingPrompts(model, walk_models.following()) if ngram else PromptMaker(model)
+def demo_drafting() -> Drafting:
+    """Return the demo pair."""
+    draft = ("-md", str(demo_draft_model_path()))
+    return Drafting("demo pair", demo_model_path(), draft, ("--spec-type", "draft-simple"))
+
+
+def _prompts(model: Path, options: argparse.Namespace) -> PromptMaker:
+    if options.demo:
+        return StoryPrompts(model)
+    return EditingPrompts(model, walk_models.following()) if options.ngram else PromptMaker(model)
 
 
 def launches(options: argparse.Namespace, drafting: Drafting) -> dict[str, Launch]:
@@ -189,15 +225,17 @@ def _longest_gap(reply: Reply) -> float:
 
 
 def report(drafts: str, width: int, found: dict[str, list[Outcome]]) -> None:
-    """Print the medians of one width, and the ratio of paceline with drafts to llama-server's with them."""
-    plain = {name: _speed(found[name]) for name in ("paceline", "llama-server")}
-    print(f"{drafts}, {width}:", ", ".join(f"{name} {speed:.1f}" for name, speed in plain.items()), end="")
-    for name in ("paceline-drafts", "llama-server-drafts", "llama-server-tuned"):
-        speed, base = _speed(found[name]), plain["paceline" if name.startswith("paceline") else "llama-server"]
-        ttft_s = statistics.median(one.ttft_s for one in found[name])
-        gap_s = max(one.longest_gap_s for one in found[name])
-        print(f"; {name} {speed:.1f} ({speed / base:.2f}), TTFT {ttft_s:.2f} s, longest gap {gap_s:.2f} s", end="")
+    """Print the medians of one width, and the ratios of paceline with drafts to llama-server with them."""
+    print(f"{drafts}, {width}", end="")
+    for name, outcomes in found.items():
+        speed, base = _speed(outcomes), found.get("paceline" if name.startswith("paceline") else "llama-server")
+        ttft_s = statistics.median(one.ttft_s for one in outcomes)
+        gap_s = max(one.longest_gap_s for one in outcomes)
+        ratio = f" ({speed / _speed(base):.2f})" if base and base is not outcomes else ""
+        print(f"; {name} {speed:.1f}{ratio}, TTFT {ttft_s:.2f} s, longest gap {gap_s:.2f} s", end="")
     for name in ("llama-server-drafts", "llama-server-tuned"):
+        if name not in found or "paceline-drafts" not in found:
+            continue
         ratios = [
             own.tokens_per_s / other.tokens_per_s
             for own, other in zip(found["paceline-drafts"], found[name], strict=True)

@@ -10,7 +10,9 @@ function(paceline_add_module name)
     foreach(folder IN ITEMS "${CMAKE_SOURCE_DIR}" "${PACELINE_LLAMA_CPP_ENTRY}/include") # as for llama.cpp itself
         target_compile_options(${name} PRIVATE "-fmacro-prefix-map=${folder}/=")
     endforeach()
-    target_link_libraries(${name} PRIVATE libmtmd llama_cpp)
+    target_link_libraries(${name} PRIVATE libmtmd ggml_rpc llama_cpp)
+    set_source_files_properties(native/rpc.cpp native/rpc_sockets.cpp PROPERTIES # alone, so that little is compiled anew
+        COMPILE_DEFINITIONS PACELINE_RPC=${PACELINE_HAS_RPC})
     set_target_properties(${name} PROPERTIES C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
     paceline_hide_symbols(${name})
 endfunction()

@@ -48,6 +48,8 @@ BuildInfo build_info() {
         .cache_entry       = path_of(facts::cache_entry),
         .assertions        = assertions,
         .own_attention     = facts::own_attention,
+        .rpc               = facts::rpc,
+        .own_matmul        = facts::own_matmul,
     };
 }
 

@@ -22,6 +22,8 @@ struct BuildInfo {
     std::string              cache_entry;       // the one that was linked
     bool                     assertions;        // whether debug assertions are compiled in
     bool                     own_attention;     // whether attention on a CPU may be computed by us
+    bool                     rpc;               // whether ggml's RPC backend is linked
+    bool                     own_matmul;        // likewise matrix products
 };
 
 BuildInfo build_info();

@@ -12,24 +12,11 @@
 namespace paceline {
 namespace {
 
-constexpr int32_t ENCODED_AT_ONCE = 64; // features: llama.cpp reserves a row of logits for each
+constexpr int32_t  ENCODED_AT_ONCE = 64; // features: llama.cpp reserves a row of logits for each
+constexpr uint32_t BLOCK_ROWS      = 128; // of a pass that drafts blocks, each with a row of logits
 
 std::span<const uint8_t> bytes_of(const float * row, size_t width) {
     return {reinterpret_cast<const uint8_t *>(row), width * sizeof(float)};
-}
-
-struct Choice {
-    int32_t token       = -1;
-    float   probability = 0;
-};
-
-Choice most_probable(const float * logits, int32_t n_vocab) {
-    const auto  best = std::max_element(logits, logits + n_vocab);
-    double      sum  = 0;
-    for (int32_t i = 0; i < n_vocab; ++i) {
-        sum += std::exp(static_cast<double>(logits[i]) - *best);
-    }
-    return {static_cast<int32_t>(best - logits), static_cast<float>(1.0 / sum)};
 }
 
 void warn(const std::string & reason) {
@@ -39,23 +26,24 @@ void warn(const std::string & reason) {
 
 } // namespace
 
-struct DraftHeads::Drafting {
-    DraftWish             wish;
-    std::vector<int32_t> & tokens;  // drafted so far
-    std::vector<float>    rows;     // one for the newest token, and for each draft that is in the next pass
-    int32_t               index = 0; // of its last token in the pass
-    bool                  is_active = true;
-};
+DraftChoice most_probable(const float * logits, int32_t n_vocab) {
+    const auto  best = std::max_element(logits, logits + n_vocab);
+    double      sum  = 0;
+    for (int32_t i = 0; i < n_vocab; ++i) {
+        sum += std::exp(static_cast<double>(logits[i]) - *best);
+    }
+    return {static_cast<int32_t>(best - logits), static_cast<float>(1.0 / sum)};
+}
 
 void DraftHeads::FreeBatch::operator()(llama_batch_ext * batch) const noexcept { llama_batch_ext_free(batch); }
 
 DraftHeads::DraftHeads(Context & target, const ContextOptions & given, const ThreadPools & pools)
-    : target_(target), n_heads_(1), width_(0) {
+    : target_(target), kind_(kind_of(*given.heads)), n_heads_(1), width_(0) {
     const Model & model = *given.heads;
-    if (model.architecture() == "eagle3") {
+    if (kind_ != Kind::mtp) {
         const int32_t * layers = llama_model_target_layer_ids(model.get());
         layers_.assign(layers, layers + llama_model_target_layer_ids_n(model.get()));
-        shift_ = 1;
+        shift_ = kind_ == Kind::eagle3;
         width_ = static_cast<size_t>(llama_model_n_embd(model.get()));
     } else {
         n_heads_ = llama_model_n_layer_nextn(model.get());
@@ -76,13 +64,17 @@ DraftHeads::DraftHeads(Context & target, const ContextOptions & given, const Thr
     last_passes_.assign(n_seq_max, {});
     is_lost_.assign(n_seq_max, false);
     const int32_t n_layer = llama_model_n_layer(target.model()->get());
-    bool          wants_last = !is_eagle();
+    bool          wants_last = kind_ == Kind::mtp;
     for (const int32_t layer : layers_) {
         wants_last |= layer == n_layer;
         llama_set_embeddings_layer_inp(target.get(), static_cast<uint32_t>(layer), layer < n_layer);
     }
     llama_set_embeddings_nextn(target.get(), wants_last, false);
-    llama_set_embeddings_nextn(context_->get(), true, true);
+    if (drafts_blocks()) {
+        block_ = block_shape(model);
+        llama_set_causal_attn(context_->get(), block_.is_causal);
+    }
+    llama_set_embeddings_nextn(context_->get(), !drafts_blocks(), true);
     // Both reserve their graphs anew: setting a layer makes them, whatever it is set to.
     llama_set_embeddings_layer_inp(target.get(), 0, std::count(layers_.begin(), layers_.end(), 0) > 0);
     llama_set_embeddings_layer_inp(context_->get(), 0, false);
@@ -90,15 +82,18 @@ DraftHeads::DraftHeads(Context & target, const ContextOptions & given, const Thr
 
 ContextOptions DraftHeads::options(const Model & model, ContextOptions target) {
     const Model &    heads    = *target.heads;
-    const bool       is_eagle = heads.architecture() == "eagle3";
+    const Kind       kind     = kind_of(heads);
     ContextOptions   own      = std::move(target);
-    own.params.ctx_type       = is_eagle ? LLAMA_CONTEXT_TYPE_DEFAULT : LLAMA_CONTEXT_TYPE_MTP;
+    own.params.ctx_type       = kind == Kind::mtp ? LLAMA_CONTEXT_TYPE_MTP : LLAMA_CONTEXT_TYPE_DEFAULT;
     own.params.embeddings     = false;
     own.params.pooling_type   = LLAMA_POOLING_TYPE_NONE;
     own.params.n_rs_seq       = 0;
     own.params.swa_full       = true; // few layers: cut, copied and saved as all others
-    const uint32_t n_heads    = is_eagle ? 1 : static_cast<uint32_t>(llama_model_n_layer_nextn(heads.get()));
-    own.params.n_outputs_max  = std::max(own.params.n_seq_max, std::min(own.params.n_seq_max * n_heads, own.params.n_batch));
+    const uint32_t n_rows     = kind == Kind::mtp      ? static_cast<uint32_t>(llama_model_n_layer_nextn(heads.get()))
+                                : kind == Kind::eagle3 ? 1
+                                                       : static_cast<uint32_t>(block_shape(heads).size);
+    const uint32_t most       = kind == Kind::dflash ? std::min({BLOCK_ROWS, own.params.n_batch, own.params.n_ubatch}) : own.params.n_batch;
+    own.params.n_outputs_max  = std::max(kind == Kind::dflash ? n_rows : own.params.n_seq_max, std::min(own.params.n_seq_max * n_rows, most));
     if (&heads != &model) { // trained with a RoPE of its own
         own.params.rope_scaling_type = LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED;
         own.params.rope_freq_base = own.params.rope_freq_scale = 0.0f;
@@ -109,7 +104,19 @@ ContextOptions DraftHeads::options(const Model & model, ContextOptions target) {
     return own;
 }
 
-int32_t DraftHeads::max_depth() const noexcept { return n_heads_ > 1 ? n_heads_ : std::numeric_limits<int32_t>::max(); }
+int32_t DraftHeads::max_depth() const noexcept {
+    if (drafts_blocks()) {
+        return block_.max_drafts();
+    }
+    return n_heads_ > 1 ? n_heads_ : std::numeric_limits<int32_t>::max();
+}
+
+size_t DraftHeads::rows_of_drafting() const noexcept { return static_cast<size_t>(drafts_blocks() ? block_.size : n_heads_); }
+
+DraftHeads::Kind DraftHeads::kind_of(const Model & heads) {
+    const std::string architecture = heads.architecture();
+    return architecture == "eagle3" ? Kind::eagle3 : architecture == "dflash" ? Kind::dflash : Kind::mtp;
+}
 
 // ---- passes
 
@@ -144,18 +151,17 @@ void DraftHeads::run(int32_t type, const char * what) {
 void DraftHeads::select_head(int32_t index) { llama_set_nextn_layer_offset(context_->get(), index); }
 
 const float * DraftHeads::hidden_rows(size_t num_tokens) {
-    const float * rows = is_eagle() ? encode_features(num_tokens) : llama_get_embeddings_nextn(target_.get());
+    const float * rows = kind_ == Kind::eagle3 ? encode_features(num_tokens) : llama_get_embeddings_nextn(target_.get());
     if (!rows) {
         fail("DecodeError", "the model's pass left no hidden rows");
     }
     return rows;
 }
 
-const float * DraftHeads::encode_features(size_t num_tokens) {
+void DraftHeads::gather_features(size_t num_tokens) {
     const size_t  width   = static_cast<size_t>(llama_model_n_embd(target_.model()->get()));
     const int32_t n_layer = llama_model_n_layer(target_.model()->get());
     features_.resize(num_tokens * width * layers_.size());
-    encoded_.resize(num_tokens * width_);
     for (size_t k = 0; k < layers_.size(); ++k) {
         const float * rows = layers_[k] < n_layer
                                  ? llama_get_embeddings_layer_inp(target_.get(), static_cast<uint32_t>(layers_[k]))
@@ -167,18 +173,28 @@ const float * DraftHeads::encode_features(size_t num_tokens) {
             std::copy_n(rows + i * width, width, features_.data() + (i * layers_.size() + k) * width);
         }
     }
+}
+
+// Those of the index-th token of the model's pass. M-RoPE files read four coordinates of a place.
+void DraftHeads::add_features(size_t index, int32_t position, int32_t seq_id, bool wants_output) {
+    const size_t  row_width = static_cast<size_t>(llama_model_n_embd(target_.model()->get())) * layers_.size();
+    const int32_t places[4] = {position, position, position, 0};
+    const int32_t added     = llama_batch_ext_add_embd(batch_.get(), seq_id, {features_.data() + index * row_width, 1, row_width});
+    if (added < 0 || !llama_batch_ext_set_pos(batch_.get(), added, places) ||
+        !llama_batch_ext_set_output_embd(batch_.get(), added, wants_output)) {
+        fail("DecodeError", "llama.cpp takes no hidden rows of " + str(row_width) + " values for draft heads");
+    }
+}
+
+const float * DraftHeads::encode_features(size_t num_tokens) {
+    gather_features(num_tokens);
+    encoded_.resize(num_tokens * width_);
     const size_t most = std::min<size_t>(ENCODED_AT_ONCE, context_->n_ubatch());
     for (size_t begin = 0; begin < num_tokens; begin += most) {
         const size_t count = std::min(most, num_tokens - begin);
         clear();
         for (size_t i = 0; i < count; ++i) {
-            const size_t  row_width = width * layers_.size();
-            const int32_t position  = held(0) + static_cast<int32_t>(i); // read by llama.cpp's check alone
-            const int32_t index = llama_batch_ext_add_embd(batch_.get(), 0, {features_.data() + (begin + i) * row_width, 1, row_width});
-            if (index < 0 || !llama_batch_ext_set_pos(batch_.get(), index, &position) ||
-                !llama_batch_ext_set_output_embd(batch_.get(), index, true)) {
-                fail("DecodeError", "llama.cpp takes no hidden rows of " + str(row_width) + " values for EAGLE-3");
-            }
+            add_features(begin + i, held(0) + static_cast<int32_t>(i), 0, true); // the position is read by llama.cpp's check alone
         }
         run(LLAMA_PROCESS_TYPE_ENCODE, "encoding hidden rows");
         const float * rows = llama_get_embeddings_nextn(context_->get());
@@ -192,8 +208,12 @@ const float * DraftHeads::encode_features(size_t num_tokens) {
 
 void DraftHeads::follow(const Batch & batch) {
     try {
-        pass_rows_ = hidden_rows(batch.size());
-        follow_rows(batch);
+        if (drafts_blocks()) {
+            follow_features(batch);
+        } else {
+            pass_rows_ = hidden_rows(batch.size());
+            follow_rows(batch);
+        }
     } catch (const std::exception & error) {
         for (const int32_t seq_id : batch.seq_ids) {
             drop(seq_id);
@@ -275,17 +295,17 @@ std::vector<std::vector<int32_t>> DraftHeads::draft(std::span<const DraftWish> w
         DraftWish wish = wishes[i];
         wish.depth     = std::min(wish.depth, max_depth());
         wish.depth     = static_cast<int32_t>(std::min<int64_t>(wish.depth, context_->max_positions() - wish.position));
-        const bool knows_row = wish.position > 0 && row_positions_[static_cast<size_t>(wish.seq_id)] == wish.position - 1;
+        const bool knows_row = drafts_blocks() || (wish.position > 0 && row_positions_[static_cast<size_t>(wish.seq_id)] == wish.position - 1);
         if (wish.depth > 0 && knows_row && held(wish.seq_id) == at(wish.position)) {
             const float * row = row_of(wish.seq_id, wish.position - 1);
             drafting.push_back({wish, drafts[i], {row, row + width_}});
         }
     }
-    const size_t most = std::max<size_t>(1, context_->n_outputs_max() / static_cast<size_t>(n_heads_));
+    const size_t most = std::max<size_t>(1, context_->n_outputs_max() / rows_of_drafting());
     for (size_t begin = 0; begin < drafting.size(); begin += most) {
         const std::span<Drafting> group = std::span(drafting).subspan(begin, std::min(most, drafting.size() - begin));
         try {
-            draft_group(group, min_probability);
+            drafts_blocks() ? draft_blocks(group, min_probability) : draft_group(group, min_probability);
         } catch (...) {
             cut_drafts(group);
             throw;
@@ -343,7 +363,7 @@ void DraftHeads::draft_group(std::span<Drafting> group, float min_probability) {
             if (!logits || !row) {
                 fail("DecodeError", "draft heads left no logits");
             }
-            const Choice choice = most_probable(logits, n_vocab);
+            const DraftChoice choice = most_probable(logits, n_vocab);
             if (!(choice.probability >= min_probability)) { // nor where it is NaN
                 one.is_active = false;
                 continue;

@@ -7,6 +7,9 @@
 //   MTP heads:   0,t0  h0,t1  h1,t2  h2,t3          at positions 0 to 3
 //   EAGLE-3:           g0,t1  g1,t2  g2,t3          at positions 0 to 2; g: three layers' hidden states, encoded
 //
+// DFlash is a file whose layers attend to hidden states of several layers of the model, which its context has as cells, and drafts
+// a block of tokens in one pass (draft_blocks.cpp). It keeps no row, and its positions are the model's.
+//
 // So a sequence can have drafts while both contexts hold the same of it; nothing else is remembered but the last hidden row.
 // Where the heads hold something else, as behind an image, they begin anew with the next tokens, and draft from these alone.
 // A pass of the heads that fails empties its sequences here: they have no more drafts, and nothing else changes for them.
@@ -33,6 +36,36 @@ struct DraftWish {
     int32_t token;
     int32_t depth;
 };
+
+// A block that a DFlash file drafts: the newest token and mask tokens behind it, `size` at most.
+struct BlockShape {
+    int32_t size;
+    int32_t mask;        // token
+    bool    with_anchor; // the newest token's own row has the first draft (DSpark), else the first mask token's
+    bool    is_even;     // all blocks of a pass have to be of one size (DSpark)
+    bool    is_causal;   // within a block
+
+    int32_t max_drafts() const noexcept { return with_anchor ? size : size - 1; }
+};
+
+// Reads it from the file's metadata. Raises InvalidParams and Unsupported where a block cannot be drafted.
+BlockShape block_shape(const Model & heads);
+
+struct DraftingSequence { // while drafts are made
+    DraftWish              wish;
+    std::vector<int32_t> & tokens;  // drafted so far
+    std::vector<float>     rows;    // one for the newest token, and for each draft that is in the next pass
+    int32_t                index = 0; // of its last token in the pass
+    bool                   is_active = true;
+};
+
+// A token, and how probable logits make it.
+struct DraftChoice {
+    int32_t token       = -1;
+    float   probability = 0;
+};
+
+DraftChoice most_probable(const float * logits, int32_t n_vocab);
 
 class DraftHeads {
 public:
@@ -72,7 +105,7 @@ public:
     std::vector<BufferUse> memory_use() const { return context_->memory_use(); }
 
 private:
-    struct Drafting;
+    using Drafting = DraftingSequence;
     struct FreeBatch {
         void operator()(llama_batch_ext * batch) const noexcept;
     };
@@ -82,7 +115,10 @@ private:
         size_t  index = 0;
     };
 
-    bool          is_eagle() const noexcept { return !layers_.empty(); }
+    enum class Kind { mtp, eagle3, dflash };
+
+    static Kind   kind_of(const Model & heads);
+    bool          drafts_blocks() const noexcept { return kind_ == Kind::dflash; }
     int32_t       at(int32_t position) const noexcept { return std::max(position - shift_, 0); }
     int32_t       held(int32_t seq_id) const { return context_->positions(seq_id).max + 1; }
     void          drop(int32_t seq_id) noexcept;
@@ -90,7 +126,10 @@ private:
     void          add(int32_t token, int32_t position, int32_t seq_id, const float * row, bool wants_output);
     void          run(int32_t type, const char * what);
     const float * hidden_rows(size_t num_tokens);
+    void          gather_features(size_t num_tokens);
+    void          add_features(size_t index, int32_t position, int32_t seq_id, bool wants_output);
     const float * encode_features(size_t num_tokens);
+    void          follow_features(const Batch & batch);
     void          follow_rows(const Batch & batch);
     void          add_rows(const Batch & batch, std::vector<int32_t> & seq_ids);
     void          run_heads(const std::vector<int32_t> & seq_ids);
@@ -99,13 +138,17 @@ private:
     void          keep_row(int32_t seq_id); // as the earlier one
     void          find_row(int32_t seq_id, int32_t position); // among those of the newest pass, and the one before it
     void          draft_group(std::span<Drafting> group, float min_probability);
+    void          draft_blocks(std::span<Drafting> group, float min_probability);
+    size_t        rows_of_drafting() const noexcept; // that the pass of one sequence takes at most
     void          cut_drafts(std::span<const Drafting> group) noexcept; // what drafting has computed of these
     void          select_head(int32_t index);
 
     Context &                 target_;
+    Kind                      kind_;
     int32_t                   n_heads_; // chained ones; 1 where a single one drafts all tokens
+    BlockShape                block_{}; // of DFlash
     int32_t                   shift_ = 0;
-    std::vector<int32_t>      layers_; // of the target that EAGLE-3 reads
+    std::vector<int32_t>      layers_; // of the target that EAGLE-3 and DFlash read
     size_t                    width_;  // of a hidden row
     std::unique_ptr<Context>  context_;
     std::unique_ptr<llama_batch_ext, FreeBatch> batch_;

@@ -84,23 +84,41 @@ void check_layers(const Model & model, const Model & heads) {
     }
 }
 
-// Rows of the draft vocabulary lead into the model's.
-void check_mapping(const Model & heads) {
+// Rows of the draft vocabulary lead into the model's. kind: of file, for errors.
+void check_mapping(const Model & heads, const std::string & kind) {
     const ggml_tensor * mapping = heads.tensor("d2t");
     if (!mapping || heads.no_alloc()) {
         return;
     }
     if (mapping->type != GGML_TYPE_I64 || ggml_n_dims(mapping) != 1 || !mapping->buffer) {
-        fail("InvalidParams", "d2t of the EAGLE-3 file must be a vector of 64-bit integers");
+        fail("InvalidParams", "d2t of the " + kind + " file must be a vector of 64-bit integers");
     }
     std::vector<int64_t> tokens(static_cast<size_t>(mapping->ne[0]));
     ggml_backend_tensor_get(mapping, tokens.data(), 0, tokens.size() * sizeof(int64_t));
     for (const int64_t token : tokens) {
         if (token < 0 || token >= heads.n_vocab()) {
-            fail("InvalidParams", "d2t of the EAGLE-3 file names token " + str(token) + ", and the vocabulary has " +
+            fail("InvalidParams", "d2t of the " + kind + " file names token " + str(token) + ", and the vocabulary has " +
                                       str(heads.n_vocab()));
         }
     }
+}
+
+void check_output(const Model & model, const Model & heads, const std::string & kind) {
+    const int64_t width   = llama_model_n_embd(model.get());
+    const bool    borrows = !heads.tensor("token_embd.weight") || !heads.tensor("output.weight");
+    if (borrows && llama_model_n_embd(heads.get()) != width) {
+        fail("InvalidParams", "the " + kind + " file takes embeddings or the output layer from the model, whose rows have " + str(width) +
+                                  " values, not " + str(llama_model_n_embd(heads.get())));
+    }
+    const ggml_tensor * output = heads.tensor("output.weight");
+    const ggml_tensor * mapping = heads.tensor("d2t");
+    if (output && output->ne[1] != (mapping ? mapping->ne[0] : heads.n_vocab())) {
+        fail("InvalidParams", "output.weight of the " + kind + " file has " + str(output->ne[1]) + " rows, which are not its vocabulary");
+    }
+    if (!output && mapping) {
+        fail("InvalidParams", "the " + kind + " file has a draft vocabulary (d2t) and no output.weight for it");
+    }
+    check_mapping(heads, kind);
 }
 
 void check_eagle(const Model & model, const Model & heads) {
@@ -117,20 +135,30 @@ void check_eagle(const Model & model, const Model & heads) {
     if (llama_model_n_layer(heads.get()) != 1) {
         fail("InvalidParams", "an EAGLE-3 file has one layer, not " + str(llama_model_n_layer(heads.get())));
     }
-    const bool borrows = !heads.tensor("token_embd.weight") || !heads.tensor("output.weight");
-    if (borrows && llama_model_n_embd(heads.get()) != width) {
-        fail("InvalidParams", "the EAGLE-3 file takes embeddings or the output layer from the model, whose rows have " + str(width) +
-                                  " values, not " + str(llama_model_n_embd(heads.get())));
+    check_output(model, heads, "EAGLE-3");
+}
+
+void check_blocks(const Model & model, const Model & heads) {
+    if (!WITH_LAYER_INPUTS.contains(model.architecture())) {
+        fail("Unsupported", "llama.cpp keeps no hidden states of layers of the architecture " + model.architecture() + " for DFlash");
     }
-    const ggml_tensor * output = heads.tensor("output.weight");
-    const ggml_tensor * mapping = heads.tensor("d2t");
-    if (output && output->ne[1] != (mapping ? mapping->ne[0] : heads.n_vocab())) {
-        fail("InvalidParams", "output.weight of the EAGLE-3 file has " + str(output->ne[1]) + " rows, which are not its vocabulary");
+    if (heads.has_tensor("selector_hidden.weight")) {
+        fail("Unsupported", "DFlash 2 files, which have a selector, are not supported: their drafts are no logits");
     }
-    if (!output && mapping) {
-        fail("InvalidParams", "the EAGLE-3 file has a draft vocabulary (d2t) and no output.weight for it");
+    const uint32_t  count   = llama_model_target_layer_ids_n(heads.get());
+    const int32_t * layers  = llama_model_target_layer_ids(heads.get());
+    const int32_t   n_layer = llama_model_n_layer(model.get());
+    for (uint32_t i = 0; i < count; ++i) {
+        if (layers[i] < 0 || layers[i] > n_layer || std::count(layers, layers + count, layers[i]) != 1) {
+            fail("InvalidParams", "the DFlash file reads layer " + str(layers[i]) + " twice, or the model has no such layer: it has " + str(n_layer));
+        }
     }
-    check_mapping(heads);
+    if (count == 0 || llama_model_n_embd(heads.get()) != llama_model_n_embd(model.get())) {
+        fail("InvalidParams", "the DFlash file reads " + str(count) + " layers of " + str(llama_model_n_embd(heads.get())) +
+                                  " values, and the model's have " + str(llama_model_n_embd(model.get())));
+    }
+    block_shape(heads);
+    check_output(model, heads, "DFlash");
 }
 
 } // namespace
@@ -140,14 +168,19 @@ void DraftHeads::check(const Model & model, const Model & heads) {
         fail("InvalidParams", "the draft heads were loaded with vocab_only=True");
     }
     const std::string architecture = heads.architecture();
-    if (architecture == "dflash" || architecture == "gemma4-assistant") {
-        fail("Unsupported", "draft heads of the architecture " + architecture + " are not supported");
+    if (architecture == "gemma4-assistant") {
+        fail("Unsupported", "draft heads of the architecture gemma4-assistant are not supported: they have no cells of their own, and "
+                            "nothing of theirs can be cut or copied");
     }
     if (model.memory_class() == MemoryClass::none || llama_model_has_encoder(model.get())) {
         fail("Unsupported", "draft heads are for models that write token after token");
     }
     check_vocabulary(model, heads);
-    architecture == "eagle3" ? check_eagle(model, heads) : check_mtp(model, heads);
+    if (architecture == "dflash") {
+        check_blocks(model, heads);
+    } else {
+        architecture == "eagle3" ? check_eagle(model, heads) : check_mtp(model, heads);
+    }
 }
 
 } // namespace paceline

@@ -289,9 +289,24 @@ std::vector<std::string> buffer_types() {
     return names;
 }
 
+// A mapped buffer reaches from the first to the last of its tensors in the file, whatever lies in other buffers between them.
+static size_t mapped_weights(const llama_model * model, ggml_backend_buffer_type_t type) {
+    std::set<const ggml_tensor *> tensors;
+    size_t bytes = 0;
+    for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
+        if (tensor->buffer && ggml_backend_buffer_get_type(tensor->buffer) == type && tensors.insert(tensor).second) {
+            bytes += ggml_nbytes(tensor);
+        }
+    }
+    return bytes;
+}
+
 std::vector<BufferUse> memory_use(const llama_context * context) {
     std::vector<BufferUse> uses;
-    for (const auto & [type, used] : llama_get_memory_breakdown(context)) {
+    for (auto [type, used] : llama_get_memory_breakdown(context)) {
+        if (ggml_backend_buft_is_host(type)) {
+            used.model = std::min(used.model, mapped_weights(llama_get_model(context), type));
+        }
         ggml_backend_dev_t device = ggml_backend_buft_get_device(type);
         uses.push_back({ggml_backend_buft_name(type), device ? ggml_backend_dev_name(device) : "", ggml_backend_buft_is_host(type),
                         used.model, used.context, used.compute});

@@ -124,15 +124,17 @@ class StreamWorld:
         self.passes.append(list(rows))
         self.world.clock.advance(_target_s(num_tokens, max(1, sum(row.num_outputs for row in rows))))
 
-    def tokens_per_s(self, width: int, count: int, *, seed: int = 0) -> float:
-        """Serve so many requests of 64 and 96 tokens, of which so many are open at once."""
+    def tokens_per_s(self, width: int, count: int, *, seed: int = 0, interval_s: float = 0.0) -> float:
+        """Serve so many requests of 64 and 96 tokens, of which so many are open at once; the first come at this interval."""
         world, source = self.world, random.Random(1000 * seed + width)
-        begin_s, left, running = world.clock.now(), count, []
-        while left or running:
-            while left and len(running) < width:
+        begin_s, num_sent, running = world.clock.now(), 0, []
+        while num_sent < count or running:
+            while num_sent < count and len(running) < width:
+                if num_sent < width and world.clock.now() < begin_s + num_sent * interval_s:
+                    break
                 prompt = [source.randrange(200) for _ in range(64)]
                 running.append(world.submit(prompt, max_tokens=96, ignore_eos=True))
-                left -= 1
+                num_sent += 1
             world.take(world.engine.tick())
             running = [one for one in running if one.terminal is None]
         return count * 96 / (world.clock.now() - begin_s)

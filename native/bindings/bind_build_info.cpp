@@ -24,6 +24,8 @@ nb::dict to_dict(const BuildInfo & info) {
     dict["cache_entry"]       = info.cache_entry;
     dict["assertions"]        = info.assertions;
     dict["own_attention"]     = info.own_attention;
+    dict["rpc"]               = info.rpc;
+    dict["own_matmul"]        = info.own_matmul;
     return dict;
 }
 

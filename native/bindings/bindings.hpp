@@ -54,6 +54,7 @@ private:
 void bind_process(nb::module_ & m);
 void bind_build_info(nb::module_ & m);
 void bind_log(nb::module_ & m);
+void bind_matmul(nb::module_ & m);
 void bind_attention(nb::module_ & m);
 void bind_device(nb::module_ & m);
 void bind_model(nb::module_ & m);
@@ -64,5 +65,6 @@ void bind_sampler(nb::module_ & m);
 void bind_context(nb::module_ & m);
 void bind_step(nb::module_ & m);
 void bind_media(nb::module_ & m);
+void bind_rpc(nb::module_ & m);
 
 } // namespace paceline

@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
     paceline::bind_log(m); // before llama.cpp looks for devices, which it logs
     llama_backend_init();
     paceline::bind_device(m);
+    paceline::bind_matmul(m); // before anything reads llama.cpp's list of buffer types, as the next does
     paceline::bind_attention(m); // before anything computes
     paceline::bind_model(m);
     paceline::bind_vocab(m);
@@ -38,4 +39,5 @@ NB_MODULE(_native, m) {
     paceline::bind_context(m);
     paceline::bind_step(m);
     paceline::bind_media(m);
+    paceline::bind_rpc(m);
 }

@@ -12,6 +12,7 @@ from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 
 _MAX_DRAFT = 64
+MAX_RPC_SERVERS = 15  # llama.cpp's scheduler has 16 backends, and the CPU is one
 _MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for cached prefixes
 
 
@@ -29,10 +30,10 @@ class EngineConfig:
             {"name": "paced", "patience": 4}.
         speculation: What proposes tokens ahead of decoding, which the ordinary tick verifies: "ngram" (prompt lookup),
             "ngram-mod" and "ngram-cache" (n-grams of all requests of a tenant), "draft-model" (with draft_model, which alone
-            does the same), "mtp" (the model's own heads), "eagle3:model=FILE", a name with options such as "ngram:size_n=6" or
-            {"name": "ngram", "size_n": 6}, "module:attr", or an object with the methods of `Drafter`; several, as
-            "ngram,ngram-mod" or in a list, of which the first that proposes something for a sequence counts; None: nothing
-            does. A model whose memory cannot take wrong drafts back is refused.
+            does the same), "mtp" (the model's own heads), "eagle3:model=FILE", "dflash:model=FILE", a name with options such as
+            "ngram:size_n=6" or {"name": "ngram", "size_n": 6}, "module:attr", or an object with the methods of `Drafter`;
+            several, as "ngram,ngram-mod" or in a list, of which the first that proposes something for a sequence counts; None:
+            nothing does. A model whose memory cannot take wrong drafts back is refused.
         max_draft: Most tokens that are proposed for a sequence in a tick, 1 to 64; fewer are where more do not pay.
         min_draft: Least tokens of a proposal that is verified at all, 0 to 64.
         itl_target_ms: Inter-token latency that "paced" aims at; None: 250 on a CPU, 50 if a GPU computes (for a `Model` that
@@ -50,6 +51,10 @@ class EngineConfig:
         max_restarts: Restarts of the worker in a row, each after twice the wait of the one before (0.1 to 10 s); a worker
             that ran for a minute ends the row. One crash more stops the engine (`EngineStopped`). None: no limit. Needs
             isolation="process".
+        rpc: RPC servers that compute a part of the model, in a list of "host:port" or a text with commas; see `paceline
+            rpc-serve`. Needs isolation="process" and a build with PACELINE_RPC=ON.
+        rpc_timeout_s: Seconds for which such a server may be silent while it is waited for, until it counts as lost; and for
+            which requests wait until a lost one is back, before they end with `RpcServerUnavailable`.
         trace: File to write a trace to, one JSON object a line, for `paceline trace show`; an existing file is replaced.
         trace_max_bytes: Size at which the trace ends; the engine continues. At 16 streams and 20 ticks a second it grows by
             some 15 kB a second.
@@ -91,6 +96,8 @@ class EngineConfig:
     isolation: Literal["thread", "process"] = "thread"
     on_engine_death: Literal["replay", "fail"] | None = None
     max_restarts: int | None = None
+    rpc: str | Sequence[str] = ()
+    rpc_timeout_s: float = 30.0
     trace: str | os.PathLike[str] | None = None
     trace_max_bytes: int = 1 << 30
     sleep_idle_s: float | None = None
@@ -126,6 +133,8 @@ class EngineConfig:
             validation.integer("max_embedding_tokens", self.max_embedding_tokens, 1)
         validation.choice("isolation", self.isolation, ("thread", "process"))
         self._check_process_options()
+        validation.addresses("rpc", self.rpc, MAX_RPC_SERVERS)
+        validation.number("rpc_timeout_s", self.rpc_timeout_s, low=1, high=86400)
         if self.trace is not None:
             validation.path("trace", self.trace)
         validation.integer("trace_max_bytes", self.trace_max_bytes, 4096)
@@ -143,6 +152,11 @@ class EngineConfig:
         if self.fit_target_bytes is None:
             return ()
         return (self.fit_target_bytes,) if isinstance(self.fit_target_bytes, int) else tuple(self.fit_target_bytes)
+
+    @property
+    def rpc_addresses(self) -> tuple[str, ...]:
+        """`rpc` as a sequence."""
+        return validation.addresses("rpc", self.rpc, MAX_RPC_SERVERS) if self.rpc else ()
 
     def _check_images(self) -> None:
         if self.mmproj is not None and not isinstance(self.mmproj, bool):

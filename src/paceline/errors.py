@@ -35,6 +35,7 @@
     │   ├── EngineStopped     the engine takes no requests any more
     │   │   └── ModelUnloaded     a managed model was unloaded while it was in use or awaited
     │   ├── EngineDied        the worker process died
+    │   ├── RpcServerUnavailable  a server that computes a part of the model is away, busy or lost
     │   ├── Cancelled         the request was cancelled before it had a result
     │   ├── DeadlineExceeded  the request ran out of time before it had a result
     │   └── Closed            the object was closed before
@@ -299,6 +300,15 @@ class EngineDied(EngineError):
     def __init__(self, message: str, signal: str | None = None, last_words: str = "") -> None:
         super().__init__(message)
         self.signal, self.last_words = signal, last_words
+
+
+class RpcServerUnavailable(EngineError):
+    """An RPC server that computes a part of the model cannot be reached, is busy, was lost, or is of another version.
+
+    The message names its address. An engine that has lost one looks for it again and again, and works once it is back.
+    """
+
+    code = "rpc_server_unavailable"
 
 
 class Cancelled(EngineError):

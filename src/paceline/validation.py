@@ -105,6 +105,31 @@ def path(name: str, value: object) -> Path:
     return Path(text(name, given))
 
 
+def addresses(name: str, value: object, most: int) -> tuple[str, ...]:
+    """Return the "host:port" of a list, or of a text with commas. A host is a name or an IPv4 address; none comes twice."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
+        _refuse(InvalidType, name, 'a list of addresses such as "10.0.0.2:50052"', value)
+    found = [_address(name, one) for one in given]
+    if len(found) > most:
+        raise InvalidParams(f"{name} has {len(found)} addresses; at most {most} are possible")
+    for one in found:
+        if found.count(one) > 1:
+            raise InvalidParams(f"{name} has {one} twice; leave one of them out")
+    return tuple(found)
+
+
+def _address(name: str, value: object) -> str:
+    given = text(name, value).strip()
+    host, _, port = given.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+    if not host or not is_port or any(not letter.isprintable() or letter in " :/@[]," for letter in host):
+        _refuse(
+            InvalidParams, name, 'addresses of a host name or IPv4 address and a port, such as "10.0.0.2:50052"', value
+        )
+    return given
+
+
 def instance(name: str, value: object, kind: type[_T]) -> _T:
     """Return the value, which must be an instance of the class."""
     if not isinstance(value, kind):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime import Context, Model
-from paceline.runtime.attention import kernel, use_kernel
+from paceline.runtime import Context, Model, attention, matmul
 from paceline.testing.models import KINDS, ModelSpec, WeightType, write_model
 
 TinyModels = Callable[..., Path]
@@ -47,12 +46,14 @@ def context(llama: Model) -> Iterator[Context]:
 
 
 @pytest.fixture
-def llama_cpp_attention() -> Iterator[None]:
-    """Attention by llama.cpp's kernel: it rounds as llama.cpp does."""
-    before = kernel()
-    use_kernel("llama.cpp")
+def llama_cpp_kernels() -> Iterator[None]:
+    """Attention and matrix products by llama.cpp's kernels: they round as llama.cpp does."""
+    before = attention.kernel(), matmul.kernel()
+    attention.use_kernel("llama.cpp")
+    matmul.use_kernel("llama.cpp")
     yield
-    use_kernel(before)
+    attention.use_kernel(before[0])
+    matmul.use_kernel(before[1])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

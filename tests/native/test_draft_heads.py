@@ -24,7 +24,7 @@ from paceline.runtime import (
     memory_in_use,
     plan_memory,
 )
-from paceline.testing.models import Eagle3Spec, HunYuan3Spec, LlamaSpec, Mimo2Spec, Qwen35Spec, write_lora
+from paceline.testing.models import DFlashSpec, Eagle3Spec, HunYuan3Spec, LlamaSpec, Mimo2Spec, Qwen35Spec, write_lora
 
 pytestmark = pytest.mark.native
 
@@ -40,9 +40,16 @@ MODELS = {
     "qwen35": Qwen35Spec(),
     "eagle3": LlamaSpec(n_layer=3),
     "window": Mimo2Spec(n_heads=3),
+    "dflash": LlamaSpec(n_layer=3),
+    "dspark": LlamaSpec(n_layer=3),
 }
-HEADS = {"eagle3": Eagle3Spec()}
-CUTTABLE = ["hy_v3", "chained", "eagle3", "window"]
+HEADS = {
+    "eagle3": Eagle3Spec(),
+    "dflash": DFlashSpec(n_layer=2, target_layers=(0, 2, 3), window=16),
+    "dspark": DFlashSpec(markov_rank=16, block_size=4),
+}
+CUTTABLE = ["hy_v3", "chained", "eagle3", "window", "dflash", "dspark"]
+BLOCKS = ["dflash", "dspark"]
 PROMPT = [257, 72, 101, 108, 108, 111, 32, 119, 111, 114]
 
 
@@ -58,6 +65,7 @@ class Loaded:
         self.model = Model.load(tiny_models(MODELS[kind]), draft_heads=True)
         self.heads = Model.load(tiny_models(HEADS[kind])) if kind in HEADS else self.model
         self.shift = 1 if kind == "eagle3" else 0
+        self.keeps_rows = kind not in BLOCKS
 
     def context(self, **options: Any) -> Context:
         return Context(self.model, draft_heads=self.heads, **{**EXACT, **options})
@@ -167,6 +175,76 @@ def test_drafts_are_those_of_the_heads_definition(tiny_models: TinyModels, kind:
     assert hunyuan.from_scratch([*PROMPT, 65], 4) == expected
 
 
+class BlockInNumpy:
+    """A DFlash file of one layer over the model's embeddings, and the Markov head of a DSpark file."""
+
+    def __init__(self, path: Any, model_path: Any, spec: DFlashSpec) -> None:
+        from gguf import GGUFReader
+
+        borrowed = ("token_embd.weight", "output.weight")
+        self.at: dict[str, Array] = {
+            one.name: np.array(one.data, np.float32)
+            for of_file in (model_path, path)
+            for one in GGUFReader(of_file).tensors
+            if of_file is path or one.name in borrowed
+        }
+        self.spec = spec
+
+    def __getitem__(self, name: str) -> Array:
+        return self.at[f"{name}.weight"]
+
+    def drafts(self, tokens: list[int], num_drafts: int) -> list[int]:
+        """Return the drafts behind tokens, of which the newest one begins the block."""
+        first = 0 if self.spec.markov_rank else 1
+        block = [tokens[-1], *[self.spec.mask_id or 0] * (num_drafts - 1 + first)]
+        logits = _normed(self.rows(tokens[:-1], block), self["output_norm"]) @ self["output"].T
+        found, newest = [], tokens[-1]
+        for row in logits[first:]:
+            biased = row + self["markov_w2"] @ self["markov_w1"][newest] if self.spec.markov_rank else row
+            newest = int(biased.argmax())
+            found.append(newest)
+        return found
+
+    def rows(self, before: list[int], block: list[int]) -> Array:
+        """Return the layer's output for a block; its tokens attend to all that was before, and to all of the block."""
+        features = _normed(self["token_embd"][before] @ self["fc"].T, self["enc.output_norm"])
+        x = self["token_embd"][block]
+        seen = np.concatenate([features, _normed(x, self["blk.0.attn_norm"])])
+        query, key, value = (
+            (seen @ self[f"blk.0.attn_{name}"].T).reshape(len(seen), -1, self.spec.head_size) for name in "qkv"
+        )
+        query = _rotated(_normed(query, self["blk.0.attn_q_norm"]))[len(before) :]
+        key = _rotated(_normed(key, self["blk.0.attn_k_norm"]))
+        per_key = self.spec.n_head // self.spec.n_head_kv
+        key, value = np.repeat(key, per_key, axis=1), np.repeat(value, per_key, axis=1)
+        scores = np.einsum("qhd,khd->hqk", query, key) / self.spec.head_size**0.5
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out = np.einsum("hqk,khd->qhd", weights / weights.sum(axis=-1, keepdims=True), value)
+        x = x + out.reshape(len(block), -1) @ self["blk.0.attn_output"].T
+        y = _normed(x, self["blk.0.ffn_norm"])
+        gate = y @ self["blk.0.ffn_gate"].T
+        rows: Array = x + (gate / (1 + np.exp(-gate)) * (y @ self["blk.0.ffn_up"].T)) @ self["blk.0.ffn_down"].T
+        return rows
+
+
+@pytest.mark.parametrize("markov_rank", [0, 16])
+def test_blocks_are_those_of_their_definition(tiny_models: TinyModels, markov_rank: int) -> None:
+    """Each of its own depth in one pass; with a Markov head all are computed as deep as the deepest. No more than a block."""
+    spec = DFlashSpec(target_layers=(0,), block_size=6, markov_rank=markov_rank, layer_gain=3.0)
+    model_path, path = tiny_models(LlamaSpec(n_layer=3)), tiny_models(spec)
+    reference = BlockInNumpy(path, model_path, spec)
+    most = 6 if markov_rank else 5
+    prompts, depths = [PROMPT, PROMPT[:4], PROMPT[2:9]], [3, most, 1]
+    with Context(Model.load(model_path, draft_heads=True), draft_heads=Model.load(path), **EXACT) as context:
+        for seq_id, prompt in enumerate(prompts):
+            context.decode(prompt, seq_ids=seq_id, wants_logits="none")
+        wishes = [DraftWish(seq_id, len(prompts[seq_id]), 65, depth) for seq_id, depth in enumerate((3, 9, 1))]
+        computed = [most] * 3 if markov_rank else depths
+        whole = [reference.drafts([*one, 65], size) for one, size in zip(prompts, computed, strict=True)]
+        assert context.draft(wishes) == [one[:depth] for one, depth in zip(whole, depths, strict=True)]
+        assert context.draft(wishes, min_probability=1.0) == [[]] * 3
+
+
 # ---- mirrored memory
 
 
@@ -268,12 +346,13 @@ def test_copies_draft_as_their_sources(loaded: Loaded) -> None:
 
 
 def test_a_shared_prefix_is_followed_without_its_last_hidden_row(cuttable: Loaded) -> None:
-    """Drafts come with the next pass; the one position costs nothing else."""
+    """Drafts come with the next pass, of blocks at once; the one position costs nothing else."""
     with cuttable.context() as context:
         context.decode(PROMPT, wants_logits="none")
         context.copy(0, 1, 0, 6)
         cuttable.check(context, 1, PROMPT[:6], is_exact=False)
-        assert context.draft([DraftWish(1, 6, 5, 3)]) == [[]]
+        (drafts,) = context.draft([DraftWish(1, 6, 5, 3)])
+        assert drafts == ([] if cuttable.keeps_rows else cuttable.from_scratch([*PROMPT[:6], 5], 3))
         context.decode([5], seq_ids=1, wants_logits="none")
         cuttable.check(context, 1, [*PROMPT[:6], 5], is_exact=False)
         assert len(context.draft([DraftWish(1, 7, 5, 3)])[0]) == 3
@@ -547,6 +626,18 @@ def test_chained_heads_draft_as_many_tokens_as_there_are(tiny_models: TinyModels
         (LlamaSpec(), Eagle3Spec(n_embd=32, n_head=2, n_head_kv=2), InvalidParams, "rows have 64 values, not 32"),
         (LlamaSpec(), Eagle3Spec(draft_ids=(1, 2, 999999)), InvalidParams, "d2t .* names token 999999"),
         (HunYuan3Spec(), Eagle3Spec(), Unsupported, "no hidden states of layers of the architecture hy_v3"),
+        (LlamaSpec(), DFlashSpec(target_layers=(0, 3)), InvalidParams, "reads layer 3 .* it has 2"),
+        (LlamaSpec(), DFlashSpec(target_layers=(1, 1)), InvalidParams, "reads layer 1 twice"),
+        (
+            LlamaSpec(),
+            DFlashSpec(n_embd=32, n_head=2, n_head_kv=2),
+            InvalidParams,
+            "of 32 values, and the model's have 64",
+        ),
+        (LlamaSpec(), DFlashSpec(mask_id=None), InvalidParams, "no mask token"),
+        (LlamaSpec(), DFlashSpec(block_size=65), InvalidParams, "from 2 to 64, not 65"),
+        (LlamaSpec(), DFlashSpec(block_size=1), InvalidParams, "from 2 to 64, not 1"),
+        (HunYuan3Spec(), DFlashSpec(), Unsupported, "no hidden states of layers of the architecture hy_v3 for DFlash"),
         (Qwen35Spec(n_heads=2), None, Unsupported, "one next-token-prediction head of the architecture qwen35, not 2"),
     ],
 )

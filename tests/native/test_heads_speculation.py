@@ -18,6 +18,7 @@ from paceline.errors import InvalidParams, ModelLoadError, StateError, Unsupport
 from paceline.runtime import Model
 from paceline.scheduling.depth_chooser import DepthChooser
 from paceline.testing.models import (
+    DFlashSpec,
     Eagle3Spec,
     HunYuan3Spec,
     LlamaSpec,
@@ -37,14 +38,23 @@ SPECS = {
     "mtp": HunYuan3Spec(layer_gain=0.4, agrees=True),
     "chained": HunYuan3Spec(n_heads=3, layer_gain=0.4, agrees=True),
     "eagle3": LlamaSpec(n_layer=3, layer_gain=0.4),
+    "dflash": LlamaSpec(n_layer=3, layer_gain=0.4),
+    "dspark": LlamaSpec(n_layer=3, layer_gain=0.4),
     "random": HunYuan3Spec(n_heads=2),
     "hybrid": Qwen35Spec(layer_gain=0.4, agrees=True),
     "window": Mimo2Spec(),
+}
+FILES = {
+    "eagle3": ("eagle3", Eagle3Spec(agrees=True)),
+    "dflash": ("dflash", DFlashSpec()),
+    "dspark": ("dflash", DFlashSpec(markov_rank=16, layer_gain=0.1)),  # the newest token's row is as the model's
 }
 LEAST = {
     "mtp": 0.2,
     "chained": 0.2,
     "eagle3": 0.05,
+    "dflash": 0.0,
+    "dspark": 0.05,
     "random": 0.0,
     "hybrid": 0.1,
     "window": 0.0,
@@ -56,8 +66,8 @@ class Tried:
 
     def __init__(self, tiny_models: TinyModels, kind: str) -> None:
         self.kind, self.spec, self.path = kind, SPECS[kind], tiny_models(SPECS[kind])
-        eagle = tiny_models(Eagle3Spec(agrees=True)) if kind == "eagle3" else None
-        self.speculation = "mtp" if eagle is None else f"eagle3:model={eagle}"
+        name, heads = FILES.get(kind, ("mtp", None))
+        self.speculation = name if heads is None else f"{name}:model={tiny_models(heads)}"
 
     def llm(self, **options: Any) -> LLM:
         return LLM(self.path, **{**SMALL, "speculation": self.speculation, **options})
@@ -257,7 +267,7 @@ def test_a_model_that_was_loaded_before_brings_its_heads(mtp: Tried) -> None:
 
 def test_estimates_have_the_heads(tried: Tried) -> None:
     """Weights and cache of heads in the model's file from its header, those of a file beside it by a plan."""
-    for dry_run in (True, False) if tried.kind != "eagle3" else (True,):
+    for dry_run in (True, False) if tried.kind not in FILES else (True,):
         without = estimate_memory(tried.path, dry_run=dry_run)
         estimate = estimate_memory(tried.path, dry_run=dry_run, speculation=tried.speculation)
         assert estimate.weights_bytes > without.weights_bytes
@@ -273,10 +283,18 @@ def test_estimates_have_the_heads(tried: Tried) -> None:
     [
         ("llama", "mtp", Unsupported, "has no next-token-prediction heads"),
         ("llama", "mtp:model={hy_v3}", InvalidParams, "hy_v3 has no draft heads for a model of llama"),
-        ("llama", "eagle3:model={llama}", InvalidParams, "is no EAGLE-3 file: it has the architecture llama"),
+        ("llama", "eagle3:model={llama}", InvalidParams, "has the architecture llama, and not eagle3"),
         ("hy_v3", "eagle3:model={eagle3}", Unsupported, "no hidden states of layers of the architecture hy_v3"),
-        ("llama", "mtp:model={eagle3}", InvalidParams, "is an EAGLE-3 file"),
+        (
+            "llama",
+            "mtp:model={eagle3}",
+            InvalidParams,
+            "has the architecture eagle3, and not llama; .*EAGLE-3 files go with",
+        ),
         ("llama", "eagle3", InvalidParams, "eagle3:model=FILE"),
+        ("llama", "dflash:model={eagle3}", InvalidParams, "has the architecture eagle3, and not dflash"),
+        ("hy_v3", "dflash:model={dflash}", Unsupported, "no hidden states of layers of the architecture hy_v3"),
+        ("llama", "dflash:model={dflash}", InvalidParams, "or the model has no such layer"),
         ("llama", "eagle3:model=/none/there.gguf", ModelLoadError, "none/there.gguf"),
         ("hy_v3", "mtp:p_min=2", InvalidParams, "p_min"),
         ("hy_v3", "mtp:depth=2", InvalidParams, "depth"),
@@ -288,7 +306,13 @@ def test_heads_that_are_not_there_or_do_not_fit_are_refused(
 ) -> None:
     """When the model is loaded, with the reason."""
     if isinstance(speculation, str):
-        paths = {"hy_v3": tiny_models("hy_v3"), "llama": tiny_models("llama"), "eagle3": tiny_models(Eagle3Spec())}
+        dflash = tiny_models(DFlashSpec(target_layers=(0, 9)))
+        paths = {
+            "dflash": dflash,
+            "hy_v3": tiny_models("hy_v3"),
+            "llama": tiny_models("llama"),
+            "eagle3": tiny_models(Eagle3Spec()),
+        }
         speculation = speculation.format(**paths)
     with pytest.raises((error, TypeError), match=says):
         LLM(tiny_models(kind), speculation=speculation, **SMALL)

@@ -31,7 +31,7 @@ from paceline.streaming import FinishReason
 pytestmark = pytest.mark.native
 
 SMALL: dict[str, Any] = {"num_slots": 2, "n_ctx": 512}
-PROMPT = "Once upon a time"
+PROMPT = "The little fox"
 EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}  # whatever the batches
 SINGLE: dict[str, Any] = {**SMALL, **EXACT, "num_slots": 1}  # nor does a second sequence share a pass
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}

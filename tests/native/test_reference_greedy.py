@@ -48,7 +48,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> ReferenceTool:
     return build_reference_tool(tmp_path_factory.mktemp("reference"))
 
 
-@pytest.mark.usefixtures("llama_cpp_attention")
+@pytest.mark.usefixtures("llama_cpp_kernels")
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_equals_that_of_llama_cpp(tiny_models: TinyModels, reference: ReferenceTool, kind: str) -> None:
     """`Context.generate` at temperature 0 yields the very tokens that llama.cpp's own tool writes."""

@@ -6,6 +6,7 @@ import json
 import logging
 from typing import Any
 
+import pytest
 from tests.server.stand_in import prompts
 
 from paceline.server.settings import ApiKey
@@ -256,11 +257,12 @@ def test_a_prefix_goes_before_every_route(worlds: Any) -> None:
     assert client.post("/llm/v1/probe", json={}).status_code == 401
     response = client.get("/llm/v1/nothing", headers={"x-api-key": "second"})
     assert response.json()["error"]["code"] == "not_found"
-    assert 'href="/llm/health"' in client.get("/llm/").text
+    assert 'href="/llm/openapi.json"' in client.get("/llm/docs").text
 
 
-def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any) -> None:
-    """It names the model and points to the routes."""
+def test_the_start_page_loads_nothing_from_elsewhere(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the web page was not built it names the model and points to the routes."""
+    monkeypatch.setattr("paceline.server.web_page.built_files", dict)
     response = worlds().client.get("/")
     assert "default-src 'none'" in response.headers["content-security-policy"]
     assert "paceline-demo" in response.text

@@ -19,8 +19,10 @@ from paceline.cli.exit_codes import FAILED, report
 from paceline.cli.generate import generate
 from paceline.cli.info import info
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
+from paceline.cli.rpc_serve import rpc_serve
 from paceline.cli.serve import run_server
 from paceline.cli.tokenize import tokenize
+from paceline.cli.top import top
 from paceline.errors import PacelineError
 
 
@@ -73,6 +75,8 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.command(name="list")(list_models)
     app.command()(prune)
     app.command(cls=RawCommand)(serve)
+    app.command(name="rpc-serve")(rpc_serve)
+    app.command()(top)
     app.add_typer(trace.commands, name="trace")
     app.add_typer(cluster_commands.commands, name="cluster")
     return app

@@ -29,10 +29,12 @@ from paceline.cli.options import (
     GpuLayersOption,
     ModelChoice,
     ModelOption,
+    RpcOption,
     ThreadsOption,
     VerboseOption,
     argument_or_stdin,
     ending,
+    engine_model,
     load,
     reading_text,
     showing,
@@ -108,6 +110,7 @@ def chat(
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
+    rpc: RpcOption = None,
     system: System = None,
     load_file: ChatFile = None,
     chat_template: ChatTemplate = None,
@@ -156,11 +159,25 @@ def chat(
     turn = (
         {} if reasoning_effort is None else {"reasoning_effort": text_argument("--reasoning-effort", reasoning_effort)}
     )
+    images = ImageOptions(
+        files=tuple(image or ()),
+        audio_files=tuple(audio or ()),
+        mmproj=mmproj,
+        no_mmproj=no_mmproj,
+        no_mmproj_offload=no_mmproj_offload,
+        min_tokens=image_min_tokens,
+        max_tokens=image_max_tokens,
+    )
     job = ChatJob(
         message=_only_message(message),
         params=params,
         model=ModelChoice(
-            path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not quiet, verbose=verbose
+            path=images.model_path(model),
+            n_gpu_layers=n_gpu_layers,
+            devices=device,
+            rpc=rpc,
+            show_progress=not quiet,
+            verbose=verbose,
         ),
         system=None if system is None else text_argument("--system", system),
         load=load_file,
@@ -169,15 +186,7 @@ def chat(
         is_plain=plain,
         shows_thinking=not hide_thinking,
         quiet=quiet,
-        images=ImageOptions(
-            files=tuple(image or ()),
-            audio_files=tuple(audio or ()),
-            mmproj=mmproj,
-            no_mmproj=no_mmproj,
-            no_mmproj_offload=no_mmproj_offload,
-            min_tokens=image_min_tokens,
-            max_tokens=image_max_tokens,
-        ),
+        images=images,
     )
     _run(job)
 
@@ -194,7 +203,9 @@ def _run(job: ChatJob) -> None:
 
     attachments = job.images.attachments()
     loaded = run(lambda stop: load(job.model, stop))
-    with LLM(loaded.model, num_slots=1, **job.images.engine_options(takes_images_later=True), **job.llm) as llm:
+    source, options = engine_model(job.model, loaded.model)
+    options |= job.images.engine_options(takes_images_later=True)
+    with LLM(source, num_slots=1, **options, **job.llm) as llm:
         session = ChatSession(
             llm,
             SessionOptions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +31,13 @@ from paceline.cli.options import (
     ModelChoice,
     ModelOption,
     ParseSpecialOption,
+    RpcOption,
     ThreadsOption,
     VerboseOption,
     argument_or_stdin,
     choosing_tokens,
     ending,
+    engine_model,
     load,
     running,
     showing,
@@ -136,6 +139,7 @@ def generate(
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
+    rpc: RpcOption = None,
     parse_special: ParseSpecialOption = False,
     image: ImageFiles = None,
     audio: AudioFiles = None,
@@ -190,22 +194,28 @@ def generate(
         ignore_eos=ignore_eos,
     )
     shown_first = terminal.is_terminal(sys.stdout) if echo is None else echo
+    images = ImageOptions(
+        files=tuple(image or ()),
+        audio_files=tuple(audio or ()),
+        mmproj=mmproj,
+        no_mmproj=no_mmproj,
+        no_mmproj_offload=no_mmproj_offload,
+        min_tokens=image_min_tokens,
+        max_tokens=image_max_tokens,
+    )
     job = GenerateJob(
         prompt=argument_or_stdin("PROMPT", prompt),
         params=params,
         model=ModelChoice(
-            path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not quiet, verbose=verbose
+            path=images.model_path(model),
+            n_gpu_layers=n_gpu_layers,
+            devices=device,
+            rpc=rpc,
+            show_progress=not quiet,
+            verbose=verbose,
         ),
         showing=OutputOptions(as_json=as_json, quiet=quiet, echo=shown_first and not as_json, special=special),
-        images=ImageOptions(
-            files=tuple(image or ()),
-            audio_files=tuple(audio or ()),
-            mmproj=mmproj,
-            no_mmproj=no_mmproj,
-            no_mmproj_offload=no_mmproj_offload,
-            min_tokens=image_min_tokens,
-            max_tokens=image_max_tokens,
-        ),
+        images=images,
         n_ctx=ctx_size,
         n_threads=threads,
         parse_special=parse_special,
@@ -224,14 +234,16 @@ def _run(job: GenerateJob, interrupted: StopSignal) -> None:
     loaded = load(job.model, interrupted)
     model = loaded.model
     if attachments:
-        generated = _generate_seen(model, job, [*attachments, job.prompt], interrupted)
+        generated, load_s = _generate_seen(model, job, [*attachments, job.prompt], interrupted)
     else:
         prompt = _encode(model, job)
-        generated = _generate_in(_context_size(model, job, prompt), model, job, prompt, interrupted)
-    _finish(job, generated, loaded.load_s)
+        generated, load_s = _generate_in(_context_size(model, job, prompt), model, job, prompt, interrupted)
+    _finish(job, generated, loaded.load_s + load_s)
 
 
-def _generate_seen(model: Model, job: GenerateJob, prompt: Segments, interrupted: StopSignal) -> Generated:
+def _generate_seen(
+    model: Model, job: GenerateJob, prompt: Segments, interrupted: StopSignal
+) -> tuple[Generated, float]:
     """Generate with attachments, whose tokens the engine's projector alone can count: try with the usual size first."""
     try:
         return _generate_in(job.n_ctx, model, job, prompt, interrupted)
@@ -244,12 +256,18 @@ def _generate_seen(model: Model, job: GenerateJob, prompt: Segments, interrupted
 
 def _generate_in(
     n_ctx: int | None, model: Model, job: GenerateJob, prompt: list[int] | Segments, interrupted: StopSignal
-) -> Generated:
+) -> tuple[Generated, float]:
+    """Return what was generated, and the seconds in which the engine loaded the model where `load` had not."""
     from paceline.llm import LLM
 
-    options = job.images.engine_options(takes_images_later=False)
-    with LLM(model, num_slots=1, n_ctx=n_ctx, n_threads=job.n_threads, **options) as llm:
-        return _generate(llm, job, prompt, interrupted)
+    source, options = engine_model(job.model, model)
+    if options:
+        options["cancel"] = interrupted.event
+    start = time.perf_counter()
+    options |= job.images.engine_options(takes_images_later=False)
+    with LLM(source, num_slots=1, n_ctx=n_ctx, n_threads=job.n_threads, **options) as llm:
+        load_s = time.perf_counter() - start if job.model.rpc is not None else 0.0
+        return _generate(llm, job, prompt, interrupted), load_s
 
 
 def _encode(model: Model, job: GenerateJob) -> list[int]:

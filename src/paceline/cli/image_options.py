@@ -20,7 +20,12 @@ _seeing = partial(typer.Option, rich_help_panel="Images and audio")
 
 ImageFiles = Annotated[
     list[Path] | None,
-    _seeing("--image", metavar="FILE", help="An image in front of the text; repeat it.", show_default=False),
+    _seeing(
+        "--image",
+        metavar="FILE",
+        help="An image in front of the text; repeat it. Without --model, a demo model that sees is loaded.",
+        show_default=False,
+    ),
 ]
 AudioFiles = Annotated[
     list[Path] | None,
@@ -68,6 +73,14 @@ class ImageOptions:
         """Return all files with their images and audio. Raises as `read_image` and `read_audio`."""
         images: list[tuple[Path, Attachment]] = [(path, read_image(path, "--image")) for path in self.files]
         return images + [(path, read_audio(path, "--audio")) for path in self.audio_files]
+
+    def model_path(self, model: str | None) -> str | Path | None:
+        """Return the model to load; where none is named and there are images, the demo model that sees."""
+        if model is not None or not self.files or self.mmproj is not None:
+            return model
+        from paceline.demo import demo_vision_model_path
+
+        return demo_vision_model_path()
 
     def engine_options(self, *, takes_images_later: bool) -> dict[str, Any]:
         """Return the keywords of `LLM`. takes_images_later: so that the projector beside the model is loaded in any case."""

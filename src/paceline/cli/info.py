@@ -6,6 +6,7 @@ What a file leaves to llama.cpp's code is known for the few architectures that a
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,9 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import ModelChoice, load, text_argument
-from paceline.errors import InvalidParams, PacelineError
+from paceline.config import MAX_RPC_SERVERS
+from paceline.errors import InvalidParams, PacelineError, RpcServerUnavailable
+from paceline.validation import addresses
 
 if TYPE_CHECKING:
     from paceline.runtime import DeviceMemory, Model
@@ -51,6 +54,10 @@ def info(
         str | None,
         typer.Option("--cache-type", metavar="TYPE", help="Type of its keys and values.", show_default="f16"),
     ] = None,
+    rpc: Annotated[
+        str | None,
+        typer.Option("--rpc", metavar="HOST:PORT,...", help="Other hosts that compute.", show_default="none"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing cut.")] = False,
 ) -> None:
     """Show version, build, devices and memory; with a model, what its file says and what it needs.
@@ -62,8 +69,14 @@ def info(
         if value is not None and model is None:
             raise InvalidParams(f"{name} needs a MODEL")
     given = {"n_ctx": ctx_size, "num_slots": parallel, "type_k": cache_type, "type_v": cache_type}
-    options = {name: value for name, value in given.items() if value is not None}
-    facts = _machine_facts() if model is None else run(lambda stop: _described(model, stop, options, metadata=metadata))
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if rpc is not None:
+        options["rpc"] = list(addresses("--rpc", text_argument("--rpc", rpc), MAX_RPC_SERVERS))
+    facts = (
+        _machine_facts(options.get("rpc", ()))
+        if model is None
+        else run(lambda stop: _described(model, stop, options, metadata=metadata))
+    )
     if as_json:
         terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     elif model is None:
@@ -72,11 +85,19 @@ def info(
         _write_model(facts)
 
 
-def _machine_facts() -> dict[str, Any]:
+def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
     from paceline import __version__
-    from paceline.demo import demo_draft_model_path, demo_model_path
-    from paceline.runtime import available_memory, backend_features, build_info, devices, physical_cores
-    from paceline.runtime.attention import kernel
+    from paceline.demo import demo_draft_model_path, demo_model_path, demo_vision_model_path
+    from paceline.runtime import (
+        attention,
+        available_memory,
+        backend_features,
+        build_info,
+        devices,
+        matmul,
+        physical_cores,
+    )
+    from paceline.server.web_page import page_facts
 
     return {
         "version": __version__,
@@ -84,10 +105,32 @@ def _machine_facts() -> dict[str, Any]:
         "build": asdict(build_info()),
         "devices": [asdict(device) for device in devices()],
         "features": dict(backend_features()),
-        "cpu_attention": kernel(),
+        "cpu_attention": attention.kernel(),
+        "cpu_matmul": matmul.kernel(),
         "physical_cores": physical_cores(),
         "available_memory_bytes": available_memory(),
-        "demo_models": {"demo": _path_or_none(demo_model_path), "draft": _path_or_none(demo_draft_model_path)},
+        "web_page": page_facts(),
+        "demo_models": {
+            "demo": _path_or_none(demo_model_path),
+            "draft": _path_or_none(demo_draft_model_path),
+            "vision": _path_or_none(demo_vision_model_path),
+        },
+        **({"rpc_servers": [_server_facts(address) for address in rpc]} if rpc else {}),
+    }
+
+
+def _server_facts(address: str) -> dict[str, Any]:
+    """Return what an RPC server says of itself, or why it is of no use."""
+    from paceline.runtime.rpc_servers import greet
+
+    try:
+        server = greet(address)
+    except RpcServerUnavailable as error:
+        return {"address": address, "error": str(error)}
+    return {
+        "address": address,
+        "protocol": ".".join(map(str, server.protocol)),
+        "devices": [asdict(device) for device in server.devices],
     }
 
 
@@ -184,10 +227,19 @@ def _write_machine(facts: Mapping[str, Any]) -> None:
             ("build", ", ".join(filter(None, _build_words(build)))),
             ("python", facts["python"]),
             ("cache folder", build["cache_dir"]),
+            ("web page", _page_words(facts["web_page"])),
         ],
     )
     terminal.write_section("this machine", _machine_rows(facts))
+    if "rpc_servers" in facts:
+        terminal.write_section("other hosts", _server_rows(facts["rpc_servers"]))
     terminal.write_section("demo models", [(name, path or "missing") for name, path in facts["demo_models"].items()])
+
+
+def _page_words(page: Mapping[str, Any]) -> str:
+    from paceline.server.web_page import NOT_BUILT
+
+    return f"built, {page['num_bytes'] / 1024:.0f} KiB compressed" if page["is_built"] else NOT_BUILT
 
 
 def _build_words(build: Mapping[str, Any]) -> Iterator[str]:
@@ -196,6 +248,7 @@ def _build_words(build: Mapping[str, Any]) -> Iterator[str]:
     yield build["target"]
     yield build["sanitizers"] and f"sanitizers {build['sanitizers']}"
     yield "with assertions" if build["assertions"] else ""
+    yield "with RPC" if build["rpc"] else ""
 
 
 def _machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -206,8 +259,21 @@ def _machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     available = facts["available_memory_bytes"]
     yield "available memory", "unknown" if available is None else _gib(available)
     yield "CPU attention", facts["cpu_attention"]
+    name = facts["cpu_matmul"]
+    yield "CPU matrix products", name if name == "llama.cpp" else f"paceline ({name})"
     for backend, names in _features_by_backend(facts["features"]).items():
         yield f"{backend} features", " ".join(names)
+
+
+def _server_rows(servers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    names = itertools.count()
+    for server in servers:
+        if "error" in server:
+            yield server["address"], server["error"]
+            continue
+        for device in server["devices"]:
+            memory = f"{_gib(device['free_bytes'])} free of {_gib(device['total_bytes'])}"
+            yield f"device RPC{next(names)}", f"{server['address']}, protocol {server['protocol']}, {memory}"
 
 
 def _features_by_backend(features: Mapping[str, str]) -> dict[str, list[str]]:

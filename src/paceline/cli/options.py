@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -100,6 +100,15 @@ DeviceOption = Annotated[
         metavar="NAME", help="Compute on this device, may be repeated; see `paceline info`.", show_default="all"
     ),
 ]
+RpcOption = Annotated[
+    str | None,
+    choosing_model(
+        "--rpc",
+        metavar="HOST:PORT,...",
+        help="Compute on the devices of these hosts as well, where `paceline rpc-serve` runs.",
+        show_default="none",
+    ),
+]
 ThreadsOption = Annotated[
     int | None,
     running(
@@ -118,11 +127,15 @@ VerboseOption = Annotated[bool, running("--verbose", "-v", help="Show llama.cpp'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """Which model to load and how. path: of a file, or a name such as "hf:user/repo"; None: the demo model."""
+    """Which model to load and how.
+
+    path: of a file, or a name such as "hf:user/repo"; None: the demo model. rpc: other hosts that compute, between commas.
+    """
 
     path: str | Path | None = None
     n_gpu_layers: int | None = None
     devices: list[str] | None = None
+    rpc: str | None = None
     vocab_only: bool = False
     show_progress: bool = True
     verbose: bool = False
@@ -137,7 +150,7 @@ class LoadedModel:
 
 
 def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
-    """Load the model, with a progress bar if stderr is a terminal.
+    """Load the model, with a progress bar if stderr is a terminal; of one that other hosts compute, the vocabulary alone.
 
     A model that is given by name is downloaded first. Raises as `Model.load` and `local_model`, and `InvalidParams` for a
     path that is no text.
@@ -154,11 +167,26 @@ def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
             path,
             n_gpu_layers=choice.n_gpu_layers,
             devices=choice.devices or None,
-            vocab_only=choice.vocab_only,
+            vocab_only=choice.vocab_only or choice.rpc is not None,
             progress=progress,
             cancel=stop.event,
         )
     return LoadedModel(model, time.perf_counter() - start)
+
+
+def engine_model(choice: ModelChoice, model: Model) -> tuple[Any, dict[str, Any]]:
+    """Return what `LLM` takes for a model that `load` returned, and options for it: with hosts, its files and a process.
+
+    llama.cpp ends the process that loses a host, so it is not this one.
+    """
+    if choice.rpc is None:
+        return model, {}
+    options: dict[str, Any] = {"rpc": text_argument("--rpc", choice.rpc), "isolation": "process"}
+    if choice.n_gpu_layers is not None:
+        options["n_gpu_layers"] = choice.n_gpu_layers
+    if choice.devices:
+        options["devices"] = choice.devices
+    return model.paths[0] if len(model.paths) == 1 else list(model.paths), options
 
 
 def _local_path(choice: ModelChoice, stop: StopSignal) -> Path:

@@ -1,4 +1,4 @@
-"""`paceline trace show`: a summary of a recorded trace, and its picture."""
+"""`paceline trace show`: a summary of a recorded trace, its picture, and its timeline as a page."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def show(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write a picture (SVG) there.", show_default=False),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a timeline to move about in there, as one HTML file.",
+            show_default=False,
+        ),
+    ] = None,
     width: Annotated[int, typer.Option(min=400, max=20_000, help="Of the picture, in pixels.")] = 1200,
 ) -> None:
     """Summarize a trace, and draw it: slots over time, ticks as columns."""
@@ -39,9 +48,27 @@ def show(
     trace = read_trace(file)
     if output is not None:
         output.write_text(draw(trace, width=width, title=_title(file)), encoding="utf-8")
+    if html is not None:
+        from paceline.cli.trace_viewer import viewer_html
+
+        html.write_text(viewer_html(_viewer(), trace, title=_title(file)), encoding="utf-8")
     if trace.is_truncated:
         terminal.note(f"{file} ends within a line, which was left out")
     terminal.write_section(_title(file), _rows(summarize(trace)))
+
+
+def _viewer() -> str:
+    """Return the trace viewer of the built page. Raises `Unsupported` where the page was not built."""
+    from paceline.errors import Unsupported
+    from paceline.server.web_page import TRACE_VIEWER, built_folder
+
+    path = built_folder() / TRACE_VIEWER
+    if not path.is_file():
+        raise Unsupported(
+            "--html needs the trace viewer, which was not built into this installation: it is built with the web page "
+            "where Node.js is installed (PACELINE_WEBUI=ON); --output writes a picture without it"
+        )
+    return path.read_text(encoding="utf-8")
 
 
 def _title(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""The two demo models that come with paceline; MODEL_CARD.md describes them."""
+"""The demo models that come with paceline; MODEL_CARD.md describes them, vision/MODEL_CARD.md the one that sees."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def demo_draft_model_path() -> Path:
     Raises `ModelLoadError` where the installation lacks it.
     """
     return _installed("paceline-demo-draft.gguf")
+
+
+def demo_vision_model_path() -> Path:
+    """Return the path of the demo model that sees; its projector lies beside it, where `LLM` finds it.
+
+    Raises `ModelLoadError` where the installation lacks it.
+    """
+    return _installed("vision/paceline-demo-vision.gguf")
 
 
 def _installed(name: str) -> Path:

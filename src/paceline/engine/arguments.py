@@ -104,6 +104,14 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     )
 
 
+def refuse_rpc(config: EngineConfig) -> None:
+    """Raise `InvalidParams` for RPC servers where the engine computes in a process that is not to die."""
+    if config.rpc_addresses:
+        raise InvalidParams(
+            f'rpc={list(config.rpc_addresses)} needs isolation="process": llama.cpp ends the process that loses a server'
+        )
+
+
 def _loaded_heads(speculation: Any) -> dict[str, Any]:
     """Return the option of loading for drafts of heads in the model's own file."""
     heads = draft_heads_of(speculation)

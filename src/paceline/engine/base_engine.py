@@ -28,6 +28,7 @@ from paceline.observability.trace_file import TraceRecorder
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model, Tokenizer
+from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
@@ -172,6 +173,10 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
+        """See `EngineClient`."""
+
+    @abstractmethod
+    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
         """See `EngineClient`."""
 
     def slots(self) -> SlotsSnapshot:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.params import SamplingParams
     from paceline.request import RequestOptions
     from paceline.runtime import Model, Tokenizer
+    from paceline.scheduling.activity import EngineActivity
     from paceline.scheduling.limits import Limits
     from paceline.scheduling.sequence import Request
     from paceline.scheduling.telemetry import SlotsSnapshot
@@ -153,6 +154,16 @@ class EngineClient(Protocol):
         Compare with `prefix_hash` of a prompt's first num_tokens token ids; hashes say nothing of the model. While there is no
         worker nothing is cached. Making a digest takes a part of a tick. It confirms a guessed prompt, so it is for trusted
         callers.
+
+        Raises as `ask_slots`, and `InvalidParams`.
+        """
+
+    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
+        """Return a future of what the engine does after the current tick, and of the ticks behind a number.
+
+        after: `EngineActivity.last_number` of the last reply, 0 at first; the engine records ticks from the first question on,
+        until none has come for five seconds. max_nodes: of the radix tree, for each tenant, up to 4096; None: no tree. While
+        there is no worker nothing is done. Looking at the tree takes a part of a tick.
 
         Raises as `ask_slots`, and `InvalidParams`.
         """

@@ -101,6 +101,15 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
+class Observe:
+    """Ask what the engine does: ticks and marks behind a number, and at most max_nodes of the radix tree; None: no tree."""
+
+    key: int
+    after: int
+    max_nodes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class DetachAdapter:
     """Stop applying an adapter of which no request is open, and drop what was computed with it."""
 
@@ -108,7 +117,7 @@ class DetachAdapter:
     adapter: str
 
 
-Question = Export | Import | Inspect | Digest | DetachAdapter
+Question = Export | Import | Inspect | Digest | Observe | DetachAdapter
 """A command whose result is an event of the same key."""
 
 Command = Question | Submit | RequestCommand | Drain | Stop

@@ -18,6 +18,7 @@ from paceline.engine.commands import (
     Export,
     Import,
     Inspect,
+    Observe,
     Question,
     SetInterval,
     SetPaused,
@@ -108,7 +109,7 @@ class Engine:
                     self._scheduler.set_interval(key, interval)
                 case EndSlow(key):
                     self._scheduler.end_slow(key)
-                case Export() | Import() | Inspect() | Digest() | DetachAdapter():
+                case Export() | Import() | Inspect() | Digest() | Observe() | DetachAdapter():
                     self._ask(command)
                 case Drain():
                     self._scheduler.drain()
@@ -117,7 +118,7 @@ class Engine:
 
     def _make_way(self, command: Command) -> None:
         """End the calibration before what may change the cache."""
-        if self._calibration is not None and not isinstance(command, Inspect | Digest):
+        if self._calibration is not None and not isinstance(command, Inspect | Digest | Observe):
             self.end_calibration()
 
     def end_calibration(self) -> None:
@@ -136,6 +137,8 @@ class Engine:
                 self._scheduler.inspect(key)
             case Digest(key, max_prefixes, block_tokens):
                 self._scheduler.digest(key, max_prefixes, block_tokens)
+            case Observe(key, after, max_nodes):
+                self._scheduler.observe(key, after, max_nodes)
             case DetachAdapter(key, adapter):
                 self._executor.detach_adapter(adapter)
                 self._scheduler.forget_adapter(key, adapter)

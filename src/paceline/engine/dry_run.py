@@ -17,13 +17,23 @@ from paceline.engine.context_sizes import default_n_ctx, draft_sized_options, si
 from paceline.engine.memory_fit import FitRules, MemoryChoice, fit_memory
 from paceline.engine.memory_report import DraftQuestion, MemoryQuestion, MemoryReport
 from paceline.errors import NotEnoughMemory, PacelineError
-from paceline.runtime import MemoryClass, MemoryEstimate, Model, on_empty_machine, plan_memory, plan_projector
+from paceline.runtime import (
+    MemoryClass,
+    MemoryEstimate,
+    Model,
+    on_empty_machine,
+    plan_memory,
+    plan_projector,
+    rpc_servers,
+)
 
 
 def answer(question: MemoryQuestion) -> MemoryReport:
-    """Plan what is wanted, and choose what fits. Raises as `Model.load` and `plan_memory`."""
+    """Plan what is wanted, and choose what fits. Raises as `Model.load`, `plan_memory` and `rpc_servers.connect`."""
+    if question.rpc:
+        rpc_servers.connect(question.rpc, question.rpc_timeout_s)
     planner = _Planner(question)
-    model = planner.sketch(question.model.get("n_gpu_layers"), 0)
+    model = planner.sketch(question.model.get("n_gpu_layers"), 0, False)
 
     def most_ctx(num_slots: int) -> int:
         return default_n_ctx(model.n_ctx_train, num_slots)
@@ -44,6 +54,8 @@ def answer(question: MemoryQuestion) -> MemoryReport:
         targets=question.targets,
         is_alone=question.is_alone,
         has_draft=question.draft is not None,
+        chooses_repack="use_extra_bufts" not in question.model
+        and question.model.get("load_mode", "auto") in ("auto", "mmap"),
     )
     estimate = planner.measure(wanted)
     try:
@@ -57,17 +69,17 @@ class _Planner:
 
     def __init__(self, question: MemoryQuestion) -> None:
         self._question = question
-        self.sketch: Callable[[int | None, int], Model] = functools.lru_cache(maxsize=1)(self._sketch)
+        self.sketch: Callable[[int | None, int, bool], Model] = functools.lru_cache(maxsize=1)(self._sketch)
 
     @property
     def n_expert(self) -> int:
-        model = self.sketch(self._question.model.get("n_gpu_layers"), 0)
+        model = self.sketch(self._question.model.get("n_gpu_layers"), 0, False)
         found = model.metadata.get(f"{model.metadata.get('general.architecture')}.expert_count", "0")
         return int(found) if found.isdecimal() else 0
 
     def measure(self, choice: MemoryChoice) -> MemoryEstimate:
         """Return what a choice needs."""
-        question, model = self._question, self.sketch(choice.n_gpu_layers, choice.n_cpu_moe)
+        question, model = self._question, self.sketch(choice.n_gpu_layers, choice.n_cpu_moe, choice.no_repack)
         options = sized_options(
             model.memory_class, choice.num_slots, choice.n_ctx, question.context, drafts=question.drafts
         )
@@ -105,10 +117,12 @@ class _Planner:
         paths = draft.paths
         return Model.load(paths[0] if len(paths) == 1 else paths, **{**draft.model, "no_alloc": True})
 
-    def _sketch(self, n_gpu_layers: int | None, n_cpu_moe: int) -> Model:
+    def _sketch(self, n_gpu_layers: int | None, n_cpu_moe: int, no_repack: bool) -> Model:
         options: dict[str, Any] = {**self._question.model, "no_alloc": True, "n_gpu_layers": n_gpu_layers}
         if n_cpu_moe:
             options["n_cpu_moe"] = n_cpu_moe
+        if no_repack:
+            options["use_extra_bufts"] = False
         paths = self._question.paths
         return Model.load(paths[0] if len(paths) == 1 else paths, **options)
 

@@ -18,7 +18,7 @@ from paceline import validation
 from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.engine.adapters import adapter_paths
-from paceline.engine.arguments import EngineArguments, engine_arguments
+from paceline.engine.arguments import EngineArguments, engine_arguments, refuse_rpc
 from paceline.engine.calibration import Calibration
 from paceline.engine.client import EngineClient
 from paceline.engine.context_sizes import (
@@ -38,9 +38,19 @@ from paceline.engine.memory_needs import MemoryFit, fit_to_memory
 from paceline.engine.projector_file import projector_file
 from paceline.errors import InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
-from paceline.runtime import Adapter, Context, Device, MediaProjector, MemoryClass, Model, devices, total_memory
+from paceline.runtime import (
+    Adapter,
+    Context,
+    Device,
+    MediaProjector,
+    MemoryClass,
+    Model,
+    devices,
+    rpc_servers,
+    total_memory,
+)
 from paceline.runtime.embedder import longest_text
-from paceline.scheduling.heads_drafter import Eagle3Drafter, attach_heads
+from paceline.scheduling.heads_drafter import attach_heads
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.named_drafter import draft_heads_of, resolve_drafter
 from paceline.scheduling.named_strategy import resolve_strategy
@@ -50,6 +60,7 @@ from paceline.scheduling.telemetry import TelemetrySink
 _log = logging.getLogger("paceline.engine")
 
 _HOST_SHARE = 8  # of the machine's memory, the part that idle prefixes may take
+_FILES_OF_HEADS = {"dflash": "DFlash and DSpark", "eagle3": "EAGLE-3"}  # by their architecture
 _DIFFUSION = (
     "it is a diffusion model, which refines a whole text over many passes, and only models that write token after token are "
     "supported; llama.cpp runs it with llama-diffusion-cli"
@@ -77,10 +88,13 @@ _EMBEDDER_OPTIONS = frozenset(
 
 def check_options(model: Any, options: Mapping[str, Any]) -> None:
     """Raise what is wrong with the options, as far as that is known before anything is loaded."""
-    if engine_arguments(options).config.isolation == "process":
+    config = engine_arguments(options).config
+    if config.isolation == "process":
         from paceline.engine.worker.setup import worker_setup
 
         worker_setup(model, options)
+    else:
+        refuse_rpc(config)
 
 
 def local_files(
@@ -206,6 +220,9 @@ class Built:
 
 def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArguments) -> Built:
     """Load what has to be loaded. Raises as `Model.load` and `Context` do; frees everything if it fails."""
+    config = arguments.config
+    if config.rpc_addresses:
+        rpc_servers.connect(config.rpc_addresses, config.rpc_timeout_s)
     fit = MemoryFit() if isinstance(model, Model) else fit_to_memory(model, arguments)
     if fit.choice is not None:
         arguments = _chosen(arguments, fit.choice)
@@ -288,6 +305,8 @@ def _chosen(arguments: EngineArguments, choice: MemoryChoice) -> EngineArguments
         options["n_gpu_layers"] = choice.n_gpu_layers
     if choice.n_cpu_moe:
         options["n_cpu_moe"] = choice.n_cpu_moe
+    if choice.no_repack:
+        options["use_extra_bufts"] = False
     config = dataclasses.replace(arguments.config, num_slots=choice.num_slots)
     return dataclasses.replace(arguments, config=config, model=options)
 
@@ -352,13 +371,18 @@ def _draft_heads(model: Model, arguments: EngineArguments) -> Model | None:
         return None if drafter is None else model
     heads = Model.load(drafter.model, draft_heads=True, **_only_of_heads(arguments.model))
     architecture = heads.native.architecture
-    if (architecture == "eagle3") != isinstance(drafter, Eagle3Drafter):
+    expected = drafter.architecture or model.native.architecture
+    if architecture != expected and (drafter.architecture or architecture in _FILES_OF_HEADS):
         heads.close()
         raise InvalidParams(
-            f"{drafter.model} is {'an' if architecture == 'eagle3' else 'no'} EAGLE-3 file: it has the architecture "
-            f"{architecture}; EAGLE-3 files go with speculation='eagle3:model=FILE', heads for the model with mtp"
+            f"{drafter.model} has the architecture {architecture}, and not {expected}; {_ways_to_name_heads()}, heads for the "
+            "model itself with mtp"
         )
     return heads
+
+
+def _ways_to_name_heads() -> str:
+    return ", ".join([f"{name} files go with speculation='{one}:model=FILE'" for one, name in _FILES_OF_HEADS.items()])
 
 
 def _only_of_heads(options: Mapping[str, Any]) -> dict[str, Any]:

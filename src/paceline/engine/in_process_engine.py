@@ -11,9 +11,9 @@ from typing import Any
 
 from paceline.clock import MonotonicClock
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
-from paceline.engine.arguments import engine_arguments, sampling_defaults
+from paceline.engine.arguments import engine_arguments, refuse_rpc, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
-from paceline.engine.commands import DetachAdapter, Digest, Inspect
+from paceline.engine.commands import DetachAdapter, Digest, Inspect, Observe
 from paceline.engine.core import Engine
 from paceline.engine.encoding_inbox import EncodingInbox
 from paceline.engine.engine_factory import assemble
@@ -24,7 +24,7 @@ from paceline.engine.media_prompt import Measure
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
 from paceline.engine.projector_file import projectors_beside
-from paceline.engine.prompts import Prompt, TextRequests, digest_sizes, prompt_ids, refuse_media
+from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes, prompt_ids, refuse_media
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments, resolve_instruments
@@ -32,6 +32,7 @@ from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.request import RequestOptions
 from paceline.runtime import Model
+from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.telemetry import SlotsSnapshot
 
 
@@ -41,6 +42,7 @@ class InProcessEngine(BaseEngine):
     def __init__(self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
         arguments = engine_arguments(options)
         config = arguments.config
+        refuse_rpc(config)
         self.metrics = Metrics(config.num_slots)
         given = resolve_instruments(arguments.instruments)
         self._clock = MonotonicClock()
@@ -130,5 +132,10 @@ class InProcessEngine(BaseEngine):
         self._runner.check_process()
         return self._ask(Digest(self._inbox.next_key(), *digest_sizes(max_prefixes, block_tokens)))
 
-    def _ask(self, question: Inspect | Digest) -> Future[Any]:
+    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
+        """See `EngineClient`."""
+        self._runner.check_process()
+        return self._ask(Observe(self._inbox.next_key(), *activity_numbers(after, max_nodes)))
+
+    def _ask(self, question: Inspect | Digest | Observe) -> Future[Any]:
         return map_future(self._router.ask(question), itemgetter(0))

@@ -24,12 +24,13 @@ _HOST_SHARE: Final = 8  # of what is free in host memory, the part that is left 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryChoice:
-    """What decides how much memory a model takes. n_gpu_layers: None for all."""
+    """What decides how much memory a model takes. n_gpu_layers: None for all. no_repack: weights stay mapped from the file."""
 
     n_ctx: int
     num_slots: int
     n_gpu_layers: int | None = None
     n_cpu_moe: int = 0
+    no_repack: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class FitRules:
     least_ctx: the fewest cells to choose. most_ctx: the cells that a number of slots has where memory is not short.
     n_layer, n_expert: of the model. targets: bytes to leave free, of each device in order or one number for all GPUs, for
     host memory where there is no GPU; empty for the defaults. is_alone: whether all memory counts as free. has_draft: whether
-    a draft model is part of it.
+    a draft model is part of it. chooses_repack: weights that a CPU would have packed may stay mapped from the file.
     """
 
     chooses_ctx: bool
@@ -52,6 +53,7 @@ class FitRules:
     targets: Sequence[int] = ()
     is_alone: bool = False
     has_draft: bool = False
+    chooses_repack: bool = False
 
     def fits(self, estimate: MemoryEstimate) -> bool:
         """Whether every device keeps its margin."""
@@ -87,6 +89,10 @@ def fit_memory(
 
     if fits(wanted):
         return FittedMemory(wanted, known(wanted))
+    if rules.chooses_repack and [one.device for one in known(wanted).devices] == [HOST]:
+        wanted = dataclasses.replace(wanted, no_repack=True)
+        if fits(wanted):
+            return FittedMemory(wanted, known(wanted))
     least = wanted
     for least in _with_fewest_cells(wanted, rules):
         if fits(least):

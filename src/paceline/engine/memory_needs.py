@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline import validation
+from paceline.config import EngineConfig
 from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.context_sizes import default_n_ctx, has_doubled_seq_ids, sized_options
 from paceline.engine.draft_arguments import DraftArguments
@@ -40,6 +41,7 @@ from paceline.runtime.gguf_check import files_beside
 from paceline.runtime.header_estimate import CacheShape, Placement, estimate_from_header
 from paceline.runtime.memory_estimate import HOST, mebibytes
 from paceline.runtime.model_header import ModelHeader
+from paceline.runtime.rpc_servers import rpc_devices
 from paceline.runtime.tensor_placement import tensor_placements
 from paceline.scheduling.named_drafter import draft_heads_of
 
@@ -227,7 +229,8 @@ def _log_unplanned(error: PacelineError) -> None:
 
 def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
     config, options = arguments.config, dict(arguments.context)
-    n_ctx = options.pop("n_ctx", None)
+    n_ctx, gpus = options.pop("n_ctx", None), _all_gpus(config)
+    has_gpus = bool(_used(gpus, arguments.model))
     return MemoryQuestion(
         paths=_named(model),
         model={name: value for name, value in arguments.model.items() if name not in _OBJECTS},
@@ -235,17 +238,22 @@ def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
         n_ctx=n_ctx,
         num_slots=config.num_slots,
         chooses_slots="num_slots" not in arguments.given,
-        chooses_layers=not any(name in arguments.model for name in _PLACING) and bool(_gpus(arguments.model)),
+        chooses_layers=not any(name in arguments.model for name in _PLACING) and has_gpus,
         least_ctx=LEAST_CTX if config.fit_ctx is None else config.fit_ctx,
         targets=config.fit_targets,
         drafts=config.speculation is not None,
         heads_path=_heads_path(config.speculation),
         draft=_draft_question(arguments.draft),
-        projector=_projector_question(_named(model), arguments),
+        projector=_projector_question(_named(model), arguments, has_gpus=has_gpus),
+        gpus=gpus,
+        rpc=config.rpc_addresses,
+        rpc_timeout_s=config.rpc_timeout_s,
     )
 
 
-def _projector_question(paths: Sequence[str], arguments: EngineArguments) -> ProjectorQuestion | None:
+def _projector_question(
+    paths: Sequence[str], arguments: EngineArguments, *, has_gpus: bool
+) -> ProjectorQuestion | None:
     """Return what is planned of a projector; nothing of one that is left out, and what is wrong with it to the load."""
     config = arguments.config
     try:
@@ -257,7 +265,7 @@ def _projector_question(paths: Sequence[str], arguments: EngineArguments) -> Pro
         return None
     return ProjectorQuestion(
         path=str(path.absolute()),
-        use_gpu=config.mmproj_offload and bool(_gpus(arguments.model)),
+        use_gpu=config.mmproj_offload and has_gpus,
         image_min_tokens=config.image_min_tokens,
         image_max_tokens=config.image_max_tokens,
     )
@@ -311,7 +319,7 @@ def header_estimate(header: ModelHeader, question: MemoryQuestion) -> MemoryEsti
     shape = None if header.keeps_nothing else _shape(header, question)
     options = question.model
     placement = Placement(
-        gpus=_gpus(options),
+        gpus=_used(question.gpus, options),
         n_gpu_layers=options.get("n_gpu_layers"),
         tensor_split=options.get("tensor_split", ()),
         patterns=tensor_placements(
@@ -325,7 +333,7 @@ def header_estimate(header: ModelHeader, question: MemoryQuestion) -> MemoryEsti
     if question.draft is not None:
         found = found.plus(_draft_estimate(question, question.draft, found.n_ctx))
     if question.projector is not None:
-        gpus = _gpus(options) if question.projector.use_gpu else []
+        gpus = _used(question.gpus, options) if question.projector.use_gpu else []
         found = found.plus(projector_weights(question.projector.path, gpus[0].name if gpus else HOST))
     return found
 
@@ -382,10 +390,17 @@ def _surely_fits(header: ModelHeader, question: MemoryQuestion) -> bool:
     return all(one is None or needed < _SMALL_SHARE * one for one in free)
 
 
-def _gpus(options: Mapping[str, Any]) -> list[Device]:
+def _all_gpus(config: EngineConfig) -> tuple[Device, ...]:
+    """Return the devices of RPC servers and then the GPUs of this machine, as llama.cpp orders them. Raises as `greet`."""
+    rpc = rpc_devices(config.rpc_addresses, config.rpc_timeout_s) if config.rpc_addresses else []
+    names = {device.name for device in rpc}
+    own = (device for device in devices() if device.kind in ("gpu", "igpu") and device.name not in names)
+    return (*rpc, *own)
+
+
+def _used(gpus: Sequence[Device], options: Mapping[str, Any]) -> list[Device]:
     """Return the GPUs that a load with these options uses."""
-    found = [device for device in devices() if device.kind in ("gpu", "igpu")]
-    wanted = options.get("devices")
+    found, wanted = list(gpus), options.get("devices")
     if wanted is not None:
         found = [device for device in found if device.name.lower() in {str(name).lower() for name in wanted}]
     return [] if options.get("n_gpu_layers") == 0 else found
@@ -407,6 +422,10 @@ def _log_choice(wanted: MemoryEstimate, fitted: FittedMemory) -> None:
         changes.append(f"n_cpu_moe={choice.n_cpu_moe}, the experts of that many layers in host memory")
     if choice.n_gpu_layers is not None:
         changes.append(f"n_gpu_layers={choice.n_gpu_layers}")
+    if choice.no_repack:
+        changes.append(
+            "weights stay mapped from the file instead of being packed for faster products (use_extra_bufts=False)"
+        )
     if changes:
         _log.warning("memory is short: %s", "; ".join(changes))
     for device in estimate.devices:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from paceline.engine.memory_fit import FittedMemory, MemoryChoice
-from paceline.runtime import MemoryEstimate
+from paceline.runtime import Device, MemoryEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,8 @@ class MemoryQuestion:
 
     draft, projector: a draft model, a multimodal projector that is loaded as well. drafts: whether there is speculation.
     is_alone: whether nothing else is to be in the machine's memory; otherwise what is free at the moment counts. heads_path: a
-    file of draft heads beside the model.
+    file of draft heads beside the model. gpus: all that there are, those of RPC servers first. rpc, rpc_timeout_s: see
+    `EngineConfig`.
     """
 
     paths: tuple[str, ...]
@@ -55,14 +56,20 @@ class MemoryQuestion:
     heads_path: str | None = None
     draft: DraftQuestion | None = None
     projector: ProjectorQuestion | None = None
+    gpus: tuple[Device, ...] = ()
+    rpc: tuple[str, ...] = ()
+    rpc_timeout_s: float = 0
 
     @classmethod
     def of_json(cls, text: str) -> Self:
         """Read what the asking process wrote."""
         found = json.loads(text)
-        draft, projector = found.pop("draft"), found.pop("projector")
+        draft, projector, gpus = found.pop("draft"), found.pop("projector"), found.pop("gpus")
         return cls(
-            **found, draft=draft and DraftQuestion(**draft), projector=projector and ProjectorQuestion(**projector)
+            **found,
+            draft=draft and DraftQuestion(**draft),
+            projector=projector and ProjectorQuestion(**projector),
+            gpus=tuple(Device(**one) for one in gpus),
         )
 
 

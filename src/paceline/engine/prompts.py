@@ -22,6 +22,7 @@ from paceline.media import Attachment, AudioExtent, MediaExtent
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate
+from paceline.scheduling.activity import MAX_NODES
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request, prefix_namespace
 
@@ -102,6 +103,12 @@ def digest_sizes(max_prefixes: int, block_tokens: int | None) -> tuple[int, int 
     if block_tokens is None:
         return max_prefixes, None
     return max_prefixes, validation.integer("block_tokens", block_tokens, 1, 2**31 - 1)
+
+
+def activity_numbers(after: int, max_nodes: int | None) -> tuple[int, int | None]:
+    """Return the arguments of `EngineClient.ask_activity`. Raises `InvalidParams` for what it refuses."""
+    after = validation.integer("after", after, 0, 2**53)
+    return after, None if max_nodes is None else validation.integer("max_nodes", max_nodes, 0, MAX_NODES)
 
 
 def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:

@@ -44,6 +44,7 @@ from paceline.kv_cache.radix_tree import (
     hash_prefix,
     pack_tokens,
 )
+from paceline.kv_cache.tree_view import NodeView, TreeView
 
 __all__ = [
     "MAX_DIGEST_PREFIXES",
@@ -60,6 +61,7 @@ __all__ = [
     "LoadState",
     "MediaItem",
     "Namespace",
+    "NodeView",
     "NotAdmitted",
     "Operation",
     "PendingPrefix",
@@ -71,6 +73,7 @@ __all__ = [
     "SaveState",
     "SavedState",
     "TransferOutput",
+    "TreeView",
     "Truncate",
     "hash_blocks",
     "hash_prefix",

@@ -49,6 +49,7 @@ from paceline.kv_cache.radix_tree import (
     TreeMatch,
     common_prefix_bytes,
 )
+from paceline.kv_cache.tree_view import TreeView, view_tree
 
 _INSTABILITY_TOKENS = 64  # shorter cached prefixes say nothing about a prompt that diverges after 10 to 50 % of one
 _MIN_IDLE_CELLS = 256  # llama.cpp attends to as many at a time, so that fewer idle ones cost nothing
@@ -330,6 +331,15 @@ class KVCache:
         return self._tree.digest(
             max_prefixes, needs_cells=self._has_cells, needs_state=self._has_states, private=private
         )
+
+    def view(self, group_of: Callable[[Namespace], str], max_nodes: int) -> tuple[dict[str, TreeView], bool]:
+        """Return the radix tree's nodes, at most max_nodes of each group of namespaces; see `view_tree`."""
+        return view_tree(self._tree.roots, self._running.keys(), self._tree.number_of, group_of, max_nodes)
+
+    @property
+    def num_running_cells(self) -> int:
+        """Cells in use by running sequences; the rest of those in use belong to cached prefixes alone."""
+        return self._cells.num_under(self._budget.seq_ids)
 
     @property
     def num_cells(self) -> int:

@@ -116,6 +116,7 @@ class Node:
     block: HostBlock | None = None
     state: SavedState | None = None  # a checkpoint at `end`
     namespace: Namespace | None = None  # of a root
+    number: int = 0  # by which `RadixTree.number_of` tells it from others; 0: never asked for
     end: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -202,6 +203,7 @@ class RadixTree:
         self._by_age: OrderedDict[Node, None] = (
             OrderedDict()
         )  # nodes with blocks or states; a node is younger than all below it
+        self._numbers = count(1)
         self.num_bytes = 0
 
     def match(self, namespace: Namespace, tokens: bytes) -> TreeMatch:
@@ -392,6 +394,17 @@ class RadixTree:
             node = parent
         if node is not None and node.namespace is not None and not node.children:
             self._roots.pop(node.namespace, None)
+
+    @property
+    def roots(self) -> Iterable[tuple[Namespace, Node]]:
+        """The namespaces with their roots, which have no tokens; read-only."""
+        return self._roots.items()
+
+    def number_of(self, node: Node) -> int:
+        """Return a number that no other node has had; of a node that is split, the lower part keeps it."""
+        if not node.number:
+            node.number = next(self._numbers)
+        return node.number
 
     def nodes(self) -> Iterator[Node]:
         """Yield all nodes, for checks."""

@@ -60,7 +60,7 @@ class Context(Closeable):
     ) -> None:
         """draft_heads: a model whose draft heads follow every pass, for `draft`: this one, or one of its heads alone.
 
-        It was loaded with `draft_heads=True`, or is an EAGLE-3 file. A second KV cache, of the heads, mirrors this one.
+        It was loaded with `draft_heads=True`, or is an EAGLE-3 or DFlash file. A second KV cache, of the heads, mirrors this one.
 
         is_checked: whether llama.cpp plans a large context first and it is refused where host memory is short.
         False is for callers that know that it fits: the plan reads the model's header again.

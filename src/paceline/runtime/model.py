@@ -17,6 +17,7 @@ from paceline.errors import AdapterError, Closed, InvalidParams, InvalidType, Mo
 from paceline.runtime.chat_layer import CompiledTemplate
 from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
 from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint
+from paceline.runtime.matmul import use_kernel_of_environment
 from paceline.runtime.native_core import Closeable
 from paceline.runtime.tensor_placement import tensor_placements
 from paceline.runtime.tokenizer import Tokenizer
@@ -136,6 +137,8 @@ class Model(Closeable):
         load_mode: how the file is read; "auto" maps it into memory where that is best.
         vocab_only: loads no weights: enough for a `Tokenizer` and a chat template.
         check_tensors: checks the weights for invalid values while loading.
+        use_extra_bufts: packs weights on a CPU for faster products where there is a kernel for them (see `runtime.matmul`);
+        what is packed is no longer mapped from the file. False keeps all weights as the file has them.
         kv_overrides: metadata that replaces or adds to the file's own.
         tensor_overrides: the type of buffer of tensors whose names match a pattern (a regular expression of ECMAScript,
         searched in names such as "blk.3.ffn_up_exps.weight"), such as {"_exps": "CPU"}; the first match counts.
@@ -149,6 +152,7 @@ class Model(Closeable):
         Raises `ModelLoadError` (no such file, no model, damaged), `Aborted` (cancelled), `InvalidParams`, and what
         `progress` raises.
         """
+        use_kernel_of_environment()
         if kv_overrides is not None and not isinstance(kv_overrides, Mapping):
             raise InvalidType(f"kv_overrides must be a mapping, not {type(kv_overrides).__name__}")
         overrides = [_checked_override(key, value) for key, value in (kv_overrides or {}).items()]

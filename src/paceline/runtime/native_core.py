@@ -30,6 +30,8 @@ class BuildInfo:
     backend: cpu, cuda, metal, vulkan or hip, and backend_reason why. flags: NAME=VALUE as given to llama.cpp's build.
     sanitizers: empty, or such as "address,undefined". assertions: whether llama.cpp's debug assertions are compiled in.
     own_attention: whether attention on a CPU may be computed by paceline's own kernel (see `runtime.attention`).
+    rpc: whether ggml's RPC backend is linked (PACELINE_RPC=ON).
+    own_matmul: whether matrix products on a CPU may be computed by paceline's own kernels (see `runtime.matmul`).
     """
 
     backend: str
@@ -46,6 +48,8 @@ class BuildInfo:
     cache_entry: str
     assertions: bool
     own_attention: bool
+    rpc: bool
+    own_matmul: bool
 
 
 def build_info() -> BuildInfo:

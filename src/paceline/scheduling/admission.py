@@ -104,10 +104,10 @@ class Admission:
     def preempt(self, now_s: float) -> None:
         """Take slot and cells of the next victim; it waits and resumes later."""
         victim = self._slots.next_victim()
-        key, num_computed_tokens = victim.request.key, victim.num_computed_tokens
+        num_computed_tokens = victim.num_computed_tokens
         slot = self._slots.release(victim)
         self._kv_cache.preempt(victim, now_s)
-        self._requeue(victim, slot, key, num_computed_tokens, now_s)
+        self._requeue(victim, slot, num_computed_tokens, now_s)
 
     def restart(self, sequence: Sequence, now_s: float) -> None:
         """Take slot and cells of a sequence whose copy or load failed; it waits and computes all of its tokens."""
@@ -116,13 +116,13 @@ class Admission:
         self._kv_cache.discard(sequence)
         if sequence.choice == 0 and request.first_token_s is None:
             request.num_cached, request.cached_from = 0, None
-        self._requeue(sequence, slot, request.key, 0, now_s)
+        self._requeue(sequence, slot, 0, now_s)
 
-    def _requeue(self, sequence: Sequence, slot: int, key: int, num_computed_tokens: int, now_s: float) -> None:
+    def _requeue(self, sequence: Sequence, slot: int, num_computed_tokens: int, now_s: float) -> None:
         sequence.num_taken_back = 0
+        sequence.num_preempted += 1
         self._queue.add(sequence)
-        self._telemetry.sink.slot_freed(key, sequence.choice, slot, now_s)
-        self._telemetry.sink.preempted(key, sequence.choice, num_computed_tokens, now_s)
+        self._telemetry.preempted(sequence, slot, num_computed_tokens, now_s)
 
     def _match(self, sequence: Sequence, now_s: float) -> PrefixMatch | NotAdmitted:
         return self._kv_cache.match(sequence, now_s, is_alone=not self._slots.running)
@@ -142,7 +142,7 @@ class Admission:
         is_first = request.started_s is None
         if is_first:
             request.started_s = now_s
-        sink.request_started(request.key, sequence.choice, slot, now_s)
+        self._telemetry.started(sequence, slot, now_s)
         self._kv_cache.allocate(sequence, match, now_s)
         if match.num_tokens:
             sink.prefix_shared(request.key, sequence.choice, match.num_tokens, match.source_name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 
-from paceline.scheduling.cost_model import TILE_TOKENS, TickCostModel
+from paceline.scheduling.cost_model import BLOCK_TOKENS, TILE_TOKENS, TickCostModel
 
 _NUM_SETTLED = 7  # passes after which a time is known well
 _GAIN = 1 / _NUM_SETTLED  # of a new time from then on
@@ -44,13 +44,28 @@ class DecodeCost:
         below = self._sizes[index - 1]
         if index == len(self._sizes):
             return self._seconds[below] + (num_rows - below) * self._prompt_token_s()
-        above = self._sizes[index]
+        return self._between(below, self._sizes[index], num_rows)
+
+    def _between(self, below: int, above: int, num_rows: int) -> float:
         share = (num_rows - below) / (above - below)
         return self._seconds[below] * (1 - share) + self._seconds[above] * share
 
     def seen_seconds(self, num_rows: int) -> float | None:
         """Return what such a pass took where one was seen."""
         return self._seconds.get(num_rows)
+
+    def least_seconds(self, num_rows: int) -> float | None:
+        """Return what such a pass took where one was seen, else what it takes at least; None beyond what was seen.
+
+        Whole blocks of rows are the cheapest, so between passes of these it is hardly less than between their times.
+        """
+        if (known := self._seconds.get(num_rows)) is not None:
+            return known
+        whole = [size for size in self._sizes if size == 1 or size % BLOCK_TOKENS == 0]
+        index = bisect_left(whole, num_rows)
+        if index in (0, len(whole)):
+            return None
+        return self._between(whole[index - 1], whole[index], num_rows)
 
     def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:
         """Learn from a pass that only decoded: so many rows, and the cells in use at its end."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.scheduling.acceptance import Acceptance, expected_tokens
 from paceline.scheduling.catch_up import CatchUp
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
-from paceline.scheduling.draft_cost import DraftCost, step_sizes
+from paceline.scheduling.draft_cost import DraftCost
 from paceline.scheduling.draft_depth import DraftingTimes, choose_depths, trial_depth
 from paceline.scheduling.plan import Row
 from paceline.scheduling.trial_budget import TrialBudget
@@ -30,7 +30,7 @@ _LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
 class _Beside:
     """What the drafts of a tick stand beside.
 
-    num_decode: sequences that decode. num_tokens, num_outputs: of all rows, drafts that they have from other drafters left out;
+    num_decode: rows that decode. num_tokens, num_outputs: of all rows, drafts that they have from other drafters left out;
     num_drafts: those. num_candidates: rows that may have drafts.
     """
 
@@ -96,7 +96,7 @@ class DepthChooser:
         if self.draft_cost is None:
             return
         # A proposal that ended early took a step more, which proposed nothing.
-        steps = step_sizes(map(min, [one + 1 for one in proposed], depths))
+        steps = self.draft_cost.steps(map(min, [one + 1 for one in proposed], depths))
         steps_s = sum([self.draft_cost.seconds(one) for one in steps])
         if catch_up is None or not catch_up.observe(seconds - steps_s):
             self.draft_cost.observe(steps, seconds)
@@ -104,7 +104,7 @@ class DepthChooser:
     def choose(self, candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int) -> list[int]:
         """Return how many drafts each candidate gets beside these rows, some of which may have drafts; `most`: all together."""
         self._settle()
-        num_decode = sum([row.sequence.is_decoding for row in rows])
+        num_decode = sum(map(_is_decode_row, rows))
         num_beside = sum([row.num_drafts for row in rows])
         num_tokens = sum([len(row.token_ids) for row in rows]) - num_beside
         key = (num_decode, num_tokens, num_beside, [int(100 * worth) for worth, _ in candidates])
@@ -114,6 +114,8 @@ class DepthChooser:
             self._beside = _Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates))
             self._prompts_s = self._prefill_s()
             self._limit_s = math.inf if num_decode == 1 else max(self._itl_target_s - self._prompts_s, self.plain_s)
+            if not self._beside.only_decodes:
+                most = min(most, self._most_without_prompts(candidates, len(rows), most))
             self._depths = choose_depths(candidates, num_decode + self.expected_beside, self._times(), most)
             self._plain_every = self._ticks_until_plain(candidates)
             self._key, self._num_left, self.num_decode = key, KEPT_FOR, num_decode
@@ -168,6 +170,19 @@ class DepthChooser:
             self._trial = list(depths), num_expected
             self._num_left = 0  # what is seen now counts at once
 
+    def _most_without_prompts(self, candidates: list[tuple[float, int]], num_rows: int, most: int) -> int:
+        """Return how many drafts would pay if all rows decoded, as far as such passes were seen.
+
+        Soon they do, so that a token that drafts win now saves what it would take then. What more of them would take beside
+        prompts is known too badly to bet on it.
+        """
+        beside = self._beside
+        self._beside = replace(beside, num_decode=num_rows, num_tokens=num_rows, num_outputs=num_rows)
+        times = replace(self._times(), is_known=self.is_known)
+        depths = choose_depths(candidates, num_rows + self.expected_beside, times, most)
+        self._beside = beside
+        return sum(depths)
+
     # ---- trials, and passes to compare with
 
     def _settle(self) -> None:
@@ -212,6 +227,7 @@ class DepthChooser:
         return DraftingTimes(
             pass_s=self._seconds_with,
             step_s=None if self.draft_cost is None else self.draft_cost.seconds,
+            drafts_blocks=self.draft_cost is not None and self.draft_cost.drafts_blocks,
             limit_s=self._limit_s,
             is_known=None if self.budget.affords(0.0) else self.is_known,
             max_rollback=self._max_rollback,
@@ -230,11 +246,11 @@ class DepthChooser:
         """Return what decoding takes of a pass with so many drafts; what the drafts add to a prompt's part is theirs."""
         model, beside = self._model, self._beside
         total, num_decode = beside.num_tokens + num_drafts, beside.num_decode
-        if beside.only_decodes and (seen_s := self._decode_cost.seen_seconds(total)) is not None:
-            return seen_s + self._cells_s(total)
+        if beside.only_decodes and (least_s := self._decode_cost.least_seconds(total)) is not None:
+            return least_s * self._with_cells(total)
         added_s = model.mean_seconds(total, beside.num_cells, beside.num_outputs + num_drafts)
         added_s -= model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs)
-        return self._decode_cost.seconds(num_decode) + self._cells_s(num_decode) + added_s
+        return self._decode_cost.seconds(num_decode) * self._with_cells(num_decode) + added_s
 
     def _prefill_s(self) -> float:
         """Return what a pass takes longer for the prompts in it."""
@@ -244,8 +260,14 @@ class DepthChooser:
         decode_s = model.mean_seconds(beside.num_decode, beside.num_cells, beside.num_decode)
         return max(0.0, model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs) - decode_s)
 
-    def _cells_s(self, num_rows: int) -> float:
+    def _with_cells(self, num_rows: int) -> float:
+        """Return how many times as long a decoding pass takes with the cells in use; `DecodeCost` takes out the same."""
         model = self._model
-        return model.mean_seconds(num_rows, self._beside.num_cells, num_rows) - model.mean_seconds(
+        return model.mean_seconds(num_rows, self._beside.num_cells, num_rows) / model.mean_seconds(
             num_rows, 0, num_rows
         )
+
+
+def _is_decode_row(row: Row) -> bool:
+    """Return whether a row costs what a decoding sequence's does, and wins a token: so does the last token of a cached prompt."""
+    return row.sequence.is_decoding or (row.draws and len(row.token_ids) == 1)

@@ -16,9 +16,13 @@ _LEAST_S = 1e-7
 
 
 class DraftCost:
-    """Seconds of a drafting step. Before the first proposal it is taken to be free, so that one is made."""
+    """Seconds of a drafting step. Before the first proposal it is taken to be free, so that one is made.
 
-    def __init__(self) -> None:
+    drafts_blocks: whether a proposal is one step, however deep, as of a drafter that computes all drafts in one pass.
+    """
+
+    def __init__(self, *, drafts_blocks: bool = False) -> None:
+        self.drafts_blocks = drafts_blocks
         self._seen: dict[int, deque[float]] = {}
         self._seconds: dict[int, float] = {}
         self._sizes: list[int] = []  # keys, ascending
@@ -42,7 +46,11 @@ class DraftCost:
 
     def of_depths(self, depths: Iterable[int]) -> float:
         """Return what it takes to draft to these depths, one for each sequence."""
-        return sum([self.seconds(num_sequences) for num_sequences in step_sizes(depths)])
+        return sum([self.seconds(num_sequences) for num_sequences in self.steps(depths)])
+
+    def steps(self, depths: Iterable[int]) -> list[int]:
+        """Return how many sequences each step is for that drafts to these depths."""
+        return step_sizes([min(one, 1) for one in depths] if self.drafts_blocks else depths)
 
     def observe(self, steps: Sequence[int], seconds: float) -> None:
         """Learn from a proposal: the sequences of each of its steps, and what all of them took."""

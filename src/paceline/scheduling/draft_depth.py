@@ -26,9 +26,10 @@ class DraftingTimes:
     """What drafts take and may take, in seconds.
 
     pass_s: what decoding takes with so many drafts. step_s: what a step of drafting takes for so many candidates: one for the
-    first draft of all that have one, one for the second, ... limit_s: what decoding may take with drafts. is_known: whether
-    it is known what a pass with so many drafts takes, without which there are none so many; None: it always is.
-    max_rollback: wrong drafts of a row beyond which all of it is computed again; None: that is never so.
+    first draft of all that have one, one for the second, ... drafts_blocks: there is only the first, which gives all drafts.
+    limit_s: what decoding may take with drafts. is_known: whether it is known what a pass with so many drafts takes, without
+    which there are none so many; None: it always is. max_rollback: wrong drafts of a row beyond which all of it is computed
+    again; None: that is never so.
     """
 
     pass_s: Callable[[int], float]
@@ -36,6 +37,7 @@ class DraftingTimes:
     limit_s: float = math.inf
     is_known: Callable[[int], bool] | None = None
     max_rollback: int | None = None
+    drafts_blocks: bool = False
 
 
 def choose_depths(
@@ -47,7 +49,7 @@ def choose_depths(
     most: drafts, all together.
     """
     best_rate, best = _LEAST_GAIN * num_rows / times.pass_s(0), [0] * len(candidates)
-    for depths, gain, drafting_s in _growing(candidates, most, times.step_s):
+    for depths, gain, drafting_s in _growing(candidates, most, times):
         num_drafts = sum(depths)
         taken_s = times.pass_s(num_drafts) + drafting_s
         if taken_s > times.limit_s or (times.is_known is not None and not times.is_known(num_drafts)):
@@ -82,10 +84,10 @@ def _taken_back(
 
 
 def _growing(
-    candidates: Sequence[tuple[float, int]], most: int, step_s: Callable[[int], float] | None
+    candidates: Sequence[tuple[float, int]], most: int, times: DraftingTimes
 ) -> Iterator[tuple[list[int], float, float]]:
     """Yield the depths that are compared, with the tokens that the drafts are worth and what drafting them takes."""
-    worths = _worths(candidates, most)
+    worths, step_s = _worths(candidates, most), times.step_s
     gain, drafting_s, step_sizes = 0.0, 0.0, [0] * (len(worths) + 1)
     depths, at = [0] * len(candidates), 0
     for size in _SIZES:
@@ -95,7 +97,7 @@ def _growing(
         for worth, index, depth in worths[at:size]:
             gain += worth
             depths[index] += 1
-            if step_s is not None:
+            if step_s is not None and (depth == 1 or not times.drafts_blocks):
                 num_before = step_sizes[depth]
                 step_sizes[depth] = num_before + 1
                 drafting_s += step_s(num_before + 1) - (step_s(num_before) if num_before else 0.0)

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.errors import PacelineError
 from paceline.kv_cache import PrefixDigest
+from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk
 
@@ -68,10 +69,10 @@ class Imported(msgspec.Struct):
 
 
 class Inspected(msgspec.Struct):
-    """What each slot does, or which prefixes are cached, after the tick."""
+    """What each slot does, which prefixes are cached, or what the engine does, after the tick."""
 
     key: int
-    snapshot: SlotsSnapshot | PrefixDigest
+    snapshot: SlotsSnapshot | PrefixDigest | EngineActivity
 
 
 class AdapterDetached(msgspec.Struct):

@@ -105,12 +105,13 @@ class RequestFinisher:
         return min((one.deadline_s() for one in self._requests.values() if one.has_deadline), default=math.inf)
 
     def _release(self, sequence: Sequence, now_s: float) -> None:
+        slot = None
         if sequence.slot is not None:
             slot = self._slots.release(sequence)
             self._kv_cache.release(sequence)
-            self._telemetry.sink.slot_freed(sequence.request.key, sequence.choice, slot, now_s)
         else:
             self._queue.discard(sequence)
+        self._telemetry.ended(sequence, slot, now_s)
 
     def _retire(self, request: Request, now_s: float) -> None:
         del self._requests[request.key]

@@ -1,4 +1,4 @@
-"""Drafts of a model's own heads: next-token prediction (MTP), and EAGLE-3 from a file of its own. Pure.
+"""Drafts of a model's own heads: next-token prediction (MTP), and EAGLE-3 and DFlash from files of their own. Pure.
 
 The backend's memory of the heads follows that of the model by itself, under the same sequence ids. So all that is known here of a
 sequence is its id, its newest token and how many it has.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline import validation
 from paceline.errors import EngineError, InvalidParams, NoKvSlot, Unsupported
@@ -29,7 +29,13 @@ class _Placed:
 
 
 class HeadsDrafter:
-    """Asks the backend for drafts of all sequences at once. attach: before the first."""
+    """Asks the backend for drafts of all sequences at once. attach: before the first.
+
+    architecture: of the file of such heads; None: the model's. drafts_blocks: see `DraftCost`.
+    """
+
+    architecture: ClassVar[str | None] = None
+    drafts_blocks: ClassVar[bool] = False
 
     def __init__(self, p_min: float = 0.0, model: str | None = None) -> None:
         """p_min: probability, in the heads' own judgement, below which a draft ends. model: a file of the heads."""
@@ -92,14 +98,28 @@ class MtpDrafter(HeadsDrafter):
     """Next-token-prediction heads: in the model's own file, or in another one."""
 
 
-class Eagle3Drafter(HeadsDrafter):
-    """An EAGLE-3 file for the model."""
+class FileHeadsDrafter(HeadsDrafter):
+    """Heads that are a file of their own, made for the model."""
 
     def __init__(self, model: str | None = None, p_min: float = 0.0) -> None:
         """model: the file; p_min: as of `HeadsDrafter`."""
         if model is None:
-            raise InvalidParams("eagle3 is a file of its own beside the model: give it as eagle3:model=FILE")
+            name = self.architecture
+            raise InvalidParams(f"{name} is a file of its own beside the model: give it as {name}:model=FILE")
         super().__init__(p_min, model)
+
+
+class Eagle3Drafter(FileHeadsDrafter):
+    """An EAGLE-3 file for the model."""
+
+    architecture = "eagle3"
+
+
+class DFlashDrafter(FileHeadsDrafter):
+    """A DFlash or DSpark file for the model: a block of drafts in one pass."""
+
+    architecture = "dflash"
+    drafts_blocks = True
 
 
 def attach_heads(drafter: Drafter | Drafters | None, backend: Any) -> None:

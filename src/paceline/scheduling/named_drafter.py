@@ -14,6 +14,7 @@ from paceline.scheduling.heads_drafter import HeadsDrafter
 from paceline.scheduling.named_object import NamedObject
 
 _SHIPPED: Mapping[str, str] = {  # imported when named, since arrays take a while to load
+    "dflash": "paceline.scheduling.heads_drafter:DFlashDrafter",
     "eagle3": "paceline.scheduling.heads_drafter:Eagle3Drafter",
     "mtp": "paceline.scheduling.heads_drafter:MtpDrafter",
     "ngram": "paceline.scheduling.ngram_drafter:NgramDrafter",
@@ -23,7 +24,7 @@ _SHIPPED: Mapping[str, str] = {  # imported when named, since arrays take a whil
 DRAFT_MODEL = "draft-model"
 """The name of a draft model among drafters: what it is made of is loaded with the engine."""
 
-_HEADS = frozenset({"eagle3", "mtp"})
+_HEADS = frozenset({"dflash", "eagle3", "mtp"})
 _OPTION = re.compile(r"\s*[^\W\d]\w*\s*=[^,]*")
 _METHODS = ("begin", "propose", "observe", "rollback", "end")
 
@@ -126,7 +127,7 @@ def _checked(value: Any, name: str) -> Drafter:
         )
     if isinstance(value, HeadsDrafter):
         raise InvalidParams(
-            f"{name} must name draft heads, as 'mtp' or 'eagle3:model=FILE': the model is loaded with them"
+            f"{name} must name draft heads, as 'mtp', 'eagle3:model=FILE' or 'dflash:model=FILE': the model is loaded with them"
         )
     drafter: Drafter = value
     return drafter

@@ -9,11 +9,13 @@ One thread calls it. `Request.cancelled` alone may be set from others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from paceline.clock import Clock
 from paceline.errors import Aborted, NoKvSlot, PacelineError
 from paceline.kv_cache import KVCache, Namespace, PrefixDigest, SavedState, TransferOutput
+from paceline.scheduling.activity import ActivityLog, EngineActivity, tenant_trees, waiting_sequences
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
@@ -71,7 +73,7 @@ class Scheduler:
 
     def _start(self) -> None:
         self._events: list[Event] = []
-        self._telemetry = Telemetry(self._sink, self._limits)
+        self._telemetry = Telemetry(self._sink, self._limits, ActivityLog(self._clock.now()))
         self._slots, self._queue = Slots(self._limits.num_slots), WaitingQueue()
         self._requests: dict[int, Request] = {}
         self.kv_cache = KVCache(self._limits.for_kv_cache(), self._sink, self.cost_model)
@@ -83,7 +85,7 @@ class Scheduler:
         self._is_stopping = False
         self._needs_poll = True
         self._waits_for_readers = True
-        self._inspections: list[tuple[int, Callable[[], SlotsSnapshot | PrefixDigest]]] = []
+        self._inspections: list[tuple[int, Callable[[], SlotsSnapshot | PrefixDigest | EngineActivity]]] = []
         self._interval_changed: set[int] = set()
         self.is_idle = True
 
@@ -163,6 +165,11 @@ class Scheduler:
     def digest(self, key: int, max_prefixes: int, block_tokens: int | None = None) -> None:
         """Emit `Inspected` with hashes of the cached prefixes, after the next tick."""
         self._inspections.append((key, lambda: self.kv_cache.digest(max_prefixes, block_tokens)))
+
+    def observe(self, key: int, after: int, max_nodes: int | None) -> None:
+        """Emit `Inspected` with what the engine does, after the next tick, and record ticks for a while; see `EngineActivity`."""
+        self._telemetry.log.ask(self._clock.now())
+        self._inspections.append((key, lambda: self._activity(after, max_nodes)))
 
     def forget_adapter(self, key: int, adapter: str) -> None:
         """Drop all that was computed with an adapter, of which no request is open, and emit `AdapterDetached`."""
@@ -291,7 +298,7 @@ class Scheduler:
         return restarted
 
     def _apply_step(self, plan: StepPlan, output: PlanOutput, restarted: set[Sequence], now_s: float) -> None:
-        is_watched = self._sink.wants_ticks
+        is_watched = self._telemetry.wants_ticks
         records = []
         is_pressed = False
         for row, result in zip(plan.rows, output.rows, strict=True):
@@ -428,6 +435,26 @@ class Scheduler:
             num_slots=self._limits.num_slots,
             num_waiting=self.num_waiting,
             now_s=self._clock.now(),
+        )
+
+    def _activity(self, after: int, max_nodes: int | None) -> EngineActivity:
+        now_s, log, num_free = self._clock.now(), self._telemetry.log, self.kv_cache.num_free
+        running = self._slots.running
+        return EngineActivity(
+            started_s=log.started_s,
+            now_s=now_s,
+            last_number=log.last_number,
+            slots=self.slots(),
+            waiting=waiting_sequences(self._queue.sequences, now_s),
+            num_waiting=len(self._queue),
+            num_embedding=len(self._embedding),
+            ticks=log.ticks(after),
+            marks=log.marks(after),
+            trees=None if max_nodes is None else tenant_trees(self.kv_cache, running, self._requests, max_nodes),
+            num_cells=self.kv_cache.num_cells,
+            num_free=None if math.isinf(num_free) else int(num_free),
+            num_running_cells=self.kv_cache.num_running_cells,
+            host_bytes=self.kv_cache.host_bytes,
         )
 
     @property

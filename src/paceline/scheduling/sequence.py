@@ -209,6 +209,7 @@ class Sequence:
         "num_accepted",
         "num_computed_tokens",
         "num_drafted",
+        "num_preempted",
         "num_prompt_tokens",
         "num_scored",
         "num_taken_back",
@@ -240,7 +241,7 @@ class Sequence:
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt_tokens - 1
         self.drawing = params.max_tokens != 0
         self.max_draft = most_drafts(params, options)
-        self.num_drafted = self.num_accepted = 0
+        self.num_drafted = self.num_accepted = self.num_preempted = 0
         self.num_taken_back = 0  # generated tokens that are computed again, as they shared a row with a wrong draft
         self.output = OutputProcessor(params, vocabulary, choice, options, request.echo)
         self.priority = options.priority

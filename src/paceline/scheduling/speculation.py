@@ -37,7 +37,7 @@ class Speculation:
         self._calls = DrafterCalls(drafter, limits.n_vocab, sink)
         self._is_batch = isinstance(drafter, BatchDrafter)
         if self._is_batch:
-            chooser.draft_cost = DraftCost()
+            chooser.draft_cost = DraftCost(drafts_blocks=bool(getattr(drafter, "drafts_blocks", False)))
         self._sequences: dict[Sequence, DraftingSequence] = {}
         self._usual = UsualAcceptance()
         self._failed: dict[Sequence, DrafterError] = {}  # since the last tick, the first of each

@@ -13,6 +13,7 @@ from paceline.scheduling.limits import Limits
 from paceline.streaming.chunk import FinishReason, Usage
 
 if TYPE_CHECKING:
+    from paceline.scheduling.activity import ActivityLog
     from paceline.scheduling.plan import EmbeddingPlan, PlanOutput, Row, RowOutput, StepPlan
     from paceline.scheduling.sequence import Sequence
 
@@ -124,14 +125,40 @@ class TelemetrySink(Protocol):
 
 
 class Telemetry:
-    """Makes records of the scheduler's state for the sink."""
+    """Makes records of the scheduler's state, for the sink and for the log of those who watch."""
 
-    def __init__(self, sink: TelemetrySink, limits: Limits) -> None:
-        self.sink = sink
+    def __init__(self, sink: TelemetrySink, limits: Limits, log: ActivityLog) -> None:
+        self.sink, self.log = sink, log
         self._limits = limits
         self._index = 0
         self.num_running = 0
         self.num_waiting = 0
+
+    @property
+    def wants_ticks(self) -> bool:
+        """Whether a tick is to be reported to anyone."""
+        return self.log.is_on or self.sink.wants_ticks
+
+    def started(self, sequence: Sequence, slot: int, now_s: float) -> None:
+        """Report that a sequence got a slot, for the first time or again."""
+        self.sink.request_started(sequence.request.key, sequence.choice, slot, now_s)
+        if self.log.is_on:
+            self.log.started(sequence, slot, now_s)
+
+    def preempted(self, sequence: Sequence, slot: int, num_computed_tokens: int, now_s: float) -> None:
+        """Report that a sequence lost its slot and will resume."""
+        key = sequence.request.key
+        self.sink.slot_freed(key, sequence.choice, slot, now_s)
+        self.sink.preempted(key, sequence.choice, num_computed_tokens, now_s)
+        if self.log.is_on:
+            self.log.preempted(sequence, slot, now_s)
+
+    def ended(self, sequence: Sequence, slot: int | None, now_s: float) -> None:
+        """Report the end of a sequence. slot: which it had; None where it waited."""
+        if slot is not None:
+            self.sink.slot_freed(sequence.request.key, sequence.choice, slot, now_s)
+        if self.log.is_on:
+            self.log.ended(sequence, slot, now_s)
 
     def request_ended(
         self, key: int, reason: FinishReason, usage: Usage, now_s: float, error: PacelineError | None
@@ -143,44 +170,46 @@ class Telemetry:
     def tick(self, plan: StepPlan, output: PlanOutput, rows: tuple[RowRecord, ...], now_s: float) -> None:
         """Report a generation tick."""
         self._index += 1
-        self.sink.tick_finished(
-            TickRecord(
-                index=self._index,
-                kind="generate",
-                start_s=plan.start_s,
-                elapsed_s=now_s - plan.start_s,
-                step_s=output.step_s,
-                rows=rows,
-                num_slots=self._limits.num_slots,
-                num_running=self.num_running,
-                num_waiting=self.num_waiting,
-                num_cells=plan.num_cells,
-                budget=self._limits.n_batch,
-            )
+        record = TickRecord(
+            index=self._index,
+            kind="generate",
+            start_s=plan.start_s,
+            elapsed_s=now_s - plan.start_s,
+            step_s=output.step_s,
+            rows=rows,
+            num_slots=self._limits.num_slots,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_cells=plan.num_cells,
+            budget=self._limits.n_batch,
         )
+        self.sink.tick_finished(record)
+        if self.log.is_on:
+            self.log.add_tick(record, plan.rows, now_s)
 
     def embedding_tick(self, plan: EmbeddingPlan, output: PlanOutput, now_s: float, num_waiting: int) -> None:
         """Report an embedding tick."""
-        if not self.sink.wants_ticks:
+        if not self.wants_ticks:
             return
         self._index += 1
-        self.sink.tick_finished(
-            TickRecord(
-                index=self._index,
-                kind="embed",
-                start_s=plan.start_s,
-                elapsed_s=now_s - plan.start_s,
-                step_s=output.step_s,
-                rows=(),
-                num_slots=self._limits.num_slots,
-                num_running=self.num_running,
-                num_waiting=num_waiting,
-                num_cells=0,
-                budget=self._limits.embed_tokens,
-                num_embedded=len(plan.items),
-                num_embedded_tokens=sum(len(item.token_ids) for item in plan.items),
-            )
+        record = TickRecord(
+            index=self._index,
+            kind="embed",
+            start_s=plan.start_s,
+            elapsed_s=now_s - plan.start_s,
+            step_s=output.step_s,
+            rows=(),
+            num_slots=self._limits.num_slots,
+            num_running=self.num_running,
+            num_waiting=num_waiting,
+            num_cells=0,
+            budget=self._limits.embed_tokens,
+            num_embedded=len(plan.items),
+            num_embedded_tokens=sum(len(item.token_ids) for item in plan.items),
         )
+        self.sink.tick_finished(record)
+        if self.log.is_on:
+            self.log.add_tick(record, (), now_s)
 
 
 def row_record(row: Row, result: RowOutput) -> RowRecord:
@@ -211,7 +240,7 @@ class SlotView:
     request's reader is too slow. key: of the request in its engine; request_id: the caller's name for it; choice: which of its
     choices. num_prompt_tokens: of the prompt, num_cached of them taken from the cache; num_computed_tokens: tokens in cells;
     num_generated: tokens drawn, those of a stop included; max_tokens: the request's; None: no limit of its own. running_s:
-    seconds since the request got its first slot.
+    seconds since the request got its first slot. tenant: of the request; num_preempted: how often the choice lost its slot.
     """
 
     id: int
@@ -225,6 +254,9 @@ class SlotView:
     num_generated: int = 0
     max_tokens: int | None = None
     running_s: float = 0.0
+    tenant: str = ""
+    num_preempted: int = 0
+    priority: int = 0
 
     @property
     def is_processing(self) -> bool:
@@ -281,4 +313,7 @@ def _view(sequence: Sequence, slot: int, now_s: float) -> SlotView:
         num_generated=sequence.num_tokens - sequence.num_prompt_tokens,
         max_tokens=request.params.max_tokens,
         running_s=0.0 if request.started_s is None else now_s - request.started_s,
+        tenant=request.options.tenant,
+        num_preempted=sequence.num_preempted,
+        priority=sequence.priority,
     )

@@ -149,6 +149,7 @@ _BY_ERROR: dict[type[BaseException], tuple[int, str]] = {
     errors.QueueFull: (429, "rate_limit_error"),
     errors.CapacityError: (503, "unavailable_error"),
     errors.EngineStopped: (503, "unavailable_error"),
+    errors.RpcServerUnavailable: (503, "unavailable_error"),
     errors.Closed: (503, "unavailable_error"),
     errors.Cancelled: (CLIENT_CLOSED, "cancelled_error"),
     errors.DeadlineExceeded: (504, "timeout_error"),

@@ -25,6 +25,7 @@ from paceline.server.api_errors import (
     error_response,
     llama_error_body,
 )
+from paceline.server.engine_events import engine_routes, page_facts
 from paceline.server.exposition import metrics_routes
 from paceline.server.in_flight import ByteBudget
 from paceline.server.json_bodies import LLAMA_ERRORS
@@ -34,12 +35,13 @@ from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpC
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
 from paceline.server.ollama import ollama_routes
 from paceline.server.openai import openai_routes
-from paceline.server.pages import document_routes, server_facts, start_page_routes
+from paceline.server.pages import PageRoute, document_routes, server_facts, start_page_routes
 from paceline.server.request_context import route_path
 from paceline.server.responses_api import responses_routes
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.service import Front, Service
 from paceline.server.settings import ServerSettings
+from paceline.server.web_page import WebPage
 
 _ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has ended or hangs; restart the server")
 
@@ -73,16 +75,24 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     add_error_handlers(app, service.api_error_of)
     for own_routes in (
         health_routes(service),
-        start_page_routes(settings, lambda: server_facts(service)),
+        start_page_routes(settings, service.page, lambda: server_facts(service)),
+        page_facts.page_routes(settings, lambda: [page_facts.model_entry(service)], is_router=False),
         openai_routes.cancel_routes(service),
         stream_routes.routes(service.resumable_streams),
     ):
         app.include_router(own_routes)
     add_model_routes(app, service)
-    if settings.docs:
-        app.router.routes[:0] = document_routes(app)
+    add_documents(app, settings, service.page)
     build_routes(app)
     return app
+
+
+def add_documents(app: FastAPI, settings: ServerSettings, page: WebPage) -> None:
+    """Add the pages of the API before all other routes, and the files of the web page behind them."""
+    if settings.docs:
+        app.router.routes[:0] = document_routes(app)
+    if page.files is not None:
+        app.router.routes.append(PageRoute(page.files))
 
 
 def model_app(service: Service) -> FastAPI:
@@ -116,6 +126,8 @@ def add_model_routes(app: FastAPI, service: Service) -> None:
             service.wake()
 
     app.include_router(metrics_routes(service))
+    app.include_router(engine_routes.routes(service))
+    app.include_router(page_facts.model_routes(service))
     sleeps = bool(service.settings.engine_options.get("sleep_idle_s"))
     for api in (openai_routes, responses_routes, anthropic_routes, ollama_routes, llama_routes):
         app.include_router(api.routes(service), dependencies=[Depends(wake)] if sleeps else None)
@@ -131,6 +143,7 @@ class ServedState(LimitedServer, Protocol):
     """What the middleware needs to know of a server."""
 
     settings: ServerSettings
+    page: WebPage
     http_metrics: HttpMetrics
     body_budget: ByteBudget
 
@@ -153,7 +166,7 @@ def server_middleware(service: ServedState) -> list[Middleware]:
         *([Middleware(AllowedHosts, (*settings.allowed_hosts, *settings.hosts))] if settings.checks_hosts else ()),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
-        Middleware(ApiKeys, settings.api_keys),
+        Middleware(ApiKeys, settings.api_keys, service.page.has),
         Middleware(RequestLimit, service, settings.max_connections),
         Middleware(
             BodyReader,

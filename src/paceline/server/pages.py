@@ -1,4 +1,4 @@
-"""HTML pages: / for people in a browser, and /docs, the OpenAPI document. They load nothing else and run no scripts."""
+"""HTML pages: / is the web page, or a list of links where there is none; /docs, the OpenAPI document, which runs no scripts."""
 
 from __future__ import annotations
 
@@ -12,36 +12,72 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from paceline import __version__
+from paceline.server.request_context import route_path
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
+from paceline.server.web_page import PageFiles, WebPage
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-def start_page_routes(settings: ServerSettings, facts: Callable[[], list[tuple[str, str]]]) -> APIRouter:
-    """Return /. facts: about the server, by their names."""
+def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[], list[tuple[str, str]]]) -> APIRouter:
+    """Return /: the web page, or where there is none a page of links. facts: about the server, by their names."""
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)
-    async def start_page(request: Request) -> HTMLResponse:
-        if not settings.start_page:
-            raise HTTPException(404)
+    @router.head("/", include_in_schema=False)
+    async def start_page(request: Request) -> Response:
         root = request.scope.get("root_path", "")
-        links = {"/health": "health", "/v1/models": "models"}
-        if settings.docs:
-            links["/docs"] = "API documentation"
-        if settings.metrics:
-            links["/metrics"] = "metrics"
-        listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts())
-        shown = " · ".join(f'<a href="{escape(root + path)}">{name}</a>' for path, name in links.items())
-        html = _page("paceline", f"<h1>paceline</h1><dl>{listed}</dl><p>{shown}</p>")
-        return HTMLResponse(html, headers=_HEADERS)
+        if page.files is not None:
+            return await file_response(page.files, "/", request)
+        if not page.why_not:
+            raise HTTPException(404)
+        return _links_page(settings, page.why_not, facts(), root)
 
     return router
+
+
+def _links_page(settings: ServerSettings, why: str, facts: list[tuple[str, str]], root: str) -> HTMLResponse:
+    """Return a page without a script. why: there is nothing better."""
+    links = {"/health": "health", "/v1/models": "models"}
+    if settings.docs:
+        links["/docs"] = "API documentation"
+    if settings.metrics:
+        links["/metrics"] = "metrics"
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    shown = " · ".join(f'<a href="{escape(root + path)}">{name}</a>' for path, name in links.items())
+    html = _page("paceline", f"<h1>paceline</h1><dl>{listed}</dl><p>{shown}</p><p>{escape(why)}</p>")
+    return HTMLResponse(html, headers=_HEADERS)
+
+
+async def file_response(files: PageFiles, path: str, request: Request) -> Response:
+    """Return a file of the web page that there is."""
+    found = await files.get(path, request.headers)
+    if found.path is not None:
+        return FileResponse(found.path, found.status, found.headers)
+    return Response(found.content, found.status, found.headers)
+
+
+class PageRoute(Route):
+    """The route of all files of a web page but /; where there is none of a path, other routes decide. It goes last."""
+
+    def __init__(self, files: PageFiles) -> None:
+        self._files = files
+        super().__init__("/{path:path}", self._send, methods=["GET"], include_in_schema=False)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match a file of the page."""
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD") or not self._files.has(route_path(scope)):
+            return Match.NONE, {}
+        return Match.FULL, {"endpoint": self.endpoint, "path_params": {}}
+
+    async def _send(self, request: Request) -> Response:
+        return await file_response(self._files, route_path(request.scope), request)
 
 
 def server_facts(service: Service) -> list[tuple[str, str]]:

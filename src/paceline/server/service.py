@@ -34,6 +34,7 @@ from paceline.server.api_errors import (
     api_error_of,
     invalid_request,
 )
+from paceline.server.engine_events.engine_watch import EndReason, EngineWatch
 from paceline.server.in_flight import ByteBudget, CompletionRate, InFlight, RequestRegistry, estimate_remaining_s
 from paceline.server.media_input.media_fetcher import MediaFetcher
 from paceline.server.media_input.remote_urls import remote_urls
@@ -44,6 +45,7 @@ from paceline.server.responses_api.response_store import ResponseStore
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.settings import ServerSettings
+from paceline.server.web_page import WebPage
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
@@ -102,6 +104,8 @@ class Service:
         self.kept = KeptForClients(settings) if kept is None else kept
         self.resumable_streams, self.response_store = self.kept.resumable_streams, self.kept.response_store
         self.closing_error: PacelineError | None = None
+        self.engine_watch = EngineWatch(self.engine, self._why_ended)
+        self.page = WebPage.of(settings)
         self.http_metrics = HttpMetrics()
         self.body_budget = ByteBudget(max_body_bytes(settings))
         self.media_marker = settings.media_marker or f"<__media_{secrets.token_hex(16)}__>"
@@ -152,8 +156,9 @@ class Service:
             self._why_no_chat = f"the model's chat template cannot be used: {error}"
 
     def drain(self) -> None:
-        """Reject new requests from now on, and cancel those of resumable streams that have no reader."""
+        """Reject new requests from now on, cancel those of resumable streams that have no reader, end streams of events."""
         self.is_draining = True
+        self.engine_watch.end("shutdown")
         self.resumable_streams.cancel_unread()
 
     async def aclose(self) -> None:
@@ -162,6 +167,14 @@ class Service:
         await self._front.aclose()
         if self._loading is not None:
             await self._loading
+
+    def unload(self, error: PacelineError) -> None:
+        """Note that the engine is being closed while the server goes on. error: what its streams report that end by it."""
+        self.closing_error = error
+        self.engine_watch.end("unloaded")
+
+    def _why_ended(self) -> EndReason:
+        return "shutdown" if self.is_draining else "unloaded" if self.closing_error is not None else "failed"
 
     @property
     def failure(self) -> BaseException | None:

@@ -56,9 +56,10 @@ class ServerSettings:
     in prompts of llama-server's API; None: a random one for each start).
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
-    `POST /props` is allowed), docs (the OpenAPI pages), start_page (GET /), responses_store (responses that are kept of each
-    tenant; 0: none) and responses_store_bytes (of each tenant's), responses_store_total_bytes (of all; None:
-    four times as many). Slots are saved where engine_options have a state_folder.
+    `POST /props` is allowed), docs (the OpenAPI pages), start_page (GET /, the web page; None: where only this machine reaches
+    the server, or it has keys), page_folder (files in place of the built page's; they need no key), responses_store (responses
+    that are kept of each tenant; 0: none) and responses_store_bytes (of each tenant's), responses_store_total_bytes (of all;
+    None: four times as many). Slots are saved where engine_options have a state_folder.
 
     Several models: models_preset (a file of models: llama-server's presets, or TOML), models_dir (a folder of GGUF files),
     models_max (that are loaded at once; 0: no limit), models_memory (bytes that the loaded ones may take together; None: no
@@ -118,7 +119,8 @@ class ServerSettings:
     slots: bool = True
     props: bool = False
     docs: bool = True
-    start_page: bool = True
+    start_page: bool | None = None
+    page_folder: Path | None = None
     responses_store: int = 0
     responses_store_bytes: int = 256 << 20
     responses_store_total_bytes: int | None = None

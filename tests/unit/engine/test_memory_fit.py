@@ -84,6 +84,30 @@ def test_mapped_weights_may_exceed_the_memory() -> None:
     assert found.estimate.short_of_cache
 
 
+def packed(free: int) -> Any:
+    """Return a measure of a model on the CPU whose weights are packed, unless they stay mapped."""
+
+    def measure(choice: MemoryChoice) -> MemoryEstimate:
+        return host(free, mapped=choice.no_repack)(choice)
+
+    return measure
+
+
+def test_weights_that_do_not_fit_packed_stay_mapped() -> None:
+    """Where it may be chosen: rather than fewer cells, or a refusal."""
+    rules = replace(FREE_CHOICE, chooses_repack=True)
+    assert fit_memory(packed(64 * GIB), WANTED, rules).choice == WANTED
+    found = fit_memory(packed(6 * GIB), WANTED, rules)
+    assert found.choice == replace(WANTED, no_repack=True)
+    assert found.estimate.fits
+    assert not fit_memory(packed(11 * GIB), WANTED, FREE_CHOICE).choice.no_repack
+    with pytest.raises(NotEnoughMemory):
+        fit_memory(packed(4 * GIB), WANTED, FREE_CHOICE)
+    short = fit_memory(packed(2 * GIB), WANTED, rules).choice
+    assert short.no_repack
+    assert short.n_ctx < WANTED.n_ctx
+
+
 def test_cells_are_the_most_that_leave_the_margin_free() -> None:
     """A multiple of 256, and 256 more would not fit."""
     free = 2 * GIB

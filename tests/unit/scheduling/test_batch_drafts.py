@@ -233,6 +233,21 @@ def test_a_step_for_several_sequences_counts_once() -> None:
     assert limited == [1]
 
 
+def test_a_block_is_one_step_however_deep() -> None:
+    """So that where one pays at all it is as deep as its drafts are worth, and times of deep ones say what shallow ones take."""
+
+    def depths(*, drafts_blocks: bool) -> list[int]:
+        times = DraftingTimes(lambda num: 1.0, lambda num: 0.4, drafts_blocks=drafts_blocks)
+        return choose_depths([(0.8, 8)], 1, times, 100)
+
+    assert depths(drafts_blocks=False) == [2]
+    assert depths(drafts_blocks=True) == [8]
+    cost = DraftCost(drafts_blocks=True)
+    assert cost.steps([3, 0, 1, 3]) == [3]
+    cost.observe(cost.steps([7, 7]), 0.02)
+    assert cost.of_depths([1, 1]) == cost.of_depths([7, 7]) == 0.02
+
+
 def test_steps_are_counted_by_the_sequences_that_reach_them() -> None:
     """Those without drafts are in none."""
     assert step_sizes([3, 0, 1, 3]) == [3, 2, 2]

@@ -10,7 +10,14 @@ from tests.drafters import Oracle
 
 from paceline.errors import DecodeError, EngineError, InvalidParams, InvalidType, NoKvSlot, Unsupported
 from paceline.scheduling.drafter import BatchDrafter, PlacedDrafter
-from paceline.scheduling.heads_drafter import DraftWish, Eagle3Drafter, HeadsDrafter, MtpDrafter, attach_heads
+from paceline.scheduling.heads_drafter import (
+    DFlashDrafter,
+    DraftWish,
+    Eagle3Drafter,
+    HeadsDrafter,
+    MtpDrafter,
+    attach_heads,
+)
 from paceline.scheduling.named_drafter import draft_heads_of, resolve_drafter
 
 
@@ -109,6 +116,9 @@ def test_names_and_options() -> None:
     eagle = draft_heads_of(["ngram", {"name": "eagle3", "model": "e.gguf"}])
     assert isinstance(eagle, Eagle3Drafter)
     assert eagle.model == "e.gguf"
+    blocks = draft_heads_of("dflash:model=d.gguf,p_min=0.2")
+    assert isinstance(blocks, DFlashDrafter)
+    assert blocks.drafts_blocks
     assert isinstance(draft_heads_of("ngram,mtp"), MtpDrafter)
     assert draft_heads_of("ngram") is None
     assert draft_heads_of(Oracle()) is None
@@ -119,6 +129,7 @@ def test_names_and_options() -> None:
     ("value", "says"),
     [
         ("eagle3", "eagle3:model=FILE"),
+        ("dflash", "dflash:model=FILE"),
         ("mtp:p_min=1.5", "p_min"),
         ("mtp:p_min=x", "p_min"),
         ({"name": "mtp", "model": 5}, "model"),
@@ -137,5 +148,5 @@ def test_wrong_options_are_refused(value: object, says: str) -> None:
 )
 def test_draft_heads_go_by_name(value: object) -> None:
     """A model is loaded with them, which an object comes too late for."""
-    with pytest.raises(InvalidParams, match="as 'mtp' or 'eagle3:model=FILE'"):
+    with pytest.raises(InvalidParams, match="as 'mtp', 'eagle3:model=FILE' or 'dflash:model=FILE'"):
         resolve_drafter(value)  # type: ignore[arg-type]

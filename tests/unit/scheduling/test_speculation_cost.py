@@ -43,6 +43,22 @@ def test_a_draft_model_costs_at_most_two_percent_and_wins_where_it_can(acceptanc
     assert found[4] >= at_four
 
 
+@pytest.mark.parametrize("acceptance", [0.1, 0.5, 0.7, 0.9])
+def test_sixteen_streams_of_cached_prompts_lose_no_more(acceptance: float) -> None:
+    """They come within milliseconds, and decode in their first pass: the drafter has none of their prompts yet."""
+    with_s = without_s = 0.0
+    for interval_s in (0.0, 0.001, 0.0025, 0.005, 0.009):
+        world, plain = StreamWorld(acceptance), StreamWorld()
+        for width in (1, 4, 16):
+            world.tokens_per_s(width, 16 if width == 16 else 2 * width)
+        for one in (world, plain):
+            one.tokens_per_s(16, 16, seed=1)
+        for _ in range(2):
+            with_s += 1 / world.tokens_per_s(16, 16, seed=1, interval_s=interval_s)
+            without_s += 1 / plain.tokens_per_s(16, 16, seed=1, interval_s=interval_s)
+    assert without_s / with_s >= 0.98
+
+
 @pytest.mark.parametrize(
     ("acceptance", "least"), [(1.0, {1: 1.8, 4: 2.0, 16: 1.05}), (0.0, {1: 0.98, 4: 0.98, 16: 0.98})]
 )
@@ -71,11 +87,13 @@ def test_trials_are_made_by_one_sequence_at_a_time() -> None:
 
 
 class Rows:
-    """Rows of so many sequences that decode."""
+    """Rows of so many sequences that decode, and of prompts that have so many tokens left."""
 
-    def __init__(self, num_decode: int) -> None:
+    def __init__(self, num_decode: int, *prompts: int) -> None:
         self.sequence: Any = type("Decoding", (), {"is_decoding": True})
+        prompt: Any = type("Prompt", (), {"is_decoding": False})
         self.rows: list[Any] = [Row(self.sequence, 0, [1], True, [], None) for _ in range(num_decode)]
+        self.rows += [Row(prompt, 0, [1] * num_tokens, True, [], None) for num_tokens in prompts]
 
 
 def chooser(seen_s: dict[int, float]) -> tuple[DepthChooser, DecodeCost]:
@@ -109,6 +127,35 @@ def test_what_drafts_are_measured_by_is_seen_again() -> None:
         plain = [index for index, has_drafts in enumerate(chosen) if not has_drafts]
         assert plain[0] == 0
         assert {after - before for before, after in itertools.pairwise(plain)} == {interval}
+
+
+def test_last_tokens_of_cached_prompts_cost_what_decoding_rows_do() -> None:
+    """Such a pass is of a size as others, with what was seen of it: 16 rows, and not 1 beside prompts."""
+    one, _ = chooser({1: 0.017, 8: 0.071, 16: 0.09, 24: 0.133})
+    rows = Rows(1, *[1] * 15).rows
+    one.choose([(0.9, 8)], rows, 0, 64)
+    assert one.plain_s == pytest.approx(0.09, rel=0.02)
+    assert one.choose([(0.9, 8)], rows, 0, 64) == [0]
+    assert one.choose([(0.9, 8)], Rows(1).rows, 0, 64) == [0]  # the first alone
+    assert any(one.choose([(0.98, 8)], Rows(1).rows, 0, 64))
+
+
+def test_beside_prompts_there_are_no_more_drafts_than_when_all_decode() -> None:
+    """Soon they do, and a token that costs more now than it will then is dear, however cheap a row seems in a long pass."""
+    seen_s = {1: 0.017, 4: 0.063, 8: 0.071, 16: 0.09, 20: 0.114, 24: 0.133, 32: 0.165}
+    few, many = [40, 24], [40, 24, *[8] * 13]
+    for prompts, has_drafts in ((few, True), (many, False)):
+        one, _ = chooser(seen_s)
+        assert any(one.choose([(0.9, 8)], Rows(1, *prompts).rows, 0, 64)) is has_drafts
+
+
+def test_a_size_between_whole_blocks_is_taken_to_cost_what_these_do() -> None:
+    """Rows are computed four at a time: what was seen of other sizes says nothing of blocks, and beyond is nothing known."""
+    _, costs = chooser({1: 0.017, 7: 0.098, 10: 0.094, 16: 0.09, 32: 0.17})
+    assert costs.least_seconds(7) == costs.seconds(7)
+    assert costs.least_seconds(8) == pytest.approx(0.017 + 7 / 15 * 0.073, rel=0.05)
+    assert costs.least_seconds(24) == pytest.approx(0.13, rel=0.05)
+    assert costs.least_seconds(33) is None
 
 
 def test_where_passes_are_never_seen_drafts_are_not_held_back_for_good() -> None:

@@ -38,6 +38,8 @@ from paceline.engine.commands import (
     Digest,
     EndSlow,
     Inspect,
+    Observe,
+    Question,
     RequestCommand,
     SetInterval,
     SetPaused,
@@ -147,11 +149,8 @@ class Worker:
                 self._stop()
             case messages.AskStats(number):
                 self._report(number)
-            case messages.AskSlots(number):
-                self._inspect(Inspect(self._inbox.next_key()), partial(messages.SlotsReply, number))
-            case messages.AskDigest(number, max_prefixes, block_tokens):
-                question = Digest(self._inbox.next_key(), max_prefixes, block_tokens)
-                self._inspect(question, partial(messages.DigestReply, number))
+            case messages.AskSlots() | messages.AskDigest() | messages.AskActivity():
+                self._inspect(message)
             case messages.Prefix() | messages.LoadAdapter() | messages.FreeAdapter() | messages.MeasureMedia():
                 threading.Thread(target=self._do_in_thread, args=(message,), daemon=True).start()
             case messages.Leave():
@@ -180,8 +179,18 @@ class Worker:
     def _report(self, number: int = 0) -> None:
         self._send(messages.Stats(number, list(self._metrics.snapshot())))
 
-    def _inspect(self, question: Inspect | Digest, message: Callable[[Any], messages.Up]) -> None:
+    def _inspect(self, message: messages.AskSlots | messages.AskDigest | messages.AskActivity) -> None:
         """Ask the engine's thread, whose reply comes after the current tick."""
+        key = self._inbox.next_key()
+        match message:
+            case messages.AskSlots(number):
+                self._pass_question(Inspect(key), partial(messages.SlotsReply, number))
+            case messages.AskDigest(number, max_prefixes, block_tokens):
+                self._pass_question(Digest(key, max_prefixes, block_tokens), partial(messages.DigestReply, number))
+            case messages.AskActivity(number, after, max_nodes):
+                self._pass_question(Observe(key, after, max_nodes), partial(messages.ActivityReply, number))
+
+    def _pass_question(self, question: Question, message: Callable[[Any], messages.Up]) -> None:
         sink = self._socket_sink
         assert sink is not None  # noqa: S101 - the front waits for Ready
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from paceline.errors import RpcServerUnavailable
+
 LEAVE_S: Final = 10.0  # for a worker to leave by itself, before it is killed
 _MAX_DOUBLINGS = 60  # far beyond any cap, and within the range of a float
 
@@ -58,11 +60,54 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What to do about a death, and about an idle worker: sleep_idle_s, see `EngineConfig`."""
+    """What to do about a death, and about an idle worker: sleep_idle_s, see `EngineConfig`.
+
+    rpc_wait_s: for which requests wait for a lost RPC server.
+    """
 
     on_engine_death: Literal["replay", "fail"] = "replay"
     restarts: RestartLimits = field(default_factory=RestartLimits)
     sleep_idle_s: float | None = None
+    rpc_wait_s: float = math.inf
+
+
+class ServersAway:
+    """How long the RPC servers of an engine have been away. wait_s: for which requests wait for them.
+
+    Without a server no worker gets ready, so this counts from the first worker that was refused or lost one. To be asked while
+    there is no worker: one that loads has its servers, for as long as that takes.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._since_s: float | None = None
+        self._error: RpcServerUnavailable | None = None
+        self.error: RpcServerUnavailable | None = (
+            None  # for every request, from the end of the wait until a worker is ready
+        )
+
+    def lost(self, now_s: float, error: RpcServerUnavailable) -> None:
+        """Note that a worker has ended for want of a server."""
+        self._error = error
+        if self._since_s is None:
+            self._since_s = now_s
+        if self.error is not None:
+            self.error = error
+
+    def back(self) -> None:
+        """Note that a worker is ready, and so has its servers."""
+        self._since_s = self._error = self.error = None
+
+    def next_s(self) -> float:
+        """Return when requests have waited long enough; infinite while none does, or once they have."""
+        return math.inf if self._since_s is None or self.error is not None else self._since_s + self._wait_s
+
+    def give_up(self, now_s: float) -> RpcServerUnavailable | None:
+        """Return the error with which requests end now, once."""
+        if now_s < self.next_s():
+            return None
+        self.error = self._error
+        return self.error
 
 
 class Sleep:

@@ -16,11 +16,12 @@ from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.kv_cache import MediaItem, PrefixDigest
 from paceline.media import MediaExtent
 from paceline.observability.metrics_snapshot import Sample
+from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 11
+PROTOCOL = 12
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +123,14 @@ class AskDigest(_Message, frozen=True, tag="digest?"):
     block_tokens: int | None
 
 
+class AskActivity(_Message, frozen=True, tag="activity?"):
+    """Ask what the engine does; see `Observe`."""
+
+    number: int
+    after: int
+    max_nodes: int | None
+
+
 class Prefix(_Message, frozen=True, tag="prefix"):
     """Save, load or erase a prefix. token_ids: of the one to be saved."""
 
@@ -168,6 +177,7 @@ Down = (
     | AskStats
     | AskSlots
     | AskDigest
+    | AskActivity
     | Prefix
     | AdapterQuestion
     | MeasureMedia
@@ -278,6 +288,13 @@ class DigestReply(_Message, frozen=True, tag="digest"):
     digest: PrefixDigest | None
 
 
+class ActivityReply(_Message, frozen=True, tag="activity"):
+    """What the engine does; None if no tick came to collect it."""
+
+    number: int
+    activity: EngineActivity | None
+
+
 class PrefixDone(_Message, frozen=True, tag="done"):
     """The result of a `Prefix`: tokens that are saved, or the tokens that were loaded; or the error."""
 
@@ -333,6 +350,7 @@ Up = (
     | Stats
     | SlotsReply
     | DigestReply
+    | ActivityReply
     | PrefixDone
     | AdapterDone
     | MediaMeasured

@@ -19,14 +19,16 @@ from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineStopped, PacelineError
 from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
+from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.telemetry import SlotsSnapshot
 
-_StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest
+_StateQuestion = messages.AskStats | messages.AskSlots | messages.AskDigest | messages.AskActivity
 _Question = _StateQuestion | messages.Prefix | messages.AdapterQuestion | messages.MeasureMedia
 _Reply = (
     messages.Stats
     | messages.SlotsReply
     | messages.DigestReply
+    | messages.ActivityReply
     | messages.PrefixDone
     | messages.AdapterDone
     | messages.MediaMeasured
@@ -58,6 +60,10 @@ class Questions:
     def ask_digest(self, max_prefixes: int, block_tokens: int | None) -> Future[PrefixDigest | None]:
         """Return a future of hashes of the cached prefixes after the current tick; None if there is no worker."""
         return self._ask(lambda number: messages.AskDigest(number, max_prefixes, block_tokens))
+
+    def ask_activity(self, after: int, max_nodes: int | None) -> Future[EngineActivity | None]:
+        """Return a future of what the engine does after the current tick; None if there is no worker."""
+        return self._ask(lambda number: messages.AskActivity(number, after, max_nodes))
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
         """Return a future of the result. Waits for a worker; if it dies, the next one loads, once; else `EngineDied`."""
@@ -113,7 +119,11 @@ class Questions:
                 | messages.MediaMeasured(number, error=error)
             ):
                 self._resolve(number, reply, error)
-            case messages.SlotsReply(number, state) | messages.DigestReply(number, state):
+            case (
+                messages.SlotsReply(number, state)
+                | messages.DigestReply(number, state)
+                | messages.ActivityReply(number, state)
+            ):
                 self._resolve(number, state)
             case messages.Stats(number):
                 self._resolve(number, None)
@@ -133,6 +143,15 @@ class Questions:
                 self._resolve(number, None, error)
             elif number in self._messages:
                 self._asked_again.add(number)
+
+    def refuse(self, error: PacelineError) -> None:
+        """Fail those that wait for a worker, as there is none and may be none for long.
+
+        An adapter that was to be freed is gone: no later worker loads it (`Supervisor.forget_adapter`).
+        """
+        for number in self._results:
+            is_done = isinstance(self._messages.get(number), messages.FreeAdapter)
+            self._resolve(number, None, None if is_done else error)
 
     def end(self) -> None:
         """Resolve what is left and, from now on, every new question: there will be no worker any more. Any thread."""

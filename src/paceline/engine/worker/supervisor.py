@@ -37,13 +37,13 @@ from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.worker import messages
-from paceline.engine.worker.lifecycle import Policy, Restarts, Sleep
+from paceline.engine.worker.lifecycle import Policy, Restarts, ServersAway, Sleep
 from paceline.engine.worker.open_requests import OpenRequests
 from paceline.engine.worker.questions import Questions
 from paceline.engine.worker.relay import Relay
 from paceline.engine.worker.worker_process import Watching, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
-from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError
+from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError, RpcServerUnavailable
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, sleeping, starting
 from paceline.streaming.chunk import FinishReason
 
@@ -81,7 +81,7 @@ class Supervisor(EngineThread):
         self.loading: queue.SimpleQueue[float | None] = queue.SimpleQueue()  # None, last: loading is over
         self.ready.add_done_callback(lambda _: self.loading.put(None))
         self._worker: WorkerProcess | None = None
-        self._sleep = Sleep(policy.sleep_idle_s)
+        self._sleep, self._away = Sleep(policy.sleep_idle_s), ServersAway(policy.rpc_wait_s)
         self._is_waking = self._is_wake_asked = False
         self._pulse = Pulse(clock)
         self._since_s = clock.now()  # the last worker was started, or died
@@ -178,6 +178,8 @@ class Supervisor(EngineThread):
     def _wait_s(self) -> float | None:
         """Return how long there is nothing to do without a command or a message; None: without limit."""
         times = [time for time in (self._start_at, self._stop_by) if time is not None]
+        if self._worker is None:  # else it may be loading, with its servers
+            times.append(self._away.next_s())
         at = min([*times, self._requests.next_deadline_s(), self._sleep.next_s()])
         return None if math.isinf(at) else max(0.0, at - self._clock.now())
 
@@ -185,6 +187,8 @@ class Supervisor(EngineThread):
         match command:
             case Submit(request):
                 self._requests.add(request)
+                if self._away.error is not None:
+                    self._requests.end(request.key, FinishReason.ERROR, self._away.error)
             case Cancel():
                 self._requests.cancel(self._worker, command)
             case SetPaused(key, is_paused):
@@ -244,7 +248,13 @@ class Supervisor(EngineThread):
                 if path is not None and error is None:  # before the caller knows, so that no later worker lacks it
                     self._adapters[adapter] = path
                 self.questions.take(message)
-            case messages.PrefixDone() | messages.SlotsReply() | messages.DigestReply() | messages.MediaMeasured():
+            case (
+                messages.PrefixDone()
+                | messages.SlotsReply()
+                | messages.DigestReply()
+                | messages.ActivityReply()
+                | messages.MediaMeasured()
+            ):
                 self.questions.take(message)
             case messages.Logged() | messages.Loading() | messages.Traced():
                 self._pass_on(message)
@@ -263,6 +273,7 @@ class Supervisor(EngineThread):
         messages.check_protocol(message.protocol)
         worker.ready_s = self._clock.now()
         self._refusal = None
+        self._away.back()
         self._sleep.used(worker.ready_s)
         if self.ready.done():
             self.on_replaced(message)
@@ -289,7 +300,9 @@ class Supervisor(EngineThread):
             self._sleep.left()
             return
         self._sleep.end()
-        reason = self._refusal or EngineDied(str(death), death.signal, death.last_words)
+        reason = self._refusal or death.lost_server or EngineDied(str(death), death.signal, death.last_words)
+        if isinstance(reason, RpcServerUnavailable):
+            self._away.lost(self._clock.now(), reason)
         if self._policy.on_engine_death == "fail" and self._stop_by is None:
             self._requests.die_with(death)
         else:
@@ -348,6 +361,16 @@ class Supervisor(EngineThread):
         if self._stop_by is not None:
             self._check_stop(now)
         self._requests.end_due()
+        if self._worker is None:
+            self._refuse_without_servers(now)
+
+    def _refuse_without_servers(self, now_s: float) -> None:
+        """End what waits for RPC servers that have been away for too long."""
+        error = self._away.give_up(now_s)
+        if error is not None:
+            self._requests.end_all(FinishReason.ERROR, error)
+        if self._away.error is not None:
+            self.questions.refuse(self._away.error)
 
     def _check_stop(self, now_s: float) -> None:
         """End the requests that no worker has, and kill a worker that takes too long."""

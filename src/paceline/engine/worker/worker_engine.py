@@ -28,7 +28,7 @@ from paceline.engine.commands import RequestCommand
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, TextRequests, digest_sizes, prompt_ids
+from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes, prompt_ids
 from paceline.engine.worker import messages
 from paceline.engine.worker.lifecycle import Policy, RestartLimits
 from paceline.engine.worker.questions import Questions
@@ -48,6 +48,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import MediaPart, Model, Sampler
 from paceline.runtime.remote_model import RemoteModel
+from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
@@ -138,7 +139,10 @@ class WorkerEngine(BaseEngine):
         if config.max_restarts is not None:
             restarts = replace(restarts, max_restarts=config.max_restarts)
         policy = Policy(
-            on_engine_death=config.on_engine_death or "replay", restarts=restarts, sleep_idle_s=config.sleep_idle_s
+            on_engine_death=config.on_engine_death or "replay",
+            restarts=restarts,
+            sleep_idle_s=config.sleep_idle_s,
+            rpc_wait_s=config.rpc_timeout_s,
         )
         self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts those
         self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)
@@ -318,6 +322,18 @@ class WorkerEngine(BaseEngine):
         if reply is None:
             self._check_not_ended()
             return PrefixDigest()
+        return reply
+
+    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
+        """See `EngineClient`."""
+        self._supervisor.check_process()
+        asked = self._supervisor.questions.ask_activity(*activity_numbers(after, max_nodes))
+        return map_future(asked, self._or_inactive)
+
+    def _or_inactive(self, reply: EngineActivity | None) -> EngineActivity:
+        if reply is None:
+            slots = self._or_idle(None)
+            return EngineActivity(started_s=0.0, now_s=self._clock.now(), last_number=0, slots=slots)
         return reply
 
     def _check_not_ended(self) -> None:

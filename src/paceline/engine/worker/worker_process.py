@@ -19,6 +19,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import Beat, BlackBox, LastSeen
 from paceline.engine.worker.blame import FATAL_SIGNALS
 from paceline.engine.worker.link import Link
+from paceline.errors import RpcServerUnavailable
 
 _READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _PATIENCE_S = 5.0  # from the end of the socket to the end of the process, core dumps included
@@ -26,6 +27,7 @@ MAX_BYTES = 8192
 _MAX_LINES = 20
 # What faulthandler adds after the stack; the cause stands before it.
 _NOISE = re.compile(r"(?m)^(Extension modules: .*|\n)")
+_LOST_SERVER = re.compile(r"(?m)^the RPC server \S+ was lost: .*$")
 _children: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
@@ -51,6 +53,12 @@ class Death:
             return signal.Signals(-self.code).name
         except ValueError:
             return f"signal {-self.code}"
+
+    @property
+    def lost_server(self) -> RpcServerUnavailable | None:
+        """The RPC server whose loss ended the process, as its last words have it (native/rpc_sockets.cpp)."""
+        found = _LOST_SERVER.search(self.last_words) if self.is_crash else None
+        return None if found is None else RpcServerUnavailable(found[0])
 
     def __str__(self) -> str:
         how = f"exited with status {self.code}" if self.signal is None else f"was ended by {self.signal}"

@@ -29,7 +29,15 @@ _SERVERS_OWN: Final = frozenset(
     f"server.{name}"
     for name in (
         *("hosts", "port", "api_keys", "allowed_hosts", "ssl_keyfile", "ssl_certfile", "root_path", "docs", "metrics"),
-        *("cors_origins", "cors_methods", "cors_headers", "cors_credentials", "start_page", "body_timeout_s"),
+        *(
+            "cors_origins",
+            "cors_methods",
+            "cors_headers",
+            "cors_credentials",
+            "start_page",
+            "page_folder",
+            "body_timeout_s",
+        ),
         *("max_body_bytes", "max_total_body_bytes", "max_header_bytes", "max_connections", "keep_alive_s", "drain_s"),
         *("responses_store", "responses_store_bytes", "responses_store_total_bytes", "heartbeat_s"),
         *("log_level", "log_json", "log_file"),

@@ -334,6 +334,8 @@ def _isolation(draft: Draft) -> None:
     if draft.get("engine.isolation") is None:
         draft.put("engine.isolation", "process", "--isolation")
         draft.origins["engine.isolation"] = DEFAULT
+    if draft.get("engine.isolation") == "thread" and draft.get("engine.rpc"):
+        raise InvalidParams("--rpc needs --isolation process, as llama.cpp ends the process that loses a host")
     for name, target in (("--on-engine-death", "engine.on_engine_death"), ("--max-restarts", "engine.max_restarts")):
         if draft.get("engine.isolation") == "thread" and draft.get(target) is not None:
             raise InvalidParams(

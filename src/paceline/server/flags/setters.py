@@ -136,6 +136,13 @@ def trace(draft: Draft, value: Path, label: str) -> None:
     draft.put("engine.trace", value, label)
 
 
+def page_folder(draft: Draft, value: Path, label: str) -> None:
+    """Store the folder of a web page. Raises where there is none."""
+    if not draft.files.is_folder(value):
+        raise InvalidParams(f"{label}: there is no folder {on_one_line(value)}")
+    draft.put("server.page_folder", value, label)
+
+
 def temperature(draft: Draft, value: float, label: str) -> None:
     """Store the temperature; below 0 counts as 0, which is greedy, with a note."""
     if value < 0:

@@ -41,15 +41,17 @@ SPEC_TYPES: Final[Mapping[str, SpecType]] = {
     "draft-simple": SpecType(DRAFT_MODEL, {}),
     "draft-mtp": SpecType("mtp", {}),
     "draft-eagle3": SpecType("eagle3", {}),
+    "draft-dflash": SpecType("dflash", {}),
+    "draft-dspark": SpecType("dflash", {}),
 }
 """In the order in which they are asked: llama-server's, and a draft model last, as it costs most."""
 
-HEADS: Final = ("draft-mtp", "draft-eagle3")
+HEADS: Final = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 """Of these the kinds that draft with heads, for which -md names their file."""
 
 _LOOKUP_CACHES: Final = ("lookup_cache_static", "lookup_cache_dynamic")
 
-OTHERS: Final = (*(f"draft-{name}" for name in ("dflash", "dspark")), "ngram-map-k4v")
+OTHERS: Final = ("ngram-map-k4v",)
 """What else it has, which is refused."""
 
 
@@ -114,8 +116,8 @@ def _check_heads(draft: Draft, heads: list[str], model: str | None) -> None:
     if draft.get("aside.draft_repository") is not None:
         name = draft.origins["aside.draft_repository"].name
         raise InvalidParams(f"{name} names draft models, and {heads[0]} takes the file of its heads as -md")
-    if model is None and heads[0] == "draft-eagle3":
-        raise InvalidParams(f"{label} draft-eagle3 needs its file; give -md")
+    if model is None and heads[0] != "draft-mtp":
+        raise InvalidParams(f"{label} {heads[0]} needs its file; give -md")
     draft.notes += [
         f"{draft.origins[f'aside.draft.{name}'].name} has no effect with {heads[0]}, whose heads compute as the model does"
         for name in _DRAFT_OPTIONS

@@ -82,8 +82,7 @@ SPECULATION: Final = Reject(
 _REMOVED = Reject("llama-server has removed it; give --spec-draft-n-max, or the sizes of a --spec-type")
 _NO_VIDEO = Ignore("it is about video, which is not supported yet")
 _TOOLS = Reject("the server runs no tools; let the client run them")
-_PAGES = Reject("the server serves no files; put a web server beside it")
-_NO_PAGES = Ignore("there is no user interface in a browser")
+_NO_PAGES = Ignore("the web page keeps its settings in the browser")
 _DRAFT_THREADS = (  # how threads of a draft model are placed
     "--spec-draft-cpu-mask -Cd --cpu-mask-draft",
     "--spec-draft-cpu-range -Crd --cpu-range-draft",
@@ -134,6 +133,12 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              Store("engine.devices", convert=lambda names: ["CPU"] if names == ("none",) else list(names)),
              "Compute on these devices, see `paceline info`; none: on the CPU alone.", env="LLAMA_ARG_DEVICE",
              default="all", many=True),
+        Flag("--rpc", "HOST:PORT,...", read.rpc_servers, Store("engine.rpc", convert=list),
+             "Compute on the devices of these hosts as well, where `paceline rpc-serve` runs.", env="LLAMA_ARG_RPC",
+             default="none", many=True),
+        Flag("--rpc-timeout", "S", read.number(), Store("engine.rpc_timeout_s"),
+             "Seconds for which such a host may be silent while it is waited for, until it counts as lost, and for which"
+             " requests wait until it is back.", ours=True),
         Flag("-sm --split-mode", "MODE", read.one_of(("none", "layer", "row", "tensor")), Store("engine.split_mode"),
              "How several GPUs share the model: none, layer, row or tensor.", env="LLAMA_ARG_SPLIT_MODE",
              default="layer"),
@@ -567,9 +572,6 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Defragmentation.", env="LLAMA_ARG_DEFRAG_THOLD"),
         Flag("--warmup", SWITCH, read.switch, NO_OP, "A first pass before the first request.", off="--no-warmup",
              actions={False: Ignore("the engine always warms up with a pass when it starts")}),
-        Flag("--rpc", "SERVERS", read.unread,
-             Reject("computing on other machines is not supported yet; leave it out"), "Compute on other machines.",
-             env="LLAMA_ARG_RPC"),
         Flag("--control-vector", "FILE", read.unread, _STEERING, "A control vector."),
         Flag("--control-vector-scaled", "FILE:SCALE,...", read.unread, _STEERING, "Control vectors with scales."),
         Flag("--control-vector-layer-range", "START END", read.unread, _STEERING, "Layers of control vectors."),
@@ -635,14 +637,15 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "How drafts are made, with llama-server's sizes: none; ngram-simple and ngram-map-k, which are --speculation "
              "ngram; ngram-mod and ngram-cache, which are those of --speculation and learn from all requests; draft-simple, "
              "which is the draft model of -md, and the default with it; draft-mtp, the next-token-prediction heads in the "
-             "model's file or that of -md; draft-eagle3, the EAGLE-3 file of -md. Of several, in this order, the first that "
+             "model's file or that of -md; draft-eagle3, the EAGLE-3 file of -md; draft-dflash and draft-dspark, the DFlash or "
+             "DSpark file of -md. Of several, in this order, the first that "
              "proposes something for a sequence counts in a tick.",
              env="LLAMA_ARG_SPEC_TYPE",
              actions=dict.fromkeys(spec_types.OTHERS, SPECULATION), default="none"),
         Flag("--speculation", "NAME", read.name_or_table, Store("engine.speculation", setters.speculation),
-             "What proposes tokens ahead of decoding: ngram, ngram-mod, ngram-cache, draft-model, mtp, eagle3, or module:attr. "
-             "Options follow the name, as in ngram:size_n=6,size_m=16; in a file also as a table with the key name. Of several, "
-             "apart by commas, the first that proposes something counts.", table=True, ours=True),
+             "What proposes tokens ahead of decoding: ngram, ngram-mod, ngram-cache, draft-model, mtp, eagle3, dflash, "
+             "or module:attr. Options follow the name, as in ngram:size_n=6,size_m=16; in a file also as a table with the key "
+             "name. Of several, apart by commas, the first that proposes something counts.", table=True, ours=True),
         Flag("-md --spec-draft-model --model-draft", "FILE", read.path, Store("aside.draft_path"),
              "A draft model: a second, small model with the same vocabulary proposes what the large one will say.",
              env="LLAMA_ARG_SPEC_DRAFT_MODEL", default="none"),
@@ -773,12 +776,16 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         _switch("-ag --agent", _TOOLS, "All tools.", env="LLAMA_ARG_AGENT", off="-no-ag --no-agent"),
         _switch("--ui-mcp-proxy --webui-mcp-proxy", _TOOLS, "A proxy to MCP servers.", env="LLAMA_ARG_UI_MCP_PROXY",
                 off="--no-ui-mcp-proxy --no-webui-mcp-proxy"),
-        Flag("--ui --webui", SWITCH, read.switch, Store("server.start_page"), "GET /, a page about this server.",
-             env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
+        Flag("--ui --webui", SWITCH, read.switch, Store("server.start_page"),
+             "GET /: the web page, to chat and to see the engine work.",
+             env="LLAMA_ARG_UI", off="--no-ui --no-webui",
+             default="on where only this machine reaches the server, or it has API keys"),
         _value("--ui-config --webui-config", _NO_PAGES, "Its settings.", env="LLAMA_ARG_UI_CONFIG", metavar="JSON"),
         _value("--ui-config-file --webui-config-file", _NO_PAGES, "Its settings.", env="LLAMA_ARG_UI_CONFIG_FILE",
                metavar="FILE"),
-        _value("--path", _PAGES, "Files to serve.", env="LLAMA_ARG_STATIC_PATH", metavar="FOLDER"),
+        Flag("--path", "FOLDER", read.path, Store("server.page_folder", setters.page_folder),
+             "Serve the files of this folder in place of the web page; they need no API key.",
+             env="LLAMA_ARG_STATIC_PATH", default="the page that was built into the package"),
     ),
 }
 # fmt: on

@@ -109,7 +109,7 @@ def _props(service: Service, engine: EngineClient) -> dict[str, Any]:
         "endpoint_slots": settings.slots,
         "endpoint_props": settings.props,
         "endpoint_metrics": settings.metrics,
-        "ui": False,
+        "ui": service.page.files is not None,
         "ui_settings": {},
         "bos_token": _token_text(engine, tokenizer.bos),
         "eos_token": _token_text(engine, tokenizer.eos),

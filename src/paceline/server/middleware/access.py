@@ -6,10 +6,11 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, clean_message, error_response
@@ -34,6 +35,9 @@ class RoutePrefix:
         if path != prefix and not path.startswith(prefix + "/"):
             api_error = ApiError(404, "not_found_error", "not_found", "Not Found")
             await error_response(api_error, path)(scope, receive, send)
+            return
+        if path == prefix and scope["method"] in ("GET", "HEAD"):  # the links of the web page are relative
+            await RedirectResponse(f"{prefix}/", 308)(scope, receive, send)
             return
         scope["root_path"] = prefix
         await self._app(scope, receive, send)
@@ -203,10 +207,13 @@ _INVALID_KEY = ApiError(
 
 
 class ApiKeys:
-    """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant."""
+    """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
-        self._app = app
+    is_page: whether a route is a file of the web page, which is public too: it asks for a key itself.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], is_page: Callable[[str], bool] = lambda _: False) -> None:
+        self._app, self._is_page = app, is_page
         self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,7 +226,7 @@ class ApiKeys:
         if found is not None:
             context = RequestContext.of(scope)
             context.key_digest, context.tenant = found
-        elif path not in PUBLIC:
+        elif path not in PUBLIC and not (scope["method"] in ("GET", "HEAD") and self._is_page(path)):
             await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -44,7 +44,7 @@ _TRUE: Final = ("true", "1")
 _ALSO_OF_MODELS: Final = ("/props", "/metrics")  # without ?model= they are about the server
 _STORED: Final = "/v1/responses/"  # stored responses are handed out without their model
 _MAX_KNOWN: Final = 512  # pairs of method and path: clients choose paths
-_NEVER_LOAD: Final = ("/metrics",)  # a scraper would keep its model loaded
+_NEVER_LOAD: Final = ("/metrics", "/v1/engine/events", "/v1/engine/model")  # looking on loads nothing
 
 
 class NamedModel(msgspec.Struct):

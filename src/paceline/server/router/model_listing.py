@@ -26,6 +26,7 @@ from paceline.server.router.event_feed import VALUES
 from paceline.server.router.routed_models import RoutedModels
 
 _MODALITIES: Final = ("text", "image", "audio")
+_PAGE_STATES: Final = {"preparing": "loading", "queued": "loading", "unloading": "loaded"}
 
 
 def list_body(models: RoutedModels, downloads: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -50,6 +51,25 @@ def named_body(models: RoutedModels, name: str) -> dict[str, Any]:
     preset = models.preset(name)
     bodies = _with_adapters(models, preset)
     return next((body for body in bodies[1:] if body["id"] == name), bodies[0])
+
+
+def page_entries(models: RoutedModels) -> list[dict[str, Any]]:
+    """Return the models as the web page lists them."""
+    return [_page_entry(models, preset) for preset in models.presets()]
+
+
+def _page_entry(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
+    status, served = models.status(preset), models.ready(preset.name)
+    modalities = _modalities_of_files(preset) if served is None else served.service.engine().model.modalities
+    return {
+        "id": preset.name,
+        "aliases": list(preset.settings.aliases[1:]),
+        "state": _PAGE_STATES.get(status.state, status.state),
+        "progress": 1.0 if served is not None else round(status.progress, 4),
+        "modalities": [name for name in _MODALITIES if name == "text" or name in modalities],
+        "adapters": list(models.adapters(preset)),
+        "error": None if status.error is None else api_error_of(status.error).message,
+    }
 
 
 def _with_adapters(models: RoutedModels, preset: ModelPreset) -> list[dict[str, Any]]:

@@ -325,9 +325,7 @@ class RoutedModels:
     def _forget(self, status: ModelStatus) -> None:
         served = self._served.pop(status.name, None)
         if served is not None:
-            served.service.closing_error = ModelUnloaded(
-                f"the model {status.name!r} was unloaded while the request ran"
-            )
+            served.service.unload(ModelUnloaded(f"the model {status.name!r} was unloaded while the request ran"))
 
 
 def _report_dropped(name: str, app: asyncio.Task[FastAPI]) -> None:

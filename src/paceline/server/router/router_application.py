@@ -12,10 +12,15 @@ from starlette.middleware import Middleware
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
 from paceline.model_manager import ModelLoader
-from paceline.server.application import add_error_handlers, add_model_routes, build_routes, server_middleware
+from paceline.server.application import (
+    add_documents,
+    add_error_handlers,
+    add_model_routes,
+    build_routes,
+    server_middleware,
+)
 from paceline.server.flags import ModelPresets
 from paceline.server.json_bodies import LLAMA_ERRORS
-from paceline.server.pages import document_routes
 from paceline.server.router.model_dispatch import ModelDispatch, ModelRoutes
 from paceline.server.router.router_routes import own_routers
 from paceline.server.router.router_service import RouterService
@@ -75,7 +80,6 @@ def build_router_app(
     num_own = len(app.routes)
     add_model_routes(app, Service(settings, _NoModel(), kept=service.kept))
     routes.set(models=app.routes[num_own:], own=app.routes[:num_own])
-    if settings.docs:
-        app.router.routes[:0] = document_routes(app)
+    add_documents(app, settings, service.page)
     build_routes(app)
     return app

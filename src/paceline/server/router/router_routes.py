@@ -15,6 +15,7 @@ from paceline import __version__
 from paceline.errors import ModelNotFound, PacelineError
 from paceline.model_manager import ModelState
 from paceline.server.api_errors import ServerDraining, invalid_request, llama_error_body, ollama_error_response
+from paceline.server.engine_events.page_facts import page_routes
 from paceline.server.json_bodies import LLAMA_ERRORS, OLLAMA_ERRORS, OPENAI_ERRORS, JsonRoute, json_response
 from paceline.server.llama_server import stream_routes
 from paceline.server.ollama.ollama_bodies import OllamaModelBody
@@ -26,6 +27,7 @@ from paceline.server.router.model_listing import (
     file_description,
     list_body,
     named_body,
+    page_entries,
     running_body,
     tags_body,
 )
@@ -53,7 +55,8 @@ def own_routers(service: RouterService) -> list[APIRouter]:
     """Return the routes that are no model's."""
     return [
         _health_routes(service),
-        start_page_routes(service.settings, lambda: _facts(service)),
+        start_page_routes(service.settings, service.page, lambda: _facts(service)),
+        page_routes(service.settings, lambda: page_entries(service.models), is_router=True),
         _cancel_routes(service),
         stream_routes.routes(service.kept.resumable_streams),
         router_metrics_routes(service),

@@ -20,6 +20,7 @@ from paceline.server.router.routed_models import RoutedModels
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.service import KeptForClients, max_body_bytes
 from paceline.server.settings import ServerSettings
+from paceline.server.web_page import WebPage
 
 
 class RouterService:
@@ -34,6 +35,7 @@ class RouterService:
         self.in_flight, self.http_metrics = InFlight(), HttpMetrics()
         self.body_budget = ByteBudget(max_body_bytes(settings))
         self.kept = KeptForClients(settings)
+        self.page = WebPage.of(settings)
         self.feed = EventFeed()
         self.models = RoutedModels(settings, presets, self.kept, self.feed, loader)
         self.downloads = ModelDownloads(self.feed, offline=presets.offline, hf_token=presets.hf_token)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from paceline.testing.models.audio_projectors import Qwen2AudioSpec, UltravoxAudioSpec
-from paceline.testing.models.draft_heads import Eagle3Spec, HunYuan3Spec, Mimo2Spec, Qwen35Spec
+from paceline.testing.models.draft_heads import DFlashSpec, Eagle3Spec, HunYuan3Spec, Mimo2Spec, Qwen35Spec
 from paceline.testing.models.encoders import BertSpec, ModernBertSpec, T5Spec
 from paceline.testing.models.files import CHAT_TEMPLATE, write_lora, write_model, write_split_model
 from paceline.testing.models.gemma import Gemma3Spec, Gemma4Spec
@@ -29,6 +29,7 @@ __all__ = [
     "CHAT_TEMPLATE",
     "KINDS",
     "BertSpec",
+    "DFlashSpec",
     "Eagle3Spec",
     "FalconH1Spec",
     "Gemma3Spec",

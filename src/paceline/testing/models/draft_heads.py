@@ -1,4 +1,4 @@
-"""Models with draft heads: HunYuan 3, MiMo 2 and Qwen 3.5 with next-token-prediction heads, and EAGLE-3 for a Llama.
+"""Models with draft heads: HunYuan 3, MiMo 2 and Qwen 3.5 with next-token-prediction heads; EAGLE-3 and DFlash for a Llama.
 
 Random heads predict nothing. With a small `layer_gain` the next token mostly follows from the newest one alone, and with `agrees`
 the heads are made to compute just that, so that many of their drafts are right.
@@ -214,6 +214,53 @@ class Eagle3Spec(Sizes):
             yield matrix(f"blk.0.{name}.weight", n_out, 2 * self.n_embd, gain=gain, diagonal=diagonal)
         yield matrix("blk.0.attn_output.weight", self.n_embd, self.n_head * self.head_size, gain=gain, diagonal=through)
         yield from feed_forward(self, "blk.0", gain=gain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashSpec(Sizes):
+    """DFlash for a model of as many values: layers over hidden states of `target_layers`, which draft blocks of `block_size`.
+
+    Embeddings and output layer are the model's. markov_rank: of the head that makes it a DSpark file; 0: none. window: of all
+    layers; 0: none. layer_gain: how much layers add to what they pass on.
+    """
+
+    architecture: ClassVar[str] = "dflash"
+    n_layer: int = 1
+    target_layers: tuple[int, ...] = (0, 1)
+    block_size: int = 8
+    mask_id: int | None = 0
+    markov_rank: int = 0
+    window: int = 0
+    layer_gain: float = 1.5
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "rope.dimension_count": self.head_size,
+            "rope.freq_base": 10000.0,
+            "target_layers": list(self.target_layers),
+            "block_size": self.block_size,
+        }
+        if self.window:
+            values |= {
+                "attention.sliding_window": self.window,
+                "attention.sliding_window_pattern": [True] * self.n_layer,
+            }
+        mask: dict[str, Value] = {} if self.mask_id is None else {"tokenizer.ggml.mask_token_id": self.mask_id}
+        return self.common_metadata() | self.prefixed(values) | mask
+
+    def tensors(self) -> Iterator[Tensor]:
+        if self.markov_rank:
+            for name in ("markov_w1.weight", "markov_w2.weight"):
+                yield matrix(name, self.vocabulary.size, self.markov_rank)
+        yield matrix("fc.weight", self.n_embd, len(self.target_layers) * self.n_embd)
+        yield from norms("enc", self.n_embd, "output_norm")
+        yield norm("output_norm.weight", self.n_embd)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}"
+            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+            yield from attention(self, block, gain=self.layer_gain)
+            yield from query_key_norms(self, block)
+            yield from feed_forward(self, block, gain=self.layer_gain)
 
 
 def next_token_head(size: Sizes, block: str, *, agrees: bool = False) -> Iterator[Tensor]:

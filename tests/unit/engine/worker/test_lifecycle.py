@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from paceline.engine.worker.lifecycle import LEAVE_S, RestartLimits, Restarts, Sleep
+from paceline.engine.worker.lifecycle import LEAVE_S, RestartLimits, Restarts, ServersAway, Sleep
+from paceline.errors import RpcServerUnavailable
 
 
 def waits(restarts: Restarts, crashes: list[tuple[float, float | None]]) -> list[float | None]:
@@ -79,3 +80,21 @@ def test_without_a_limit_it_stays() -> None:
     sleep.used(0.0)
     assert not sleep.is_due(1e12)
     assert sleep.next_s() == math.inf
+
+
+def test_requests_wait_so_long_for_servers_that_are_away() -> None:
+    """From the first worker that was refused; they end once, and later ones at once, until a worker is ready."""
+    away, error = ServersAway(30.0), RpcServerUnavailable("10.0.0.2:50052 is away")
+    assert math.isinf(away.next_s()) and away.give_up(1e9) is None
+    away.lost(100.0, RpcServerUnavailable("earlier"))
+    away.lost(120.0, error)
+    assert (away.next_s(), away.give_up(129.9), away.error) == (130.0, None, None)
+    assert away.give_up(130.0) is away.error is error
+    assert math.isinf(away.next_s()) and away.give_up(140.0) is None
+    later = RpcServerUnavailable("it hangs")
+    away.lost(150.0, later)
+    assert away.error is later and away.give_up(200.0) is None
+    away.back()
+    assert away.error is None and away.give_up(1e9) is None
+    away.lost(300.0, error)
+    assert away.next_s() == 330.0

@@ -209,6 +209,12 @@ def test_the_command_line_wins_over_variables_and_these_over_the_file() -> None:
     assert origins == ["-c", "LLAMA_ARG_PORT", "serve.toml: host"]
 
 
+def test_the_variable_of_the_build_is_no_address() -> None:
+    """PACELINE_RPC=ON, with which paceline was built in the same shell, is no server; addresses in it are some."""
+    assert resolved(env={"PACELINE_RPC": "ON"}).settings.engine_options["rpc"] == []
+    assert resolved(env={"PACELINE_RPC": "a:1"}).settings.engine_options["rpc"] == ["a:1"]
+
+
 def test_our_variable_wins_over_llama_servers() -> None:
     """Where both are there."""
     env = {"PACELINE_PORT": "1", "LLAMA_ARG_PORT": "2"}
@@ -367,6 +373,10 @@ def test_variables_that_look_like_slips_are_noted() -> None:
         (["--override-kv", "a=1"], "must be KEY=TYPE:VALUE"),
         (["--isolation", "thread", "--on-engine-death", "fail"], "--on-engine-death means nothing with --isolation thread"),
         (["--isolation", "thread", "--max-restarts", "3"], "--max-restarts means nothing with --isolation thread"),
+        (["--isolation", "thread", "--rpc", "a:1"], "--rpc needs --isolation process"),
+        (["--rpc", "a"], "--rpc must be addresses of a host name or IPv4 address and a port"),
+        (["--rpc", "a:1,a:1"], "--rpc has a:1 twice"),
+        (["--rpc-timeout", "0"], "--rpc-timeout must be a finite number >= 1 and <= 86400, not 0.0"),
         (["--max-restarts", "-1"], "--max-restarts must be an integer >= 0, not -1"),
         (["--strategy", "paced:patienc=4"], "--strategy 'paced': unknown option 'patienc'; did you mean 'patience'?"),
         (["--strategy", "paced:patience=x"], "--strategy 'paced': patience must be an integer, not 'x'"),
@@ -588,10 +598,9 @@ def test_paths_stay_as_they_were_given() -> None:
     assert config("model = 'm.gguf'").settings.model == Path("m.gguf")
 
 
-@pytest.mark.parametrize("name", ["draft-dspark", "draft-dflash", "ngram-map-k4v"])
-def test_other_kinds_of_drafts_are_refused_with_those_that_are_there(name: str) -> None:
-    """Block drafters, and n-grams with several followers."""
-    assert "--spec-type ngram-simple, ngram-map-k, ngram-mod, ngram-cache" in refusal("--spec-type", name)
+def test_another_kind_of_drafts_is_refused_with_those_that_are_there() -> None:
+    """N-grams with several followers."""
+    assert "--spec-type ngram-simple, ngram-map-k, ngram-mod, ngram-cache" in refusal("--spec-type", "ngram-map-k4v")
 
 
 @pytest.mark.parametrize(
@@ -638,7 +647,7 @@ def test_llama_servers_kinds_of_drafts_have_its_sizes(words: str, speculation: o
 def test_names_that_are_no_kind_of_drafts_are_refused() -> None:
     """So are sizes out of range, and drafters by two flags."""
     assert "ngram-simple" in refusal("--spec-type", "ngram")
-    assert "--spec-type" in refusal("--spec-type", "ngram-simple,draft-dflash")
+    assert "--spec-type" in refusal("--spec-type", "ngram-simple,ngram-map-k4v")
     assert "ngram-modd" in refusal("--speculation", "ngram,ngram-modd")
     assert "size_n" in refusal("--speculation", "ngram:size_n=99")
     assert "--spec-draft-n-max" in refusal("--spec-draft-n-max", "65")
@@ -669,6 +678,10 @@ def test_heads_take_their_file_and_bound_from_the_flags_of_draft_models() -> Non
     found = resolved("--spec-type", "draft-eagle3", "-md", "m.gguf", "--spec-draft-p-min", "0.5")
     assert found.settings.engine_options["speculation"] == {"name": "eagle3", "model": "m.gguf", "p_min": 0.5}
     assert "draft_model" not in found.settings.engine_options
+    for name in ("draft-dflash", "draft-dspark"):
+        blocks = resolved("--spec-type", name, "-md", "m.gguf").settings.engine_options
+        assert blocks["speculation"] == {"name": "dflash", "model": "m.gguf"}
+        assert f"{name} needs its file; give -md" in refusal("--spec-type", name)
     both = resolved("--spec-type", "draft-mtp,ngram-cache", "-ngld", "3")
     assert both.settings.engine_options["speculation"] == [{"name": "ngram-cache"}, {"name": "mtp"}]
     assert any("-ngld has no effect with draft-mtp" in note for note in both.notes)

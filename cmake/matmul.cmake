@@ -1,0 +1,21 @@
+# Our matrix products on a CPU (docs/adr/0056).
+include_guard()
+
+# Each kernel is compiled for its own instruction set, and chosen when the module is loaded.
+function(paceline_add_matmul name)
+    set_source_files_properties(native/bindings/bind_matmul.cpp
+        PROPERTIES COMPILE_DEFINITIONS PACELINE_OWN_MATMUL=${PACELINE_HAS_MATMUL})
+    if(NOT PACELINE_HAS_MATMUL)
+        return()
+    endif()
+    paceline_add_own_kernels(${name} matmul)
+    # GCC 12 takes what its own header for AVX-512 leaves undefined on purpose for a mistake.
+    set(own "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>")
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND NOT CMAKE_OSX_ARCHITECTURES MATCHES "arm64")
+        set(avx2 -mavx2 -mfma -mf16c)
+        set(avx512_vnni ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)
+        foreach(set IN ITEMS avx2 avx512_vnni)
+            set_source_files_properties(native/matmul/kernel_${set}.cpp PROPERTIES COMPILE_OPTIONS "${${set}};-O3;${own}")
+        endforeach()
+    endif()
+endfunction()

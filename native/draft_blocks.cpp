@@ -1,0 +1,112 @@
+// DFlash and DSpark: drafts of a block at once, by a file over hidden states of several layers of the model.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "draft_heads.hpp"
+#include "error.hpp"
+#include "llama-ext.h"
+
+namespace paceline {
+namespace {
+
+constexpr int32_t USUAL_BLOCK = 16, MOST_BLOCK = 64;
+
+std::string value_of(const Model & heads, const char * key, const char * otherwise) {
+    std::array<char, 64> text{};
+    return llama_model_meta_val_str(heads.get(), key, text.data(), text.size()) < 0 ? otherwise : text.data();
+}
+
+} // namespace
+
+BlockShape block_shape(const Model & heads) {
+    if (value_of(heads, "dflash.hyper_connection_count", "0") != "0") {
+        fail("Unsupported", "DSpark files of DeepSeek 4's architecture are not supported: wrong drafts cannot be cut from their memory");
+    }
+    const bool        is_dspark = heads.has_tensor("markov_w1.weight");
+    const std::string text      = value_of(heads, "dflash.block_size", is_dspark ? "" : "16");
+    const int32_t     size      = text.empty() || text.size() > 3 || text.find_first_not_of("0123456789") != std::string::npos ? 0 : std::stoi(text);
+    const int32_t     mask      = llama_vocab_mask(heads.vocab());
+    if (size < 2 || size > MOST_BLOCK) {
+        fail("InvalidParams", "dflash.block_size of the DFlash file must be from 2 to " + str(MOST_BLOCK) + ", not " + (text.empty() ? "missing" : text));
+    }
+    if (mask < 0 || mask >= heads.n_vocab()) {
+        fail("InvalidParams", "the DFlash file has no mask token (tokenizer.ggml.mask_token_id)");
+    }
+    const bool with_anchor = is_dspark && value_of(heads, "dflash.sample_from_anchor", "true") == "true";
+    return {size, mask, with_anchor, is_dspark, value_of(heads, "dflash.attention.causal", "false") == "true"};
+}
+
+// Every token's features become a cell of the file's layers. Attention that is not causal takes a pass of one ubatch at most.
+void DraftHeads::follow_features(const Batch & batch) {
+    gather_features(batch.size());
+    std::fill(last_passes_.begin(), last_passes_.end(), LastPass{});
+    std::vector<bool> seen(last_passes_.size(), false);
+    clear();
+    for (size_t i = 0; i < batch.size(); ++i) {
+        const size_t seq_id = static_cast<size_t>(batch.seq_ids[i]);
+        if (!seen[seq_id]) {
+            seen[seq_id] = true;
+            if (held(batch.seq_ids[i]) != batch.positions[i]) {
+                drop(batch.seq_ids[i]); // behind what was not followed: cells begin here
+            }
+        }
+        if (!is_lost_[seq_id]) {
+            add_features(i, batch.positions[i], batch.seq_ids[i], false);
+            tokens_.push_back(batch.tokens[i]);
+            positions_.push_back(batch.positions[i]);
+            seq_ids_.push_back(batch.seq_ids[i]);
+        }
+        if (!tokens_.empty() && (i + 1 == batch.size() || tokens_.size() == static_cast<size_t>(context_->n_ubatch()))) {
+            run(LLAMA_PROCESS_TYPE_DECODE, "the pass of draft heads");
+            clear();
+        }
+    }
+}
+
+// The newest token and mask tokens in one pass; what the model predicts at these are the drafts.
+void DraftHeads::draft_blocks(std::span<Drafting> group, float min_probability) {
+    int32_t most = 0;
+    for (const Drafting & one : group) {
+        most = std::max(most, one.wish.depth);
+    }
+    clear();
+    for (Drafting & one : group) {
+        one.index           = static_cast<int32_t>(tokens_.size());
+        const int32_t depth = block_.is_even ? most : one.wish.depth;
+        if (one.wish.position + depth > context_->max_positions()) {
+            one.is_active = false; // an even block would go beyond the end of the context
+            continue;
+        }
+        for (int32_t t = 0; t < depth + (block_.with_anchor ? 0 : 1); ++t) {
+            const int32_t token = t == 0 ? one.wish.token : block_.mask, position = one.wish.position + t;
+            const int32_t added = llama_batch_ext_add_token(batch_.get(), one.wish.seq_id, token);
+            if (added < 0 || !llama_batch_ext_set_pos(batch_.get(), added, &position) ||
+                !llama_batch_ext_set_output_logits(batch_.get(), added, true)) {
+                fail("DecodeError", "llama.cpp takes no block of sequence " + str(one.wish.seq_id) + " for draft heads");
+            }
+            tokens_.push_back(token);
+            positions_.push_back(position);
+            seq_ids_.push_back(one.wish.seq_id);
+        }
+    }
+    if (tokens_.empty()) {
+        return;
+    }
+    run(LLAMA_PROCESS_TYPE_DECODE, "drafting");
+    for (Drafting & one : group) {
+        for (int32_t draft = 0; draft < one.wish.depth && one.is_active; ++draft) {
+            const float * logits = llama_get_logits_ith(context_->get(), one.index + draft + (block_.with_anchor ? 0 : 1));
+            if (!logits) {
+                fail("DecodeError", "draft heads left no logits");
+            }
+            const DraftChoice choice = most_probable(logits, context_->model()->n_vocab());
+            if (!(choice.probability >= min_probability)) { // nor where it is NaN
+                break;
+            }
+            one.tokens.push_back(choice.token);
+        }
+    }
+}
+
+} // namespace paceline

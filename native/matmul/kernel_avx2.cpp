@@ -1,0 +1,154 @@
+// AVX2: 8 rows in a vector. Products of bytes are summed in pairs into int16, which must not overflow.
+#include "kernel.hpp"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include "kernel_body.hpp"
+
+namespace paceline::matmul {
+namespace {
+
+struct Avx2 {
+    using F = __m256;
+    using I = __m256i;
+    static constexpr int lanes = 8, tokens = 4;
+    static constexpr int vectors(int tokens) { return tokens == 1 ? 4 : 2; } // what 16 registers hold
+    static constexpr int next_tokens(int left) { return left == 5 || left == 6 ? 3 : left < 4 ? left : 4; }
+
+    static KERNEL_INLINE I load(const uint8_t * from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
+    static KERNEL_INLINE I broadcast(const uint8_t * from) { return _mm256_set1_epi32(value_at<int32_t>(from)); }
+    static KERNEL_INLINE F broadcast_float(const uint8_t * from) { return _mm256_set1_ps(value_at<float>(from)); }
+    static KERNEL_INLINE I all(int byte) { return _mm256_set1_epi8(static_cast<char>(byte)); }
+    static KERNEL_INLINE I masked(I bytes, int mask) { return _mm256_and_si256(bytes, all(mask)); }
+    template <int bits> static KERNEL_INLINE I shifted(I bytes) { return _mm256_srli_epi32(bytes, bits); }
+    static KERNEL_INLINE I shifted_left(I bytes, int bits) { return _mm256_slli_epi32(bytes, bits); }
+    static KERNEL_INLINE I shifted_right(I bytes, int bits) { return _mm256_srli_epi32(bytes, bits); }
+    static KERNEL_INLINE I joined(I low, I high, int mask) { return _mm256_or_si256(low, masked(high, mask)); }
+    static KERNEL_INLINE I looked_up(I indices) { // the values of IQ4_NL, plus 128
+        const __m128i table = _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15);
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), indices);
+    }
+    static KERNEL_INLINE F to_floats(I numbers) { return _mm256_cvtepi32_ps(numbers); }
+    static KERNEL_INLINE F from_halves(const uint8_t * from) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))); }
+    static KERNEL_INLINE __m128i eight_bytes(const uint8_t * from) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)); }
+    static KERNEL_INLINE F from_unsigned_bytes(const uint8_t * from) { return to_floats(_mm256_cvtepu8_epi32(eight_bytes(from))); }
+    static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) { return to_floats(_mm256_cvtepi8_epi32(eight_bytes(from))); }
+    static KERNEL_INLINE F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    static KERNEL_INLINE F subtract_product(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+    static KERNEL_INLINE void store(float * to, F values, int count) {
+        if (count >= lanes) {
+            _mm256_storeu_ps(to, values);
+        } else if (count > 0) {
+            const I places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            _mm256_maskstore_ps(to, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), places), values);
+        }
+    }
+
+    // int16 hold the sums of 4, 2 and 1 pairs of chunks of codes of 4, 5 and 6 bits.
+    template <int bits> struct Dot {
+        static constexpr int pairs = bits == 4 ? 4 : bits == 5 ? 2 : 1;
+        struct Sum {
+            I wide, narrow;
+        };
+        using Operand = I;
+        static KERNEL_INLINE void begin(Sum & sum, I start) {
+            sum.wide   = start;
+            sum.narrow = I{};
+        }
+        static KERNEL_INLINE Operand operand(I codes) { return codes; }
+        static KERNEL_INLINE void add(Sum & sum, Operand one, I a, Operand two, I b) {
+            sum.narrow = _mm256_add_epi16(sum.narrow, _mm256_maddubs_epi16(one, a));
+            sum.narrow = _mm256_add_epi16(sum.narrow, _mm256_maddubs_epi16(two, b));
+        }
+        template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&sums)[vectors][tokens], int pair) {
+            if ((pair + 1) % pairs == 0) {
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; ++v) {
+#pragma GCC unroll 4
+                    for (int t = 0; t < tokens; ++t) {
+                        Sum & sum  = sums[v][t];
+                        sum.wide   = _mm256_add_epi32(sum.wide, _mm256_madd_epi16(sum.narrow, _mm256_set1_epi16(1)));
+                        sum.narrow = I{};
+                    }
+                }
+            }
+        }
+        static KERNEL_INLINE I total(const Sum & sum) { return sum.wide; }
+    };
+
+    // Codes of 8 bits would overflow: their values without 128 are taken by magnitude, and the sign goes to the activation.
+    template <int bits>
+        requires(bits == 8)
+    struct Dot<bits> {
+        using Sum = I;
+        struct Operand {
+            I magnitude, value;
+        };
+        static KERNEL_INLINE void begin(Sum & sum, I) { sum = I{}; }
+        static KERNEL_INLINE Operand operand(I codes) {
+            const I value = _mm256_xor_si256(codes, all(0x80));
+            return {_mm256_abs_epi8(value), value};
+        }
+        static KERNEL_INLINE I product(const Operand & weights, I activations) {
+            return _mm256_madd_epi16(_mm256_maddubs_epi16(weights.magnitude, _mm256_sign_epi8(activations, weights.value)), _mm256_set1_epi16(1));
+        }
+        static KERNEL_INLINE void add(Sum & sum, const Operand & one, I a, const Operand & two, I b) {
+            sum = _mm256_add_epi32(sum, product(one, a));
+            sum = _mm256_add_epi32(sum, product(two, b));
+        }
+        template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&)[vectors][tokens], int) {}
+        static KERNEL_INLINE I total(Sum sum) { return sum; }
+    };
+
+    static KERNEL_INLINE float largest_of(F values) {
+        const __m128 halves = _mm_max_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
+        const __m128 pairs  = _mm_max_ps(halves, _mm_movehl_ps(halves, halves));
+        return _mm_cvtss_f32(_mm_max_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
+    }
+
+    static KERNEL_INLINE uint32_t sum_of(I numbers) {
+        const __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
+        const __m128i pairs  = _mm_add_epi32(halves, _mm_shuffle_epi32(halves, 0x4e));
+        return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_add_epi32(pairs, _mm_shuffle_epi32(pairs, 0xb1))));
+    }
+
+    static KERNEL_INLINE float quantise_block(const float * from, uint8_t * to, uint32_t * sums) {
+        const F sign = _mm256_set1_ps(-0.0f);
+        F largest    = F{};
+        for (int i = 0; i < 4; ++i) {
+            largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, _mm256_loadu_ps(from + 8 * i)));
+        }
+        const Unit unit = unit_of(largest_of(largest));
+        const F inverse = _mm256_set1_ps(unit.inverse);
+        I codes[4];
+        for (int i = 0; i < 4; ++i) {
+            codes[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 8 * i), inverse));
+        }
+        // Packing works on halves of registers: the order is put right at the end.
+        const I bytes = _mm256_packs_epi16(_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+        sums[0] = sum_of(_mm256_add_epi32(codes[0], codes[1]));
+        sums[1] = sum_of(_mm256_add_epi32(codes[2], codes[3]));
+        return unit.value;
+    }
+};
+
+constexpr Kernel kernel = {"avx2", quantise<Avx2>, multiply<Avx2>, sum_of_bytes<Avx2>, spin_dots<Avx2>, spin_float_dots<Avx2>};
+
+} // namespace
+
+const Kernel * avx2_kernel() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") ? &kernel : nullptr;
+}
+
+} // namespace paceline::matmul
+
+#else
+
+namespace paceline::matmul {
+const Kernel * avx2_kernel() { return nullptr; }
+} // namespace paceline::matmul
+
+#endif

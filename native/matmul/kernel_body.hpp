@@ -1,0 +1,367 @@
+// The kernel for any instruction set that `Isa` describes. Included once by each kernel_*.cpp, which is compiled for its
+// instruction set: everything is in an anonymous namespace and nothing of the standard library is used, so that no function
+// compiled here is linked into code that runs on other processors.
+//
+// Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
+//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits.
+// Every output is one sum over blocks in their order, with the same operations whatever is computed beside it.
+
+#include <cstring>
+
+#include "kernel.hpp"
+
+#define KERNEL_INLINE inline __attribute__((always_inline))
+
+namespace paceline::matmul {
+namespace {
+
+template <typename T> KERNEL_INLINE T value_at(const void * from) {
+    T value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+// The unit of 32 activations' codes, from their largest magnitude, and its inverse. Rounded to 11 bits, so that what comes before
+// may differ in its last bits, as sums in another order do, and yet give the same codes and units: products hand no noise on.
+struct Unit {
+    float value, inverse;
+};
+
+KERNEL_INLINE Unit unit_of(float largest) {
+    if (!(largest > 1e-35f)) { // zeros, and what has no inverse
+        return {largest * 0, 0};
+    }
+    const float exact   = largest / 127;
+    const uint32_t bits = (value_at<uint32_t>(&exact) + 0x1000) & ~uint32_t{0x1fff};
+    const float value   = value_at<float>(&bits);
+    return {value, 1 / value};
+}
+
+// What the codes of a format's blocks are: pair p of a vector of rows gives chunks first(p) and second(p).
+template <typename Isa> struct Bytes {
+    static constexpr int bits = 8, scales = 1, bytes = 32 * group_rows;
+    static constexpr int first(int pair) { return pair; }
+    static constexpr int second(int pair) { return pair + 4; }
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        one = Isa::load(block + (first(pair) * group_rows + row) * 4);
+        two = Isa::load(block + (second(pair) * group_rows + row) * 4);
+    }
+};
+
+template <typename Isa> struct Nibbles {
+    static constexpr int bits = 4, scales = 1, bytes = 16 * group_rows;
+    static constexpr int first(int pair) { return pair; }
+    static constexpr int second(int pair) { return pair + 4; }
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        const Vec both = Isa::load(block + (pair * group_rows + row) * 4);
+        one = Isa::masked(both, 0x0f);
+        two = Isa::masked(Isa::template shifted<4>(both), 0x0f);
+    }
+};
+
+template <typename Isa> struct Looked : Nibbles<Isa> { // IQ4_NL: nibbles are indices
+    static constexpr int bits = 8;
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        Nibbles<Isa>::pair(block, pair, row, one, two);
+        one = Isa::looked_up(one);
+        two = Isa::looked_up(two);
+    }
+};
+
+template <typename Isa> struct FiveBits : Nibbles<Isa> {
+    static constexpr int bits = 5, bytes = 20 * group_rows;
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        Nibbles<Isa>::pair(block + 4 * group_rows, pair, row, one, two);
+        const Vec high = Isa::load(block + row * 4);
+        one = Isa::joined(one, Isa::shifted_left(high, 4 - pair), 0x10);
+        two = Isa::joined(two, Isa::shifted_right(high, pair), 0x10);
+    }
+};
+
+template <typename Isa> struct SixBits { // two scales a block, so both chunks of a pair are in the same half
+    static constexpr int bits = 6, scales = 2, bytes = 24 * group_rows;
+    static constexpr int first(int pair) { return pair / 2 * 4 + pair % 2; }
+    static constexpr int second(int pair) { return first(pair) + 2; }
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        Nibbles<Isa>::pair(block + 8 * group_rows, pair, row, one, two);
+        const Vec high = Isa::load(block + (pair / 2 * group_rows + row) * 4);
+        one = Isa::joined(one, Isa::shifted_left(high, 4 - 2 * (pair % 2)), 0x30);
+        two = Isa::joined(two, Isa::shifted_right(high, 2 * (pair % 2)), 0x30);
+    }
+};
+
+// A format's scales: `at` gives those of part `part` (block, and half of it where there are two scales) of a superblock.
+template <typename Isa> struct OneScale {
+    using F = typename Isa::F;
+    static constexpr int bytes = 2 * group_rows;
+    static constexpr bool has_minimum = false;
+    static KERNEL_INLINE F scale(const uint8_t * from, int, int row) { return Isa::from_halves(from + 2 * row); }
+    static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
+};
+
+template <typename Isa> struct ScaleAndMinimum {
+    using F = typename Isa::F;
+    static constexpr int bytes = 20 * group_rows;
+    static constexpr bool has_minimum = true;
+    static KERNEL_INLINE F scale(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * row) * Isa::from_unsigned_bytes(from + (4 + part) * group_rows + row);
+    }
+    static KERNEL_INLINE F minimum(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * (group_rows + row)) * Isa::from_unsigned_bytes(from + (12 + part) * group_rows + row);
+    }
+};
+
+template <typename Isa> struct SignedScales {
+    using F = typename Isa::F;
+    static constexpr int bytes = 18 * group_rows;
+    static constexpr bool has_minimum = false;
+    static KERNEL_INLINE F scale(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * row) * Isa::from_signed_bytes(from + (2 + part) * group_rows + row);
+    }
+    static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
+};
+
+template <typename Isa, Format format> struct Layout;
+template <typename Isa, template <typename> typename CodesOf, template <typename> typename ScalesOf, int num> struct LayoutOf {
+    using Codes  = CodesOf<Isa>;
+    using Scales = ScalesOf<Isa>;
+    static constexpr int blocks = num, bytes = Scales::bytes + num * Codes::bytes;
+};
+template <typename Isa> struct Layout<Isa, Format::q8_0> : LayoutOf<Isa, Bytes, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q4_0> : LayoutOf<Isa, Nibbles, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q5_0> : LayoutOf<Isa, FiveBits, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Looked, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles, ScaleAndMinimum, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q5_k> : LayoutOf<Isa, FiveBits, ScaleAndMinimum, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q6_k> : LayoutOf<Isa, SixBits, SignedScales, 8> {};
+
+// Sums of `tokens` rows of a tile, for `vectors` vectors of rows of the group from row `first_row` on.
+template <typename Isa, Format format, int vectors, int tokens>
+void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * tile, int num_tokens, int place,
+                   float * const * outs, int first_row, int num_rows) {
+    using L      = Layout<Isa, format>;
+    using Codes  = typename L::Codes;
+    using Scales = typename L::Scales;
+    using F      = typename Isa::F;
+    using I      = typename Isa::I;
+    using Dot    = typename Isa::template Dot<Codes::bits>;
+    constexpr int half_pairs = 4 / Codes::scales;
+    F sums[vectors][tokens] = {};
+    const uint8_t * codes      = tile + place * block_columns;
+    const uint8_t * scalars    = tile + num_tokens * block_columns + 4 * place;
+    const ptrdiff_t next_array = 4 * num_tokens, next_block = tile_block_bytes(num_tokens);
+    for (int64_t super = 0; super < num_blocks; ++super, group += L::bytes) {
+        const uint8_t * block = group + Scales::bytes;
+        for (int b = 0; b < L::blocks; ++b, block += Codes::bytes, codes += next_block, scalars += next_block) {
+#pragma GCC unroll 2
+            for (int half = 0; half < Codes::scales; ++half) {
+                typename Dot::Sum dots[vectors][tokens];
+#pragma GCC unroll 8
+                for (int t = 0; t < tokens; ++t) {
+                    const I start = Scales::has_minimum ? I{} : Isa::broadcast(scalars + (1 + half) * next_array + 4 * t);
+#pragma GCC unroll 4
+                    for (int v = 0; v < vectors; ++v) {
+                        Dot::begin(dots[v][t], start);
+                    }
+                }
+#pragma GCC unroll 4
+                for (int pair = half * half_pairs; pair < (half + 1) * half_pairs; ++pair) {
+                    typename Dot::Operand one[vectors], two[vectors];
+#pragma GCC unroll 4
+                    for (int v = 0; v < vectors; ++v) {
+                        I first, second;
+                        Codes::pair(block, pair, first_row + v * Isa::lanes, first, second);
+                        one[v] = Dot::operand(first);
+                        two[v] = Dot::operand(second);
+                    }
+#pragma GCC unroll 8
+                    for (int t = 0; t < tokens; ++t) {
+                        const I a = Isa::broadcast(codes + t * block_columns + 4 * Codes::first(pair));
+                        const I c = Isa::broadcast(codes + t * block_columns + 4 * Codes::second(pair));
+#pragma GCC unroll 4
+                        for (int v = 0; v < vectors; ++v) {
+                            Dot::add(dots[v][t], one[v], a, two[v], c);
+                        }
+                    }
+                    Dot::template end_of_pair<vectors, tokens>(dots, pair);
+                }
+                F scale[vectors], minimum[vectors];
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; ++v) {
+                    const int row = first_row + v * Isa::lanes;
+                    scale[v]      = Scales::scale(group, Codes::scales * b + half, row);
+                    minimum[v]    = Scales::minimum(group, b, row);
+                }
+#pragma GCC unroll 8
+                for (int t = 0; t < tokens; ++t) {
+                    const F unit = Isa::broadcast_float(scalars + 4 * t);
+#pragma GCC unroll 4
+                    for (int v = 0; v < vectors; ++v) {
+                        sums[v][t] = Isa::multiply_add(Isa::to_floats(Dot::total(dots[v][t])), scale[v] * unit, sums[v][t]);
+                        if constexpr (Scales::has_minimum) {
+                            sums[v][t] = Isa::subtract_product(minimum[v], Isa::broadcast_float(scalars + next_array + 4 * t), sums[v][t]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t) {
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+            const int row = first_row + v * Isa::lanes;
+            Isa::store(outs[place + t] + row, sums[v][t], num_rows - row);
+        }
+    }
+}
+
+template <typename Isa, Format format, int tokens>
+void multiply_rows(const uint8_t * group, int64_t num_blocks, const uint8_t * tile, int num_tokens, int place,
+                   float * const * outs, int num_rows) {
+    constexpr int vectors = Isa::vectors(tokens);
+    for (int row = 0; row < num_rows; row += vectors * Isa::lanes) {
+        multiply_part<Isa, format, vectors, tokens>(group, num_blocks, tile, num_tokens, place, outs, row, num_rows);
+    }
+}
+
+template <typename Isa, Format format>
+void multiply_tile(const uint8_t * group, int64_t num_columns, const uint8_t * tile, int num_tokens, float * const * outs,
+                   int num_rows) {
+    const int64_t num_blocks = num_columns / (Layout<Isa, format>::blocks * block_columns);
+    for (int place = 0; place < num_tokens;) {
+        const int count = Isa::next_tokens(num_tokens - place);
+        switch (count) {
+#define KERNEL_CASE(n) \
+    case n: \
+        if constexpr (n <= Isa::tokens) { \
+            multiply_rows<Isa, format, n>(group, num_blocks, tile, num_tokens, place, outs, num_rows); \
+        } \
+        break;
+            KERNEL_CASE(1)
+            KERNEL_CASE(2)
+            KERNEL_CASE(3)
+            KERNEL_CASE(4)
+            KERNEL_CASE(5)
+            KERNEL_CASE(6)
+            KERNEL_CASE(7)
+            KERNEL_CASE(8)
+#undef KERNEL_CASE
+        }
+        place += count;
+    }
+}
+
+template <typename Isa>
+void multiply(Format format, const uint8_t * group, int64_t num_columns, const uint8_t * tile, int num_tokens,
+              float * const * outs, int num_rows) {
+    switch (format) {
+#define KERNEL_CASE(f) \
+    case Format::f: return multiply_tile<Isa, Format::f>(group, num_columns, tile, num_tokens, outs, num_rows);
+        KERNEL_CASE(q8_0)
+        KERNEL_CASE(q4_0)
+        KERNEL_CASE(q5_0)
+        KERNEL_CASE(iq4_nl)
+        KERNEL_CASE(q4_k)
+        KERNEL_CASE(q5_k)
+        KERNEL_CASE(q6_k)
+#undef KERNEL_CASE
+        case Format::count: break;
+    }
+}
+
+// As info_of(format).code_offset.
+KERNEL_INLINE int code_offset_of(Format format) {
+    switch (format) {
+        case Format::q8_0:
+        case Format::iq4_nl: return 128;
+        case Format::q4_0: return 8;
+        case Format::q5_0: return 16;
+        case Format::q6_k: return 32;
+        default: return 0;
+    }
+}
+
+// Codes of 32 activations: value / (largest / 127), rounded to the nearest.
+template <typename Isa>
+void quantise(const float * row, int64_t first, int64_t end, Format format, uint8_t * tile, int num_tokens, int place) {
+    const bool has_minimum = format == Format::q4_k || format == Format::q5_k, has_halves = format == Format::q6_k;
+    const int offset = code_offset_of(format);
+    uint8_t * block  = tile + first / block_columns * tile_block_bytes(num_tokens);
+    for (int64_t column = first; column < end; column += block_columns, block += tile_block_bytes(num_tokens)) {
+        uint32_t sums[2];
+        const float unit = Isa::quantise_block(row + column, block + place * block_columns, sums);
+        uint8_t * scalars = block + num_tokens * block_columns + 4 * place;
+        memcpy(scalars, &unit, 4);
+        const uint32_t all = sums[0] + sums[1], factor = static_cast<uint32_t>(-offset);
+        const float total  = unit * static_cast<float>(static_cast<int32_t>(all));
+        const uint32_t one = factor * (has_halves ? sums[0] : all), two = factor * sums[1];
+        memcpy(scalars + 4 * num_tokens, has_minimum ? static_cast<const void *>(&total) : &one, 4);
+        memcpy(scalars + 8 * num_tokens, &two, 4);
+    }
+}
+
+template <typename Isa> uint64_t sum_of_bytes(const uint8_t * from, int64_t count) {
+    constexpr int width = sizeof(typename Isa::I);
+    typename Isa::I sums[4] = {};
+    for (int64_t i = 0; i < count; i += 4 * width) {
+        for (int j = 0; j < 4; ++j) {
+            sums[j] += Isa::load(from + i + j * width);
+        }
+    }
+    const typename Isa::I all = sums[0] + sums[1] + sums[2] + sums[3];
+    return value_at<uint64_t>(&all);
+}
+
+constexpr int spins = 12; // independent sums: more than the latency of an instruction needs
+
+// Keeps a value in a register, unknown to the optimiser.
+template <typename Vec> KERNEL_INLINE void hide(Vec & value) { asm volatile("" : "+v"(value)); }
+
+template <typename Isa> int64_t spin_dots(int64_t count) {
+    using Dot = typename Isa::template Dot<6>;
+    typename Isa::I codes = Isa::masked(~typename Isa::I{}, 0x3f), activations = Isa::masked(codes, 0x11);
+    typename Dot::Sum sums[1][spins / 2];
+    for (auto & sum : sums[0]) {
+        Dot::begin(sum, typename Isa::I{});
+    }
+    const int64_t in_round = spins * 4 * Isa::lanes;
+    int64_t done           = 0;
+    for (; done < count; done += in_round) {
+        hide(codes);
+        hide(activations);
+        for (auto & sum : sums[0]) {
+            Dot::add(sum, Dot::operand(codes), activations, Dot::operand(codes), activations);
+        }
+        Dot::template end_of_pair<1, spins / 2>(sums, 0);
+    }
+    for (auto & sum : sums[0]) {
+        typename Isa::I total = Dot::total(sum);
+        hide(total);
+    }
+    return done;
+}
+
+template <typename Isa> int64_t spin_float_dots(int64_t count) {
+    typename Isa::F one = Isa::to_floats(typename Isa::I{}), sums[spins] = {};
+    const int64_t in_round = spins * Isa::lanes;
+    int64_t done           = 0;
+    for (; done < count; done += in_round) {
+        hide(one);
+        for (auto & sum : sums) {
+            sum = Isa::multiply_add(one, one, sum);
+        }
+    }
+    for (auto & sum : sums) {
+        hide(sum);
+    }
+    return done;
+}
+
+} // namespace
+} // namespace paceline::matmul

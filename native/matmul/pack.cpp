@@ -1,0 +1,233 @@
+#include "packed_weights.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#define GGML_COMMON_DECL_C // names members of unions without a prefix
+#include "ggml-common.h"
+
+namespace paceline::matmul {
+namespace {
+
+constexpr int num_chunks = block_columns / 4;
+
+// The codes of 32 columns of a row, four in each word: byte j of word c is column 4c + j.
+struct Codes {
+    uint32_t chunks[num_chunks];
+};
+
+uint32_t word_at(const void * from, int index) {
+    uint32_t word;
+    std::memcpy(&word, static_cast<const uint8_t *>(from) + 4 * index, sizeof word);
+    return word;
+}
+
+void put_word(uint8_t * to, int index, uint32_t word) { std::memcpy(to + 4 * index, &word, sizeof word); }
+void put_half(uint8_t * to, int index, uint16_t half) { std::memcpy(to + 2 * index, &half, sizeof half); }
+
+constexpr uint32_t every_byte(uint32_t byte) { return byte * 0x01010101u; }
+
+// Nibbles of 16 bytes: the low ones are columns 0 to 15, the high ones 16 to 31.
+Codes split_nibbles(const uint8_t * from) {
+    Codes codes;
+    for (int c = 0; c < 4; ++c) {
+        codes.chunks[c]     = word_at(from, c) & every_byte(15);
+        codes.chunks[c + 4] = (word_at(from, c) >> 4) & every_byte(15);
+    }
+    return codes;
+}
+
+// The nibbles of one block of a k-quant: 64 columns share 32 bytes, low nibbles first.
+Codes shared_nibbles(const uint8_t * from, int block) {
+    Codes codes;
+    for (int c = 0; c < num_chunks; ++c) {
+        codes.chunks[c] = (word_at(from + block / 2 * 32, c) >> (block % 2 * 4)) & every_byte(15);
+    }
+    return codes;
+}
+
+// Two chunks to each word, `distance` chunks apart.
+void put_nibbles(uint8_t * to, int row, const Codes & codes, int distance = 4) {
+    for (int pair = 0; pair < 4; ++pair) {
+        const int c = pair / distance * 2 * distance + pair % distance;
+        put_word(to + pair * 4 * group_rows, row, (codes.chunks[c] & every_byte(15)) | (codes.chunks[c + distance] & every_byte(15)) << 4);
+    }
+}
+
+// Bit c of byte j: the fifth bit of column 4c + j.
+void put_fifth_bits(uint8_t * to, int row, const Codes & codes) {
+    uint32_t word = 0;
+    for (int c = 0; c < num_chunks; ++c) {
+        word |= ((codes.chunks[c] >> 4) & every_byte(1)) << c;
+    }
+    put_word(to, row, word);
+}
+
+// Bits 2i and 2i + 1 of byte j in word g: the bits 5 and 6 of column 4(4g + i) + j.
+void put_high_pairs(uint8_t * to, int row, const Codes & codes) {
+    for (int g = 0; g < 2; ++g) {
+        uint32_t word = 0;
+        for (int i = 0; i < 4; ++i) {
+            word |= ((codes.chunks[4 * g + i] >> 4) & every_byte(3)) << (2 * i);
+        }
+        put_word(to + g * 4 * group_rows, row, word);
+    }
+}
+
+void pack(const block_q8_0 & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    for (int c = 0; c < num_chunks; ++c) {
+        put_word(to + 2 * group_rows + c * 4 * group_rows, row, word_at(block.qs, c) ^ every_byte(0x80));
+    }
+}
+
+void pack(const block_q4_0 & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    put_nibbles(to + 2 * group_rows, row, split_nibbles(block.qs));
+}
+
+void pack(const block_iq4_nl & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    put_nibbles(to + 2 * group_rows, row, split_nibbles(block.qs));
+}
+
+void pack(const block_q5_0 & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    Codes codes         = split_nibbles(block.qs);
+    const uint32_t high = word_at(block.qh, 0);
+    for (int column = 0; column < block_columns; ++column) {
+        codes.chunks[column / 4] |= ((high >> column) & 1) << (8 * (column % 4) + 4);
+    }
+    put_fifth_bits(to + 2 * group_rows, row, codes);
+    put_nibbles(to + 6 * group_rows, row, codes);
+}
+
+// The 6 bit scale and minimum of a block, as ggml packs eight of each into 12 bytes.
+void scale_of(const uint8_t * scales, int block, int & scale, int & minimum) {
+    if (block < 4) {
+        scale   = scales[block] & 63;
+        minimum = scales[block + 4] & 63;
+    } else {
+        scale   = (scales[block + 4] & 15) | (scales[block - 4] >> 6) << 4;
+        minimum = (scales[block + 4] >> 4) | (scales[block] >> 6) << 4;
+    }
+}
+
+// d, dmin, and a byte a block for each of scale and minimum.
+uint8_t * put_scales(uint16_t d, uint16_t dmin, const uint8_t * scales, uint8_t * to, int row) {
+    put_half(to, row, d);
+    put_half(to + 2 * group_rows, row, dmin);
+    for (int block = 0; block < 8; ++block) {
+        int scale, minimum;
+        scale_of(scales, block, scale, minimum);
+        to[(4 + block) * group_rows + row]  = static_cast<uint8_t>(scale);
+        to[(12 + block) * group_rows + row] = static_cast<uint8_t>(minimum);
+    }
+    return to + 20 * group_rows;
+}
+
+void pack(const block_q4_K & block, uint8_t * to, int row) {
+    to = put_scales(block.d, block.dmin, block.scales, to, row);
+    for (int i = 0; i < 8; ++i) {
+        put_nibbles(to + i * 16 * group_rows, row, shared_nibbles(block.qs, i));
+    }
+}
+
+void pack(const block_q5_K & block, uint8_t * to, int row) {
+    to = put_scales(block.d, block.dmin, block.scales, to, row);
+    for (int i = 0; i < 8; ++i, to += 20 * group_rows) {
+        Codes codes = shared_nibbles(block.qs, i);
+        for (int c = 0; c < num_chunks; ++c) {
+            codes.chunks[c] |= ((word_at(block.qh, c) >> i) & every_byte(1)) << 4;
+        }
+        put_fifth_bits(to, row, codes);
+        put_nibbles(to + 4 * group_rows, row, codes);
+    }
+}
+
+// Of 128 columns the low nibbles are in 64 bytes (columns 0 to 63 low, 64 to 127 high), the bits above in 32.
+Codes codes_of(const block_q6_K & block, int index) {
+    const int half = index / 4, quarter = index % 4;
+    Codes codes;
+    for (int c = 0; c < num_chunks; ++c) {
+        const uint32_t low  = word_at(block.ql + 64 * half + 32 * (quarter % 2), c) >> (quarter / 2 * 4);
+        const uint32_t high = word_at(block.qh + 32 * half, c) >> (2 * quarter);
+        codes.chunks[c]     = (low & every_byte(15)) | (high & every_byte(3)) << 4;
+    }
+    return codes;
+}
+
+void pack(const block_q6_K & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 16; ++i) {
+        to[i * group_rows + row] = static_cast<uint8_t>(block.scales[i]);
+    }
+    to += 16 * group_rows;
+    for (int i = 0; i < 8; ++i, to += 24 * group_rows) {
+        const Codes codes = codes_of(block, i);
+        put_high_pairs(to, row, codes);
+        put_nibbles(to + 8 * group_rows, row, codes, 2);
+    }
+}
+
+template <typename Block> void pack_rows(const FormatInfo & info, const void * rows, int64_t num_rows, int64_t num_columns, uint8_t * group) {
+    const int64_t num_blocks = num_columns / info.columns;
+    const auto * blocks      = static_cast<const Block *>(rows);
+    for (int64_t i = 0; i < num_blocks; ++i) {
+        for (int row = 0; row < num_rows; ++row) {
+            pack(blocks[row * num_blocks + i], group + i * info.bytes, row);
+        }
+    }
+}
+
+constexpr FormatInfo formats[] = {
+    {GGML_TYPE_Q8_0, 32, 34 * group_rows, 128, false},
+    {GGML_TYPE_Q4_0, 32, 18 * group_rows, 8, false},
+    {GGML_TYPE_Q5_0, 32, 22 * group_rows, 16, false},
+    {GGML_TYPE_IQ4_NL, 32, 18 * group_rows, 128, false},
+    {GGML_TYPE_Q4_K, 256, 148 * group_rows, 0, true},
+    {GGML_TYPE_Q5_K, 256, 180 * group_rows, 0, true},
+    {GGML_TYPE_Q6_K, 256, 210 * group_rows, 32, false},
+};
+static_assert(sizeof formats / sizeof *formats == static_cast<size_t>(Format::count));
+
+} // namespace
+
+const FormatInfo & info_of(Format format) { return formats[static_cast<int>(format)]; }
+
+bool has_format(ggml_type type, Format & format) {
+    for (int i = 0; i < static_cast<int>(Format::count); ++i) {
+        if (formats[i].type == type) {
+            format = static_cast<Format>(i);
+            return true;
+        }
+    }
+    return false;
+}
+
+size_t packed_bytes(Format format, int64_t num_rows, int64_t num_columns) {
+    const FormatInfo & info = info_of(format);
+    return static_cast<size_t>((num_rows + group_rows - 1) / group_rows * (num_columns / info.columns) * info.bytes);
+}
+
+void pack_group(Format format, const void * rows, int64_t first_row, int64_t num_rows, int64_t num_columns, uint8_t * group) {
+    const FormatInfo & info = info_of(format);
+    const void * first      = static_cast<const uint8_t *>(rows) + first_row * ggml_row_size(info.type, num_columns);
+    const int64_t count     = std::min<int64_t>(group_rows, num_rows - first_row);
+    if (count < group_rows) {
+        std::memset(group, 0, packed_bytes(format, group_rows, num_columns));
+    }
+    switch (format) {
+        case Format::q8_0: return pack_rows<block_q8_0>(info, first, count, num_columns, group);
+        case Format::q4_0: return pack_rows<block_q4_0>(info, first, count, num_columns, group);
+        case Format::q5_0: return pack_rows<block_q5_0>(info, first, count, num_columns, group);
+        case Format::iq4_nl: return pack_rows<block_iq4_nl>(info, first, count, num_columns, group);
+        case Format::q4_k: return pack_rows<block_q4_K>(info, first, count, num_columns, group);
+        case Format::q5_k: return pack_rows<block_q5_K>(info, first, count, num_columns, group);
+        case Format::q6_k: return pack_rows<block_q6_K>(info, first, count, num_columns, group);
+        case Format::count: break;
+    }
+}
+
+} // namespace paceline::matmul

@@ -1,0 +1,50 @@
+// Weights as the kernels read them: groups of 32 rows, whose codes of the same columns lie side by side.
+//
+// A group is a sequence of blocks (32 columns) or superblocks (256 columns), each of them, for its 32 rows:
+//
+//   Q8_0           d     codes                        d: 16 bit float of each row
+//   Q4_0, IQ4_NL   d     nibbles
+//   Q5_0           d     fifth bits, nibbles
+//   Q4_K           d dmin  8 scales, 8 minima   8 x nibbles
+//   Q5_K           likewise                     8 x (fifth bits, nibbles)
+//   Q6_K           d       16 scales            8 x (bits 5 and 6, nibbles)
+//
+// Codes are unsigned: a format's `code_offset` is subtracted from each. Four columns of a row are a chunk: 4 bytes of codes.
+// `codes` are 8 chunks of 32 rows; `nibbles` are 4 times 32 rows with two chunks in the halves of each byte.
+// All of it takes the bytes of llama.cpp's blocks (of Q4_K and Q5_K 3 % more, since scales are whole bytes), apart from rows
+// that fill the last group.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ggml.h"
+
+namespace paceline::matmul {
+
+inline constexpr int group_rows    = 32;
+inline constexpr int block_columns = 32;
+
+enum class Format { q8_0, q4_0, q5_0, iq4_nl, q4_k, q5_k, q6_k, count };
+
+// How a format's weights are laid out and what a product needs to know of them.
+struct FormatInfo {
+    ggml_type type;
+    int columns;      // of a block or superblock
+    int bytes;        // of one, of a whole group
+    int code_offset;  // subtracted from codes
+    bool has_minimum; // a minimum of each block is subtracted from weights
+};
+
+const FormatInfo & info_of(Format format);
+
+// Whether weights of a type can be packed, and as what.
+bool has_format(ggml_type type, Format & format);
+
+// Bytes of so many packed rows.
+size_t packed_bytes(Format format, int64_t num_rows, int64_t num_columns);
+
+// Packs the rows first_row to first_row + group_rows of a matrix; rows from num_rows on are zero.
+void pack_group(Format format, const void * rows, int64_t first_row, int64_t num_rows, int64_t num_columns, uint8_t * group);
+
+} // namespace paceline::matmul

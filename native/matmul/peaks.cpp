@@ -1,0 +1,50 @@
+#include "peaks.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+namespace paceline::matmul {
+namespace {
+
+constexpr int num_rounds       = 5;
+constexpr int64_t num_words    = 1 << 24; // of 8 bytes, a thread: more than any cache has
+constexpr int64_t num_products = 1 << 24;
+
+// The best of some rounds in which all threads work at the same time. Work returns its units.
+template <typename Work> double best_rate(int num_threads, const Work & work) {
+    double best = 0;
+    for (int round = 0; round < num_rounds; ++round) {
+        std::atomic<int64_t> units{0};
+        std::vector<std::thread> threads;
+        const auto start = std::chrono::steady_clock::now();
+        for (int i = 0; i < num_threads; ++i) {
+            threads.emplace_back([&, i] { units += work(i); });
+        }
+        for (std::thread & thread : threads) {
+            thread.join();
+        }
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        best                 = std::max(best, static_cast<double>(units) / seconds);
+    }
+    return best;
+}
+
+} // namespace
+
+Peaks measure_peaks(const Kernel & kernel, int num_threads) {
+    std::vector<uint64_t> memory(num_words * num_threads, 1);
+    std::atomic<uint64_t> kept{0}; // so that nothing is left out as unused
+    const double bytes = best_rate(num_threads, [&](int i) {
+        kept += kernel.sum_of_bytes(reinterpret_cast<const uint8_t *>(memory.data() + num_words * i), num_words * 8);
+        return num_words * 8;
+    });
+    const double dots       = best_rate(num_threads, [&](int) { return kernel.spin_dots(num_products); });
+    const double float_dots = best_rate(num_threads, [&](int) { return kernel.spin_float_dots(num_products); });
+    return {bytes, dots, float_dots};
+}
+
+} // namespace paceline::matmul

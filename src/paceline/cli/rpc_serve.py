@@ -1,0 +1,122 @@
+"""`paceline rpc-serve`: lends the devices of this machine to engines on other hosts. Flags as of llama.cpp's rpc-server."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+from paceline.cli import terminal
+from paceline.cli.exit_codes import INTERRUPTED
+from paceline.cli.options import VerboseOption, running, text_argument
+
+if TYPE_CHECKING:
+    from paceline.runtime import Device
+
+DEFAULT_PORT: Final = 50052  # of llama.cpp's rpc-server
+_LOG_S: Final = 0.2
+_DANGER: Final = (
+    "WARNING: whoever reaches {address}:{port} can read and change the memory of this process and use it up: there is no "
+    "authentication and no encryption. Let only a network of yours reach it."
+)
+
+
+def rpc_serve(
+    *,
+    host: Annotated[
+        str, running("--host", "-H", metavar="HOST", help="IPv4 address or name to bind to.")
+    ] = "127.0.0.1",
+    port: Annotated[int, running("--port", "-p", metavar="PORT", min=1, max=65535, help="Port.")] = DEFAULT_PORT,
+    device: Annotated[
+        list[str] | None,
+        running(
+            "--device",
+            "-d",
+            metavar="NAME,...",
+            help="Devices to lend; see `paceline info`.",
+            show_default="all GPUs; without one the CPU",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        running("--threads", "-t", metavar="N", min=1, help="CPU threads.", show_default="physical cores"),
+    ] = None,
+    cache: Annotated[
+        bool, running("--cache", "-c", help="Keep tensors in files, so that a model is sent once.")
+    ] = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Lend this machine's devices to engines elsewhere (`--rpc HOST:PORT`), one at a time, until it is stopped.
+
+    There is no authentication: it binds to this machine alone unless --host says otherwise.
+    """
+    from paceline.runtime import rpc_lending
+
+    rpc_lending.check_is_built()
+    names = [name for given in device or () for name in text_argument("--device", given).split(",")]
+    lent = rpc_lending.lent_devices(names)
+    address = rpc_lending.listening_address(text_argument("--host", host), port)
+    folder = _checked_cache() if cache else None
+    _log_to_stderr(verbose)
+    announce(address, port, lent, folder)
+    _serve(address, port, lent, threads, folder)
+
+
+def _checked_cache() -> Path:
+    from paceline.runtime import rpc_lending
+
+    folder = rpc_lending.cache_folder()
+    for path in rpc_lending.checked_cache(folder):
+        terminal.note(f"Removed a damaged tensor of the cache: {path}")
+    return folder
+
+
+def announce(address: str, port: int, lent: list[Device], folder: Path | None) -> None:
+    """Say what is lent, to whom, and without which protection."""
+    if not ipaddress.ip_address(address).is_loopback:
+        terminal.note(_DANGER.format(address=address, port=port))
+    names = ", ".join(f"{one.name} ({one.free_bytes / 2**30:,.1f} GiB free)" for one in lent)
+    kept = "" if folder is None else f"; tensors are kept in {folder}"
+    terminal.note(f"Lending {names} on {address}:{port}, without authentication{kept}. Ctrl-C ends it.")
+
+
+def _serve(address: str, port: int, lent: list[Device], threads: int | None, folder: Path | None) -> None:
+    """Serve on a thread, as the call never returns; this one keeps the log flowing and takes signals."""
+    from paceline.runtime import rpc_lending
+
+    failed: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            rpc_lending.serve(address, port, lent, n_threads=threads, cache=folder)
+        except BaseException as error:  # noqa: BLE001 (raised again by the main thread)
+            failed.set_exception(error)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+    threading.Thread(target=work, name="paceline-rpc-server", daemon=True).start()
+    while not failed.done():
+        with suppress(TimeoutError):
+            failed.exception(_LOG_S)
+        rpc_lending.take_log()
+    failed.result()
+
+
+def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """End the process with its connections: the engines that used them notice."""
+    sys.stderr.flush()
+    os._exit(INTERRUPTED if number == signal.SIGINT else 0)
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    logger = logging.getLogger("paceline.llama")
+    logger.addHandler(logging.StreamHandler(sys.stderr))
+    logger.setLevel(logging.DEBUG if verbose else logging.WARNING)

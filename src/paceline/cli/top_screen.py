@@ -1,0 +1,228 @@
+"""The picture of `paceline top`: slots, last ticks, shared prefixes, memory and latencies, as large as the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli import terminal
+from paceline.cli.top_state import Members, TopState
+
+_STATES: Final = {"prefilling": "cyan", "decoding": "green", "paused": "yellow"}
+_ALIVE: Final = {"idle": "green", "ticking": "green", "starting": "yellow", "sleeping": "blue"}
+_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+_TICK_ROWS: Final = 4
+_FIXED_ROWS: Final = 16  # lines of everything but slots and shared prefixes
+_NARROW: Final = 90
+_MOST_SHARED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TopPicture:
+    """The screen. source: the URL, or what runs here. status: a sentence where there is nothing to show, or it is old."""
+
+    state: TopState
+    source: str
+    status: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, options.size.height
+        parts: list[Text | Table] = [self._title(width)]
+        if self.status:
+            parts.append(_line(self.status, "yellow", width))
+        if self.state.members:
+            room = max(1, height - _FIXED_ROWS)
+            parts += [Text(""), *self._slots(width, room)]
+            parts += [Text(""), *_ticks(self.state, width)]
+            parts += [Text(""), *self._numbers(width), *self._shared(width, room)]
+        yield Group(*parts)
+
+    def _title(self, width: int) -> Text:
+        engine, rates = self.state.get("engine"), self.state.get("rates")
+        title = Text("paceline top ", "bold", no_wrap=True)
+        title.append(terminal.printable(f"{self.state.members.get('model', '')} · {self.source}"))
+        if engine:
+            state = str(engine["state"])
+            title.append(" · ")
+            title.append(state, _ALIVE.get(state, "red"))
+            if engine["num_restarts"]:
+                title.append(f" · {engine['num_restarts']} restarts", "yellow")
+            title.append(f" · {rates['generated_per_s']:,.0f} tok/s", "bold")
+            title.append(f" · prefill {rates['prefill_per_s']:,.0f} tok/s · {rates['ticks_per_s']:,.0f} ticks/s")
+        title.truncate(width, overflow="ellipsis")
+        return title
+
+    def _slots(self, width: int, room: int) -> Iterator[Text | Table]:
+        slots: Sequence[Members] = self.state.members["slots"]
+        others, queue = self.state.get("others"), self.state.get("queue")
+        num_busy = len(slots) + others.get("slots", 0)
+        counted = f"slots {num_busy}/{self.state.get('config')['num_slots']}"
+        waiting = f" · {queue['waiting']} waiting" if queue.get("waiting") else ""
+        embeds = f" · {queue['embeddings']} embedding" if queue.get("embeddings") else ""
+        rest = f" · {others['slots']} of other tenants, {others['tokens_per_s']:,.0f} tok/s" if others else ""
+        yield _line(f"{counted}{waiting}{embeds}{rest}", "bold", width)
+        if slots:
+            yield _slot_table(slots[:room], width)
+        if len(slots) > room:
+            yield _line(f"  and {len(slots) - room} more", "dim", width)
+
+    def _numbers(self, width: int) -> Iterator[Text]:
+        memory, config = self.state.get("memory"), self.state.get("config")
+        if memory:
+            yield _line(_memory_words(memory, config), "", width)
+        for name, title in (("ttft_s", "first token"), ("itl_s", "next token")):
+            found = self.state.get("histograms").get(name)
+            if found:
+                shown = " · ".join(f"{q} {terminal.duration(found[q])}" for q in ("p50", "p95", "p99"))
+                yield _line(f"{title:<12}{shown}", "", width)
+        counts = self.state.get("counts")
+        if counts:
+            yield _line(_count_words(counts), "", width)
+
+    def _shared(self, width: int, room: int) -> Iterator[Text]:
+        tree = self.state.get("tree")
+        if not tree:
+            return
+        more = "" if tree["is_complete"] else ", and more"
+        yield _line(f"radix tree  {tree['num_nodes']:,} nodes, {tree['num_tokens']:,} tokens{more}", "", width)
+        shared = [node for node in tree["nodes"] if len(node["running"]) + node["cached"] > 1]
+        shared.sort(
+            key=lambda node: (node["end"] - node["start"]) * (len(node["running"]) + node["cached"]), reverse=True
+        )
+        for node in shared[: min(room, _MOST_SHARED)]:
+            running = " ".join(f"#{key}" for key, _ in node["running"])
+            cached = f"{node['cached']} cached" if node["cached"] else ""
+            where = f"tokens {node['start']} to {node['end']}"
+            yield _line(f"  {where:<24}{' '.join(filter(None, (running, cached)))}", "dim", width)
+
+
+def _slot_table(slots: Sequence[Members], width: int) -> Table:
+    is_wide = width >= _NARROW
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("", justify="right", no_wrap=True)
+    for name in ("request", "state"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=24)
+    for name in ("prompt", "cached", "tokens", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if is_wide:
+        table.add_column("", width=18)
+        table.add_column("", no_wrap=True)
+    for slot in slots:
+        table.add_row(*_slot_row(slot, is_wide=is_wide))
+    return table
+
+
+def _slot_row(slot: Members, *, is_wide: bool) -> list[Text | ProgressBar]:
+    style = _STATES.get(slot["state"], "")
+    choice = f".{slot['choice']}" if slot["choice"] else ""
+    name = terminal.printable(slot["request_id"] or "")
+    rate = "" if slot["tokens_per_s"] is None else f"{slot['tokens_per_s']:,.1f}"
+    row: list[Text | ProgressBar] = [
+        Text(f"{slot['id']}"),
+        Text(f"#{slot['key']}{choice} {name}".rstrip()),
+        Text(slot["state"], style),
+        Text(f"{slot['prompt_tokens']:,}"),
+        Text(f"{slot['cached_tokens']:,}", "" if slot["cached_tokens"] else "dim"),
+        Text(f"{slot['generated_tokens']:,}"),
+        Text(rate, "bold"),
+    ]
+    if is_wide:
+        row += [_progress(slot, style), Text(_preempted_words(slot["num_preempted"]), "magenta")]
+    return row
+
+
+def _preempted_words(count: int) -> str:
+    return f"preempted {count} times" if count else ""
+
+
+def _progress(slot: Members, style: str) -> ProgressBar | Text:
+    """Return how far a slot is: through its prompt, or to its limit of tokens, if it has one."""
+    done, total = slot["generated_tokens"], slot["max_tokens"]
+    if slot["state"] == "prefilling":
+        done, total = slot["computed_tokens"], slot["prompt_tokens"] + slot["generated_tokens"]
+    if total is None:
+        return Text("")
+    return ProgressBar(
+        total=max(1, total), completed=min(done, total), width=18, complete_style=style, finished_style=style
+    )
+
+
+def _ticks(state: TopState, width: int) -> Iterator[Text]:
+    """Yield the last ticks as columns, the newest at the right: their height is time, up to the target or the longest one."""
+    columns = list(state.columns)[-max(1, width - 10) :]
+    target_ms = float(state.get("config").get("itl_target_ms") or 0)
+    longest_ms = max((_longest_ms(one) for one in columns), default=0.0)
+    if not columns:
+        yield _line("ticks       none yet", "dim", width)
+        return
+    is_long = longest_ms > target_ms
+    top_ms = longest_ms if is_long or longest_ms > target_ms / 4 else max(longest_ms, 1e-3)
+    over = " (over it)" if is_long and target_ms else ""
+    yield _line(
+        f"ticks       longest {longest_ms:,.1f} ms, target {target_ms:,.0f} ms{over} · "
+        "cyan: with prefill, green: decode, magenta: embedding",
+        "bold",
+        width,
+    )
+    for row in range(_TICK_ROWS, 0, -1):
+        line = Text(f"{top_ms * row / _TICK_ROWS:7.1f} │", "dim", no_wrap=True)
+        for column in columns:
+            line.append(_block(_longest_ms(column) / top_ms, row), _column_style(column, target_ms))
+        yield line
+
+
+def _longest_ms(column: Members) -> float:
+    return float(column.get("longest_ms", column["ms"]))
+
+
+def _block(share: float, row: int) -> str:
+    """Return the part of a column of this share of the height that lies in a row, counted from below."""
+    filled = share * _TICK_ROWS - (row - 1)
+    return _BLOCKS[round(min(max(filled, 0.0), 1.0) * (len(_BLOCKS) - 1))]
+
+
+def _column_style(column: Members, target_ms: float) -> str:
+    if target_ms and _longest_ms(column) > target_ms:
+        return "red"
+    if "embed" in column:
+        return "magenta"
+    num_prefill = sum(row[3] for row in column["rows"]) + column.get("others", [0, 0])[1]
+    return "cyan" if num_prefill else "green"
+
+
+def _memory_words(memory: Members, config: Members) -> str:
+    most = config.get("num_cells")
+    cells = f"{memory['cells']:,}" + (f" of {most:,}" if most is not None else "")
+    parts = [f"cells {cells} ({memory['running_cells']:,} running, {memory['cached_cells']:,} cached)"]
+    if config.get("host_bytes"):
+        parts.append(f"host {_mib(memory['host_bytes'])} of {_mib(config['host_bytes'])}")
+    if memory["rss_bytes"] is not None:
+        parts.append(f"process {_mib(memory['rss_bytes'])}")
+    return f"{'memory':<12}{' · '.join(parts)}"
+
+
+def _count_words(counts: Mapping[str, Any]) -> str:
+    named = ("completed", "cancelled", "failed", "preemptions")
+    parts = [f"{counts[name]:,} {name}" for name in named if counts[name] or name == "completed"]
+    prompt = counts["prompt_tokens"]
+    share = f" ({counts['cached_prompt_tokens'] / prompt:.0%} cached)" if prompt else ""
+    parts.append(f"{prompt:,} prompt tokens{share}, {counts['generated_tokens']:,} generated")
+    if counts["draft_tokens"]:
+        parts.append(f"{counts['accepted_tokens'] / counts['draft_tokens']:.0%} of drafts accepted")
+    return f"{'since start':<12}{' · '.join(parts)}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):,.0f} MiB"
+
+
+def _line(text: str, style: str, width: int) -> Text:
+    line = Text(terminal.printable(text), style, no_wrap=True)
+    line.truncate(width, overflow="ellipsis")
+    return line

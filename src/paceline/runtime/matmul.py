@@ -1,0 +1,155 @@
+"""Matrix products on a CPU: whose kernels compute them, paceline's or llama.cpp's, and a single product.
+
+paceline's kernels multiply quantised weights, which a load packs for them, with float activations: docs/adr/0056. They are not
+used on a GPU, for types of weights that they do not have, or where a model is loaded with `use_extra_bufts=False`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import _native
+from paceline.errors import InvalidParams, Unsupported
+from paceline.runtime.native_core import build_info
+
+VARIABLE = "PACELINE_CPU_MATMUL"
+TYPES = ("q8_0", "q4_0", "q5_0", "iq4_nl", "q4_K", "q5_K", "q6_K")
+"""The types of weights that paceline's kernels multiply, as ggml names them."""
+
+_MAX_THREADS = 64
+
+
+def kernels() -> tuple[str, ...]:
+    """Return the kernels of paceline that this build has and this processor can run, the fastest first."""
+    return tuple(_native.own_matmul_kernels())
+
+
+def kernel() -> str:
+    """Return the kernel for models that are loaded now: one of `kernels()`, or "llama.cpp". Raises as `use_kernel`."""
+    use_kernel_of_environment()
+    return _native.own_matmul() or "llama.cpp"
+
+
+def use_kernel(wanted: str) -> None:
+    """Select the kernel: "paceline" (the fastest), one of `kernels()`, or "llama.cpp".
+
+    Whether weights are packed for paceline's kernels is decided when a model is loaded: one that is loaded keeps what it has, but
+    which of paceline's kernels computes it may change at any time.
+
+    Raises `InvalidParams` for another name, `Unsupported` where this build or this processor has no such kernel.
+    """
+    use_kernel_of_environment()
+    _select("kernel", wanted)
+
+
+@cache
+def use_kernel_of_environment() -> None:
+    """Select the kernel that the variable PACELINE_CPU_MATMUL names, once; do nothing where it is unset or empty.
+
+    Called before the kernel is read and before a model is loaded. Raises as `use_kernel`.
+    """
+    if wanted := os.environ.get(VARIABLE, ""):
+        _select(VARIABLE, wanted)
+
+
+def _select(name: str, wanted: str) -> None:
+    if wanted == "llama.cpp":
+        _native.use_own_matmul(False)
+        return
+    if wanted not in ("paceline", *_ALL_KERNELS):
+        known = ", ".join(repr(one) for one in ("paceline", "llama.cpp", *_ALL_KERNELS))
+        raise InvalidParams(f"{name} must be one of {known}, not {wanted!r}")
+    if not build_info().own_matmul:
+        raise Unsupported(
+            f"{name}: this build has llama.cpp's products alone; PACELINE_OWN_MATMUL=ON builds it with paceline's"
+        )
+    if not (usable := kernels()) or not _native.use_own_matmul_kernel(usable[0] if wanted == "paceline" else wanted):
+        raise Unsupported(f"{name}: this processor runs {', '.join(usable) or 'none of the kernels'}, not {wanted!r}")
+    _native.use_own_matmul(True)
+
+
+_ALL_KERNELS = ("avx512_vnni", "avx2")
+
+
+def quantise(type_name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Return rows of weights in a type of ggml, as its files have them: uint8 (rows, bytes of a row). values: (rows, columns)."""
+    return cast(npt.NDArray[np.uint8], _native.quantise(type_name, _array("values", values, 2, np.float32)))
+
+
+def dequantise(type_name: str, weights: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Return the values of rows of weights: float32 (rows, columns). weights: uint8 (rows, bytes of a row)."""
+    return cast(npt.NDArray[np.float32], _native.dequantise(type_name, _array("weights", weights, 2, np.uint8)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePeaks:
+    """The most that so many threads do in a second, measured: bytes read from memory, and products summed of codes and floats."""
+
+    bytes: float
+    dots: float
+    float_dots: float
+
+
+def machine_peaks(n_threads: int = 1) -> MachinePeaks:
+    """Measure the machine with the instructions of the kernel in use; takes a second.
+
+    Raises `InvalidParams`, and `Unsupported` where paceline's kernels are not in this build.
+    """
+    _check_built()
+    return MachinePeaks(**dict(zip(("bytes", "dots", "float_dots"), _native.machine_peaks(n_threads), strict=True)))
+
+
+def _check_built() -> None:
+    use_kernel_of_environment()
+    if not build_info().own_matmul:
+        raise Unsupported("this build has no kernels of paceline's; PACELINE_OWN_MATMUL=ON builds it with them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SingleProduct:
+    """A single matrix product, as in a context's graph; for tests and measurements.
+
+    type_name: of the weights, such as "q8_0". weights: uint8 (matrices, rows, bytes of a row), as `quantise` returns them.
+    activations: float32 (tokens, used, columns), where `used` is 1 without experts. experts: int32 (tokens, used), the matrix of
+    each row of activations; without it there is one matrix.
+    """
+
+    type_name: str
+    weights: npt.NDArray[np.uint8]
+    activations: npt.NDArray[np.float32]
+    experts: npt.NDArray[np.int32] | None = None
+
+    def run(self, *, n_threads: int = 1, times: int = 1) -> tuple[npt.NDArray[np.float32], list[float], str]:
+        """Compute it `times` times with the kernel in use.
+
+        Return the outputs, float32 (tokens, used, rows), the seconds of each time, and the kind of buffer of the weights.
+
+        Raises `InvalidParams` where arrays do not fit, `Unsupported` where paceline's kernels are not in this build.
+        """
+        _check_built()
+        if not (1 <= n_threads <= _MAX_THREADS and 1 <= times <= 10**6):
+            raise InvalidParams(f"n_threads must be 1 to {_MAX_THREADS} and times 1 to 10**6, not {n_threads}, {times}")
+        outputs, seconds, buffer = _native.matrix_product(
+            self.type_name,
+            _array("weights", self.weights, 3, np.uint8),
+            _array("activations", self.activations, 3, np.float32),
+            None if self.experts is None else _array("experts", self.experts, 2, np.int32),
+            n_threads,
+            times,
+        )
+        return cast(npt.NDArray[np.float32], outputs), seconds, buffer
+
+
+def _array(name: str, array: npt.NDArray[Any], ndim: int, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """Check an array and return it in C order. Other types are refused: converting could change values."""
+    if array.ndim != ndim or array.dtype != kind:
+        raise InvalidParams(
+            f"{name}: {kind.__name__} of {ndim} dimensions is needed, not {array.dtype} of {array.ndim}"
+        )
+    return np.ascontiguousarray(array)

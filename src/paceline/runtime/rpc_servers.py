@@ -1,0 +1,210 @@
+"""Other hosts that compute: ggml's RPC servers, greeted over their own protocol before llama.cpp connects to them.
+
+llama.cpp ends the process where a server refuses, says nothing, is of another version or is lost later. So `greet` looks first,
+in Python, and `connect` is only called in a process that may die.
+
+    request   command (1 byte), size (8 bytes), payload      reply   size (8 bytes), payload      little endian
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from paceline import _native
+from paceline.errors import InvalidParams, RpcServerUnavailable
+from paceline.runtime.device import Device
+
+_log = logging.getLogger("paceline.rpc")
+
+GREETING_S: Final = 10.0  # the longest that a greeting takes
+_GET_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
+_CAPABILITIES: Final = bytes(24)  # none: plain TCP
+_SIZE = struct.Struct("<Q")
+_connected: list[RpcServer] = []
+
+
+@dataclass(frozen=True, slots=True)
+class RpcServer:
+    """A server that was greeted. address: as it was given; endpoint: the same with an IPv4 address; protocol: its version.
+
+    devices: named as llama.cpp names them where this is the first server.
+    """
+
+    address: str
+    endpoint: str
+    protocol: tuple[int, int, int]
+    devices: tuple[Device, ...]
+
+
+def greet(address: str, timeout_s: float = GREETING_S) -> RpcServer:
+    """Ask a server for its version and devices.
+
+    Args:
+        address: "host:port", as `validation.addresses` returns it.
+        timeout_s: For all of it.
+
+    Raises:
+        RpcServerUnavailable: There is none, it is busy or hangs, or it is none that this build can use; names the address.
+        Unsupported: This build has no RPC backend.
+    """
+    wanted = _native.rpc_protocol()
+    deadline_s = time.monotonic() + timeout_s
+    host, _, port = address.rpartition(":")
+    endpoint = _resolved(address, host, int(port))
+    try:
+        with socket.create_connection(endpoint, timeout=timeout_s) as connection:
+            line = _Line(connection, address, deadline_s)
+            protocol = _agreed_protocol(line, wanted)
+            (count,) = struct.unpack("<I", line.ask(_DEVICE_COUNT, b"", 4))
+            devices = _devices(line, count)
+    except ConnectionRefusedError:
+        raise RpcServerUnavailable(
+            f"the RPC server {address} refuses connections: start it there with `paceline rpc-serve`, or correct the address"
+        ) from None
+    except TimeoutError:
+        raise RpcServerUnavailable(
+            f"the RPC server {address} said nothing for {timeout_s:g} s: it serves one program at a time, so it may be busy "
+            "with another; or it hangs, cannot be reached, or is no RPC server"
+        ) from None
+    except OSError as error:
+        raise RpcServerUnavailable(f"the RPC server {address} cannot be reached: {error.strerror or error}") from None
+    return RpcServer(address, f"{endpoint[0]}:{endpoint[1]}", protocol, devices)
+
+
+def greet_all(addresses: Sequence[str], timeout_s: float = GREETING_S) -> list[RpcServer]:
+    """Greet servers; name their devices in order. Raises as `greet`, and `InvalidParams` for two names of one server."""
+    found: list[RpcServer] = []
+    num_devices = 0
+    for address in addresses:
+        server = greet(address, timeout_s)
+        for other in found:
+            if other.endpoint == server.endpoint:
+                raise InvalidParams(f"rpc: {other.address} and {address} are the same server; leave one of them out")
+        devices = tuple(
+            Device(f"RPC{num_devices + place}", address, one.kind, one.free_bytes, one.total_bytes)
+            for place, one in enumerate(server.devices)
+        )
+        num_devices += len(devices)
+        found.append(RpcServer(address, server.endpoint, server.protocol, devices))
+    if num_devices >= _native.max_devices():
+        raise InvalidParams(
+            f"rpc: these servers have {num_devices} devices, and llama.cpp takes fewer than {_native.max_devices()}; "
+            "leave servers out"
+        )
+    return found
+
+
+def connect(addresses: Sequence[str], timeout_s: float) -> None:
+    """Make the devices of servers known to llama.cpp, before those of this machine. Once in a process.
+
+    From then on this process ends where a server is lost: where it closes the connection, or takes and sends nothing for
+    timeout_s while llama.cpp waits for it. Raises as `greet_all`.
+    """
+    servers = greet_all(addresses, min(timeout_s, GREETING_S))
+    for server in servers:
+        _native.rpc_add_server(server.endpoint, timeout_s)
+    _connected[:] = servers
+
+
+def rpc_devices(addresses: Sequence[str], timeout_s: float) -> list[Device]:
+    """Return the devices of servers with the memory that is free now, connected or not. Raises as `greet_all`."""
+    if _connected:
+        return [_with_address(device) for device in _native.devices() if device.name in _names()]
+    return [device for server in greet_all(addresses, min(timeout_s, GREETING_S)) for device in server.devices]
+
+
+def _names() -> dict[str, str]:
+    return {device.name: server.address for server in _connected for device in server.devices}
+
+
+def _with_address(device: _native.Device) -> Device:
+    return Device(device.name, _names()[device.name], device.kind, device.free_bytes, device.total_bytes)
+
+
+class _Line:
+    """A connection, with a deadline for all that is asked. Raises `RpcServerUnavailable` for what is no reply."""
+
+    def __init__(self, connection: socket.socket, address: str, deadline_s: float) -> None:
+        self._connection, self.address, self._deadline_s = connection, address, deadline_s
+
+    def ask(self, command: int, payload: bytes, size: int) -> bytes:
+        """Send a command and return its reply, which must have that many bytes."""
+        self._wait_no_longer()
+        self._connection.sendall(bytes([command]) + _SIZE.pack(len(payload)) + payload)
+        (given,) = _SIZE.unpack(self._read(_SIZE.size))
+        if given != size:
+            raise self.refused(f"its reply to command {command} has {given} bytes instead of {size}")
+        return self._read(size)
+
+    def refused(self, why: str) -> RpcServerUnavailable:
+        """Return the error for a server that cannot be used."""
+        return RpcServerUnavailable(f"the RPC server {self.address} is none that this build can use: {why}")
+
+    def _read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            self._wait_no_longer()
+            try:
+                part = self._connection.recv(size - len(found))
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise self.refused(
+                    "it closed the connection; it is of another version of llama.cpp, or no RPC server at all"
+                )
+            found += part
+        return found
+
+    def _wait_no_longer(self) -> None:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+
+
+def _resolved(address: str, host: str, port: int) -> tuple[str, int]:
+    """Return an IPv4 address of a host, which is all that ggml speaks."""
+    try:
+        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RpcServerUnavailable(f"the RPC server {address} has no IPv4 address: {why}") from None
+    return str(found[0][4][0]), port
+
+
+def _agreed_protocol(line: _Line, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
+    reply = line.ask(_HELLO, _CAPABILITIES, 4 + len(_CAPABILITIES))
+    major, minor, patch = found = (reply[0], reply[1], reply[2])
+    shown = ".".join(map(str, found))
+    if major != wanted[0] or minor > wanted[1]:
+        raise line.refused(
+            f"it speaks version {shown} of the protocol, and this build {'.'.join(map(str, wanted))}; run the same version of "
+            "llama.cpp on both sides"
+        )
+    if patch != wanted[2]:
+        _log.warning(
+            "the RPC server %s speaks version %s of the protocol, and this build %s: operations may have other numbers there; "
+            "run the same version of llama.cpp on both sides",
+            line.address,
+            shown,
+            ".".join(map(str, wanted)),
+        )
+    return found
+
+
+def _devices(line: _Line, count: int) -> tuple[Device, ...]:
+    if not 0 < count <= _native.max_devices():
+        raise line.refused(f"it has {count} devices")
+    found = []
+    for place in range(count):
+        free, total = struct.unpack("<QQ", line.ask(_GET_DEVICE_MEMORY, struct.pack("<I", place), 16))
+        if not 0 < free <= total:
+            raise line.refused(f"its device {place} has {free} bytes free of {total}")
+        found.append(Device(f"RPC{place}", line.address, "gpu", free, total))
+    return tuple(found)

@@ -1,0 +1,223 @@
+"""Looks at an engine while clients watch it, up to ten times a second, and hands what it finds to their readers.
+
+On the event loop. Without readers it does nothing, and the engine records nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from paceline.errors import PacelineError
+from paceline.observability.activity_members import RateMeter, Rates, count_members, histogram_members
+from paceline.scheduling.activity import MOST_MARKS, MOST_TICKS, EngineActivity, Mark, TenantTree, TickActivity
+
+if TYPE_CHECKING:
+    from paceline.engine import EngineClient
+    from paceline.observability.heartbeat import Heartbeat
+
+_log = logging.getLogger("paceline.server")
+
+INTERVAL_S: Final = 0.1
+"""Between two looks."""
+
+_IDLE_S: Final = 1.0  # between looks at an engine without requests
+_TREE_S: Final = 0.5
+_STATS_S: Final = 1.0
+
+EndReason = Literal["shutdown", "unloaded", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look at the engine found. is_first: nothing before it counts any more. trees: the latest, perhaps older."""
+
+    activity: EngineActivity
+    heartbeat: Heartbeat
+    rates: Rates
+    rate_member: dict[str, float]
+    trees: tuple[TenantTree, ...]
+    stats: dict[str, Any]
+    rss_bytes: int | None
+    is_first: bool
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def shared(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Return what was made under this key, once for all watchers."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+class Watcher:
+    """One who watches: takes looks, and learns of the end. wants_nodes: of the radix tree, None: no tree."""
+
+    wants_nodes: int | None = None
+
+    def take(self, look: Look) -> None:
+        """Take in what was found just now."""
+        raise NotImplementedError
+
+    def end(self, reason: EndReason) -> None:
+        """Learn that there is nothing more to see."""
+        raise NotImplementedError
+
+
+class EngineWatch:
+    """The looks at one engine. why_ended: returns the reason where it was closed by this server."""
+
+    def __init__(self, engine: Callable[[], EngineClient], why_ended: Callable[[], EndReason]) -> None:
+        self._engine, self._why_ended = engine, why_ended
+        self._watchers: list[Watcher] = []
+        self._task: asyncio.Task[None] | None = None
+        self._ended: EndReason | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rates = RateMeter()
+        self._last: EngineActivity | None = None
+        self._trees: tuple[TenantTree, ...] = ()
+        self._tree_s = self._stats_s = self._looked_s = -1e9
+        self._stats: dict[str, Any] = {}
+        self._stats_task: asyncio.Task[None] | None = None
+        self._rss_bytes: int | None = None
+        self._ticks: deque[TickActivity] = deque(maxlen=MOST_TICKS)
+        self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+
+    # ---- watchers
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anyone watches."""
+        return bool(self._watchers)
+
+    def past(self, num_ticks: int) -> tuple[list[TickActivity], list[Mark]]:
+        """Return what others who watch have seen of the last ticks: at most as many, and the marks."""
+        ticks = list(self._ticks)
+        return ticks[max(0, len(ticks) - num_ticks) :], list(self._marks)
+
+    def add(self, watcher: Watcher) -> None:
+        """Let someone watch, from the next look on. One who comes after the end learns of it at once."""
+        if self._ended is not None:
+            watcher.end(self._ended)
+            return
+        self._watchers.append(watcher)
+        self._looked_s = -1e9  # now, also where the engine is idle
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch())
+
+    def remove(self, watcher: Watcher) -> None:
+        """Let someone go; the last one ends the looks."""
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+        if not self._watchers and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._forget()
+
+    def end(self, reason: EndReason) -> None:
+        """End all streams, and those that come later."""
+        self._ended = self._ended or reason
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            watcher.end(self._ended)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._task = None
+
+    # ---- looks
+
+    async def _watch(self) -> None:
+        try:
+            while self._watchers:
+                began_s = time.monotonic()
+                if self._is_due(began_s):
+                    await self._look(began_s)
+                await asyncio.sleep(max(0.01, INTERVAL_S - (time.monotonic() - began_s)))
+        except PacelineError:  # it has ended, or is not loaded any more
+            self.end(self._why_ended())
+        except Exception:  # noqa: BLE001 - its clients are to know
+            _log.exception("the stream of engine events failed")
+            self.end("failed")
+
+    def _is_due(self, now_s: float) -> bool:
+        """Whether there may be something to see: an engine without requests is looked at once a second."""
+        is_moving = self._engine().num_open > 0 or any(self._rates.member().values())
+        return is_moving or now_s - self._looked_s >= _IDLE_S
+
+    async def _look(self, now_s: float) -> None:
+        engine, last = self._engine(), self._last
+        after = 0 if last is None else last.last_number
+        max_nodes = self._wanted_nodes(now_s)
+        asked = engine.ask_activity(after, max_nodes=max_nodes)
+        activity = await asyncio.wrap_future(asked)
+        self._looked_s = now_s
+        is_first = last is None or activity.started_s != last.started_s
+        if is_first:
+            self._begin_anew()
+            if after:  # its numbers are those of another log
+                activity = await asyncio.wrap_future(engine.ask_activity(0, max_nodes=max_nodes))
+        self._take(activity, now_s)
+        self._refresh_stats(engine, now_s)
+        look = Look(
+            activity=activity,
+            heartbeat=engine.heartbeat(),
+            rates=self._rates.of_sequences(),
+            rate_member=self._rates.member(),
+            trees=self._trees,
+            stats=self._stats,
+            rss_bytes=self._rss_bytes,
+            is_first=is_first,
+        )
+        for watcher in tuple(self._watchers):
+            watcher.take(look)
+
+    def _begin_anew(self) -> None:
+        self._rates.clear()
+        self._ticks.clear()
+        self._marks.clear()
+        self._trees = ()
+
+    def _take(self, activity: EngineActivity, now_s: float) -> None:
+        self._last = activity
+        self._rates.take(activity)
+        self._ticks += activity.ticks
+        self._marks += activity.marks
+        if activity.trees is not None:
+            self._trees, self._tree_s = activity.trees, now_s
+
+    def _wanted_nodes(self, now_s: float) -> int | None:
+        """Return how many nodes to ask for; None where no watcher wants any, or they are new enough."""
+        wanted = [one.wants_nodes for one in self._watchers if one.wants_nodes is not None]
+        return max(wanted) if wanted and now_s - self._tree_s >= _TREE_S else None
+
+    def _refresh_stats(self, engine: EngineClient, now_s: float) -> None:
+        """Ask for the metrics in a thread, as a worker may take its time; what comes is in a later look."""
+        if now_s - self._stats_s < _STATS_S or (self._stats_task is not None and not self._stats_task.done()):
+            return
+        self._stats_s = now_s
+        self._stats_task = asyncio.create_task(self._ask_stats(engine))
+
+    async def _ask_stats(self, engine: EngineClient) -> None:
+        with suppress(PacelineError):
+            metrics = await asyncio.to_thread(engine.stats)
+            self._stats = {"counts": count_members(metrics), "histograms": histogram_members(metrics)}
+            self._rss_bytes = await asyncio.to_thread(_rss_bytes, engine.heartbeat().worker_pid)
+
+
+def _rss_bytes(pid: int | None) -> int | None:
+    """Return the resident memory of a process, this one for None; None where the system does not tell it so."""
+    try:
+        pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    import resource
+
+    return pages * resource.getpagesize()

@@ -1,0 +1,251 @@
+"""The web page at GET /: the files that were built into this package, or those of a folder of the operator's.
+
+Built files are read once and kept, compressed as well. The page has a strict content security policy: no inline scripts or
+styles, and nothing from elsewhere. A folder's files are sent as they are, as llama-server does with `--path`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import ipaddress
+import mimetypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Protocol
+
+import paceline
+from paceline.server.settings import ServerSettings, is_socket_path
+
+INDEX: Final = "index.html"
+TRACE_VIEWER: Final = "trace.html"
+"""The viewer of `paceline trace show --html`, which is no page of a server."""
+
+NOT_BUILT: Final = (
+    "The web page was not built into this installation. Where Node.js is installed, PACELINE_WEBUI=ON builds it when the "
+    "package is built."
+)
+OFF: Final = (
+    "The web page is off, as anyone who reaches this server could use it without an API key. Give the server keys "
+    "(--api-key), or ask for the page (--webui)."
+)
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    "media-src 'self' data: blob:; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".map": "application/json",
+    ".webmanifest": "application/manifest+json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".wasm": "application/wasm",
+    ".woff2": "font/woff2",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""By suffix, as what the system knows of types differs; others are asked of the system."""
+
+_FOREVER: Final = "public, max-age=31536000, immutable"  # of names with a hash of the content
+_SAFE: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+_LEAST_COMPRESSED: Final = 1024  # bytes of a file that is worth it
+
+
+def media_type(name: str) -> str:
+    """Return the type of a file by its name."""
+    suffix = PurePosixPath(name).suffix.lower()
+    return _TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class PageResponse:
+    """What to send of a file. path: a file to read, in place of content."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes = b""
+    path: Path | None = None
+
+
+class PageFiles(Protocol):
+    """The files of a page, by their routes: "/" is the page, "/assets/x.js" one that it loads."""
+
+    def has(self, route: str) -> bool:
+        """Return whether there is such a file."""
+
+    async def get(self, route: str, headers: Mapping[str, str]) -> PageResponse:
+        """Return what to send of a file that there is, by a request's headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFile:
+    """A file of the built page. compressed: with gzip; None where that is no smaller."""
+
+    content: bytes
+    compressed: bytes | None
+    tag: str
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, name: str, content: bytes) -> BuiltFile:
+        """Make one of a file's content. name: within the page, such as assets/x.js."""
+        compressed = gzip.compress(content, 9, mtime=0) if len(content) >= _LEAST_COMPRESSED else content
+        headers = {
+            "content-type": media_type(name),
+            "cache-control": _FOREVER if name.startswith("assets/") else "no-cache",
+            **_SAFE,
+        }
+        if name.endswith(".html"):
+            headers |= {"content-security-policy": POLICY, "x-frame-options": "DENY"}
+        return cls(
+            content=content,
+            compressed=compressed if len(compressed) < len(content) else None,
+            tag=hashlib.sha256(content).hexdigest()[:32],
+            headers=headers,
+        )
+
+    def respond(self, headers: Mapping[str, str]) -> PageResponse:
+        """Return what a request gets: the content, compressed where it accepts that, or a 304 where it has it already."""
+        content, tag, more = self.content, self.tag, dict(self.headers)
+        if self.compressed is not None:
+            more["vary"] = "accept-encoding"
+            if _accepts_gzip(headers.get("accept-encoding", "")):
+                content, tag = self.compressed, f"{tag}-gzip"
+                more["content-encoding"] = "gzip"
+        more["etag"] = f'"{tag}"'
+        if _matches(headers.get("if-none-match", ""), tag):
+            kept = ("cache-control", "etag", "vary")
+            return PageResponse(304, {name: more[name] for name in kept if name in more})
+        return PageResponse(200, more, content)
+
+
+def _accepts_gzip(header: str) -> bool:
+    for entry in header.lower().split(","):
+        name, _, weight = entry.strip().partition(";")
+        if name.strip() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def _matches(header: str, tag: str) -> bool:
+    tags = [entry.strip().removeprefix("W/").strip('"') for entry in header.split(",")]
+    return tag in tags or tags == ["*"]
+
+
+class BuiltPage:
+    """The page of this package. files: by their names within it."""
+
+    def __init__(self, files: Mapping[str, BuiltFile]) -> None:
+        self._files = {f"/{name}": file for name, file in files.items() if name != TRACE_VIEWER}
+        self._files["/"] = files[INDEX]
+
+    def has(self, route: str) -> bool:
+        """See `PageFiles`."""
+        return route in self._files
+
+    async def get(self, route: str, headers: Mapping[str, str]) -> PageResponse:
+        """See `PageFiles`."""
+        return self._files[route].respond(headers)
+
+
+class PageFolder:
+    """The files of a folder, as they are at the moment. Hidden ones, and links out of the folder, are not served."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+
+    def has(self, route: str) -> bool:
+        """See `PageFiles`."""
+        return self._file(route) is not None
+
+    async def get(self, route: str, headers: Mapping[str, str]) -> PageResponse:
+        """See `PageFiles`."""
+        del headers
+        path = await asyncio.to_thread(self._file, route)
+        if path is None:  # it was removed just now
+            return PageResponse(404, {})
+        return PageResponse(
+            200, {"content-type": media_type(path.name), "cache-control": "no-cache", **_SAFE}, b"", path
+        )
+
+    def _file(self, route: str) -> Path | None:
+        parts = [part for part in route.split("/") if part]
+        if any(part.startswith(".") or "\\" in part or "\0" in part for part in parts):
+            return None
+        path = self._folder.joinpath(*parts)
+        if route.endswith("/"):
+            path /= INDEX
+        try:
+            found = path.resolve(strict=True)
+            return found if found.is_relative_to(self._folder) and found.is_file() else None
+        except (OSError, RuntimeError, ValueError):  # RuntimeError: links in a circle
+            return None
+
+
+def built_folder() -> Path:
+    """Return where the built page is, if it is."""
+    return Path(paceline.__file__).parent / "webui"
+
+
+@cache
+def built_files() -> Mapping[str, BuiltFile]:
+    """Return the files of the built page by their names; none where it was not built."""
+    folder = built_folder()
+    if not (folder / INDEX).is_file():
+        return {}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: BuiltFile.of(name, path.read_bytes()) for name, path in names.items()}
+
+
+def page_facts() -> dict[str, Any]:
+    """Return what `paceline info` says of the page: whether it was built, and the bytes of its files, compressed."""
+    files = built_files()
+    sizes = [len(one.content if one.compressed is None else one.compressed) for one in files.values()]
+    return {"is_built": bool(files), "num_bytes": sum(sizes)}
+
+
+@dataclass(frozen=True, slots=True)
+class WebPage:
+    """Whether a server has a page. files: None where it has none; why_not: then a sentence for people, empty: GET / is off."""
+
+    files: PageFiles | None
+    why_not: str = ""
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> WebPage:
+        """Return the page of a server."""
+        if settings.start_page is False:
+            return cls(None)
+        if settings.page_folder is not None:
+            return cls(PageFolder(settings.page_folder))
+        if settings.start_page is None and not is_guarded(settings):
+            return cls(None, OFF)
+        files = built_files()
+        return cls(BuiltPage(files)) if files else cls(None, NOT_BUILT)
+
+    def has(self, route: str) -> bool:
+        """Return whether a route is a file of the page, which needs no key."""
+        return self.files is not None and self.files.has(route)
+
+
+def is_guarded(settings: ServerSettings) -> bool:
+    """Return whether only this machine reaches a server, or a key is needed."""
+    return bool(settings.api_keys) or all(map(_is_local, settings.hosts))
+
+
+def _is_local(host: str) -> bool:
+    if is_socket_path(host) or host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:  # another name, which may be any address
+        return False

@@ -1,0 +1,94 @@
+"""Streams on the built page whose connection or server goes away under them."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.browser.chat_page import ChatPage
+from tests.browser.relay import Relay
+from tests.e2e.served import Served
+
+pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
+
+Open = Callable[..., ChatPage]
+
+
+def test_lost_connection_is_said_and_the_stream_goes_on_without_a_gap(endless: Served, open_page: Open) -> None:
+    """While the server cannot be reached the page says so; then the same stream is read on from its last byte."""
+    with Relay(endless.url) as relay:
+        chat = open_page(relay.url)
+        chat.set_parameters(Most_tokens="3000")
+        chat.send("Write.")
+        begun = chat.wait_stored(200)
+        relay.block()
+        chat.page.get_by_text("The connection is lost").wait_for()
+        during = chat.stored()
+        relay.unblock()
+        chat.wait_done()
+        chat.page.wait_for_timeout(200)
+        assert chat.stored().startswith(during)
+        assert during.startswith(begun)
+        reply = chat.replies.last.inner_text()
+        assert "without a gap" in reply
+        assert "3,000 tokens" in reply
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
+def test_restarted_server_continues_the_reply(how: signal.Signals, endless_model: Path, open_page: Open) -> None:
+    """A server that is restarted under a stream has lost it: the page says so, and the reply goes on from where it was."""
+    flags = ("-m", str(endless_model), "-c", "32768", "-np", "4", "--drain-s", "0.2")
+    with Served(*flags) as first, Relay(first.url) as relay:
+        chat = open_page(relay.url)
+        chat.set_parameters(Most_tokens="3000")
+        chat.send("Write.")
+        chat.wait_stored(200)
+        first.signal(how)
+        first.code()
+        relay.block()
+        chat.page.get_by_text(re.compile("The connection is lost|Waiting:")).first.wait_for()
+        before = chat.stored()
+        with Served(*flags) as second:
+            relay.unblock(second.url)
+            chat.wait_done()
+            reply = chat.replies.last.inner_text()
+            assert "went on from where it was" in reply
+            assert "started again" not in reply
+            second.assert_idle()
+            assert chat.stored().startswith(before)
+            assert len(chat.stored()) > len(before)
+            assert "3,000 tokens" in reply
+
+
+def test_server_that_is_not_there_is_said_at_once(endless: Served, open_page: Open) -> None:
+    """A message to a server that cannot be reached fails with a sentence, and can be sent again when it is back."""
+    with Relay(endless.url) as relay:
+        chat = open_page(relay.url)
+        chat.set_parameters(Most_tokens="5")
+        relay.block()
+        chat.send("Write.")
+        chat.wait_state("failed")
+        assert "cannot be reached" in chat.replies.last.get_by_role("alert").inner_text()
+        relay.unblock()
+        chat.replies.last.get_by_role("button", name="Try again").click()
+        chat.page.get_by_role("group", name="Branch 2 of 2").wait_for()
+        chat.wait_done()
+
+
+def test_stop_while_the_connection_is_lost_frees_the_slot_later(endless: Served, open_page: Open) -> None:
+    """A reply whose server is away can be stopped: its text stays, and the request is ended once the server is back."""
+    with Relay(endless.url) as relay:
+        chat = open_page(relay.url)
+        chat.send("Write.")
+        chat.wait_text(100)
+        relay.block()
+        chat.page.get_by_text("The connection is lost").wait_for()
+        before = chat.stored()
+        chat.page.get_by_role("button", name="Stop the reply").click()
+        chat.wait_state("stopped")
+        assert chat.stored().startswith(before)
+        relay.unblock()
+        endless.assert_idle()

@@ -1,0 +1,300 @@
+"""The built page beside its chats: keys, hostile text, long conversations, images, keyboard, colours, narrow screens."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.browser.chat_page import ChatPage, conversation_file
+from tests.e2e.served import Served
+
+from paceline.testing.models import CHAT_TEMPLATE, Qwen2VlSpec, Qwen25VisionSpec, write_model
+
+pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
+
+Open = Callable[..., ChatPage]
+
+WEB = Path(__file__).parents[2] / "web"
+KEY = "a-key-of-a-test"
+HOSTILE = """<script>document.title = "run"; alert(1)</script>
+<img src=x onerror="document.title = 'run'; alert(1)">
+<svg onload="alert(1)"><script>alert(1)</script></svg>
+<iframe src="javascript:parent.alert(1)"></iframe>
+
+![pixel](http://127.0.0.1:1/pixel.png) [link](javascript:alert(1)) [data](data:text/html,<script>alert(1)</script>)
+<style>body { background: url(http://127.0.0.1:1/style) }</style>
+<a href="javascript:alert(1)">HTML</a> <link rel=stylesheet href=http://127.0.0.1:1/x.css>
+
+```html
+</code></pre><img src=x onerror=alert(1)>
+```
+
+[good](https://example.org/page)
+"""
+
+
+def png(width: int = 24, height: int = 24) -> bytes:
+    """A picture of one colour."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + b"\xe0\x60\x20" * width) * height
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with a tiny model that takes images."""
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "mmproj-seeing.gguf", Qwen25VisionSpec())
+    model = write_model(folder / "seeing.gguf", Qwen2VlSpec(), metadata={"tokenizer.chat_template": CHAT_TEMPLATE})
+    with Served("-m", str(model), "-np", "2") as server:
+        yield server
+
+
+def drop(chat: ChatPage, name: str, kind: str, data: bytes, *, event: str = "drop") -> None:
+    """Drop a file on the page, or paste it into the composer."""
+    chat.page.evaluate(
+        """([event, name, kind, data]) => {
+            const bytes = Uint8Array.from(atob(data), one => one.charCodeAt(0));
+            const carried = new DataTransfer();
+            carried.items.add(new File([bytes], name, { type: kind }));
+            const made = event === "drop"
+                ? new DragEvent("drop", { dataTransfer: carried, bubbles: true, cancelable: true })
+                : new ClipboardEvent("paste", { clipboardData: carried, bubbles: true, cancelable: true });
+            document.querySelector("form.composer textarea").dispatchEvent(made);
+        }""",
+        [event, name, kind, base64.b64encode(data).decode()],
+    )
+
+
+# ---- images
+
+
+def test_model_without_eyes_says_so(served: Served, open_page: Open) -> None:
+    """An image for a model that takes none is refused with a sentence that names the way out, and the text is kept."""
+    chat = open_page(served.url)
+    chat.page.get_by_text("slots").first.wait_for()  # the model is known
+    chat.composer.fill("What is this?")
+    drop(chat, "a.png", "image/png", png())
+    alert = chat.page.locator("form.composer").get_by_role("alert")
+    assert "takes no images" in alert.inner_text()
+    assert "--mmproj" in alert.inner_text()
+    assert chat.composer.input_value() == "What is this?"
+
+
+@pytest.mark.parametrize("how", ["drop", "paste", "button"])
+def test_image_is_sent_and_shown(seeing: Served, open_page: Open, how: str) -> None:
+    """An image that is dropped, pasted or chosen goes to the model as data, and stays in the conversation."""
+    chat = open_page(seeing.url)
+    chat.set_parameters(Most_tokens="4")
+    if how == "button":
+        chat.page.get_by_label("Files", exact=True).set_input_files(
+            {"name": "a.png", "mimeType": "image/png", "buffer": png()}
+        )
+    else:
+        drop(chat, "a.png", "image/png", png(), event=how)
+    chat.page.get_by_role("button", name="Remove a.png").wait_for()
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.send("What is this?")
+    part = sent.value.post_data_json["messages"][0]["content"][0]
+    assert part["image_url"]["url"] == "data:image/png;base64," + base64.b64encode(png()).decode()
+    chat.wait_done()
+    chat.page.reload()
+    picture = chat.messages.first.get_by_role("img", name="a.png")
+    picture.wait_for()
+    assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 24
+
+
+def test_file_that_is_no_image_is_refused(seeing: Served, open_page: Open) -> None:
+    """A file that only calls itself an image, or is of another kind, is refused by its name."""
+    chat = open_page(seeing.url)
+    chat.composer.wait_for()
+    alert = chat.page.locator("form.composer").get_by_role("alert")
+    drop(chat, "broken.png", "image/png", b"no picture")
+    alert.filter(has_text="broken.png cannot be read as an image").wait_for()
+    drop(chat, "letter.pdf", "application/pdf", b"%PDF")
+    alert.filter(has_text="letter.pdf is neither an image nor audio").wait_for()
+
+
+# ---- keys
+
+
+def test_key_is_asked_for_and_kept_in_the_session(open_page: Open) -> None:
+    """Without a key nothing is shown; a wrong one is refused, the right one works, is kept for the tab, and can be forgotten."""
+    with Served("--api-key", KEY) as server:
+        chat = open_page(server.url)
+        dialog = chat.page.get_by_role("dialog", name="API key")
+        assert "asks for an API key" in dialog.inner_text()
+        dialog.get_by_label("Key").fill("wrong")
+        dialog.get_by_role("button", name="Use this key").click()
+        chat.page.get_by_text("does not accept this API key").wait_for()
+        dialog.get_by_label("Key").fill(KEY)
+        dialog.get_by_label("Key").press("Enter")
+        dialog.wait_for(state="detached")
+        chat.set_parameters(Most_tokens="5")
+        chat.send("Hello.")
+        chat.wait_done()
+        chat.page.reload()
+        chat.wait_done()
+        chat.page.get_by_text("paceline-demo").first.wait_for()
+        assert dialog.count() == 0
+        stored = chat.page.evaluate("[JSON.stringify(localStorage), document.cookie]")
+        assert not any(KEY in one for one in stored)
+        chat.page.get_by_role("button", name="Forget the API key").click()
+        dialog.wait_for()
+
+
+# ---- hostile text
+
+
+def test_hostile_text_neither_runs_nor_loads_anything(served: Served, open_page: Open, tmp_path: Path) -> None:
+    """Markdown with scripts, drawings, images and links is shown as text; only links of the web are links."""
+    chat = open_page(served.url)
+    chat.import_file(conversation_file(tmp_path / "c.json", [HOSTILE, HOSTILE], title="<img src=x onerror=alert(1)>"))
+    chat.listed.first.get_by_role("link").click()
+    body = chat.replies.first.locator(".markdown")
+    body.get_by_role("link", name="good").wait_for()
+    chat.page.wait_for_timeout(500)
+    assert chat.page.title() != "run"
+    assert body.locator("script, img, svg:not(.icon), iframe, style, link, object, form").count() == 0
+    hrefs = body.get_by_role("link").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert sorted(hrefs) == ["http://127.0.0.1:1/pixel.png", "https://example.org/page"]
+    assert "<script>" in body.inner_text()
+    assert chat.failures == []
+
+
+# ---- long conversations
+
+
+def test_two_thousand_messages_do_not_freeze_the_page(served: Served, open_page: Open, tmp_path: Path) -> None:
+    """A conversation of 2,000 messages is there at once, can be written in and scrolled, and no single task takes a second."""
+    text = "Some **text** with `code` and a list:\n\n- one\n- two\n\n```python\ndef f(x):\n    return x + 1\n```\n"
+    chat = open_page(served.url)
+    chat.import_file(
+        conversation_file(tmp_path / "c.json", [f"Number {number}: {text}" for number in range(2000)], "Long")
+    )
+    chat.page.evaluate(
+        """() => {
+            window.longest = 0;
+            new PerformanceObserver(list => {
+                for (const one of list.getEntries()) window.longest = Math.max(window.longest, one.duration);
+            }).observe({ type: "longtask" });
+        }"""
+    )
+    chat.listed.first.get_by_role("link").click()
+    chat.page.get_by_text("Number 1999:").wait_for()
+    chat.send("More.")
+    chat.wait_state("failed")  # no model has so much context: it is said
+    chat.page.wait_for_function("() => document.querySelectorAll('article').length === 2002", timeout=100_000)
+    assert chat.page.evaluate("window.longest") < 1000
+    chat.page.get_by_role("region", name="Conversation").evaluate("region => region.scrollTo(0, 0)")
+    chat.page.get_by_text("Number 0:").first.wait_for()
+    assert chat.messages.first.evaluate("one => one.getBoundingClientRect().top") < 200
+
+
+# ---- keyboard, screen readers, colours, narrow screens
+
+
+def test_everything_is_reached_by_the_keyboard(served: Served, open_page: Open) -> None:
+    """The first stop skips to the view; a message is written, sent and followed without a pointer."""
+    chat = open_page(served.url)
+    page = chat.page
+    chat.composer.wait_for()
+    page.wait_for_timeout(300)  # the composer has taken the focus
+    page.evaluate("document.body.tabIndex = -1; document.body.focus()")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the view"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    for _ in range(3):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.getAttribute('aria-label')") == "Settings of this conversation":
+            break
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Settings").wait_for()
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Settings of this conversation"
+    page.keyboard.press("Tab")
+    page.keyboard.type("Hello.")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Who are you?")
+    page.keyboard.press("Enter")
+    chat.wait_done()
+    assert chat.messages.first.locator(".user-text").inner_text() == "Hello.\nWho are you?"
+    assert "Reply: " in page.locator("[role=status].off-screen").inner_text()
+
+
+@pytest.mark.parametrize("view", ["", "#/engine"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility_rules_hold(served: Served, open_page: Open, view: str, scheme: str) -> None:
+    """The checker axe finds no violation of WCAG 2 A and AA in a view, light or dark."""
+    axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip(f"needs {axe}: npm ci in web/")
+    chat = open_page(served.url)
+    chat.page.emulate_media(color_scheme=scheme)
+    chat.set_parameters(Most_tokens="20")
+    chat.send("Tell me a story about a fox.")
+    chat.wait_done()
+    chat.messages.first.hover()
+    if view:
+        chat.open(view)
+        chat.page.get_by_text("live", exact=True).wait_for()
+    else:
+        chat.settings()
+    chat.page.evaluate(axe.read_text())
+    result = chat.page.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })")
+    found = [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in result["violations"]]
+    assert found == []
+
+
+def test_colours_follow_the_system_or_the_switch(served: Served, open_page: Open) -> None:
+    """The page is dark where the system is, and as chosen otherwise, also after it is loaded again."""
+    chat = open_page(served.url)
+    page = chat.page
+
+    def background() -> int:
+        page.wait_for_timeout(50)
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return int(colour.partition("(")[2].partition(",")[0])
+
+    page.emulate_media(color_scheme="light")
+    assert background() > 200
+    page.emulate_media(color_scheme="dark")
+    assert background() < 60
+    page.get_by_role("button", name="Colours of the system").click()
+    assert background() > 200
+    page.reload()
+    page.get_by_role("button", name="Light colours").wait_for()
+    assert background() > 200
+
+
+@pytest.mark.parametrize("view", ["", "#/engine"])
+def test_narrow_screen_has_everything_in_reach(served: Served, open_page: Open, view: str) -> None:
+    """At 360 pixels nothing is wider than the screen, and the conversations are behind a button."""
+    chat = open_page(served.url, view, width=360, height=700)
+    page = chat.page
+    if not view:
+        chat.set_parameters(Most_tokens="40")
+        chat.send("Tell me a story about a fox.")
+        chat.wait_done()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+    wide = page.evaluate(
+        """[...document.querySelectorAll('main *')].filter(one => {
+            const box = one.getBoundingClientRect();
+            return box.width && box.right > 361 && !one.closest('.table');
+        }).map(one => one.outerHTML.slice(0, 100))"""
+    )
+    assert wide == []
+    menu = page.get_by_role("button", name="Conversations", exact=True)
+    menu.click()
+    page.get_by_role("link", name="New conversation").click()
+    page.get_by_text("Talk to").wait_for()
+    assert menu.get_attribute("aria-expanded") == "false"

@@ -1,0 +1,136 @@
+"""The web page in the build: where it is built, where it is left out, and what a failing npm does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.build.conftest import ROOT, ScriptRunner
+
+Program = Callable[..., Path]
+
+CHOOSE = f"""
+include("{ROOT}/cmake/web_page.cmake")
+paceline_choose_web_page(chosen "${{asked}}" "${{state}}" "${{source}}")
+message(STATUS "chosen: ${{chosen}}")
+"""
+NODE = "echo v20.19.0"
+BUILDS = 'mkdir -p ../src/paceline/webui && echo page > ../src/paceline/webui/index.html; echo "$@" >> ../calls'
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Sources of a page, with what the build does not need."""
+    folder = tmp_path / "web"
+    for name in ("src", "tests", "node_modules"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file.ts").write_text("")
+    for name in ("package.json", "package-lock.json", "index.html"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def choose(run: ScriptRunner, bin_dir: Path, source: Path) -> Callable[..., str]:
+    """Choose with the programs of `bin_dir` alone, and return what was said, in one line."""
+
+    def chosen(asked: str, state: str = "wheel", *, fails: bool = False, source: Path = source) -> str:
+        env = {"PATH": str(bin_dir)}
+        done = run(CHOOSE, fails=fails, env=env, asked=asked, state=state, source=str(source))
+        return " ".join(done.stdout.split())
+
+    return chosen
+
+
+def test_a_wheel_gets_the_page_where_node_is(choose: Callable[..., str], program: Program) -> None:
+    """A build of the core alone, or for a checkout, does not."""
+    program("node", NODE)
+    program("npm")
+    assert "chosen: auto" in choose("auto")
+    for state in ("editable", ""):
+        assert 'left out: this is no wheel; "npm run build"' in choose("auto", state)
+    assert "chosen: ON" in choose("on", "")
+    assert "chosen: OFF" in choose("OFF")
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (None, "node or npm was not found"),
+        ("echo v18.1.0", "Node.js is 18.1.0, older than 20.19"),
+        ("exit 1", "does not run"),
+    ],
+)
+def test_without_a_fitting_node_the_page_is_left_out(
+    choose: Callable[..., str], program: Program, node: str | None, why: str
+) -> None:
+    """With the reason; where it was asked for the build fails with it."""
+    program("npm")
+    if node is not None:
+        program("node", node)
+    said = choose("auto")
+    assert "left out: " in said
+    assert why in said
+    assert "chosen: OFF" in said
+    failure = choose("ON", fails=True)
+    assert why in failure
+    assert "PACELINE_WEBUI=OFF" in failure
+
+
+def test_sources_that_are_not_there_and_words_that_mean_nothing(
+    choose: Callable[..., str], program: Program, tmp_path: Path
+) -> None:
+    """A tree without web/ is built without the page; another word than the three is an error."""
+    program("node", NODE)
+    program("npm")
+    assert "its sources (web/) are not there" in choose("auto", source=tmp_path / "nothing")
+    assert "set it to auto, ON or OFF" in choose("maybe", fails=True)
+
+
+@pytest.fixture
+def build(run: ScriptRunner, source: Path, tmp_path: Path) -> Callable[..., str]:
+    """Build with this npm, and return what was said."""
+
+    def built(npm: Path, choice: str = "ON", *, fails: bool = False) -> str:
+        text = f'include("{ROOT}/cmake/build_web_page.cmake")'
+        work = str(tmp_path / "work")
+        return run(text, fails=fails, SOURCE=str(source), WORK=work, NPM=str(npm), CHOICE=choice).stdout
+
+    return built
+
+
+def test_the_page_is_built_from_a_copy(
+    build: Callable[..., str], program: Program, source: Path, tmp_path: Path
+) -> None:
+    """Packages are installed once, and again when the lock file changes; nothing is written into the sources."""
+    before = sorted(source.rglob("*"))
+    npm = program("npm", BUILDS)
+    build(npm)
+    assert (tmp_path / "work/src/paceline/webui/index.html").read_text() == "page\n"
+    assert not (tmp_path / "work/web/node_modules").exists()
+    build(npm)
+    calls = (tmp_path / "work/calls").read_text().splitlines()
+    assert [call.partition(" ")[0] for call in calls] == ["ci", "run", "run"]
+    (source / "package-lock.json").write_text('{"other": 1}')
+    build(npm)
+    assert (tmp_path / "work/calls").read_text().splitlines()[3].startswith("ci ")
+    assert sorted(source.rglob("*")) == before
+
+
+def test_a_failing_npm_leaves_the_page_out_or_ends_the_build(
+    build: Callable[..., str], program: Program, tmp_path: Path
+) -> None:
+    """With npm's own words; what an earlier build left is not taken for the page."""
+    build(program("npm", BUILDS))
+    shutil.rmtree(tmp_path / "work/web")
+    failing = program("npm", "echo no network; exit 1")
+    said = build(failing, "auto")
+    assert "no network" in said
+    assert "left out" in said
+    assert not (tmp_path / "work/src/paceline/webui").exists()
+    failure = build(failing, fails=True)
+    assert "no network" in failure
+    assert "installing the packages of the web page failed" in failure
+    assert "left no" in build(program("npm", "true"), fails=True)

@@ -1,0 +1,312 @@
+"""Matrix products on a CPU by our own kernels, against exact sums, double precision and llama.cpp's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidParams
+from paceline.runtime import Context, Model, build_info, plan_memory
+from paceline.runtime.matmul import (
+    TYPES,
+    SingleProduct,
+    dequantise,
+    kernel,
+    kernels,
+    quantise,
+    use_kernel,
+    use_kernel_of_environment,
+)
+from paceline.testing.models import LlamaSpec, ModelSpec, Qwen2MoeSpec, Qwen2Spec, write_model
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(not build_info().own_matmul, reason="built without it: another tree or compiler"),
+    pytest.mark.skipif(not kernels(), reason="this processor runs none of the kernels"),
+]
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+Array = npt.NDArray[np.floating[Any]]
+BLOCKS = {"q4_K": 256, "q5_K": 256, "q6_K": 256}
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = kernel()
+    use_kernel("paceline")
+    yield
+    use_kernel(before)
+
+
+@pytest.fixture(params=kernels())
+def each_kernel(request: pytest.FixtureRequest) -> str:
+    """Each kernel that this processor can run, selected."""
+    use_kernel(request.param)
+    return str(request.param)
+
+
+def weights_of(kind: str, matrices: int, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    values = np.random.default_rng(seed).normal(size=(matrices * rows, columns)).astype(np.float32)
+    return quantise(kind, values).reshape(matrices, rows, -1)
+
+
+def whole_numbers(tokens: int, used: int, columns: int, seed: int = 0) -> npt.NDArray[np.float32]:
+    """Activations that 8 bits hold exactly: whole numbers up to 127, which is the largest of each 32."""
+    values = np.random.default_rng(seed).integers(-127, 128, size=(tokens, used, columns)).astype(np.float32)
+    values[..., ::32] = np.where(values[..., ::32] < 0, -127, 127)
+    return values
+
+
+def reference(one: SingleProduct) -> tuple[Array, Array]:
+    """The products in double precision, and the sums of their terms' magnitudes."""
+    matrices, rows, _ = one.weights.shape
+    flat = dequantise(one.type_name, one.weights.reshape(matrices * rows, -1))
+    values = flat.reshape(matrices, rows, -1).astype(np.float64)
+    activations = one.activations.astype(np.float64)
+    experts = np.zeros(activations.shape[:2], np.int32) if one.experts is None else one.experts
+    return (
+        np.einsum("turc,tuc->tur", values[experts], activations),
+        np.einsum("turc,tuc->tur", np.abs(values)[experts], np.abs(activations)),
+    )
+
+
+def make(
+    kind: str, tokens: int, rows: int, blocks: int, experts: tuple[int, int] | None = None, seed: int = 0
+) -> SingleProduct:
+    columns = blocks * BLOCKS.get(kind, 32)
+    matrices, used = experts or (1, 1)
+    chosen = np.random.default_rng(seed).integers(0, matrices, size=(tokens, used)).astype(np.int32)
+    return SingleProduct(
+        type_name=kind,
+        weights=weights_of(kind, matrices, rows, columns, seed),
+        activations=whole_numbers(tokens, used, columns, seed),
+        experts=chosen if experts else None,
+    )
+
+
+def check(one: SingleProduct, n_threads: int) -> None:
+    outputs, _, buffer = one.run(n_threads=n_threads)
+    wanted, magnitude = reference(one)
+    assert buffer == "CPU_PACELINE"
+    assert np.all(np.abs(outputs - wanted) <= 3e-6 * magnitude)
+
+
+@pytest.mark.parametrize("name", kernels())
+@QUIET
+@given(
+    kind=st.sampled_from(TYPES),
+    tokens=st.integers(1, 70),
+    rows=st.integers(1, 140),
+    blocks=st.integers(1, 12),
+    n_threads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+@example("q8_0", 512, 33, 3, 2, 0)
+def test_products_are_exact_for_activations_of_eight_bits(
+    name: str, kind: str, tokens: int, rows: int, blocks: int, n_threads: int, seed: int
+) -> None:
+    """Any type and shape: where no activation is rounded, outputs are the sums in double precision."""
+    use_kernel(name)
+    check(make(kind, tokens, rows, blocks, seed=seed), n_threads)
+
+
+@pytest.mark.parametrize("name", kernels())
+@QUIET
+@given(
+    kind=st.sampled_from(TYPES),
+    tokens=st.integers(1, 40),
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 4),
+    experts=st.tuples(st.integers(1, 9), st.integers(1, 4)),
+    n_threads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_products_of_experts_are_exact(
+    name: str, kind: str, tokens: int, rows: int, blocks: int, experts: tuple[int, int], n_threads: int, seed: int
+) -> None:
+    """Mixtures of experts: each row of activations meets the matrix that was chosen for it."""
+    use_kernel(name)
+    check(make(kind, tokens, rows, blocks, experts, seed), n_threads)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_extreme_codes_do_not_overflow(each_kernel: str, kind: str) -> None:
+    """Weights and activations of the largest magnitude, in all combinations of signs."""
+    columns = BLOCKS.get(kind, 32) * 2
+    values = np.ones((8, columns), np.float32)
+    values[1] = -1
+    values[2, ::2] = -1
+    values[3, 1::4] = -1
+    values[4:] = np.random.default_rng(0).choice([-1.0, 1.0], size=(4, columns))
+    weights = quantise(kind, values)
+    if kind == "q8_0":
+        weights[0].reshape(-1, 34)[:, 2:] = 128  # -128, which ggml's own quantiser does not write
+    activations = np.concatenate([127 * values[:, None], -127 * values[:, None]])
+    check(SingleProduct(type_name=kind, weights=weights[None], activations=activations), 1)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(each_kernel: str, kind: str) -> None:
+    """One token alone, among others, with one thread and with several: the very same outputs."""
+    rng = np.random.default_rng(3)
+    columns = 768
+    activations = rng.normal(size=(37, 1, columns)).astype(np.float32)
+    weights = weights_of(kind, 1, 100, columns)
+    together = SingleProduct(type_name=kind, weights=weights, activations=activations)
+    outputs = together.run(n_threads=1)[0]
+    assert np.array_equal(outputs, together.run(n_threads=3)[0])
+    for count in (1, 2, 3, 5, 8, 9):
+        for first in range(0, 37, 11):
+            few = SingleProduct(type_name=kind, weights=weights, activations=activations[first : first + count])
+            assert np.array_equal(few.run(n_threads=2)[0], outputs[first : first + count])
+
+
+def test_kernels_agree() -> None:
+    """Other instructions, the same sums: to the rounding of single precision."""
+    for kind in TYPES:
+        one = SingleProduct(
+            type_name=kind,
+            weights=weights_of(kind, 1, 64, 1024),
+            activations=np.random.default_rng(1).normal(size=(9, 1, 1024)).astype(np.float32),
+        )
+        found = []
+        for name in kernels():
+            use_kernel(name)
+            found.append(one.run()[0])
+        for other in found[1:]:
+            assert np.abs(other - found[0]).max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_errors_are_no_larger_than_those_of_llama_cpp(each_kernel: str, kind: str) -> None:
+    """Against double precision, on normal values: within 2 % of llama.cpp's error, or less."""
+    one = SingleProduct(
+        type_name=kind,
+        weights=weights_of(kind, 1, 512, 2048),
+        activations=np.random.default_rng(2).normal(size=(16, 1, 2048)).astype(np.float32),
+    )
+    wanted = reference(one)[0]
+    ours = float(np.square(one.run()[0] - wanted).mean())
+    use_kernel("llama.cpp")
+    outputs, _, buffer = one.run()
+    assert buffer != "CPU_PACELINE"
+    assert ours <= 1.04 * float(np.square(outputs - wanted).mean())  # 2 % of the root
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers_stay_in_their_row(each_kernel: str, bad: float) -> None:
+    """A row of activations with NaN or an infinity leaves the others' outputs as they are."""
+    activations = whole_numbers(9, 1, 96)
+    weights = weights_of("q8_0", 1, 40, 96)
+    clean = SingleProduct(type_name="q8_0", weights=weights, activations=activations.copy()).run()[0]
+    activations[4, 0, 50] = bad
+    outputs = SingleProduct(type_name="q8_0", weights=weights, activations=activations).run()[0]
+    assert np.array_equal(np.delete(outputs, 4, 0), np.delete(clean, 4, 0))
+
+
+def test_tiny_and_zero_activations_are_zeros(each_kernel: str) -> None:
+    """Rows whose largest value is no normal float give zeros, not NaN."""
+    activations = np.zeros((3, 1, 64), np.float32)
+    activations[1] = 1e-42
+    activations[2, 0, 40:] = -1e-39
+    outputs = SingleProduct(type_name="q8_0", weights=weights_of("q8_0", 1, 40, 64), activations=activations).run()[0]
+    assert np.abs(outputs).max() < 1e-35
+
+
+def quantised_model(tmp_path: Path, spec: ModelSpec) -> Path:
+    return write_model(tmp_path / "model.gguf", spec, weights="Q8_0")
+
+
+def logits_of(model: Model, tokens: int) -> Array:
+    with Context(model, n_ctx=256, n_batch=128, n_threads=2) as context:
+        ids = [7 + i % 40 for i in range(tokens)]
+        context.decode(ids)
+        return context.logits(tokens - 1)
+
+
+SPECS = [LlamaSpec(n_embd=128, n_ff=224), Qwen2Spec(n_embd=128), Qwen2MoeSpec(n_embd=128)]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
+def test_a_model_computes_what_it_does_with_llama_cpp(tmp_path: Path, spec: ModelSpec) -> None:
+    """Logits of a quantised model are those of llama.cpp's products, up to the rounding of activations."""
+    path = quantised_model(tmp_path, spec)
+    found = {}
+    for name in ("llama.cpp", *kernels()):
+        use_kernel(name)
+        with Model.load(path) as model:
+            found[name] = [logits_of(model, tokens) for tokens in (1, 5, 40)]
+    for name in kernels():
+        for ours, theirs in zip(found[name], found["llama.cpp"], strict=True):
+            assert np.abs(ours - theirs).max() < 0.05 * np.abs(theirs).max()
+
+
+def test_a_loaded_model_keeps_its_weights_after_a_switch(tmp_path: Path) -> None:
+    """Weights that are packed stay packed: contexts made after a switch to llama.cpp's products compute the same."""
+    with Model.load(quantised_model(tmp_path, SPECS[0])) as model:
+        before = logits_of(model, 5)
+        use_kernel("llama.cpp")
+        assert np.array_equal(logits_of(model, 5), before)
+
+
+def test_packed_weights_are_counted_as_memory(tmp_path: Path) -> None:
+    """A plan counts packed weights as allocated, not as mapped from the file."""
+    path = quantised_model(tmp_path, SPECS[0])
+    with Model.load(path) as model:
+        packed = plan_memory(model, n_ctx=128)
+    use_kernel("llama.cpp")
+    with Model.load(path) as model:
+        mapped = plan_memory(model, n_ctx=128)
+    assert sum(one.mapped_bytes for one in packed.devices) < sum(one.mapped_bytes for one in mapped.devices)
+    weights = [sum(one.weights_bytes for one in plan.devices) for plan in (packed, mapped)]
+    assert weights[1] <= weights[0] < 1.2 * weights[1]
+
+
+def test_unknown_names_are_refused() -> None:
+    """A name that is no kernel's raises, and the selection stays."""
+    before = kernel()
+    with pytest.raises(InvalidParams, match="'avx2'"):
+        use_kernel("sse9")
+    assert kernel() == before
+
+
+def test_the_variable_selects_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PACELINE_CPU_MATMUL names the kernel of a process; a wrong name raises where it is first read."""
+    command = [sys.executable, "-c", "from paceline.runtime.matmul import kernel; print(kernel())"]
+    fastest, last = kernels()[0], kernels()[-1]
+    for value, wanted in (("llama.cpp", "llama.cpp"), (last, last), ("paceline", fastest), ("", fastest)):
+        environment = {**os.environ, "PACELINE_CPU_MATMUL": value}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == wanted
+    monkeypatch.setenv("PACELINE_CPU_MATMUL", "fast")
+    use_kernel_of_environment.cache_clear()
+    try:
+        with pytest.raises(InvalidParams, match="PACELINE_CPU_MATMUL must be one of"):
+            kernel()
+    finally:
+        monkeypatch.undo()
+        use_kernel_of_environment.cache_clear()
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    """Wrong shapes and types raise before anything is computed."""
+    weights, activations = weights_of("q8_0", 1, 4, 64), whole_numbers(2, 1, 64)
+    for bad in (
+        {"type_name": "q9_9"},
+        {"activations": whole_numbers(2, 1, 96)},
+        {"activations": activations.astype(np.float64)},
+        {"weights": np.concatenate([weights, weights])},
+        {"experts": np.full((2, 1), 1, np.int32)},
+        {"experts": np.full((2, 1), -1, np.int32)},
+    ):
+        with pytest.raises(InvalidParams):
+            SingleProduct(**{"type_name": "q8_0", "weights": weights, "activations": activations, **bad}).run()

@@ -1,0 +1,45 @@
+/** What went wrong with a request, in the words of the server. */
+export class ApiError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+    readonly code: string = "",
+    readonly param: string = "",
+  ) {
+    super(message);
+    this.name = "ApiError";
+  }
+
+  /** Whether the same request may succeed later: the server is loading, full, or not there. */
+  get isTemporary(): boolean {
+    return this.status === 0 || this.status === 429 || this.status === 502 || this.status === 503;
+  }
+}
+
+interface ErrorBody {
+  message?: unknown;
+  code?: unknown;
+  param?: unknown;
+}
+
+/** Read an error of any of the server's shapes; what is not one becomes a sentence about its status. */
+export function errorOfBody(body: unknown, status: number): ApiError {
+  const inner = typeof body === "object" && body !== null ? (body as { error?: unknown }).error : undefined;
+  if (typeof inner === "string") return new ApiError(inner, status);
+  if (typeof inner === "object" && inner !== null) {
+    const { message, code, param } = inner as ErrorBody;
+    return new ApiError(
+      typeof message === "string" && message ? message : `The server returned status ${status}.`,
+      status,
+      code === undefined || code === null ? "" : String(code),
+      typeof param === "string" ? param : "",
+    );
+  }
+  return new ApiError(`The server returned status ${status}.`, status);
+}
+
+/** Return an error as a sentence for people. */
+export function messageOf(error: unknown): string {
+  if (error instanceof ApiError && error.param) return `${error.message} (${error.param})`;
+  return error instanceof Error ? error.message : String(error);
+}

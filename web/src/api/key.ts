@@ -1,0 +1,46 @@
+import { signal } from "@preact/signals";
+
+const NAME = "paceline-api-key";
+
+/** Why a key is asked for; null: it is not. */
+export const keyQuestion = signal<string | null>(null);
+
+let waiting: Array<(given: boolean) => void> = [];
+
+/** Return the key of this browser session; empty: none. */
+export function apiKey(): string {
+  try {
+    return sessionStorage.getItem(NAME) ?? "";
+  } catch {
+    return ""; // storage is blocked: the key lives as long as the page
+  }
+}
+
+/** Ask for a key and wait for it. Resolves to false where the question is dismissed. */
+export function askForKey(reason: string): Promise<boolean> {
+  keyQuestion.value = reason;
+  return new Promise((resolve) => waiting.push(resolve));
+}
+
+/** Take a key and let all requests go on that wait for one. */
+export function giveKey(key: string): void {
+  sessionStorage.setItem(NAME, key.trim());
+  settle(true);
+}
+
+/** Leave the question without a key. */
+export function dismissKey(): void {
+  settle(false);
+}
+
+/** Forget the key. */
+export function forgetKey(): void {
+  sessionStorage.removeItem(NAME);
+}
+
+function settle(given: boolean): void {
+  keyQuestion.value = null;
+  const now = waiting;
+  waiting = [];
+  for (const resolve of now) resolve(given);
+}

@@ -1,0 +1,96 @@
+import type { ModelFacts } from "../api/types";
+import type { Attachment } from "../conversations/model";
+
+const SENT_AS_IT_IS = new Set(["image/png", "image/jpeg"]);
+const SOUNDS_SENT_AS_THEY_ARE = new Set(["audio/wav", "audio/x-wav", "audio/wave", "audio/mpeg", "audio/mp3", "audio/flac", "audio/x-flac"]);
+const MOST_BYTES = 20 << 20;
+
+/** Return files as attachments, in formats that the server reads. Throws with a sentence about the first that cannot be one. */
+export async function attachmentsOf(files: Iterable<File>, model: ModelFacts | null): Promise<Attachment[]> {
+  const found: Attachment[] = [];
+  for (const file of files) found.push(await attachmentOf(file, model));
+  return found;
+}
+
+/** Throw where a model takes no files of this kind. */
+export function checkKind(kind: Attachment["kind"], model: ModelFacts | null): void {
+  if (!model || model.modalities.includes(kind)) return;
+  const what = kind === "image" ? "images" : "audio";
+  throw new Error(
+    `${model.id} takes no ${what}. Choose a model that does, or start the server with the model's multimodal projector (--mmproj).`,
+  );
+}
+
+async function attachmentOf(file: File, model: ModelFacts | null): Promise<Attachment> {
+  const kind = file.type.startsWith("image/") ? "image" : file.type.startsWith("audio/") ? "audio" : null;
+  const name = file.name || (kind ?? "file");
+  if (!kind) throw new Error(`${name} is neither an image nor audio.`);
+  checkKind(kind, model);
+  if (file.size > MOST_BYTES) throw new Error(`${name} has more than ${MOST_BYTES >> 20} MB.`);
+  try {
+    return { kind, name, url: kind === "image" ? await imageUrl(file) : await soundUrl(file) };
+  } catch {
+    throw new Error(`${name} cannot be read as ${kind === "image" ? "an image" : "audio"}.`);
+  }
+}
+
+async function imageUrl(file: File): Promise<string> {
+  const bitmap = await createImageBitmap(file); // also shows that it is an image
+  if (SENT_AS_IT_IS.has(file.type)) {
+    bitmap.close();
+    return dataUrl(file);
+  }
+  const canvas = document.createElement("canvas");
+  canvas.width = bitmap.width;
+  canvas.height = bitmap.height;
+  canvas.getContext("2d")?.drawImage(bitmap, 0, 0);
+  bitmap.close();
+  return canvas.toDataURL("image/png");
+}
+
+async function soundUrl(file: File): Promise<string> {
+  if (SOUNDS_SENT_AS_THEY_ARE.has(file.type)) return dataUrl(file);
+  const context = new AudioContext();
+  try {
+    const sound = await context.decodeAudioData(await file.arrayBuffer());
+    return dataUrl(new Blob([wavOf(sound)], { type: "audio/wav" }));
+  } finally {
+    await context.close();
+  }
+}
+
+/** Return a sound as a WAV file of one channel with 16 bits. */
+export function wavOf(sound: Pick<AudioBuffer, "numberOfChannels" | "sampleRate" | "length" | "getChannelData">): ArrayBuffer {
+  const bytes = new ArrayBuffer(44 + 2 * sound.length);
+  const view = new DataView(bytes);
+  const text = (at: number, value: string): void => {
+    for (let index = 0; index < value.length; index++) view.setUint8(at + index, value.charCodeAt(index));
+  };
+  text(0, "RIFF");
+  view.setUint32(4, 36 + 2 * sound.length, true);
+  text(8, "WAVEfmt ");
+  view.setUint32(16, 16, true);
+  view.setUint16(20, 1, true); // PCM
+  view.setUint16(22, 1, true); // channels
+  view.setUint32(24, sound.sampleRate, true);
+  view.setUint32(28, 2 * sound.sampleRate, true);
+  view.setUint16(32, 2, true);
+  view.setUint16(34, 16, true);
+  text(36, "data");
+  view.setUint32(40, 2 * sound.length, true);
+  const channels = Array.from({ length: sound.numberOfChannels }, (_, index) => sound.getChannelData(index));
+  for (let at = 0; at < sound.length; at++) {
+    const mean = channels.reduce((sum, channel) => sum + (channel[at] ?? 0), 0) / channels.length;
+    view.setInt16(44 + 2 * at, Math.round(32767 * Math.max(-1, Math.min(1, mean))), true);
+  }
+  return bytes;
+}
+
+function dataUrl(blob: Blob): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(String(reader.result).replace(/^data:audio\/(?:x-wav|wave)/, "data:audio/wav"));
+    reader.onerror = () => reject(reader.error ?? new Error("it cannot be read"));
+    reader.readAsDataURL(blob);
+  });
+}

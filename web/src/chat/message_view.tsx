@@ -1,0 +1,272 @@
+import { useComputed } from "@preact/signals";
+import type { ComponentChildren, VNode } from "preact";
+import { useMemo, useState } from "preact/hooks";
+import type { App } from "../app";
+import type { Attachment, Message } from "../conversations/model";
+import type { Phase, Reply } from "../conversations/reply";
+import type { OpenConversation } from "../conversations/store";
+import { CodeBlock } from "../markdown/code_block";
+import { Markdown } from "../markdown/markdown";
+import { CopyButton } from "../ui/copy_button";
+import { confirmed } from "../ui/dialog";
+import { Icon, type IconName } from "../ui/icon";
+import { memo } from "../ui/memo";
+import { goTo } from "../ui/route";
+import { MessageEditor } from "./message_editor";
+import { shownCount } from "../ui/shown";
+import { costsOf } from "./numbers";
+import { ToolCalls } from "./tool_calls";
+
+interface Props {
+  app: App;
+  opened: OpenConversation;
+  id: string;
+  /** Whether no message follows. */
+  isLast: boolean;
+}
+
+/** One message with what can be done with it. Drawn again only when it changes itself. */
+export const MessageView = memo(function MessageView({ app, opened, id, isLast }: Props): VNode | null {
+  const [isEditing, setEditing] = useState(false);
+  // Computed, so that a reply that begins or ends draws itself again, and not all messages.
+  const reply = useComputed(() => app.store.replies.value.get(id)).value;
+  const hasSchema = useComputed(() => opened.facts.value.schema !== "").value;
+  if (!opened.has(id)) return null;
+  const message = opened.message(id).value;
+  if (message.role === "tool") return <ToolResult message={message} />;
+  const isUser = message.role === "user";
+  const edit = (content: string, attachments: readonly Attachment[]): void => {
+    setEditing(false);
+    void app.store.send(opened, message.parent, content, attachments);
+  };
+  return (
+    <article class={`message ${message.role}`} aria-label={isUser ? "Your message" : "Reply"} data-state={message.state}>
+      {isEditing ? (
+        <MessageEditor message={message} onSend={edit} onCancel={() => setEditing(false)} />
+      ) : (
+        <div class="message-body">{isUser ? <UserBody message={message} /> : <ReplyBody {...{ app, opened, message, isLast, reply, hasSchema }} />}</div>
+      )}
+      {!isEditing && <Actions {...{ app, opened, message }} onEdit={isUser ? () => setEditing(true) : null} />}
+    </article>
+  );
+});
+
+function UserBody({ message }: { message: Message }): VNode {
+  return (
+    <>
+      {message.attachments && <Attachments attachments={message.attachments} />}
+      {message.content && <div class="user-text">{message.content}</div>}
+    </>
+  );
+}
+
+/** Images and sounds, with their names. */
+export function Attachments({ attachments }: { attachments: readonly Attachment[] }): VNode {
+  return (
+    <div class="attachments">
+      {attachments.map((one) =>
+        one.kind === "image" ? (
+          <img src={one.url} alt={one.name} loading="lazy" />
+        ) : (
+          <audio src={one.url} controls aria-label={one.name} />
+        ),
+      )}
+    </div>
+  );
+}
+
+interface ReplyProps extends Omit<Props, "id"> {
+  message: Message;
+  reply: Reply | undefined;
+  hasSchema: boolean;
+}
+
+function ReplyBody({ app, opened, message, isLast, reply, hasSchema }: ReplyProps): VNode {
+  const isStreaming = message.state === "streaming";
+  const isThinking = isStreaming && Boolean(message.reasoning) && !message.content && !message.toolCalls?.length;
+  return (
+    <>
+      {message.reasoning && <Thinking text={message.reasoning} isNow={isThinking} tokens={message.usage?.completion_tokens_details?.reasoning_tokens} />}
+      {message.content && <ReplyText text={message.content} isJson={hasSchema && !isStreaming} />}
+      {message.toolCalls && <ToolCalls {...{ app, opened, message, isLast }} calls={message.toolCalls} />}
+      {isStreaming && <PhaseLine phase={reply?.phase.value} hasText={Boolean(message.content || message.reasoning)} />}
+      <Ending {...{ app, opened, message }} />
+    </>
+  );
+}
+
+function ReplyText({ text, isJson }: { text: string; isJson: boolean }): VNode {
+  const json = useMemo(() => (isJson ? prettyJson(text) : null), [text, isJson]);
+  return json === null ? <Markdown text={text} /> : <CodeBlock code={json} language="json" />;
+}
+
+function prettyJson(text: string): string | null {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return null;
+  }
+}
+
+function Thinking({ text, isNow, tokens }: { text: string; isNow: boolean; tokens: number | undefined }): VNode {
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <details class="thinking" open={isOpen} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>
+        <Icon name="think" />
+        <span>{isNow ? "Thinking…" : "Thought"}</span>
+        {tokens ? <span class="muted">{shownCount(tokens)} tokens</span> : null}
+      </summary>
+      {isOpen && <Markdown text={text} />}
+    </details>
+  );
+}
+
+function PhaseLine({ phase, hasText }: { phase: Phase | undefined; hasText: boolean }): VNode | null {
+  const text = phaseText(phase, hasText);
+  if (text === null) return <span class="caret" aria-hidden="true" />;
+  return (
+    <p class={`phase ${phase?.kind ?? "elsewhere"}`}>
+      <span class="pulse" aria-hidden="true" />
+      {text}
+    </p>
+  );
+}
+
+/** Return what a reply waits for, in words; null: for nothing, it is written. */
+export function phaseText(phase: Phase | undefined, hasText: boolean): string | null {
+  if (!phase) return "Another tab has this reply.";
+  switch (phase.kind) {
+    case "sending":
+      return hasText ? null : "Waiting for the server…";
+    case "reading":
+      return `Reading the prompt, ${Math.round(100 * phase.share)} % of ${shownCount(phase.total)} tokens`;
+    case "reconnecting":
+      return "The connection is lost. Looking for the server…";
+    case "loading":
+      return `Waiting: ${phase.message}`;
+    case "writing":
+      return null;
+  }
+}
+
+function Ending({ app, opened, message }: { app: App; opened: OpenConversation; message: Message }): VNode | null {
+  const again = message.parent;
+  return (
+    <>
+      {message.notes?.map((note) => (
+        <p class="ending" role="note">
+          <Icon name="info" /> {note}
+        </p>
+      ))}
+      {message.state === "stopped" && <p class="ending">Stopped.</p>}
+      {message.finishReason === "length" && message.state === "done" && (
+        <p class="ending">The reply ended at the limit of tokens.</p>
+      )}
+      {message.state === "failed" && (
+        <div class="failure" role="alert">
+          <p>{message.error}</p>
+          {again !== null && (
+            <button type="button" class="button" onClick={() => void app.store.reply(opened, again)}>
+              Try again
+            </button>
+          )}
+        </div>
+      )}
+    </>
+  );
+}
+
+function ToolResult({ message }: { message: Message }): VNode {
+  return (
+    <article class="message tool" aria-label="Result of a tool">
+      <details>
+        <summary>
+          <Icon name="tool" /> <span>Result</span> <span class="muted">{message.content.slice(0, 80)}</span>
+        </summary>
+        <pre tabIndex={0}>{message.content}</pre>
+      </details>
+    </article>
+  );
+}
+
+interface ActionsProps {
+  app: App;
+  opened: OpenConversation;
+  message: Message;
+  onEdit: (() => void) | null;
+}
+
+function Actions({ app, opened, message, onEdit }: ActionsProps): VNode | null {
+  if (message.state === "streaming") return null;
+  const fork = async (): Promise<void> => goTo({ view: "chat", id: (await app.store.fork(opened, message.id)).id });
+  const remove = async (): Promise<void> => {
+    if (await confirmed("Delete this message and all that follows it?", "Delete")) {
+      await app.store.deleteBranch(opened, message.id);
+    }
+  };
+  const parent = message.parent;
+  return (
+    <footer class="message-actions">
+      <Branches {...{ app, opened, message }} />
+      <CopyButton text={() => message.content} label="Copy message" />
+      {onEdit && <Action icon="edit" label="Edit, as a new branch" onClick={onEdit} />}
+      {message.role === "assistant" && parent !== null && (
+        <Action icon="retry" label="Regenerate, as a new branch" onClick={() => void app.store.reply(opened, parent)} />
+      )}
+      <Action icon="fork" label="Fork into a new conversation" onClick={() => void fork()} />
+      <Action icon="trash" label="Delete from here on" onClick={() => void remove()} />
+      {message.role === "assistant" && <Costs app={app} message={message} />}
+    </footer>
+  );
+}
+
+function Action({ icon, label, onClick }: { icon: IconName; label: string; onClick: () => void }): VNode {
+  return (
+    <button type="button" class="icon-button" title={label} aria-label={label} onClick={onClick}>
+      <Icon name={icon} />
+    </button>
+  );
+}
+
+function Branches({ app, opened, message }: Omit<ActionsProps, "onEdit">): VNode | null {
+  const siblings = opened.tree.siblings(message.id);
+  const at = siblings.indexOf(message.id);
+  if (siblings.length < 2) return null;
+  const step = (to: string | undefined, icon: IconName, label: string): VNode => (
+    <button
+      type="button"
+      class="icon-button"
+      aria-label={label}
+      title={label}
+      disabled={to === undefined}
+      onClick={() => to !== undefined && app.store.choose(opened, to)}
+    >
+      <Icon name={icon} />
+    </button>
+  );
+  return (
+    <span class="branches" role="group" aria-label={`Branch ${at + 1} of ${siblings.length}`}>
+      {step(siblings[at - 1], "left", "Branch before")}
+      <span>
+        {at + 1}/{siblings.length}
+      </span>
+      {step(siblings[at + 1], "right", "Next branch")}
+    </span>
+  );
+}
+
+function Costs({ app, message }: { app: App; message: Message }): VNode {
+  const hasModels = (app.server.page.value?.models.length ?? 0) > 1;
+  const costs: ComponentChildren = costsOf(message).map((cost) => (
+    <span class={cost.isCached ? "cached" : ""} title={cost.help}>
+      {cost.text}
+    </span>
+  ));
+  return (
+    <span class="costs">
+      {hasModels && message.model && <span title="The model that wrote the reply">{message.model}</span>}
+      {costs}
+    </span>
+  );
+}

@@ -1,0 +1,253 @@
+import type { ComponentChildren, VNode } from "preact";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { messageOf } from "../api/errors";
+import type { ParameterField } from "../api/types";
+import type { App } from "../app";
+import type { ParameterValue } from "../conversations/model";
+import { parseJson, parseParameter, shownDefault, shownParameter } from "../conversations/parameters";
+import type { OpenConversation } from "../conversations/store";
+import { Icon } from "../ui/icon";
+
+interface Props {
+  app: App;
+  opened: OpenConversation;
+  onClose: () => void;
+}
+
+/** What a conversation sends along: system message, parameters, schema, tools. Fields that are empty are up to the server. */
+export function SettingsPanel({ app, opened, onClose }: Props): VNode {
+  const facts = opened.facts.value;
+  const model = app.server.model(facts.model).value;
+  const head = useRef<HTMLHeadingElement>(null);
+  useEffect(() => head.current?.focus(), []);
+  const set = (field: ParameterField, value: ParameterValue | null): void => {
+    const { [field.name]: _, ...others } = opened.facts.peek().parameters;
+    app.store.update(opened, { parameters: value === null ? others : { ...others, [field.name]: value } });
+  };
+  const numSet = Object.keys(facts.parameters).length;
+  return (
+    <aside class="settings" aria-label="Settings of this conversation" onKeyDown={(event) => event.key === "Escape" && onClose()}>
+      <header>
+        <h2 ref={head} tabIndex={-1}>
+          Settings
+        </h2>
+        <button type="button" class="icon-button" aria-label="Close the settings" onClick={onClose}>
+          <Icon name="close" />
+        </button>
+      </header>
+      <TextField
+        label="System message"
+        help={model && !model.chat.system ? "The chat template of this model has no place for one." : "What the model is told before the conversation."}
+        value={facts.system}
+        onChange={(system) => app.store.update(opened, { system })}
+      />
+      {groupsOf((model?.parameters ?? []).filter((one) => one.name !== "json_schema")).map(([group, fields]) => (
+        <Group name={group} isOpen={group === "Length" || group === "Sampling"} numSet={fields.filter((one) => one.name in facts.parameters).length}>
+          {fields.map((field) => (
+            <ParameterInput key={field.name} field={field} shown={shownParameter(facts.parameters, field)} onChange={(value) => set(field, value)} />
+          ))}
+        </Group>
+      ))}
+      {!model && <p class="note">The parameters of the model are shown when it is loaded.</p>}
+      <Group name="Structured output" isOpen={facts.schema !== ""} numSet={facts.schema ? 1 : 0}>
+        <TextField
+          label="JSON schema"
+          help="Replies are JSON that conforms to it."
+          placeholder={'{"type": "object", "properties": …}'}
+          value={facts.schema}
+          check={(text) => parseJson(text, "object")}
+          isCode
+          onChange={(schema) => app.store.update(opened, { schema })}
+        />
+      </Group>
+      <Group name="Tools" isOpen={facts.tools !== ""} numSet={facts.tools ? 1 : 0}>
+        <TextField
+          label="Tools"
+          help={
+            model && !model.chat.tools
+              ? "The chat template of this model knows no tools."
+              : "A list of functions as in OpenAI's API. What the model calls is shown, and you send back the result."
+          }
+          placeholder={'[{"type": "function", "function": {"name": …}}]'}
+          value={facts.tools}
+          check={(text) => parseJson(text, "list")}
+          isCode
+          onChange={(tools) => app.store.update(opened, { tools })}
+        />
+      </Group>
+      {numSet > 0 && (
+        <button type="button" class="button" onClick={() => app.store.update(opened, { parameters: {} })}>
+          Back to the server's defaults
+        </button>
+      )}
+    </aside>
+  );
+}
+
+function groupsOf(fields: readonly ParameterField[]): Array<[string, ParameterField[]]> {
+  const groups = new Map<string, ParameterField[]>();
+  for (const field of fields) groups.set(field.group, [...(groups.get(field.group) ?? []), field]);
+  return [...groups];
+}
+
+function Group(props: { name: string; isOpen: boolean; numSet: number; children: ComponentChildren }): VNode {
+  return (
+    <details class="group" open={props.isOpen}>
+      <summary>
+        {props.name} {props.numSet > 0 && <span class="badge">{props.numSet} set</span>}
+      </summary>
+      {props.children}
+    </details>
+  );
+}
+
+interface InputProps {
+  field: ParameterField;
+  shown: string;
+  onChange: (value: ParameterValue | null) => void;
+}
+
+function ParameterInput({ field, shown, onChange }: InputProps): VNode {
+  const [text, setText] = useState(shown);
+  const [problem, setProblem] = useState<string | null>(null);
+  const id = useId();
+  useEffect(() => {
+    setText(shown);
+    setProblem(null);
+  }, [shown]);
+  const take = (typed: string): void => {
+    setText(typed);
+    try {
+      onChange(parseParameter(field, typed));
+      setProblem(null);
+    } catch (error) {
+      setProblem(messageOf(error));
+    }
+  };
+  const standard = shownDefault(field);
+  const shared = { id, "aria-describedby": `${id}-help`, "aria-invalid": problem !== null };
+  return (
+    <div class={`parameter${shown ? " is-set" : ""}`}>
+      <label for={id}>{field.label}</label>
+      <ParameterControl field={field} text={text} standard={standard} shared={shared} onTake={take} />
+      <p class="help" id={`${id}-help`}>
+        {field.help}
+      </p>
+      {problem && (
+        <p class="problem" role="alert">
+          {problem}
+        </p>
+      )}
+    </div>
+  );
+}
+
+interface ControlProps {
+  field: ParameterField;
+  text: string;
+  standard: string;
+  shared: { id: string; "aria-describedby": string; "aria-invalid": boolean };
+  onTake: (typed: string) => void;
+}
+
+function ParameterControl({ field, text, standard, shared, onTake }: ControlProps): VNode {
+  const choices = field.type === "boolean" ? ["true", "false"] : field.choices;
+  if (choices) {
+    return (
+      <select {...shared} value={text} onChange={(event) => onTake(event.currentTarget.value)}>
+        <option value="">{standard ? `default: ${standard}` : "default"}</option>
+        {choices.map((one) => (
+          <option value={one}>{field.type === "boolean" ? (one === "true" ? "on" : "off") : one}</option>
+        ))}
+      </select>
+    );
+  }
+  if (field.type === "texts" || field.type === "json") {
+    const placeholder = field.type === "texts" ? standard || "one a line" : standard || "JSON";
+    return (
+      <textarea {...shared} rows={2} value={text} placeholder={placeholder} onInput={(event) => onTake(event.currentTarget.value)} />
+    );
+  }
+  const isNumber = field.type === "number" || field.type === "integer";
+  return (
+    <input
+      {...shared}
+      type="text"
+      inputMode={isNumber ? "decimal" : "text"}
+      value={text}
+      placeholder={standard || "none"}
+      autocomplete="off"
+      onInput={(event) => onTake(event.currentTarget.value)}
+      onKeyDown={(event) => {
+        const step = event.key === "ArrowUp" ? 1 : event.key === "ArrowDown" ? -1 : 0;
+        if (!isNumber || !step) return;
+        event.preventDefault();
+        onTake(stepped(field, text || standard, step));
+      }}
+    />
+  );
+}
+
+/** Return a number one step up or down, within its bounds. */
+function stepped(field: ParameterField, text: string, direction: 1 | -1): string {
+  const step = field.step ?? (field.type === "integer" ? 1 : 0.05);
+  const start = Number(text);
+  const value = (Number.isFinite(start) ? start : 0) + direction * step;
+  const bounded = Math.min(field.maximum ?? Infinity, Math.max(field.minimum ?? -Infinity, value));
+  return String(Number(bounded.toFixed(6)));
+}
+
+interface TextProps {
+  label: string;
+  help: string;
+  value: string;
+  placeholder?: string;
+  isCode?: boolean;
+  check?: (text: string) => unknown;
+  onChange: (value: string) => void;
+}
+
+/** A longer text. What is not valid is kept in the field and not taken. */
+function TextField({ label, help, value, placeholder = "", isCode = false, check, onChange }: TextProps): VNode {
+  const [text, setText] = useState(value);
+  const [problem, setProblem] = useState<string | null>(null);
+  const id = useId();
+  useEffect(() => {
+    setText(value);
+    setProblem(null);
+  }, [value]);
+  const take = (typed: string): void => {
+    setText(typed);
+    try {
+      check?.(typed);
+      setProblem(null);
+      onChange(typed);
+    } catch (error) {
+      setProblem(messageOf(error));
+    }
+  };
+  return (
+    <div class="parameter wide">
+      <label for={id}>{label}</label>
+      <textarea
+        id={id}
+        class={isCode ? "code-field" : ""}
+        rows={isCode ? 5 : 3}
+        value={text}
+        placeholder={placeholder}
+        spellcheck={!isCode}
+        aria-describedby={`${id}-help`}
+        aria-invalid={problem !== null}
+        onInput={(event) => take(event.currentTarget.value)}
+      />
+      <p class="help" id={`${id}-help`}>
+        {help}
+      </p>
+      {problem && (
+        <p class="problem" role="alert">
+          {problem} Until it is valid, the last valid one is used.
+        </p>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,88 @@
+import { type DBSchema, type IDBPDatabase, openDB } from "idb";
+import type { Conversation, Message } from "./model";
+
+const NAME = "paceline";
+const VERSION = 1;
+
+interface Schema extends DBSchema {
+  conversations: { key: string; value: Conversation };
+  messages: { key: string; value: Message; indexes: { conversation: string; state: string } };
+}
+
+/** Conversations and their messages in the browser, in IndexedDB. A message is a record of its own: streams write one alone. */
+export class ConversationDatabase {
+  private constructor(private readonly database: IDBPDatabase<Schema>) {}
+
+  static async open(name = NAME): Promise<ConversationDatabase> {
+    const database = await openDB<Schema>(name, VERSION, {
+      upgrade(opened) {
+        opened.createObjectStore("conversations", { keyPath: "id" });
+        const messages = opened.createObjectStore("messages", { keyPath: "id" });
+        messages.createIndex("conversation", "conversation");
+        messages.createIndex("state", "state");
+      },
+    });
+    return new ConversationDatabase(database);
+  }
+
+  /** Return all conversations, the last changed first. */
+  async conversations(): Promise<Conversation[]> {
+    const all = await this.database.getAll("conversations");
+    return all.sort((a, b) => b.updatedAt - a.updatedAt);
+  }
+
+  async conversation(id: string): Promise<Conversation | undefined> {
+    return this.database.get("conversations", id);
+  }
+
+  async messages(conversation: string): Promise<Message[]> {
+    return this.database.getAllFromIndex("messages", "conversation", conversation);
+  }
+
+  /** Return the conversations with a reply that was being generated when it was saved. */
+  async streaming(): Promise<string[]> {
+    const messages = await this.database.getAllFromIndex("messages", "state", "streaming");
+    return [...new Set(messages.map((message) => message.conversation))];
+  }
+
+  async message(id: string): Promise<Message | undefined> {
+    return this.database.get("messages", id);
+  }
+
+  async saveConversation(conversation: Conversation): Promise<void> {
+    await this.database.put("conversations", conversation);
+  }
+
+  async saveMessage(message: Message): Promise<void> {
+    await this.database.put("messages", message);
+  }
+
+  /** Save a conversation with messages in one transaction: all of it or nothing. */
+  async saveAll(conversation: Conversation, messages: readonly Message[]): Promise<void> {
+    const transaction = this.database.transaction(["conversations", "messages"], "readwrite");
+    await Promise.all([
+      transaction.objectStore("conversations").put(conversation),
+      ...messages.map((message) => transaction.objectStore("messages").put(message)),
+      transaction.done,
+    ]);
+  }
+
+  async deleteMessages(ids: readonly string[]): Promise<void> {
+    const transaction = this.database.transaction("messages", "readwrite");
+    await Promise.all([...ids.map((id) => transaction.store.delete(id)), transaction.done]);
+  }
+
+  async deleteConversation(id: string): Promise<void> {
+    const transaction = this.database.transaction(["conversations", "messages"], "readwrite");
+    const keys = await transaction.objectStore("messages").index("conversation").getAllKeys(id);
+    await Promise.all([
+      transaction.objectStore("conversations").delete(id),
+      ...keys.map((key) => transaction.objectStore("messages").delete(key)),
+      transaction.done,
+    ]);
+  }
+
+  close(): void {
+    this.database.close();
+  }
+}

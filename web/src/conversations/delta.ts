@@ -1,0 +1,43 @@
+import type { ChatEvent, ToolCall, ToolCallDelta } from "../api/types";
+import type { Message } from "./model";
+
+/** Return a reply with what an event adds to it. tokens: generated before this stream, where the reply is a continued one. */
+export function withEvent(message: Message, event: ChatEvent, tokens = 0): Message {
+  const next = { ...message };
+  if (event.model) next.model = event.model;
+  const choice = event.choices?.[0];
+  if (choice?.delta?.content) next.content += choice.delta.content;
+  if (choice?.delta?.reasoning_content) next.reasoning = (next.reasoning ?? "") + choice.delta.reasoning_content;
+  if (choice?.delta?.tool_calls) next.toolCalls = withCalls(next.toolCalls ?? [], choice.delta.tool_calls);
+  if (choice?.finish_reason) next.finishReason = choice.finish_reason;
+  if (event.usage) next.usage = { ...event.usage, completion_tokens: event.usage.completion_tokens + tokens };
+  if (event.timings) next.timings = event.timings;
+  for (const warning of event.warnings ?? []) next.notes = withNote(next.notes, warning);
+  return next;
+}
+
+/** Return notes with one more, where it is not among them already. */
+export function withNote(notes: readonly string[] | undefined, note: string): string[] {
+  const before = notes ?? [];
+  return before.includes(note) ? [...before] : [...before, note];
+}
+
+/** Return a reply as it is before its first event: what starts it again keeps its place and its notes. */
+export function emptied(message: Message): Message {
+  const { conversation, createdAt, id, parent, role, state } = message;
+  return { id, conversation, parent, role, state, createdAt, content: "", ...(message.notes && { notes: message.notes }) };
+}
+
+function withCalls(calls: readonly ToolCall[], deltas: readonly ToolCallDelta[]): ToolCall[] {
+  const next = [...calls];
+  for (const delta of deltas) {
+    const at = delta.index ?? next.length;
+    const call = next[at] ?? { id: "", name: "", arguments: "" };
+    next[at] = {
+      id: delta.id ?? call.id,
+      name: call.name + (delta.function?.name ?? ""),
+      arguments: call.arguments + (delta.function?.arguments ?? ""),
+    };
+  }
+  return next;
+}

@@ -1,0 +1,214 @@
+import { signal } from "@preact/signals";
+import { ApiError, errorOfBody, messageOf } from "../api/errors";
+import { type Resumed, StreamLost, endStream, readEvents, resumeStream, startStream } from "../api/resumable";
+import type { ServerEvent } from "../api/sse";
+import type { ChatEvent } from "../api/types";
+import type { Begun } from "./chat_body";
+import { emptied, withEvent, withNote } from "./delta";
+import type { Message } from "./model";
+
+/** What a reply waits for. share: of the prompt that is computed, 0 to 1. */
+export type Phase =
+  | { kind: "sending" }
+  | { kind: "reading"; share: number; total: number }
+  | { kind: "writing" }
+  | { kind: "reconnecting" }
+  | { kind: "loading"; message: string };
+
+/** How a reply reaches the server; tests have another one. */
+export interface Transport {
+  start(body: unknown, id: string, abort: AbortSignal): Promise<Response>;
+  resume(id: string, offset: number, abort: AbortSignal): Promise<Resumed>;
+  end(id: string): Promise<void>;
+  wait(ms: number, abort: AbortSignal): Promise<void>;
+}
+
+/** Where a reply gets its bodies from, and where it goes. */
+export interface ReplyHost {
+  /** The body of its request; of one that continues it, where `begun` is given. */
+  body(begun?: Begun): Record<string, unknown>;
+  canContinue(message: Message): boolean;
+  /** Called with each new state of the message. isFinal: it is the last one. */
+  changed(message: Message, isFinal: boolean): void;
+}
+
+const FIRST_WAIT_MS = 300;
+const MOST_WAIT_MS = 4000;
+// Ends of a stream by which a server that goes away says so: what it had generated goes on elsewhere.
+const ENDED_BY_SERVER = new Set(["shutdown", "engine_stopped", "engine_died", "model_unloaded", "offset_lost"]);
+
+const CONTINUED = "The server lost this stream, as it does when it is restarted. The reply went on from where it was.";
+const STARTED_AGAIN = "The server lost this stream, as it does when it is restarted. The reply was started again.";
+const RECONNECTED = "The connection was lost for a while. The stream went on without a gap.";
+
+class ServerGone extends Error {}
+
+/**
+ * One reply while it is generated. Whatever happens to the connection, it goes on: by reading the stream on from the last
+ * byte, or, where the server does not have it any more, by letting the model continue the text.
+ */
+export class Reply {
+  readonly phase = signal<Phase>({ kind: "sending" });
+  #abort = new AbortController();
+  #tokensBefore = 0;
+  #isAccepted = false; // the server has begun to respond: from then on it is worth to wait for it
+
+  constructor(
+    private message: Message,
+    private readonly host: ReplyHost,
+    private readonly transport: Transport = HTTP,
+  ) {}
+
+  get id(): string {
+    return this.message.id;
+  }
+
+  /** Generate the whole reply, or go on with one whose stream was interrupted. Never throws. */
+  async run(): Promise<void> {
+    try {
+      await (this.message.stream ? this.#goOn() : this.#start());
+      this.#finish({ state: "done" });
+    } catch (error) {
+      if (this.#abort.signal.aborted) this.#finish({ state: "stopped" });
+      else this.#finish({ state: "failed", error: messageOf(error) });
+    }
+  }
+
+  /** End the reply; what was generated stays. */
+  stop(): void {
+    this.#abort.abort();
+    if (this.message.stream) void this.transport.end(this.message.stream.id);
+  }
+
+  async #start(begun?: Begun): Promise<void> {
+    const id = newStreamId(this.message.id, this.message.stream?.id);
+    this.#change({ ...this.message, stream: { id, offset: 0 } });
+    const response = await this.#started(begun, id);
+    this.#isAccepted = true;
+    await this.#read(response, 0);
+  }
+
+  async #started(begun: Begun | undefined, id: string): Promise<Response> {
+    const body = this.host.body(begun);
+    for (let wait = FIRST_WAIT_MS; ; wait = Math.min(2 * wait, MOST_WAIT_MS)) {
+      try {
+        return await this.transport.start(body, id, this.#abort.signal);
+      } catch (error) {
+        const isWorthIt = error instanceof ApiError && (error.code === "loading" || error.status === 503);
+        if (!isWorthIt && !(this.#isAccepted && error instanceof ApiError && error.isTemporary)) throw error;
+        this.phase.value = { kind: "loading", message: messageOf(error) };
+        await this.transport.wait(wait, this.#abort.signal);
+      }
+    }
+  }
+
+  /** isLost: the connection broke under this page; otherwise the page was left. */
+  async #goOn(isLost = false): Promise<void> {
+    this.#isAccepted = true;
+    this.phase.value = { kind: "reconnecting" };
+    const position = this.message.stream ?? { id: "", offset: 0 };
+    for (let wait = FIRST_WAIT_MS; ; wait = Math.min(2 * wait, MOST_WAIT_MS)) {
+      const resumed = await this.transport.resume(position.id, position.offset, this.#abort.signal);
+      if (resumed.kind === "gone") return this.#continueText();
+      if (resumed.kind === "stream") {
+        if (isLost) this.#note(RECONNECTED);
+        return this.#read(resumed.response, position.offset);
+      }
+      await this.transport.wait(wait, this.#abort.signal);
+    }
+  }
+
+  async #continueText(): Promise<void> {
+    if (this.message.finishReason) return; // all that is missing are counts
+    if (this.host.canContinue(this.message)) {
+      this.#tokensBefore = this.message.usage?.completion_tokens ?? 0;
+      this.#note(CONTINUED);
+      return this.#start(this.#begun());
+    }
+    this.#tokensBefore = 0;
+    const stream = this.message.stream;
+    this.#change({ ...emptied(this.message), ...(stream && { stream }) });
+    this.#note(STARTED_AGAIN);
+    return this.#start();
+  }
+
+  #begun(): Begun {
+    return { content: this.message.content, reasoning: this.message.reasoning ?? "", tokens: this.#tokensBefore };
+  }
+
+  async #read(response: Response, offset: number): Promise<void> {
+    try {
+      for await (const events of readEvents(response, offset)) this.#take(events);
+    } catch (error) {
+      if (this.#abort.signal.aborted) throw error;
+      if (error instanceof ServerGone) return this.#continueText();
+      if (!(error instanceof StreamLost)) throw error;
+      return this.#goOn(true);
+    }
+  }
+
+  #take(events: readonly ServerEvent[]): void {
+    let next = this.message;
+    for (const event of events) {
+      const body = JSON.parse(event.data) as ChatEvent;
+      if (body.error !== undefined) {
+        this.#change(next);
+        throw this.#failure(body);
+      }
+      next = withEvent(next, body, this.#tokensBefore);
+      this.#show(body);
+    }
+    const end = events[events.length - 1]?.end ?? 0;
+    this.#change({ ...next, stream: { id: next.stream?.id ?? "", offset: end } });
+  }
+
+  #failure(event: ChatEvent): Error {
+    const error = errorOfBody(event, 200);
+    return ENDED_BY_SERVER.has(error.code) ? new ServerGone() : error;
+  }
+
+  #show(event: ChatEvent): void {
+    const progress = event.prompt_progress;
+    if (progress) {
+      const share = progress.total ? progress.processed / progress.total : 1;
+      this.phase.value = { kind: "reading", share, total: progress.total };
+    } else if (this.phase.peek().kind !== "writing") {
+      this.phase.value = { kind: "writing" };
+    }
+  }
+
+  #note(note: string): void {
+    this.#change({ ...this.message, notes: withNote(this.message.notes, note) });
+  }
+
+  #change(message: Message): void {
+    this.message = message;
+    this.host.changed(message, false);
+  }
+
+  #finish(end: Pick<Message, "state"> & { error?: string }): void {
+    const { stream: _, ...rest } = this.message;
+    this.message = { ...rest, ...end };
+    this.host.changed(this.message, true);
+  }
+}
+
+/** Return the id of a stream for a reply. before: of its stream so far; each stream has its own. */
+function newStreamId(reply: string, before: string | undefined): string {
+  const attempt = Number(/\.(\d+)$/.exec(before ?? "")?.[1] ?? 0) + 1;
+  return `web-${reply}.${attempt}`;
+}
+
+const HTTP: Transport = {
+  start: (body, id, abort) => startStream("v1/chat/completions", body, id, abort),
+  resume: resumeStream,
+  end: endStream,
+  wait: (ms, abort) =>
+    new Promise((resolve, reject) => {
+      const timer = setTimeout(resolve, ms);
+      abort.addEventListener("abort", () => {
+        clearTimeout(timer);
+        reject(new DOMException("aborted", "AbortError"));
+      });
+    }),
+};

@@ -1,0 +1,366 @@
+import { type ReadonlySignal, type Signal, batch, computed, signal } from "@preact/signals";
+import { messageOf } from "../api/errors";
+import { type Begun, canContinue, chatBody } from "./chat_body";
+import type { ConversationDatabase } from "./database";
+import { type Attachment, type Conversation, type Message, newConversation, newId, titleOf } from "./model";
+import { Reply, type Transport } from "./reply";
+import { TabChannel, type TabMessage } from "./tabs";
+import { MessageTree } from "./tree";
+
+const SHOW_MS = 33; // between two drawings of a reply that grows
+const SAVE_MS = 400; // between two writes of a reply that grows
+
+/** A conversation that is in memory: what is shown, or has a reply that is generated. */
+export class OpenConversation {
+  readonly facts: Signal<Conversation>;
+  /** The ids of the messages that are shown, in order. */
+  readonly path: Signal<readonly string[]>;
+  readonly #messages = new Map<string, Signal<Message>>();
+  readonly tree: MessageTree;
+
+  constructor(conversation: Conversation, messages: readonly Message[]) {
+    this.facts = signal(conversation);
+    for (const message of messages) this.#messages.set(message.id, signal(message));
+    this.tree = new MessageTree(messages, conversation.chosen);
+    this.path = signal(this.tree.path());
+  }
+
+  get id(): string {
+    return this.facts.peek().id;
+  }
+
+  /** Return a message; it is there as long as its id is in the tree. */
+  message(id: string): Signal<Message> {
+    const found = this.#messages.get(id);
+    if (!found) throw new Error(`message ${id} is not in this conversation`);
+    return found;
+  }
+
+  has(id: string): boolean {
+    return this.#messages.has(id);
+  }
+
+  all(): Message[] {
+    return [...this.#messages.values()].map((one) => one.peek());
+  }
+
+  /** Take in a message, new or changed. */
+  put(message: Message): void {
+    const known = this.#messages.get(message.id);
+    if (known) {
+      known.value = message;
+      return;
+    }
+    this.#messages.set(message.id, signal(message));
+    this.tree.add(message);
+  }
+
+  drop(ids: readonly string[]): void {
+    for (const id of ids) this.#messages.delete(id);
+  }
+}
+
+/** All conversations, and the replies that are generated. Everything is saved as it happens. */
+export class ConversationStore {
+  readonly list: Signal<readonly Conversation[]> = signal([]);
+  readonly replies: Signal<ReadonlyMap<string, Reply>> = signal(new Map());
+  /** The conversations with a reply that is generated here. */
+  readonly busy: ReadonlySignal<ReadonlySet<string>>;
+  /** What could not be saved; null: nothing. */
+  readonly failure: Signal<string | null> = signal(null);
+  readonly #open = new Map<string, Promise<OpenConversation | null>>();
+  readonly #places = new Map<string, string>(); // conversations of replies
+  readonly #saves = new Map<string, { timer: ReturnType<typeof setTimeout>; opened: OpenConversation }>();
+  readonly #unshown = new Map<string, Message>(); // what replies have become since they were drawn
+  readonly #writes = new Set<Promise<void>>();
+  readonly #tabs: TabChannel;
+
+  constructor(
+    private readonly database: ConversationDatabase,
+    private readonly transport?: Transport,
+    tabs = new TabChannel(),
+  ) {
+    this.#tabs = tabs;
+    this.#tabs.onMessage = (message) => void this.#otherTab(message);
+    this.busy = computed(() => new Set([...this.replies.value.keys()].map((id) => this.#places.get(id) ?? "")));
+  }
+
+  /** Read the list, and go on with the replies that were being generated when the page was left. */
+  async load(): Promise<void> {
+    this.list.value = await this.database.conversations();
+    for (const id of await this.database.streaming()) await this.open(id);
+  }
+
+  /** Return a conversation with its messages; null: there is none. */
+  open(id: string): Promise<OpenConversation | null> {
+    let opening = this.#open.get(id);
+    if (!opening) {
+      opening = this.#read(id);
+      this.#open.set(id, opening);
+    }
+    return opening;
+  }
+
+  /** Make a conversation. It is saved with its first message. */
+  create(model = ""): OpenConversation {
+    const opened = new OpenConversation(newConversation(model), []);
+    this.#open.set(opened.id, Promise.resolve(opened));
+    return opened;
+  }
+
+  /** Add a message of a person behind `parent` and generate the reply. */
+  async send(opened: OpenConversation, parent: string | null, content: string, attachments: readonly Attachment[]): Promise<void> {
+    const message = this.#newMessage(opened, parent, "user");
+    const facts = opened.facts.peek();
+    if (!facts.title) opened.facts.value = { ...facts, title: titleOf(content) || (attachments[0]?.name ?? "") };
+    this.#add(opened, { ...message, content, ...(attachments.length && { attachments: [...attachments] }) });
+    await this.reply(opened, message.id);
+  }
+
+  /** Add the results of a message's tool calls, and generate the reply. */
+  async sendResults(opened: OpenConversation, caller: string, results: ReadonlyMap<string, string>): Promise<void> {
+    let parent = caller;
+    for (const [toolCallId, content] of results) {
+      const message = this.#newMessage(opened, parent, "tool");
+      this.#add(opened, { ...message, content, toolCallId });
+      parent = message.id;
+    }
+    await this.reply(opened, parent);
+  }
+
+  /** Generate a reply behind a message; beside those that there are, a further branch. */
+  async reply(opened: OpenConversation, parent: string): Promise<void> {
+    const message: Message = { ...this.#newMessage(opened, parent, "assistant"), state: "streaming" };
+    this.#add(opened, message);
+    await this.#run(opened, message);
+  }
+
+  stop(id: string): void {
+    this.replies.peek().get(id)?.stop();
+  }
+
+  /** Show the branch with this message. */
+  choose(opened: OpenConversation, id: string): void {
+    opened.tree.choose(id);
+    this.#showTree(opened);
+  }
+
+  /** Delete a message and all that follows it. */
+  async deleteBranch(opened: OpenConversation, id: string): Promise<void> {
+    const removed = opened.tree.remove(id);
+    for (const one of removed) this.stop(one);
+    this.#showTree(opened);
+    opened.drop(removed);
+    await this.#saving(() => this.database.deleteMessages(removed));
+  }
+
+  /** Make a conversation of the path to a message; return it. The server has its prefix cached. */
+  async fork(opened: OpenConversation, id: string): Promise<OpenConversation> {
+    const facts = opened.facts.peek();
+    const { id: own, createdAt, updatedAt } = newConversation();
+    const copy: Conversation = { ...facts, id: own, createdAt, updatedAt, chosen: {} };
+    const messages: Message[] = [];
+    for (const one of opened.tree.pathTo(id)) {
+      const { stream: _, ...message } = opened.message(one).peek();
+      const state = message.state === "streaming" ? "stopped" : message.state;
+      messages.push({ ...message, id: newId(), conversation: copy.id, parent: messages.at(-1)?.id ?? null, state });
+    }
+    const forked = new OpenConversation(copy, messages);
+    this.#open.set(copy.id, Promise.resolve(forked));
+    await this.#saving(() => this.database.saveAll(copy, messages));
+    this.#list(copy);
+    return forked;
+  }
+
+  /** Change a conversation's title, model or parameters. */
+  update(opened: OpenConversation, change: Partial<Conversation>): void {
+    opened.facts.value = { ...opened.facts.peek(), ...change };
+    if (opened.tree.size) this.#saveFacts(opened);
+  }
+
+  async rename(id: string, title: string): Promise<void> {
+    const opened = await this.open(id);
+    if (opened) this.update(opened, { title });
+  }
+
+  async delete(id: string): Promise<void> {
+    const opened = await this.open(id);
+    for (const message of opened?.all() ?? []) this.stop(message.id);
+    this.#open.delete(id);
+    this.list.value = this.list.peek().filter((one) => one.id !== id);
+    await this.#saving(() => this.database.deleteConversation(id));
+    this.#tabs.send({ kind: "list" });
+  }
+
+  /** Take in conversations that were imported. */
+  async add(imported: ReadonlyArray<{ conversation: Conversation; messages: readonly Message[] }>): Promise<void> {
+    for (const one of imported) {
+      await this.database.saveAll(one.conversation, one.messages);
+      this.#list(one.conversation);
+    }
+    this.#tabs.send({ kind: "list" });
+  }
+
+  /** Return all conversations with their messages, as they are saved. */
+  async everything(): Promise<Array<{ conversation: Conversation; messages: Message[] }>> {
+    await this.flush();
+    const all = await this.database.conversations();
+    return Promise.all(all.map(async (conversation) => ({ conversation, messages: await this.database.messages(conversation.id) })));
+  }
+
+  /** Write now what waits to be written. */
+  async flush(): Promise<void> {
+    await Promise.all([...this.#saves].map(([id, { opened }]) => this.#saveNow(opened, id)));
+    await Promise.all(this.#writes);
+  }
+
+  /** Write what waits to be written, and hear no more of other tabs. */
+  async close(): Promise<void> {
+    this.#tabs.close();
+    await this.flush();
+  }
+
+  async #read(id: string): Promise<OpenConversation | null> {
+    const conversation = await this.database.conversation(id);
+    if (!conversation) {
+      this.#open.delete(id);
+      return null;
+    }
+    const opened = new OpenConversation(conversation, await this.database.messages(id));
+    for (const message of opened.all()) if (message.state === "streaming") void this.#takeOver(opened, message);
+    return opened;
+  }
+
+  /** Go on with a reply of a page that is gone; another tab that still generates it keeps it. */
+  async #takeOver(opened: OpenConversation, message: Message): Promise<void> {
+    await this.#tabs.owning(message.id, async () => {
+      const saved = await this.database.message(message.id);
+      if (!saved || saved.state !== "streaming") {
+        if (saved) opened.put(saved);
+        return;
+      }
+      opened.put(saved);
+      await this.#generate(opened, saved);
+    });
+  }
+
+  async #run(opened: OpenConversation, message: Message): Promise<void> {
+    await this.#tabs.owning(message.id, () => this.#generate(opened, message));
+  }
+
+  async #generate(opened: OpenConversation, message: Message): Promise<void> {
+    const reply = new Reply(
+      message,
+      {
+        body: (begun?: Begun) => chatBody(opened.facts.peek(), this.#before(opened, message), begun),
+        canContinue: (now) => canContinue(opened.facts.peek(), now),
+        changed: (now, isFinal) => this.#changed(opened, now, isFinal),
+      },
+      ...(this.transport ? [this.transport] : []),
+    );
+    this.#places.set(message.id, opened.id);
+    this.replies.value = new Map(this.replies.peek()).set(message.id, reply);
+    await reply.run();
+    const left = new Map(this.replies.peek());
+    left.delete(message.id);
+    this.#places.delete(message.id);
+    this.replies.value = left;
+  }
+
+  #before(opened: OpenConversation, message: Message): Message[] {
+    const path = message.parent === null ? [] : opened.tree.pathTo(message.parent);
+    return path.map((id) => opened.message(id).peek());
+  }
+
+  /** Show and save what a reply has become: a stream changes hundreds of times a second, and is drawn far less often. */
+  #changed(opened: OpenConversation, message: Message, isFinal: boolean): void {
+    if (!opened.has(message.id)) return; // it was deleted meanwhile
+    const isWaiting = this.#unshown.has(message.id);
+    this.#unshown.set(message.id, message);
+    if (isFinal) this.#show(opened, message.id);
+    else if (!isWaiting) setTimeout(() => this.#show(opened, message.id), SHOW_MS);
+    if (!isFinal) {
+      if (this.#saves.has(message.id)) return;
+      const timer = setTimeout(() => void this.#saveNow(opened, message.id), SAVE_MS);
+      this.#saves.set(message.id, { timer, opened });
+      return;
+    }
+    void this.#saveNow(opened, message.id);
+  }
+
+  #show(opened: OpenConversation, id: string): void {
+    const message = this.#unshown.get(id);
+    this.#unshown.delete(id);
+    if (message && opened.has(id)) opened.put(message);
+  }
+
+  async #saveNow(opened: OpenConversation, id: string): Promise<void> {
+    clearTimeout(this.#saves.get(id)?.timer);
+    this.#saves.delete(id);
+    this.#show(opened, id);
+    if (!opened.has(id)) return;
+    await this.#saving(() => this.database.saveMessage(opened.message(id).peek()));
+    this.#tabs.send({ kind: "message", conversation: opened.id, message: id });
+  }
+
+  #newMessage(opened: OpenConversation, parent: string | null, role: Message["role"]): Message {
+    const last = parent === null ? 0 : opened.message(parent).peek().createdAt;
+    const createdAt = Math.max(Date.now(), last + 1);
+    return { id: newId(), conversation: opened.id, parent, role, content: "", createdAt, state: "done" };
+  }
+
+  #add(opened: OpenConversation, message: Message): void {
+    opened.put(message);
+    this.#showTree(opened, false);
+    const facts = { ...opened.facts.peek(), updatedAt: Date.now(), chosen: opened.tree.chosen };
+    opened.facts.value = facts;
+    this.#list(facts);
+    void this.#saving(() => this.database.saveAll(facts, [message])).then(() =>
+      this.#tabs.send({ kind: "message", conversation: opened.id, message: message.id }),
+    );
+  }
+
+  #showTree(opened: OpenConversation, isSaved = true): void {
+    batch(() => {
+      opened.path.value = opened.tree.path();
+      if (isSaved) this.update(opened, { chosen: opened.tree.chosen });
+    });
+  }
+
+  #saveFacts(opened: OpenConversation): void {
+    const facts = opened.facts.peek();
+    this.#list(facts);
+    void this.#saving(() => this.database.saveConversation(facts));
+  }
+
+  #list(conversation: Conversation): void {
+    const others = this.list.peek().filter((one) => one.id !== conversation.id);
+    this.list.value = [...others, conversation].sort((a, b) => b.updatedAt - a.updatedAt);
+  }
+
+  async #saving(save: () => Promise<void>): Promise<void> {
+    const write = save().catch((error: unknown) => {
+      this.failure.value = `The browser could not save this: ${messageOf(error)}`;
+    });
+    this.#writes.add(write);
+    await write;
+    this.#writes.delete(write);
+  }
+
+  async #otherTab(message: TabMessage): Promise<void> {
+    if (message.kind === "list") {
+      this.list.value = await this.database.conversations();
+      return;
+    }
+    const facts = await this.database.conversation(message.conversation);
+    if (facts) this.#list(facts);
+    const opened = await this.#open.get(message.conversation);
+    if (!opened || this.replies.peek().has(message.message)) return;
+    const saved = await this.database.message(message.message);
+    if (!saved || (saved.parent !== null && !opened.has(saved.parent))) return;
+    const chosen = opened.tree.chosen;
+    opened.put(saved);
+    if (chosen[saved.parent ?? ""] !== undefined) opened.tree.choose(chosen[saved.parent ?? ""] as string);
+    opened.path.value = opened.tree.path();
+  }
+}

@@ -1,0 +1,158 @@
+import { render } from "preact";
+import { describe, expect, it, vi } from "vitest";
+import { safeAddress } from "../src/markdown/links";
+import { Markdown } from "../src/markdown/markdown";
+
+function shown(text: string): HTMLElement {
+  const root = document.createElement("div");
+  document.body.append(root);
+  render(<Markdown text={text} />, root);
+  return root;
+}
+
+const ALLOWED = new Set(
+  "div p a strong em del code pre span br hr ul ol li input blockquote h3 h4 h5 h6 table thead tbody tr th td button svg path".split(" "),
+);
+const ATTRIBUTES = new Set(
+  "class href target rel title type disabled checked aria-label aria-hidden focusable tabindex role start viewBox d".split(" "),
+);
+
+/** Assert that there is nothing that could run, load or send anything. */
+function expectHarmless(root: HTMLElement): void {
+  for (const element of root.querySelectorAll("*")) {
+    expect(ALLOWED).toContain(element.localName);
+    for (const { name, value } of element.attributes) {
+      expect(ATTRIBUTES).toContain(name);
+      if (name === "href") expect(value).toMatch(/^(https?:|mailto:)/);
+    }
+    if (element.localName === "path") expect(element.closest("svg.icon")).not.toBeNull();
+  }
+}
+
+const HOSTILE = [
+  "<script>alert(1)</script>",
+  "<img src=x onerror=alert(1)>",
+  "<svg onload=alert(1)><script>alert(1)</script></svg>",
+  "text <b onmouseover=alert(1)>bold</b> <iframe src='javascript:alert(1)'></iframe>",
+  "<a href='javascript:alert(1)'>x</a>",
+  "[x](javascript:alert(1))",
+  "[x](JaVaScRiPt:alert(1))",
+  "[x](java\tscript:alert(1))",
+  "[x](&#106;avascript:alert(1))",
+  "[x](javascript&colon;alert(1))",
+  "[x](data:text/html,<script>alert(1)</script>)",
+  "[x](vbscript:alert(1))",
+  "[x](file:///etc/passwd)",
+  "[x](//example.org/relative)",
+  "[x](#/chat/000000000000000000000000)",
+  "[x](v1/models)",
+  "<javascript:alert(1)>",
+  "[x][y]\n\n[y]: javascript:alert(1)",
+  "![x](http://example.org/pixel.png)",
+  "![x](javascript:alert(1))",
+  "![x](data:image/svg+xml,<svg onload=alert(1)>)",
+  "![x][y]\n\n[y]: http://example.org/pixel.png 'title'",
+  '[x](http://example.org/ "onmouseover=alert(1)")',
+  '[x](http://example.org/"onmouseover="alert(1))',
+  "```<img src=x onerror=alert(1)>\ncode\n```",
+  "```html\n<script>alert(1)</script>\n```",
+  "```js\n</code></pre><script>alert(1)</script>\n```",
+  "`<img src=x onerror=alert(1)>`",
+  "| a | <img src=x onerror=alert(1)> |\n|---|---|\n| [x](javascript:alert(1)) | <script>alert(1)</script> |",
+  "- [ ] <input onfocus=alert(1) autofocus>",
+  "<style>body{background:url(http://example.org/x)}</style>",
+  "<form action=http://example.org><button>x</button></form>",
+  "<math><mi xlink:href='javascript:alert(1)'>x</mi></math>",
+  "<!-- --><details open ontoggle=alert(1)>",
+  "&lt;script&gt;alert(1)&lt;/script&gt;",
+  "http://example.org/<script>alert(1)</script>",
+  "**<img src=x onerror=alert(1)>**",
+  "# <svg/onload=alert(1)>",
+  "> <object data=javascript:alert(1)>",
+];
+
+describe("Markdown of a model", () => {
+  it.each(HOSTILE)("cannot run or load anything: %s", (text) => {
+    const alerted = vi.fn();
+    vi.stubGlobal("alert", alerted);
+    const root = shown(text);
+    expectHarmless(root);
+    for (const element of root.querySelectorAll<HTMLElement>("*")) element.dispatchEvent(new Event("mouseover"));
+    expect(alerted).not.toHaveBeenCalled();
+    vi.unstubAllGlobals();
+  });
+
+  it("shows HTML as the text that it is", () => {
+    expect(shown("a <b>bold</b> <script>alert(1)</script>").textContent).toBe("a <b>bold</b> <script>alert(1)</script>");
+  });
+
+  it("shows what people expect", () => {
+    const root = shown(
+      "# One\n\nA **b** *c* ~~d~~ `e<f` &amp; &#8364; [g](https://example.org/h?i=1&j=2)\n\n1. x\n2. y\n   - z\n\n> q\n\n" +
+        "| l | r |\n|:--|--:|\n| 1 | 2 |\n\n```python\ndef f():\n    return 1\n```\n\n---\n- [x] done\n",
+    );
+    expectHarmless(root);
+    expect(root.querySelector("h3")?.textContent).toBe("One");
+    expect(root.querySelector("p")?.textContent).toBe("A b c d e<f & € g");
+    expect(root.querySelector("a")?.getAttribute("href")).toBe("https://example.org/h?i=1&j=2");
+    expect(root.querySelector("a")?.rel).toContain("noopener");
+    expect(root.querySelectorAll("ol > li")).toHaveLength(2);
+    expect(root.querySelector("ol ul li")?.textContent).toBe("z");
+    expect(root.querySelector("blockquote")?.textContent).toBe("q");
+    expect(root.querySelector("td.align-right")?.textContent).toBe("2");
+    expect(root.querySelector("pre .hljs-keyword")?.textContent).toBe("def");
+    expect(root.querySelector("pre")?.textContent).toBe("def f():\n    return 1");
+    expect(root.querySelector("hr")).not.toBeNull();
+    expect(root.querySelector("input")?.checked).toBe(true);
+  });
+
+  it("names an image and links to it, and loads nothing", () => {
+    const root = shown("![a cat](https://example.org/cat.png)");
+    expect(root.querySelector("img")).toBeNull();
+    expect(root.querySelector("a")?.textContent).toContain("a cat");
+  });
+
+  it("draws a text that grows as it would be drawn whole", () => {
+    const text = "# T\n\nsome *text* and\n\n```js\nlet a = 1;\n```\n\n- a\n- b\n\n[x][1]\n\n[1]: https://example.org/\n";
+    const root = document.createElement("div");
+    for (let end = 1; end <= text.length; end++) render(<Markdown text={text.slice(0, end)} />, root);
+    expect(root.innerHTML).toBe(shown(text).innerHTML);
+  });
+
+  it("keeps the element of a block that did not change", () => {
+    const root = document.createElement("div");
+    render(<Markdown text={"first\n\nsec"} />, root);
+    const first = root.querySelector("p");
+    render(<Markdown text={"first\n\nsecond"} />, root);
+    expect(root.querySelector("p")).toBe(first);
+    expect(root.textContent).toBe("firstsecond");
+  });
+
+  it.each([
+    ["quotes", "> ".repeat(20_000)],
+    ["lists", `${"- ".repeat(20_000)}a`],
+    ["numbers", "1. ".repeat(20_000)],
+    ["underscores", "_a".repeat(50_000)],
+    ["mail", `${"a.".repeat(50_000)}@`],
+    ["brackets", "[".repeat(50_000)],
+    ["stars", "a**b".repeat(25_000)],
+    ["a table", `${"|a".repeat(5_000)}\n${"|-".repeat(5_000)}\n`],
+    ["levels", Array.from({ length: 300 }, (_, at) => `${"> ".repeat(at)}a`).join("\n")],
+  ])("takes %s in a time that does not grow with the square of their number", (_, text) => {
+    const began = performance.now();
+    const root = shown(text);
+    expect(performance.now() - began).toBeLessThan(8000); // far less on a machine of its own; the square would take minutes
+    expect(root.textContent?.length).toBeGreaterThan(0);
+  });
+});
+
+describe("safeAddress", () => {
+  it("takes whole addresses of the web and of mail alone", () => {
+    expect(safeAddress("https://example.org/a b")).toBeNull();
+    expect(safeAddress("https://example.org/a")).toBe("https://example.org/a");
+    expect(safeAddress("mailto:a@example.org")).toBe("mailto:a@example.org");
+    for (const one of ["javascript:alert(1)", "\u0001javascript:alert(1)", "data:text/html,x", "blob:x", "/path", "", "#x", "?y"]) {
+      expect(safeAddress(one)).toBeNull();
+    }
+  });
+});

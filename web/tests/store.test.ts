@@ -1,0 +1,177 @@
+import "fake-indexeddb/auto";
+import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { ConversationDatabase } from "../src/conversations/database";
+import type { Transport } from "../src/conversations/reply";
+import { ConversationStore } from "../src/conversations/store";
+import { TabChannel } from "../src/conversations/tabs";
+import { exportText, parseImport } from "../src/conversations/transfer";
+
+const event = (content: string): string =>
+  `data: ${JSON.stringify({ choices: [{ delta: { content }, finish_reason: null }] })}\n\n`;
+
+/** A server that sends back the last message, and keeps what it was sent. */
+class Echo implements Transport {
+  bodies: Array<Record<string, any>> = [];
+
+  async start(body: unknown): Promise<Response> {
+    this.bodies.push(body as Record<string, any>);
+    const last = (body as any).messages.at(-1);
+    return new Response((`${event(`re: ${JSON.stringify(last.content)}`)}data: [DONE]\n\n`));
+  }
+
+  async resume(): Promise<{ kind: "stream"; response: Response }> {
+    return { kind: "stream", response: new Response((`${event("rest")}data: [DONE]\n\n`)) };
+  }
+
+  async end(): Promise<void> {}
+  async wait(): Promise<void> {}
+}
+
+let count = 0;
+let database: ConversationDatabase;
+let server: Echo;
+let store: ConversationStore;
+let stores: ConversationStore[] = [];
+
+beforeEach(async () => {
+  database = await ConversationDatabase.open(`test-${count++}`);
+  server = new Echo();
+  stores = [];
+  store = newStore();
+});
+
+afterEach(async () => {
+  await Promise.all(stores.map((one) => one.close()));
+  database.close();
+});
+
+/** A further tab. */
+function newStore(): ConversationStore {
+  const made = new ConversationStore(database, server, new TabChannel(`test-${count}`));
+  stores.push(made);
+  return made;
+}
+
+const contents = (opened: { path: { peek(): readonly string[] }; message(id: string): { peek(): { content: string } } }): string[] =>
+  opened.path.peek().map((id) => opened.message(id).peek().content);
+
+describe("ConversationStore", () => {
+  it("saves a conversation as it grows, and reads it again", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "hello\nthere", []);
+    await store.send(opened, opened.path.peek().at(-1) ?? null, "more", []);
+    await store.flush();
+    const again = newStore();
+    await again.load();
+    expect(again.list.peek().map((one) => one.title)).toEqual(["hello"]);
+    const read = await again.open(opened.id);
+    expect(read && contents(read)).toEqual(["hello\nthere", 're: "hello\\nthere"', "more", 're: "more"']);
+  });
+
+  it("saves nothing of a conversation without messages", async () => {
+    const opened = store.create("m");
+    store.update(opened, { system: "s" });
+    expect(await database.conversations()).toEqual([]);
+    await store.send(opened, null, "x", []);
+    expect(server.bodies[0]).toMatchObject({ model: "m", stream: true, messages: [{ role: "system", content: "s" }, { role: "user" }] });
+  });
+
+  it("edits a message as a branch, and sends that branch alone", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "first", []);
+    await store.send(opened, null, "second", []);
+    expect(contents(opened)).toEqual(["second", 're: "second"']);
+    expect(server.bodies[1]?.["messages"]).toHaveLength(1);
+    const first = opened.tree.siblings(opened.path.peek()[0] as string)[0] as string;
+    store.choose(opened, first);
+    expect(contents(opened)).toEqual(["first", 're: "first"']);
+    await store.flush();
+    const saved = await database.conversation(opened.id);
+    expect(saved?.chosen[""]).toBe(first);
+  });
+
+  it("forks a path into a conversation of its own", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    const forked = await store.fork(opened, opened.path.peek()[0] as string);
+    expect(contents(forked)).toEqual(["one"]);
+    await store.send(forked, forked.path.peek()[0] ?? null, "two", []);
+    expect(contents(opened)).toHaveLength(2);
+    expect((await database.conversations()).length).toBe(2);
+  });
+
+  it("sends images, sounds, earlier thinking and tool results as the API takes them", async () => {
+    const opened = store.create();
+    store.update(opened, { tools: '[{"type": "function"}]', schema: '{"type": "object"}', parameters: { temperature: 0 } });
+    await store.send(opened, null, "look", [
+      { kind: "image", name: "a.png", url: "data:image/png;base64,AAAA" },
+      { kind: "audio", name: "a.wav", url: "data:audio/wav;base64,BBBB" },
+    ]);
+    expect(server.bodies[0]).toMatchObject({
+      temperature: 0,
+      tools: [{ type: "function" }],
+      response_format: { type: "json_schema", json_schema: { schema: { type: "object" } } },
+      messages: [
+        {
+          content: [
+            { type: "image_url", image_url: { url: "data:image/png;base64,AAAA" } },
+            { type: "input_audio", input_audio: { data: "BBBB", format: "wav" } },
+            { type: "text", text: "look" },
+          ],
+        },
+      ],
+    });
+    const reply = opened.path.peek().at(-1) as string;
+    opened.put({ ...opened.message(reply).peek(), reasoning: "hm", toolCalls: [{ id: "c", name: "f", arguments: "{}" }] });
+    await store.sendResults(opened, reply, new Map([["c", "rain"]]));
+    expect(server.bodies[1]?.["messages"].slice(1)).toMatchObject([
+      { role: "assistant", reasoning_content: "hm", tool_calls: [{ id: "c", function: { name: "f" } }] },
+      { role: "tool", tool_call_id: "c", content: "rain" },
+    ]);
+  });
+
+  it("goes on with a reply that was being generated when the page was left", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "x", []);
+    const id = opened.path.peek().at(-1) as string;
+    await database.saveMessage({ ...opened.message(id).peek(), content: "begun, ", state: "streaming", stream: { id: "s", offset: 9 } });
+    const again = newStore();
+    await again.load();
+    const read = await again.open(opened.id);
+    while (again.busy.value.size || read?.message(id).peek().state === "streaming") await new Promise((resolve) => setTimeout(resolve, 5));
+    expect(read?.message(id).peek()).toMatchObject({ content: "begun, rest", state: "done" });
+  });
+
+  it("shows another tab's messages as they are saved", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.flush();
+    const other = newStore();
+    await other.load();
+    const theirs = await other.open(opened.id);
+    await store.send(opened, opened.path.peek().at(-1) ?? null, "two", []);
+    await store.flush();
+    while ((theirs?.path.peek().length ?? 0) < 4) await new Promise((resolve) => setTimeout(resolve, 5));
+    expect(theirs && contents(theirs).slice(2)).toEqual(["two", 're: "two"']);
+    expect(other.list.peek()).toHaveLength(1);
+  });
+
+  it("deletes a branch and a conversation for good", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.deleteBranch(opened, opened.path.peek()[1] as string);
+    expect(contents(opened)).toEqual(["one"]);
+    expect(await database.messages(opened.id)).toHaveLength(1);
+    await store.delete(opened.id);
+    expect(await database.messages(opened.id)).toEqual([]);
+    expect(store.list.peek()).toEqual([]);
+  });
+
+  it("exports everything and imports it beside what there is", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.add(parseImport(exportText(await store.everything())));
+    expect(store.list.peek()).toHaveLength(2);
+    expect(await database.conversations()).toHaveLength(2);
+  });
+});
