@@ -13,6 +13,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.native,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'paceline[ray]'"
     ),

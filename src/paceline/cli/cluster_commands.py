@@ -43,13 +43,15 @@ def serve(
             f"paceline cluster needs Ray Serve, which is not installed: pip install 'paceline[ray]' ({error})"
         ) from None
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    options = found.options
-    url = f"http://{options.host}:{options.port}{options.route_prefix}"
-    deploy.serve_until(
-        stop, config, config.read_bytes(), found, lambda: terminal.note(f"{_names(found.models)} served on {url}")
-    )
+
+    def note_ready() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):  # now: Ray has set handlers of its own
+            signal.signal(number, lambda *_: stop.set())
+        options = found.options
+        url = f"http://{options.host}:{options.port}{options.route_prefix}"
+        terminal.note(f"{_names(found.models)} served on {url}")
+
+    deploy.serve_until(stop, config, config.read_bytes(), found, note_ready)
 
 
 def _names(models: Any) -> str:

@@ -27,7 +27,7 @@ from paceline.engine.base_engine import BaseEngine, fitted_config
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, TextRequests
+from paceline.engine.prompts import Prompt, TextRequests, activity_numbers
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import FrontModel, LlamaFrontModel, no_samplers
 from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
@@ -40,6 +40,7 @@ from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import MediaPart
+from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import SlotsSnapshot
@@ -246,6 +247,14 @@ class ClusterEngine(BaseEngine):
         views = [view for name in sorted(found) for view in found[name]]
         num_waiting = max(0, self._inbox.num_open - sum(one.is_processing for one in views))
         return SlotsSnapshot(tuple(replace(one, id=index) for index, one in enumerate(views)), num_waiting)
+
+    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
+        """See `EngineClient`: the slots of all replicas. Ticks and trees are the replicas' own, and are left out."""
+        activity_numbers(after, max_nodes)
+        now_s = self._clock.now()
+        return map_future(
+            self.ask_slots(), lambda slots: EngineActivity(started_s=0.0, now_s=now_s, last_number=0, slots=slots)
+        )
 
     def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:  # noqa: ARG002
         """Raise `Unsupported`."""

@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from paceline import validation
 from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel, ClusterOptions, read_cluster_config
 from paceline.ray_serve.engine_replica import EngineReplica
 from paceline.ray_serve.ingress import IngressDeployment
@@ -33,7 +34,7 @@ def connect(options: ClusterOptions) -> None:
         ray.init(address=options.address)
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
+    ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
 
 
 def run(path: Path, data: bytes, config: ClusterConfig) -> DeploymentHandle[Any]:
@@ -47,10 +48,12 @@ def run(path: Path, data: bytes, config: ClusterConfig) -> DeploymentHandle[Any]
 def build(args: dict[str, str]) -> serve.Application:
     """Return the application for Serve's own configuration files: import path `paceline.ray_serve.deploy:build`.
 
-    args: "config" is the path of the cluster's file, on the machine of Serve's controller. Host, port, name and route prefix are
-    those of Serve's file.
+    args: "config" is the path of the cluster's file, where the application is built; "revision" any text. Serve builds the
+    application anew where args have changed, and not where the file has. Host, port, name and route prefix are those of Serve's
+    file. Raises `InvalidParams` for other args, and for what is wrong with the file.
     """
-    path = Path(args["config"])
+    validation.reject_unknown(args, ("config", "revision"))
+    path = validation.path("config", args.get("config"))
     return application(path, path.read_bytes(), read_cluster_config(path))
 
 

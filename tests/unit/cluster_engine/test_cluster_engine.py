@@ -270,6 +270,7 @@ def test_slots_and_metrics_are_those_of_all_replicas() -> None:
         assert len(engine.slots()) == sum(one.limits.num_slots for one in world.replicas.values())
         assert engine.config.num_slots == len(engine.slots())
         assert set(engine.replica_slots()) == {"a", "b"}
+        assert len(engine.ask_activity().result(PATIENCE_S).slots) == len(engine.slots())
         stats = engine.stats()
         assert stats.completed == 4
         assert stats.number("paceline_tokens_generated_total") == 80

@@ -53,6 +53,7 @@ def test_the_kuberay_manifest_names_the_builder_and_mounts_its_configuration() -
     source = Path(paceline.ray_serve.__path__[0]) / f"{module.rpartition('.')[2]}.py"
     names = {one.name for one in ast.parse(source.read_text()).body if isinstance(one, ast.FunctionDef)}
     assert function in names
+    assert application["args"].keys() == {"config", "revision"}
     path = Path(application["args"]["config"])
     config = parse_cluster_config(path, config_map["data"][path.name].encode())
     assert config.models[0].replicas.max == 8
