@@ -297,3 +297,19 @@ def test_another_worker_begins_with_a_snapshot() -> None:
             assert after["engine"]["num_restarts"] == 1
             assert events.names.count("snapshot") >= 2
             events.until(lambda _: bool(events.ticks))
+
+
+def test_a_watched_engine_falls_asleep_and_is_not_woken() -> None:
+    """Looking on is no use of it: the stream says that it sleeps, and goes on."""
+    engine: Any = fake_worker_engine(sleep_idle_s=0.3)
+    engine.model = SimpleNamespace(metadata={}, chat_templates={})
+    with (
+        RunningServer(ServerSettings(), StandInLLM(engine), routes=(probe.routes,)) as server,
+        server.client() as client,
+        watching(client) as events,
+    ):
+        assert client.post("/v1/probe", json={"prompts": ["abc"]}).status_code == 200
+        asleep = events.until(lambda state: state["engine"]["state"] == "sleeping")
+        assert (asleep["engine"]["worker_pid"], asleep["engine"]["is_alive"]) == (None, True)
+        assert client.post("/v1/probe", json={"prompts": ["abc"]}).status_code == 200
+        events.until(lambda state: state["engine"]["worker_pid"] is not None)
