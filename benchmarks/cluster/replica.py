@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import SamplingParams
@@ -138,7 +139,7 @@ class Replica:
         """Return the whole digest of the last report."""
         return self._publisher.snapshot()
 
-    def _report(self, answers: list[SlotsSnapshot | PrefixDigest]) -> ReplicaReport:
+    def _report(self, answers: Sequence[object]) -> ReplicaReport:
         (slots,) = [one for one in answers if isinstance(one, SlotsSnapshot)]
         (digest,) = [one for one in answers if isinstance(one, PrefixDigest)]
         load = self._meter.read(self._metrics.snapshot(), slots)

@@ -71,7 +71,10 @@ def test_a_watcher_sees_a_request_from_its_start_to_its_end(worlds: Any) -> None
 def test_events_come_at_most_ten_times_a_second(worlds: Any) -> None:
     """However fast the ticks are; more than 25 of them in one event are merged."""
     world = worlds(**ROOM)
-    with world.raw(prompts=["abc"], sampling=ENDLESS, stream=True), watching(world.client, max_nodes=0) as events:
+    with (
+        world.raw(prompts=["abc"], sampling=ENDLESS, stream=True),
+        watching(world.client, max_nodes=0, interval_ms=100) as events,
+    ):
         events.next()
         assert "tree" not in events.state
         began_s = time.monotonic()
@@ -235,8 +238,10 @@ def test_the_demo_model_is_watched_while_it_chats(client: httpx.Client) -> None:
         events.next()
         for _ in range(2):
             assert client.post("/v1/chat/completions", json=body).status_code == 200
-        state = events.until(lambda state: state.get("counts", {}).get("completed", 0) >= 2 and not state["slots"])
-    assert sum(state["histograms"]["itl_s"]["counts"]) > 0
+        events.until(lambda state: sum(state.get("histograms", {"itl_s": {"counts": ()}})["itl_s"]["counts"]) > 0)
+        events.until(lambda _: [mark["what"] for mark in events.marks].count("ended") == 2)
+        state = events.until(lambda state: state["tree"]["num_nodes"] > 0)
+    assert state["counts"]["completed"] >= 2
     assert state["histograms"]["ttft_s"]["p50"] > 0
     assert state["tree"]["num_nodes"] > 0
     assert state["memory"]["cells"] > 0
@@ -297,3 +302,19 @@ def test_another_worker_begins_with_a_snapshot() -> None:
             assert after["engine"]["num_restarts"] == 1
             assert events.names.count("snapshot") >= 2
             events.until(lambda _: bool(events.ticks))
+
+
+def test_a_watched_engine_falls_asleep_and_is_not_woken() -> None:
+    """Looking on is no use of it: the stream says that it sleeps, and goes on."""
+    engine: Any = fake_worker_engine(sleep_idle_s=0.3)
+    engine.model = SimpleNamespace(metadata={}, chat_templates={})
+    with (
+        RunningServer(ServerSettings(), StandInLLM(engine), routes=(probe.routes,)) as server,
+        server.client() as client,
+        watching(client) as events,
+    ):
+        assert client.post("/v1/probe", json={"prompts": ["abc"]}).status_code == 200
+        asleep = events.until(lambda state: state["engine"]["state"] == "sleeping")
+        assert (asleep["engine"]["worker_pid"], asleep["engine"]["is_alive"]) == (None, True)
+        assert client.post("/v1/probe", json={"prompts": ["abc"]}).status_code == 200
+        events.until(lambda state: state["engine"]["worker_pid"] is not None)

@@ -28,8 +28,9 @@ from paceline.server.settings import ServerSettings
 from paceline.server.startup import prepare_loop
 
 
-def test_the_port_is_open_while_the_model_loads() -> None:
+def test_the_port_is_open_while_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """/health has the progress; routes that need the model respond with 503; the page is served."""
+    monkeypatch.setattr("paceline.server.web_page.built_files", dict)  # the page of links
     llm = StandInLLM(is_loaded=False)
     with RunningServer(ServerSettings(), llm, wait=False) as server, server.client() as client:
         llm.progress = 0.25

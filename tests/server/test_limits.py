@@ -315,8 +315,9 @@ def test_the_page_of_the_api_has_every_route_and_field_and_loads_nothing(worlds:
     assert 'href="/llm/openapi.json"' in response.text
 
 
-def test_the_pages_of_the_api_can_be_switched_off(worlds: Any) -> None:
+def test_the_pages_of_the_api_can_be_switched_off(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of them; the start page does not lead to them then."""
+    monkeypatch.setattr("paceline.server.web_page.built_files", dict)  # the page of links
     client = worlds({"docs": False}).client
     assert [client.get(path).status_code for path in ("/docs", "/openapi.json", "/redoc")] == [404] * 3
     assert "/docs" not in client.get("/").text

@@ -388,8 +388,9 @@ def test_lists_have_all_models_with_their_status(routers: Any) -> None:
     assert world.loader.loads == ["large"]
 
 
-def test_the_server_has_properties_health_and_a_page_of_its_own(routers: Any) -> None:
+def test_the_server_has_properties_health_and_a_page_of_its_own(routers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They need no model and load none."""
+    monkeypatch.setattr("paceline.server.web_page.built_files", dict)  # the page of links
     world = routers("--models-max", "3", "--no-models-autoload")
     props = world.client.get("/props").json()
     assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)

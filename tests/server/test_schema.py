@@ -67,6 +67,8 @@ ROUTES = (
     "DELETE /v1/stream",
     "POST /v1/streams/lookup",
     "GET /metrics",
+    "GET /v1/engine/page",
+    "GET /v1/engine/model",
     "GET /v1/models",
     "GET /models",
     "GET /v1/models/{model_id}",
@@ -113,6 +115,9 @@ ROUTES = (
     "GET /props",
     "POST /props",
 )
+ENDLESS = (
+    "GET /v1/engine/events",
+)  # streams that go on until the client leaves; test_engine_events.py tries what they take
 WITHOUT_BODY = ("POST /v1/requests/{request_id}/cancel", "POST /lora-adapters", "POST /props")
 SOUND = [(route, GenerationMode.POSITIVE) for route in ROUTES]
 UNSOUND = [
@@ -202,7 +207,7 @@ INSIDE = (b"Traceback", b"site-packages", b".py", b"/src/", str(Path.home()).enc
 def test_every_route_of_the_document_is_tried(document: Any) -> None:
     """The list above is all of them."""
     found = [result.ok() for result in document.get_all_operations()]
-    assert {f"{one.method.upper()} {one.path}" for one in found} == set(ROUTES)
+    assert {f"{one.method.upper()} {one.path}" for one in found} == {*ROUTES, *ENDLESS}
 
 
 @pytest.mark.parametrize(("route", "mode"), CASES, ids=lambda part: getattr(part, "name", part))

@@ -29,7 +29,7 @@ export function Figures({ state }: { state: EngineState }): VNode {
   const drafts = counts?.["draft_tokens"] ?? 0;
   return (
     <dl class="figures">
-      <Figure name="Engine" value={engine?.state ?? "–"} note={engine?.num_restarts ? `${engine.num_restarts} restarts` : (config?.strategy ?? "")} />
+      <Figure name="Engine" value={engine?.state ?? "–"} note={engine?.num_restarts ? `${engine.num_restarts} restarts` : ""} />
       <Figure name="Generated" value={shownRate(rates?.generated_per_s)} unit="tokens/s" />
       <Figure name="Prefill" value={shownRate(rates?.prefill_per_s)} unit="tokens/s" />
       <Figure name="Ticks" value={shownRate(rates?.ticks_per_s)} unit="/s" />

@@ -16,6 +16,7 @@ interface Props {
 export function TreeView({ state, focused, onFocus }: Props): VNode {
   const { tree, others } = state;
   const boxes = useMemo(() => (tree ? layOutTree(tree) : []), [tree]);
+  const height = boxes.length ? heightOf(boxes) : 0;
   const [hovered, setHovered] = useState<TreeNode | null>(null);
   const note = tree ? `${shownCount(tree.num_tokens)} tokens in ${shownCount(tree.num_nodes)} nodes${tree.is_complete ? "" : ", the first of them"}` : "";
   return (
@@ -23,11 +24,12 @@ export function TreeView({ state, focused, onFocus }: Props): VNode {
       {boxes.length === 0 ? (
         <p class="note">Nothing is cached yet.</p>
       ) : (
-        <div class="tree-box" style={{ height: `${heightOf(boxes)}px` }} role="img" aria-label={spoken(boxes)} onPointerLeave={() => setHovered(null)}>
+        <div class="tree-box" style={{ height: `${height}px` }} role="img" aria-label={spoken(boxes)} onPointerLeave={() => setHovered(null)}>
           {boxes.map((box) => (
             <Box
               key={box.node.id}
               box={box}
+              height={height}
               isFocused={focused !== null && box.node.running.some(([key]) => key === focused)}
               onEnter={() => {
                 setHovered(box.node);
@@ -56,11 +58,11 @@ export function TreeView({ state, focused, onFocus }: Props): VNode {
   );
 }
 
-function Box({ box, isFocused, onEnter }: { box: TreeBox; isFocused: boolean; onEnter: () => void }): VNode {
+function Box({ box, height, isFocused, onEnter }: { box: TreeBox; height: number; isFocused: boolean; onEnter: () => void }): VNode {
   const { node } = box;
   const num = node.running.length;
   const kind = num ? "running" : node.on_device ? "held" : "hosted";
-  const isNamed = box.width > 0.09;
+  const isNamed = box.width > 0.09 && box.height * height >= 15;
   return (
     <span
       class={`tree-node ${kind}${num > 1 ? " shared" : ""}${isFocused ? " focused" : ""}`}

@@ -23,10 +23,15 @@ def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["engine"])
 
-    @router.get("/v1/engine/events", summary="What the engine does, as server-sent events")
+    @router.get(
+        "/v1/engine/events",
+        summary="What the engine does, as server-sent events",
+        response_class=Response,
+        responses={200: {"description": "Events until the client leaves", "content": {"text/event-stream": {}}}},
+    )
     async def events(
         request: Request,
-        interval_ms: Annotated[int, Query(ge=100, le=60_000, description="Least time between two events.")] = 100,
+        interval_ms: Annotated[int, Query(ge=100, le=60_000, description="Least time between two events.")] = 200,
         max_nodes: Annotated[int, Query(ge=0, le=MAX_NODES, description="Of the radix tree; 0: no tree.")] = 256,
         history: Annotated[int, Query(ge=0, le=MOST_TICKS, description="Past ticks in the first event.")] = 256,
     ) -> Response:

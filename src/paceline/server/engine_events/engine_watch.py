@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paceline.server")
 
-INTERVAL_S: Final = 0.1
-"""Between two looks."""
+LEAST_S: Final = 0.1
+"""Between two looks, however often watchers want to see something."""
 
 _IDLE_S: Final = 1.0  # between looks at an engine without requests
 _TREE_S: Final = 0.5
@@ -57,9 +57,13 @@ class Look:
 
 
 class Watcher:
-    """One who watches: takes looks, and learns of the end. wants_nodes: of the radix tree, None: no tree."""
+    """One who watches: takes looks, and learns of the end.
+
+    wants_nodes: of the radix tree, None: no tree. interval_s: how often it looks, at most.
+    """
 
     wants_nodes: int | None = None
+    interval_s: float = LEAST_S
 
     def take(self, look: Look) -> None:
         """Take in what was found just now."""
@@ -78,6 +82,7 @@ class EngineWatch:
         self._watchers: list[Watcher] = []
         self._task: asyncio.Task[None] | None = None
         self._ended: EndReason | None = None
+        self._is_joined = asyncio.Event()
         self._forget()
 
     def _forget(self) -> None:
@@ -109,6 +114,7 @@ class EngineWatch:
             watcher.end(self._ended)
             return
         self._watchers.append(watcher)
+        self._is_joined.set()
         self._looked_s = -1e9  # now, also where the engine is idle
         if self._task is None:
             self._task = asyncio.create_task(self._watch())
@@ -140,12 +146,20 @@ class EngineWatch:
                 began_s = time.monotonic()
                 if self._is_due(began_s):
                     await self._look(began_s)
-                await asyncio.sleep(max(0.01, INTERVAL_S - (time.monotonic() - began_s)))
+                await self._pause(began_s)
         except PacelineError:  # it has ended, or is not loaded any more
             self.end(self._why_ended())
         except Exception:  # noqa: BLE001 - its clients are to know
             _log.exception("the stream of engine events failed")
             self.end("failed")
+
+    async def _pause(self, began_s: float) -> None:
+        """Wait until the next look, which the watcher that wants to see most decides; for one that has just come, not long."""
+        self._is_joined.clear()
+        interval_s = max(LEAST_S, min((one.interval_s for one in self._watchers), default=LEAST_S))
+        wait_s = interval_s - (time.monotonic() - began_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_joined.wait(), max(0.01, wait_s))
 
     def _is_due(self, now_s: float) -> bool:
         """Whether there may be something to see: an engine without requests is looked at once a second."""

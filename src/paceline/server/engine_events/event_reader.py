@@ -17,7 +17,7 @@ from paceline.observability.activity_members import (
     tick_members,
     tree_member,
 )
-from paceline.scheduling.activity import MOST_MARKS, MOST_TICKS
+from paceline.scheduling.activity import MOST_MARKS, MOST_TICKS, TenantTree
 from paceline.server.engine_events.engine_watch import EndReason, EngineWatch, Look, Watcher
 
 if TYPE_CHECKING:
@@ -51,8 +51,11 @@ class EventReader(Watcher):
         num_past: int = 256,
     ) -> None:
         self._watch, self._facts, self._tenant = watch, dict(facts), tenant
-        self._interval_s, self._max_nodes, self._num_past = interval_s, max_nodes, num_past
+        self._max_nodes, self._num_past = max_nodes, num_past
         self.wants_nodes = max_nodes or None
+        self.interval_s = interval_s
+        self._trees: tuple[TenantTree, ...] | None = None
+        self._tree: dict[str, Any] = {}
         self._look: Look | None = None
         self._ended: EndReason | None = None
         self._changed = asyncio.Event()
@@ -99,7 +102,7 @@ class EventReader(Watcher):
             await self._changed.wait()
             if self._ended is not None:
                 return EngineEvent("end", {"reason": self._ended})
-            wait_s = self._sent_s + self._interval_s - time.monotonic()
+            wait_s = self._sent_s + self.interval_s - time.monotonic()
             if wait_s > 0.001:
                 await asyncio.sleep(wait_s)
                 continue
@@ -113,10 +116,12 @@ class EventReader(Watcher):
         look = self._look
         if look is None:
             return None
-        members = look.shared(("state", self._tenant, self._max_nodes), lambda: self._state(look))
+        members = {**look.shared(("state", self._tenant), lambda: self._state(look)), **self._tree_of(look)}
         is_begun, self._is_begun = self._is_begun, True
         before = self._sent if is_begun else {}
-        changed = {name: value for name, value in members.items() if name not in before or before[name] != value}
+        changed = {
+            name: value for name, value in members.items() if name not in before or _differs(before[name], value)
+        }
         self._sent = members
         ticks, marks = list(self._ticks), list(self._marks)
         self._ticks.clear()
@@ -130,7 +135,6 @@ class EventReader(Watcher):
 
     def _state(self, look: Look) -> dict[str, Any]:
         activity, tenant, beat = look.activity, self._tenant, look.heartbeat
-        tree = {} if not self._max_nodes else {"tree": tree_member(look.trees, tenant, self._max_nodes)}
         return {
             "engine": {
                 "state": beat.state,
@@ -144,9 +148,20 @@ class EventReader(Watcher):
             "queue": queue_member(activity, tenant),
             "memory": memory_member(activity, look.rss_bytes),
             "rates": look.rate_member,
-            **tree,
             **look.stats,
         }
+
+    def _tree_of(self, look: Look) -> dict[str, Any]:
+        """Return the tree as a member, made anew only where it was looked at anew."""
+        if not self._max_nodes:
+            return {}
+        if look.trees is not self._trees:
+            self._trees, self._tree = look.trees, tree_member(look.trees, self._tenant, self._max_nodes)
+        return {"tree": self._tree}
+
+
+def _differs(before: Any, value: Any) -> bool:
+    return before is not value and before != value
 
 
 def engine_facts(engine: EngineClient, name: str, tenant: str) -> dict[str, Any]:
