@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable
 
 from paceline.clock import Clock
 from paceline.errors import Aborted, NoKvSlot, PacelineError
-from paceline.kv_cache import KVCache, Namespace, PrefixDigest, SavedState, TransferOutput
+from paceline.kv_cache import (
+    TEXT_LAYOUT,
+    KVCache,
+    Namespace,
+    PrefixDigest,
+    PromptLayout,
+    SavedState,
+    TransferOutput,
+)
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
@@ -146,9 +154,9 @@ class Scheduler:
             request.is_slow = True
             self._needs_poll = True
 
-    def export(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+    def export(self, key: int, namespace: Namespace, tokens: bytes, layout: PromptLayout = TEXT_LAYOUT) -> None:
         """Emit `Exported` with the saved ranges of a prefix, once all of it is in host memory."""
-        self.kv_cache.request_export(key, namespace, tokens)
+        self.kv_cache.request_export(key, namespace, tokens, layout)
 
     def import_ranges(
         self, key: int, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...]

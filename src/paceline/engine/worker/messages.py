@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.engine.commands import RequestCommand, Stop
+from paceline.engine.media_prompt import KeyedPrompt
 from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.kv_cache import MediaItem, PrefixDigest
 from paceline.media import MediaExtent
@@ -123,12 +124,12 @@ class AskDigest(_Message, frozen=True, tag="digest?"):
 
 
 class Prefix(_Message, frozen=True, tag="prefix"):
-    """Save, load or erase a prefix. token_ids: of the one to be saved."""
+    """Save, load or erase a prefix. prompt: the one to be saved."""
 
     number: int
     action: Literal["save", "load", "erase"]
     name: str
-    token_ids: list[int]
+    prompt: KeyedPrompt
     options: dict[str, Any]
 
 
