@@ -269,6 +269,19 @@ std::vector<float> Context::embeddings(int32_t index) const {
     return {row, row + llama_model_n_embd_out(model_->get())};
 }
 
+std::vector<float> Context::pooled(int32_t seq_id) const {
+    std::lock_guard<std::mutex> lock(mutex());
+    check_seq("seq_id", seq_id);
+    if (!embeddings_ || pooling_type() == LLAMA_POOLING_TYPE_NONE) {
+        fail("Unsupported", "only a context with embeddings=True and a pooling pools");
+    }
+    const float * row = llama_get_embeddings_seq(get(), seq_id);
+    if (!row) {
+        fail("InvalidParams", "the last pass had nothing of sequence " + str(seq_id));
+    }
+    return {row, row + embedding_dimension()};
+}
+
 // ---- threads and adapters
 
 void Context::set_threads(int32_t n_threads, int32_t n_threads_batch) {

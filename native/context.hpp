@@ -105,6 +105,8 @@ public:
     const float *      logits_row(int32_t index) const;
     std::vector<float> logits(int32_t index) const;
     std::vector<float> embeddings(int32_t index) const;
+    // What the last pass made of the tokens or embeddings of a sequence, by the pooling of a context with embeddings.
+    std::vector<float> pooled(int32_t seq_id) const;
 
     // Ends the forward pass that is running, if there is one. Only the CPU backend can stop in the middle of a pass.
     void abort() noexcept;

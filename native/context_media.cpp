@@ -78,7 +78,7 @@ void Context::decode(const EmbeddingRow & row) {
     const bool                  is_mrope = may_skip_positions(model_->get());
     std::vector<int32_t>        positions(size * (is_mrope ? 4 : 1)), seq_ids(size, row.seq_id), counts(size, 1);
     std::vector<int32_t *>      owners(size + 1, nullptr);
-    std::vector<int8_t>         outputs(size, computes_all_outputs_);
+    std::vector<int8_t>         outputs(size, computes_all_outputs_ || embeddings_);
     for (size_t i = 0; i < size; ++i) {
         owners[i] = &seq_ids[i];
         for (size_t section = 0; section < positions.size() / size; ++section) {

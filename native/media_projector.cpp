@@ -21,9 +21,42 @@ struct FreeChunks {
 struct FreeBitmap {
     void operator()(mtmd_bitmap * bitmap) const noexcept { mtmd_bitmap_free(bitmap); }
 };
+struct FreeBatch {
+    void operator()(mtmd_batch * batch) const noexcept { mtmd_batch_free(batch); }
+};
 using Bitmap = std::unique_ptr<mtmd_bitmap, FreeBitmap>;
+using Batch  = std::unique_ptr<mtmd_batch, FreeBatch>;
+
+mtmd_context_params params_of(const ProjectorOptions & options) {
+    mtmd_context_params params = mtmd_context_params_default();
+    params.use_gpu             = options.use_gpu;
+    params.print_timings       = false;
+    params.n_threads           = options.n_threads;
+    params.image_min_tokens    = options.image_min_tokens;
+    params.image_max_tokens    = options.image_max_tokens;
+    params.flash_attn_type     = static_cast<llama_flash_attn_type>(options.flash_attn);
+    return params;
+}
 
 } // namespace
+
+class MediaProjector::Chunks {
+public:
+    Chunks(const mtmd_context * context, const mtmd_bitmap * bitmap, const char * what) : chunks_(mtmd_input_chunks_init()) {
+        const mtmd_input_part         part{nullptr, bitmap};
+        const mtmd_input_part * const parts[] = {&part};
+        LogCapture                    log;
+        if (mtmd_tokenize_from_parts(context, chunks_.get(), parts, 1, false) != 0) {
+            fail("InvalidParams", std::string("llama.cpp cannot take ") + what + ": " + log.words("it gave no reason"));
+        }
+    }
+
+    size_t                   size() const noexcept { return mtmd_input_chunks_size(chunks_.get()); }
+    const mtmd_input_chunk * operator[](size_t i) const noexcept { return mtmd_input_chunks_get(chunks_.get(), i); }
+
+private:
+    std::unique_ptr<mtmd_input_chunks, FreeChunks> chunks_;
+};
 
 std::shared_ptr<MediaProjector> MediaProjector::load(std::shared_ptr<Model> model, const std::string & path,
                                                      const ProjectorOptions & options) {
@@ -35,12 +68,7 @@ std::shared_ptr<MediaProjector> MediaProjector::load(std::shared_ptr<Model> mode
         fail("ModelLoadError", path + " is for a model that generates; this one has the positions of an encoder of images");
     }
     auto loaded = std::shared_ptr<MediaProjector>(new MediaProjector(std::move(model), options.use_gpu));
-    mtmd_context_params params = mtmd_context_params_default();
-    params.use_gpu             = options.use_gpu;
-    params.print_timings       = false;
-    params.n_threads           = options.n_threads;
-    params.image_min_tokens    = options.image_min_tokens;
-    params.image_max_tokens    = options.image_max_tokens;
+    mtmd_context_params params = params_of(options);
     params.cb_eval             = &MediaProjector::on_node;
     params.cb_eval_user_data   = loaded.get();
     LogCapture log;
@@ -57,32 +85,56 @@ MediaProjector::~MediaProjector() {
     }
 }
 
-std::vector<MediaPart> MediaProjector::image(int32_t width, int32_t height, std::span<const uint8_t> pixels, bool encodes) {
+std::vector<std::vector<MediaPart>> MediaProjector::images(std::span<const ImagePixels> images) {
+    home_.check("the projector");
+    std::vector<Chunks>                 chunks;
+    std::vector<std::vector<MediaPart>> parts;
+    for (const ImagePixels & one : images) {
+        check_image(one.width, one.height);
+        const size_t size = static_cast<size_t>(one.width) * static_cast<size_t>(one.height) * 3;
+        if (one.pixels.size() != size) {
+            fail("InvalidParams", "an image of " + str(one.width) + " x " + str(one.height) + " pixels has " + str(size) + " bytes, not " + str(one.pixels.size()));
+        }
+        const Bitmap bitmap(mtmd_bitmap_init(static_cast<uint32_t>(one.width), static_cast<uint32_t>(one.height), one.pixels.data()));
+        chunks.emplace_back(context_, bitmap.get(), "the image");
+        parts.push_back(parts_of(chunks.back()));
+    }
+    encode(chunks, parts);
+    return parts;
+}
+
+std::vector<MediaPart> MediaProjector::measure_image(int32_t width, int32_t height) {
+    home_.check("the projector");
+    check_image(width, height);
+    const Bitmap bitmap(mtmd_bitmap_init(static_cast<uint32_t>(width), static_cast<uint32_t>(height), nullptr));
+    return parts_of(Chunks(context_, bitmap.get(), "the image"));
+}
+
+void MediaProjector::check_image(int32_t width, int32_t height) const {
     if (!sees()) {
         fail("Unsupported", "this model's projector takes no images");
     }
     if (width < 1 || height < 1 || width > max_side || height > max_side) {
         fail("InvalidParams", "an image must be 1 to " + str(max_side) + " pixels wide and high, not " + str(width) + " x " + str(height));
     }
-    const size_t size = static_cast<size_t>(width) * static_cast<size_t>(height) * 3;
-    if (encodes ? pixels.size() != size : !pixels.empty()) {
-        fail("InvalidParams", "an image of " + str(width) + " x " + str(height) + " pixels has " + str(size) + " bytes, not " + str(pixels.size()));
-    }
-    const Bitmap bitmap(mtmd_bitmap_init(static_cast<uint32_t>(width), static_cast<uint32_t>(height), encodes ? pixels.data() : nullptr));
-    return parts_of(bitmap.get(), encodes, "the image");
 }
 
 std::vector<MediaPart> MediaProjector::audio(std::span<const float> samples) {
+    home_.check("the projector");
     check_audio(static_cast<int64_t>(samples.size()));
-    const Bitmap bitmap(mtmd_bitmap_init_from_audio(samples.size(), samples.data()));
-    return parts_of(bitmap.get(), true, "the audio");
+    const Bitmap           bitmap(mtmd_bitmap_init_from_audio(samples.size(), samples.data()));
+    const Chunks           chunks(context_, bitmap.get(), "the audio");
+    std::vector<MediaPart> parts = parts_of(chunks);
+    encode({&chunks, 1}, {&parts, 1});
+    return parts;
 }
 
 std::vector<MediaPart> MediaProjector::measure_audio(int64_t num_samples) {
+    home_.check("the projector");
     check_audio(num_samples);
     std::lock_guard<std::mutex> lock(measuring_);
     const Bitmap bitmap(mtmd_bitmap_init_from_audio(static_cast<size_t>(num_samples), nullptr));
-    return parts_of(bitmap.get(), false, "the audio");
+    return parts_of(Chunks(context_, bitmap.get(), "the audio"));
 }
 
 // Some encoders' preprocessing asserts on audio of less than two windows; none takes as little as a tenth of a second.
@@ -96,28 +148,15 @@ void MediaProjector::check_audio(int64_t num_samples) const {
     }
 }
 
-std::vector<MediaPart> MediaProjector::parts_of(const mtmd_bitmap * bitmap, bool encodes, const char * what) {
-    home_.check("the projector");
-    LogCapture log;
-    const std::unique_ptr<mtmd_input_chunks, FreeChunks> chunks(mtmd_input_chunks_init());
-    const mtmd_input_part         part{nullptr, bitmap};
-    const mtmd_input_part * const parts[] = {&part};
-    if (mtmd_tokenize_from_parts(context_, chunks.get(), parts, 1, false) != 0) {
-        fail("InvalidParams", std::string("llama.cpp cannot take ") + what + ": " + log.words("it gave no reason"));
-    }
-    std::vector<MediaPart> found;
-    for (size_t i = 0; i < mtmd_input_chunks_size(chunks.get()); ++i) {
-        const mtmd_input_chunk * chunk = mtmd_input_chunks_get(chunks.get(), i);
-        MediaPart &              added = found.emplace_back();
-        if (mtmd_input_chunk_get_type(chunk) == MTMD_INPUT_CHUNK_TYPE_TEXT) {
+std::vector<MediaPart> MediaProjector::parts_of(const Chunks & chunks) const {
+    std::vector<MediaPart> found(chunks.size());
+    for (size_t i = 0; i < chunks.size(); ++i) {
+        if (mtmd_input_chunk_get_type(chunks[i]) == MTMD_INPUT_CHUNK_TYPE_TEXT) {
             size_t              size   = 0;
-            const llama_token * tokens = mtmd_input_chunk_get_tokens_text(chunk, &size);
-            added.tokens.assign(tokens, tokens + size);
-            continue;
-        }
-        add_item(chunk, added);
-        if (encodes) {
-            encode(chunk, added);
+            const llama_token * tokens = mtmd_input_chunk_get_tokens_text(chunks[i], &size);
+            found[i].tokens.assign(tokens, tokens + size);
+        } else {
+            add_item(chunks[i], found[i]);
         }
     }
     return found;
@@ -146,18 +185,43 @@ void MediaProjector::add_item(const mtmd_input_chunk * chunk, MediaPart & part) 
     }
 }
 
-void MediaProjector::encode(const mtmd_input_chunk * chunk, MediaPart & part) {
+void MediaProjector::encode(std::span<const Chunks> chunks, std::span<std::vector<MediaPart>> parts) {
+    std::vector<Item> items;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+        for (size_t j = 0; j < chunks[i].size(); ++j) {
+            if (parts[i][j].num_cells > 0) {
+                items.push_back({chunks[i][j], &parts[i][j]});
+            }
+        }
+    }
     std::lock_guard<std::mutex> lock(mutex_);
+    for (std::span<const Item> rest = items; !rest.empty();) {
+        rest = rest.subspan(encode_batch(rest));
+    }
+}
+
+size_t MediaProjector::encode_batch(std::span<const Item> items) {
+    const Batch batch(mtmd_batch_init(context_));
+    size_t      size = 0;
+    while (size < items.size() && mtmd_batch_add_chunk(batch.get(), items[size].chunk) == 0) {
+        ++size; // the first one always, then as many as libmtmd takes together
+    }
     LogCapture    log;
-    const int32_t status = aborted_ || process_is_ending() ? 1 : mtmd_encode_chunk(context_, chunk);
+    const int32_t status = size == 0 || aborted_ || process_is_ending() ? 1 : mtmd_batch_encode(batch.get());
     if (aborted_.exchange(false) || process_is_ending()) {
         fail("Aborted", "the encoder was aborted");
     }
     if (status != 0) {
         fail("DecodeError", "llama.cpp's encoder failed (status " + str(status) + "): " + log.words("it gave no reason"));
     }
-    const float * values = mtmd_get_output_embd(context_);
-    part.embeddings.assign(values, values + static_cast<size_t>(part.num_cells) * static_cast<size_t>(n_embd()));
+    for (const Item & item : items.first(size)) {
+        const float * values = mtmd_batch_get_output_embd(batch.get(), item.chunk);
+        if (!values) {
+            fail("DecodeError", "llama.cpp's encoder made no embeddings");
+        }
+        item.part->embeddings.assign(values, values + static_cast<size_t>(item.part->num_cells) * static_cast<size_t>(n_embd()));
+    }
+    return size;
 }
 
 void MediaProjector::abort() noexcept {
@@ -172,12 +236,7 @@ bool MediaProjector::on_node(ggml_tensor *, bool asks, void * self) {
 }
 
 std::vector<BufferUse> plan_projector(const std::string & path, const ProjectorOptions & options) {
-    mtmd_context_params params = mtmd_context_params_default();
-    params.use_gpu             = options.use_gpu;
-    params.print_timings       = false;
-    params.n_threads           = options.n_threads;
-    params.image_min_tokens    = options.image_min_tokens;
-    params.image_max_tokens    = options.image_max_tokens;
+    const mtmd_context_params params = params_of(options);
     LogCapture             log;
     const auto             sizes = mtmd_get_memory_usage(path.c_str(), params);
     std::vector<BufferUse> uses;

@@ -27,11 +27,18 @@ struct MediaPart {
     std::vector<float>   embeddings; // [num_cells, n_embd]; empty where they were not asked for
 };
 
+struct ImagePixels {
+    int32_t                  width  = 0;
+    int32_t                  height = 0;
+    std::span<const uint8_t> pixels; // RGB, row by row
+};
+
 struct ProjectorOptions {
     bool    use_gpu          = true;
     int32_t n_threads        = 1;
     int32_t image_min_tokens = -1; // -1: as the file has it
     int32_t image_max_tokens = -1;
+    int32_t flash_attn       = -1; // of the encoders: 0 off, 1 on, -1 as llama.cpp chooses
 };
 
 class MediaProjector {
@@ -47,8 +54,11 @@ public:
     int32_t sample_rate() const noexcept { return mtmd_get_audio_sample_rate(context_); } // Hz; -1 where it hears nothing
     int32_t n_embd() const noexcept { return llama_model_n_embd_inp(model_->get()); }
 
-    // Of RGB pixels, row by row; without pixels the sizes alone. InvalidParams for an image that it cannot take.
-    std::vector<MediaPart> image(int32_t width, int32_t height, std::span<const uint8_t> pixels, bool encodes);
+    // Of RGB pixels, row by row; InvalidParams for an image that it cannot take. Images of one size are encoded together where
+    // libmtmd can.
+    std::vector<std::vector<MediaPart>> images(std::span<const ImagePixels> images);
+    // Its sizes alone.
+    std::vector<MediaPart> measure_image(int32_t width, int32_t height);
     // Of mono samples at sample_rate().
     std::vector<MediaPart> audio(std::span<const float> samples);
     // Its sizes alone, of as many samples. libmtmd computes the spectrum of silence for it: one call at a time.
@@ -60,10 +70,18 @@ public:
 private:
     MediaProjector(std::shared_ptr<Model> model, bool use_gpu) : model_(std::move(model)), use_gpu_(use_gpu) {}
 
-    std::vector<MediaPart> parts_of(const mtmd_bitmap * bitmap, bool encodes, const char * what);
+    struct Item { // of a batch
+        const mtmd_input_chunk * chunk;
+        MediaPart *              part;
+    };
+    class Chunks; // what libmtmd made of an image or sound
+
+    std::vector<MediaPart> parts_of(const Chunks & chunks) const;
+    void                   check_image(int32_t width, int32_t height) const;
     void                   check_audio(int64_t num_samples) const;
     void                   add_item(const mtmd_input_chunk * chunk, MediaPart & part) const;
-    void                   encode(const mtmd_input_chunk * chunk, MediaPart & part);
+    void                   encode(std::span<const Chunks> chunks, std::span<std::vector<MediaPart>> parts);
+    size_t                 encode_batch(std::span<const Item> items); // returns how many were together, the first ones
     static bool            on_node(ggml_tensor * node, bool asks, void * self);
 
     Home                   home_;

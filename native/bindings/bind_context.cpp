@@ -201,6 +201,7 @@ void bind_passes(nb::class_<Context> & type) {
         .def("embed", &embed, nb::arg("token_ids").noconvert(), nb::arg("lengths").noconvert())
         .def("logits", &read_row<&Context::logits>, nb::arg("index"))
         .def("embeddings", &read_row<&Context::embeddings>, nb::arg("index"))
+        .def("pooled", &read_row<&Context::pooled>, nb::arg("seq_id"))
         .def("draft", &draft, nb::arg("wishes"), nb::arg("min_probability"),
              "Wishes are (seq_id, position, token_id, max_tokens).")
         .def("heads_positions", &heads_positions, nb::arg("seq_id"))

@@ -1,5 +1,7 @@
 #include "bindings.hpp"
 
+#include <algorithm>
+
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -13,12 +15,13 @@
 namespace paceline {
 namespace {
 
+using Pixels  = nb::ndarray<const uint8_t, nb::numpy, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
 using Samples = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::shared_ptr<MediaProjector> load(std::shared_ptr<Model> model, const std::string & path, bool use_gpu, int32_t n_threads,
-                                     int32_t image_min_tokens, int32_t image_max_tokens) {
+                                     int32_t image_min_tokens, int32_t image_max_tokens, int32_t flash_attn) {
     Unlocked unlocked;
-    return MediaProjector::load(std::move(model), path, {use_gpu, n_threads, image_min_tokens, image_max_tokens});
+    return MediaProjector::load(std::move(model), path, {use_gpu, n_threads, image_min_tokens, image_max_tokens, flash_attn});
 }
 
 // One tuple a part: tokens, cells, positions, whether causal, places or None, embeddings or None.
@@ -33,11 +36,30 @@ nb::list as_list(std::vector<MediaPart> && parts, size_t n_embd) {
     return list;
 }
 
-nb::list image(MediaProjector & projector, int32_t width, int32_t height, const Bytes & pixels, bool encodes) {
+// The caller holds the arrays, and does not write to them.
+nb::list images(MediaProjector & projector, const std::vector<Pixels> & arrays) {
+    std::vector<ImagePixels> images;
+    for (const Pixels & one : arrays) {
+        const auto side = [&](size_t axis) { return static_cast<int32_t>(std::min<size_t>(one.shape(axis), INT32_MAX)); };
+        images.push_back({side(1), side(0), {one.data(), one.size()}});
+    }
+    std::vector<std::vector<MediaPart>> parts;
+    {
+        Unlocked unlocked;
+        parts = projector.images(images);
+    }
+    nb::list list;
+    for (std::vector<MediaPart> & one : parts) {
+        list.append(as_list(std::move(one), static_cast<size_t>(projector.n_embd())));
+    }
+    return list;
+}
+
+nb::list measure_image(MediaProjector & projector, int32_t width, int32_t height) {
     std::vector<MediaPart> parts;
     {
-        Unlocked unlocked; // libmtmd copies the pixels before it looks at any
-        parts = projector.image(width, height, as_span(pixels), encodes);
+        Unlocked unlocked;
+        parts = projector.measure_image(width, height);
     }
     return as_list(std::move(parts), static_cast<size_t>(projector.n_embd()));
 }
@@ -90,13 +112,15 @@ void bind_media(nb::module_ & m) {
     install_media_log();
     nb::class_<MediaProjector>(m, "MediaProjector")
         .def_static("load", &load, nb::arg("model"), nb::arg("path"), nb::arg("use_gpu"), nb::arg("n_threads"),
-                    nb::arg("image_min_tokens"), nb::arg("image_max_tokens"))
+                    nb::arg("image_min_tokens"), nb::arg("image_max_tokens"), nb::arg("flash_attn"))
         .def_prop_ro("sees", &MediaProjector::sees)
         .def_prop_ro("hears", &MediaProjector::hears)
         .def_prop_ro("sample_rate", &MediaProjector::sample_rate)
         .def_prop_ro("n_embd", &MediaProjector::n_embd)
-        .def("image", &image, nb::arg("width"), nb::arg("height"), nb::arg("pixels").noconvert(), nb::arg("encodes"),
-             "Returns a tuple a part: tokens, cells, positions, whether causal, places or None, embeddings or None.")
+        .def("images", &images, nb::arg("arrays"),
+             "Returns a list of parts an image, a part being a tuple: tokens, cells, positions, whether causal, places or None, "
+             "embeddings or None.")
+        .def("measure_image", &measure_image, nb::arg("width"), nb::arg("height"))
         .def("audio", &audio, nb::arg("samples").noconvert())
         .def("measure_audio", &measure_audio, nb::arg("num_samples"))
         .def("abort", &MediaProjector::abort);
@@ -109,7 +133,7 @@ void bind_media(nb::module_ & m) {
         "plan_projector",
         [](const std::string & path, bool use_gpu, int32_t image_min_tokens, int32_t image_max_tokens) {
             Unlocked unlocked;
-            return plan_projector(path, {use_gpu, 1, image_min_tokens, image_max_tokens});
+            return plan_projector(path, {use_gpu, 1, image_min_tokens, image_max_tokens, -1});
         },
         nb::arg("path"), nb::arg("use_gpu"), nb::arg("image_min_tokens"), nb::arg("image_max_tokens"),
         "Returns the bytes that it would take, by device, weights among the buffers.");

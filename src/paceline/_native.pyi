@@ -686,6 +686,8 @@ class Context:
 
     def embeddings(self, index: int) -> NDArray[numpy.float32]: ...
 
+    def pooled(self, seq_id: int) -> object: ...
+
     def draft(self, wishes: Sequence[tuple[int, int, int, int]], min_probability: float) -> list[list[int]]:
         """Wishes are (seq_id, position, token_id, max_tokens)."""
 
@@ -799,7 +801,7 @@ def plain_step(context: Context, seq_ids: list, positions: list, token_ids: list
 
 class MediaProjector:
     @staticmethod
-    def load(model: Model, path: str, use_gpu: bool, n_threads: int, image_min_tokens: int, image_max_tokens: int) -> MediaProjector: ...
+    def load(model: Model, path: str, use_gpu: bool, n_threads: int, image_min_tokens: int, image_max_tokens: int, flash_attn: int) -> MediaProjector: ...
 
     @property
     def sees(self) -> bool: ...
@@ -813,10 +815,12 @@ class MediaProjector:
     @property
     def n_embd(self) -> int: ...
 
-    def image(self, width: int, height: int, pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], encodes: bool) -> list:
+    def images(self, arrays: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None, None, 3), order='C', device='cpu', writable=False)]]) -> list:
         """
-        Returns a tuple a part: tokens, cells, positions, whether causal, places or None, embeddings or None.
+        Returns a list of parts an image, a part being a tuple: tokens, cells, positions, whether causal, places or None, embeddings or None.
         """
+
+    def measure_image(self, width: int, height: int) -> list: ...
 
     def audio(self, samples: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list: ...
 

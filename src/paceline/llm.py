@@ -318,7 +318,7 @@ class LLM(ChatMethods):
 
         Args:
             name: The prefix's name: letters, digits, ".", "_" and "-".
-            prompt: A text or token ids.
+            prompt: A text, token ids, or a list with images and audio, as `generate` takes them.
             **options: lora, tenant, cache_salt, add_special and parse_special, as in the requests that computed the prefix.
 
         Returns:

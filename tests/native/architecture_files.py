@@ -111,7 +111,7 @@ def build_architecture_tool(folder: Path) -> ArchitectureTool:
     """Compile the tool in `folder`; skips the test where a compiler, the source or the libraries are not at hand."""
     source = source_folder()
     includes = [f"-I{source / part}" for part in ("common", "include", "ggml/include")]
-    return ArchitectureTool(build_tool(folder / "test-llama-archs", "tests/test-llama-archs.cpp", includes))
+    return ArchitectureTool(build_tool(folder / "test-llama-archs", ["tests/test-llama-archs.cpp"], includes))
 
 
 def known_architectures() -> list[str]:

@@ -43,4 +43,4 @@ def build_reference_tool(folder: Path) -> ReferenceTool:
     """Compile the tool in `folder`; skips the test where a compiler, the source or the libraries are not at hand."""
     shim = folder / "one_thread.h"
     shim.write_text(_ONE_THREAD)
-    return ReferenceTool(build_tool(folder / "simple", "examples/simple/simple.cpp", ["-include", str(shim)]))
+    return ReferenceTool(build_tool(folder / "simple", ["examples/simple/simple.cpp"], ["-include", str(shim)]))

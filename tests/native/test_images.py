@@ -30,11 +30,13 @@ from paceline.errors import (
     Aborted,
     BatchError,
     Cancelled,
+    DecodeError,
     EngineDied,
     InvalidParams,
     InvalidType,
     ModelLoadError,
     PromptTooLong,
+    StateError,
     Unsupported,
 )
 from paceline.kv_cache import MediaItem
@@ -137,9 +139,9 @@ def test_an_engine_generates_what_a_context_does(files: tuple[Path, Path], isola
 def test_the_same_picture_is_encoded_once(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And found in the KV cache with all before it, also by another question."""
     encoded: list[Any] = []
-    real = MediaProjector.encode_image
+    real = MediaProjector.encode_images
     monkeypatch.setattr(
-        MediaProjector, "encode_image", lambda self, pixels: (encoded.append(pixels), real(self, pixels))[1]
+        MediaProjector, "encode_images", lambda self, images: (encoded.extend(images), real(self, images))[1]
     )
     with LLM(qwen, **ENGINE) as llm:
         one, other = Image(picture(1, 200, 100)), Image(picture(2, 200, 100))
@@ -248,14 +250,14 @@ def test_streams_go_on_while_a_picture_is_encoded_and_its_cancel_ends_it(
     qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long that takes; then another one is encoded."""
-    real, began, may_go = MediaProjector.encode_image, threading.Event(), threading.Event()
+    real, began, may_go = MediaProjector.encode_images, threading.Event(), threading.Event()
 
-    def encode(self: MediaProjector, pixels: Any) -> list[MediaPart]:
+    def encode(self: MediaProjector, images: Any) -> list[list[MediaPart]]:
         began.set()
         assert may_go.wait(60)
-        return real(self, pixels)
+        return real(self, images)
 
-    monkeypatch.setattr(MediaProjector, "encode_image", encode)
+    monkeypatch.setattr(MediaProjector, "encode_images", encode)
     with LLM(qwen, **ENGINE) as llm:
         pictured = llm.stream(["a", Image(picture(1)), "b"], max_tokens=5, ignore_eos=True)
         assert began.wait(60)
@@ -434,14 +436,14 @@ class StandIn:
         self.num_encoded = 0
         self.is_aborted = False
 
-    def encode_image(self, pixels: Any) -> list[Any]:
+    def encode_images(self, images: list[Any]) -> list[list[Any]]:
         self.is_encoding.set()
         while not self.may_go.wait(0.01):
             if self.is_aborted:
                 self.is_aborted = False
                 raise Aborted("aborted")
-        self.num_encoded += 1
-        return [MediaPart((), 4, 4, True, None, np.full((4, 8), pixels.mean(), np.float32))]
+        self.num_encoded += len(images)
+        return [[MediaPart((), 4, 4, True, None, np.full((4, 8), one.mean(), np.float32))] for one in images]
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -470,6 +472,43 @@ def test_embeddings_are_kept_within_their_bytes(stand_in: tuple[StandIn, MediaEn
         return projector.num_encoded - before
 
     assert [encode(1), encode(2), encode(1), encode(3), encode(1), encode(2)] == [1, 1, 0, 1, 0, 1]
+
+
+def test_images_of_one_size_are_encoded_at_once(stand_in: tuple[StandIn, MediaEncoder]) -> None:
+    """Those that follow one another; an image that comes twice, and one that is kept, are encoded once."""
+    projector, _ = stand_in
+    encoder, groups = MediaEncoder(projector, 1 << 20), []  # type: ignore[arg-type]
+    projector.may_go.set()
+    real = projector.encode_images
+    projector.encode_images = lambda images: (groups.append(len(images)), real(images))[1]  # type: ignore[method-assign]
+    wide, tall = (60, 40), (40, 60)
+    shapes = [(1, wide), (2, wide), (3, wide), (4, tall), (5, wide), (1, wide), (6, wide)]
+    media = [MediaItem(10 * index, 4, 4, b"x") for index in range(len(shapes))]
+    images = [Image(picture(seed, *size)) for seed, size in shapes]
+    found = encoder.encode(1, images, media)
+    assert groups == [3, 1, 1, 1]
+    values = [float(found[item.start].embeddings[0, 0]) for item in media]  # type: ignore[index]
+    assert values == [pytest.approx(picture(seed, *size).mean()) for seed, size in shapes]
+    assert encoder.encode(2, [images[6], Image(picture(7)), images[0]], media[:3])[10].embeddings is not None
+    assert groups == [3, 1, 1, 1, 1]
+
+
+def test_an_image_of_several_that_cannot_be_encoded_is_named(stand_in: tuple[StandIn, MediaEncoder]) -> None:
+    """The others of its size are not to blame."""
+    projector, encoder = stand_in
+    projector.may_go.set()
+    real = projector.encode_images
+
+    def encode(images: list[Any]) -> list[list[Any]]:
+        if any(pixels[0, 0].max() == 0 for pixels in images):
+            raise DecodeError("too dark")
+        return real(images)
+
+    projector.encode_images = encode  # type: ignore[method-assign]
+    media = [MediaItem(10 * index, 4, 4, b"x") for index in range(3)]
+    with pytest.raises(DecodeError, match="image 1: too dark"):
+        encoder.encode(1, [Image(picture(1)), marked(2, 0), Image(picture(3))], media)
+    assert encoder.encode(2, [Image(picture(1)), Image(picture(2))], media[:2])[10].embeddings is not None
 
 
 def test_an_abort_that_was_for_another_request_is_tried_again(stand_in: tuple[StandIn, MediaEncoder]) -> None:
@@ -633,24 +672,24 @@ class SlowEncoding(Instrument):
     """Has a process of its own encode a picture whose first pixel is black until it is aborted, and die at one that is white."""
 
     def __init__(self) -> None:
-        encode, aborted = MediaProjector.encode_image, threading.Event()
+        encode, aborted = MediaProjector.encode_images, threading.Event()
         abort = MediaProjector.abort
 
-        def slow(self: MediaProjector, pixels: Any) -> list[MediaPart]:
-            if pixels[0, 0].max() == 0:
+        def slow(self: MediaProjector, images: Any) -> list[list[MediaPart]]:
+            if any(pixels[0, 0].max() == 0 for pixels in images):
                 assert aborted.wait(60)
                 aborted.clear()
                 raise Aborted("aborted")
-            if pixels[0, 0].min() == 255:
+            if any(pixels[0, 0].min() == 255 for pixels in images):
                 time.sleep(0.3)
                 os.abort()
-            return encode(self, pixels)
+            return encode(self, images)
 
         def noted(self: MediaProjector) -> None:
             aborted.set()
             abort(self)
 
-        MediaProjector.encode_image, MediaProjector.abort = slow, noted  # type: ignore[method-assign]
+        MediaProjector.encode_images, MediaProjector.abort = slow, noted  # type: ignore[method-assign]
 
 
 def marked(seed: int, value: int) -> Image:
@@ -663,7 +702,7 @@ def marked(seed: int, value: int) -> Image:
 @pytest.fixture(params=["thread", "process"])
 def slow(request: pytest.FixtureRequest, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
     """An engine whose encoder takes for ever over black pictures."""
-    monkeypatch.setattr(MediaProjector, "encode_image", MediaProjector.encode_image)
+    monkeypatch.setattr(MediaProjector, "encode_images", MediaProjector.encode_images)
     monkeypatch.setattr(MediaProjector, "abort", MediaProjector.abort)
     instruments = ["tests.native.test_images:SlowEncoding"]
     with LLM(qwen, isolation=request.param, instruments=instruments, **ENGINE) as llm:
@@ -747,15 +786,59 @@ def test_choices_about_a_picture_share_it(qwen: Path, isolation: str) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_prefixes_with_pictures_are_not_saved(qwen: Path, tmp_path: Path, isolation: str) -> None:
-    """Which is said; the picture is found in memory as before, and texts are saved."""
-    with LLM(qwen, isolation=isolation, state_folder=tmp_path, **ENGINE) as llm:
-        prompt = ["hello", Image(picture(1)), QUESTION]
+def test_prefixes_with_pictures_are_saved(files: tuple[Path, Path], tmp_path: Path, isolation: str) -> None:
+    """Another engine goes on from them without computing the pictures again, also from a part of what was saved."""
+    images = [Image(picture(seed, 150, 90)) for seed in (1, 2)]
+    prompt = ["hello", images[0], "and then", images[1], QUESTION]
+    others = [["hello", images[0], "and then", images[1], "another question"], ["hello", images[0], "nothing else"]]
+    options: dict[str, Any] = {"isolation": isolation, "state_folder": tmp_path, "swa_full": True, **ENGINE}
+    with LLM(files[0], **options) as llm:
         first = llm.generate(prompt, **GREEDY)
-        with pytest.raises(Unsupported, match="images and audio are for generate"):
-            llm.save_prefix("seen", prompt)
+        expected = [llm.generate(one, cache_prompt=False, **GREEDY).token_ids for one in others]
+        for one in others:  # which cuts what is saved at once
+            llm.generate(one, **GREEDY)
+        num_saved = llm.save_prefix("seen", prompt)
+        assert num_saved >= first.usage.prompt_tokens - 1
         with pytest.raises(InvalidParams):
-            llm.save_prefix("seen", list(first.prompt_token_ids))
-        assert llm.generate(prompt, **GREEDY).usage.cached_tokens > 10
-        llm.generate("hello there", **GREEDY)
-        assert llm.save_prefix("text", "hello there") > 0
+            llm.save_prefix("keys", list(first.prompt_token_ids))
+        with pytest.raises(StateError, match="nothing of this prompt"):
+            llm.save_prefix("unseen", ["hello", Image(picture(3, 150, 90)), QUESTION], cache_salt="x")
+    with LLM(files[0], **options) as llm:
+        ids = llm.load_prefix("seen")
+        assert ids == list(first.prompt_token_ids)[:num_saved]
+        again = llm.generate(prompt, **GREEDY)
+        assert again.token_ids == first.token_ids
+        assert again.usage.cached_tokens >= num_saved - 1
+        for one, tokens in zip(others, expected, strict=True):
+            found = llm.generate(one, **GREEDY)
+            assert found.token_ids == tokens
+            assert found.usage.cached_tokens > sum(token < 0 for token in found.prompt_token_ids)
+
+
+def test_a_prefix_with_pictures_belongs_to_its_projector(tmp_path: Path) -> None:
+    """With another one the same pictures are others; the file says so, and also where its list of pictures was damaged."""
+    text, vision = PAIRS["llava"]
+    model, projector = write_model(tmp_path / "model.gguf", text), tmp_path / "mmproj-model.gguf"
+    prompt = ["hello", Image(picture(1)), QUESTION]
+    write_model(projector, vision)
+    with LLM(model, state_folder=tmp_path, **ENGINE) as llm:
+        llm.generate(prompt, **GREEDY)
+        llm.save_prefix("seen", prompt)
+    file = tmp_path / "seen"
+    whole = file.read_bytes()
+    with LLM(model, state_folder=tmp_path, **ENGINE) as llm:
+        for place in (16, 22, 40, len(whole) // 2):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(StateError):
+                llm.load_prefix("seen")
+        for size in (18, 30, 60):
+            file.write_bytes(whole[:size])
+            with pytest.raises(StateError):
+                llm.load_prefix("seen")
+        file.write_bytes(whole)
+        assert llm.load_prefix("seen")
+    write_model(projector, vision, seed=7)
+    with LLM(model, state_folder=tmp_path, **ENGINE) as llm:
+        with pytest.raises(StateError, match="another model"):
+            llm.load_prefix("seen")
+        assert len(llm.generate(prompt, **GREEDY).token_ids) == 10

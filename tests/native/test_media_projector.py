@@ -25,9 +25,14 @@ from paceline.runtime import MediaPart, MediaProjector, Model, decoded_pixels
 from paceline.testing.models import (
     Gemma3Spec,
     Gemma3VisionSpec,
+    Gemma4Spec,
+    Gemma4VisionSpec,
     LlamaSpec,
     LlavaVisionSpec,
+    PixtralVisionSpec,
     Qwen2VlSpec,
+    Qwen3VisionSpec,
+    Qwen3VlSpec,
     Qwen25VisionSpec,
     write_model,
 )
@@ -37,6 +42,9 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "llava": (LlamaSpec(), LlavaVisionSpec()),
     "gemma3": (Gemma3Spec(), Gemma3VisionSpec()),
     "qwen2.5vl": (Qwen2VlSpec(), Qwen25VisionSpec()),
+    "qwen3vl": (Qwen3VlSpec(), Qwen3VisionSpec()),
+    "gemma4": (Gemma4Spec(), Gemma4VisionSpec()),
+    "pixtral": (LlamaSpec(), PixtralVisionSpec()),
 }
 
 
@@ -70,12 +78,33 @@ def test_an_image_becomes_an_item_between_its_marks(projector: MediaProjector, k
     assert all(one.embeddings is None for one in measured)
     item = item_of(parts)
     assert item.embeddings is not None
-    assert item.embeddings.shape == (item.num_cells, 64)
-    assert item.is_causal == (kind != "gemma3")
-    assert len(parts) == (1 if kind == "llava" else 3)
+    assert item.embeddings.shape == (item.num_cells, 128 if kind == "qwen3vl" else 64)  # with what one layer saw
+    assert item.is_causal == (kind not in ("gemma3", "gemma4"))
+    assert len(parts) == {"llava": 1, "pixtral": 2}.get(kind, 3)
     again, other = item_of(projector.encode_image(picture(1))), item_of(projector.encode_image(picture(2)))
     assert np.array_equal(again.embeddings, item.embeddings)  # type: ignore[arg-type]
     assert not np.allclose(other.embeddings, item.embeddings, atol=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("together", ["gemma4", "llava"])
+def test_several_images_are_as_each_alone(tiny_models: TinyModels, together: str) -> None:
+    """Computed together by Gemma 4's projector where they have one size, one after another by LLaVA's."""
+    text, vision = PAIRS[together]
+    images = [picture(1, 80, 64), picture(2, 80, 64), picture(3, 40, 64), picture(4, 80, 64)]
+    with (
+        Model.load(tiny_models(text)) as model,
+        MediaProjector.load(tiny_models(vision), model, n_threads=1) as projector,
+    ):
+        found = [item_of(parts) for parts in projector.encode_images(images)]
+        for item, pixels in zip(found, images, strict=True):
+            alone = item_of(projector.encode_image(pixels))
+            assert item.embeddings is not None
+            assert alone.embeddings is not None
+            np.testing.assert_allclose(item.embeddings, alone.embeddings, atol=2e-3 * np.abs(alone.embeddings).max())
+        assert not np.allclose(found[0].embeddings, found[1].embeddings, atol=0.05)  # type: ignore[arg-type]
+        assert projector.encode_images([]) == []
+        with pytest.raises(InvalidType, match="height, width, 3"):
+            projector.encode_images([images[0], np.zeros((4, 4, 1), np.uint8)])
 
 
 def test_places_are_a_grid_with_m_rope(tiny_models: TinyModels) -> None:
@@ -246,6 +275,11 @@ def test_wrong_metadata_is_refused_by_its_key(
         ("qwen2.5vl", "n_wa_pattern", 1),
         ("qwen2.5vl", "block_count", 0),
         ("qwen2.5vl", "attention.head_count", 16),
+        ("qwen3vl", "attention.head_count", 16),
+        ("qwen3vl", "image_size", 112),
+        ("gemma4", "attention.head_count", 16),
+        ("gemma4", "projector.scale_factor", 3),
+        ("pixtral", "attention.head_count", 16),
     ],
 )
 def test_sizes_that_the_tensors_do_not_have_are_refused(
@@ -256,6 +290,16 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(
     path = write_model(tmp_path / "mmproj.gguf", vision, metadata={f"clip.vision.{key}": value})
     with pytest.raises(ModelLoadError):
         load(tiny_models, path, text)
+
+
+def test_an_image_may_not_have_more_places_than_there_are(tiny_models: TinyModels) -> None:
+    """On which Gemma 4's encoder aborts; as many tokens as the tables allow are taken, also of an image of one row."""
+    text, vision = PAIRS["gemma4"]
+    with Model.load(tiny_models(text)) as model:
+        with pytest.raises(ModelLoadError, match="lower image_max_tokens"):
+            MediaProjector.load(tiny_models(vision), model, image_max_tokens=1121)
+        with MediaProjector.load(tiny_models(vision), model, n_threads=1, image_max_tokens=1120) as found:
+            assert item_of(found.encode_image(picture(1, 16384, 1))).num_cells <= 1120
 
 
 class Less:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.kv_cache import Namespace, SavedState
+from paceline.kv_cache import TEXT_LAYOUT, Namespace, PromptLayout, SavedState
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.sequence import Request
 
@@ -67,11 +67,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Ask for what the KV cache has of a prefix; tokens as `pack_tokens` returns them."""
+    """Ask for what the KV cache has of a prefix; tokens as `pack_tokens` returns them, media items by their keys."""
 
     key: int
     namespace: Namespace
     tokens: bytes
+    layout: PromptLayout = TEXT_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,8 +129,8 @@ class Engine:
 
     def _ask(self, question: Question) -> None:
         match question:
-            case Export(key, namespace, tokens):
-                self._scheduler.export(key, namespace, tokens)
+            case Export(key, namespace, tokens, layout):
+                self._scheduler.export(key, namespace, tokens, layout)
             case Import(key, namespace, tokens, ranges):
                 self._scheduler.import_ranges(key, namespace, tokens, ranges)
             case Inspect(key):

@@ -289,6 +289,7 @@ def media_encoder(model: Model, arguments: EngineArguments, *, can_generate: boo
             n_threads=context.get("n_threads_batch") or context.get("n_threads"),
             image_min_tokens=config.image_min_tokens,
             image_max_tokens=config.image_max_tokens,
+            flash_attn=context.get("flash_attn", "auto"),
         )
     except ModelLoadError as error:
         if config.mmproj is not None or (config.image_min_tokens, config.image_max_tokens) != (None, None):

@@ -91,8 +91,9 @@ class Executor:
                 data = self._backend.save(seq_id, layout.position(start), layout.position(end))
                 output.saved.append((operation, data))
                 output.saving_s += self._clock.now() - begin
-            case Cut(data, start, end):
-                output.saved.append((operation, self._backend.cut(data, start, end)))
+            case Cut(data, start, end, layout=layout):
+                part = self._backend.cut(data, layout.position(start), layout.position(end))
+                output.saved.append((operation, part))
                 output.saving_s += self._clock.now() - begin
             case SaveState(seq_id, num_tokens, layout=layout):
                 data = self._backend.save_state(seq_id, layout.position(num_tokens))

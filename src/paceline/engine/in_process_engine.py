@@ -24,7 +24,7 @@ from paceline.engine.media_prompt import Measure
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
 from paceline.engine.projector_file import projectors_beside
-from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes, prompt_ids, refuse_media
+from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes, refuse_media
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments, resolve_instruments
@@ -82,7 +82,9 @@ class InProcessEngine(BaseEngine):
             clock=self._clock,
             measure=measure,
         )
-        files = StateFiles(config.state_folder, parts.fingerprint)
+        files = StateFiles(
+            config.state_folder, parts.fingerprint, b"" if parts.encoder is None else parts.encoder.fingerprint
+        )
         self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, self._backend.adapter_fingerprint)
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock), parts.calibration)
         self._runner = Runner(
@@ -98,8 +100,8 @@ class InProcessEngine(BaseEngine):
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
         """See `EngineClient`."""
         self._check_usable()
-        ids = prompt_ids(prompt, self.tokenizer, options)
-        return self._prefixes.save(name, ids, self._adapters.resolve(options))
+        keyed = self._text_requests.keyed(prompt, options)
+        return self._prefixes.save(name, keyed, self._adapters.resolve(options))
 
     def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
         """See `EngineClient`."""

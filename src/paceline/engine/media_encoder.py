@@ -22,6 +22,7 @@ from paceline.runtime import MediaPart, MediaProjector, decoded_pixels, decoded_
 _log = logging.getLogger("paceline.engine")
 
 _MAX_EXTENTS: Final = 1024  # of which the parts are remembered
+_MAX_GROUP_PIXELS: Final = 1 << 24  # of images that are encoded at once
 
 Parts = tuple[MediaPart, ...]
 Namespace = tuple[Hashable, ...]
@@ -45,6 +46,11 @@ class EmbeddingCache:
             if found is not None:
                 self._found.move_to_end(key)
             return found
+
+    def __contains__(self, key: tuple[Namespace, bytes]) -> bool:
+        """Return whether the parts of an attachment are there."""
+        with self._lock:
+            return key in self._found
 
     def put(self, key: tuple[Namespace, bytes], parts: Parts) -> None:
         """Add the parts of an attachment, unless they alone are more than the cache may have."""
@@ -76,6 +82,11 @@ class MediaEncoder:
         """What prompts may have beside text."""
         return self._projector.modalities
 
+    @property
+    def fingerprint(self) -> bytes:
+        """What identifies the projector's file."""
+        return self._projector.fingerprint
+
     def measure(self, extent: MediaExtent) -> Parts:
         """Return the parts of an image or audio of this extent, without embeddings. Raises `InvalidParams`, `Unsupported`."""
         found = self._measured.get(extent)
@@ -104,11 +115,8 @@ class MediaEncoder:
         self._is_cancelled = is_cancelled or _never
         self._encoding = key
         try:
-            items = [
-                part
-                for number, one in enumerate(attachments)
-                for part in self._items(key, number, one, (namespace, one.content_hash))
-            ]
+            found = self._all_parts(key, attachments, namespace)
+            items = [part for parts in found for part in parts if not part.tokens]
         finally:
             self._encoding, self._is_cancelled = None, _never
         if [(one.num_cells, one.num_positions) for one in items] != [
@@ -145,44 +153,71 @@ class MediaEncoder:
             raise Unsupported("this model's projector takes no audio; leave it out, or load a model that hears")
         return rate
 
-    def _items(self, key: int, number: int, attachment: Attachment, kept: tuple[Namespace, bytes]) -> list[MediaPart]:
-        parts = self._cache.get(kept)
-        if parts is None:
-            try:
-                parts = self._encoded(key, attachment)
-            except PacelineError as error:
-                if isinstance(error, (Cancelled, Aborted)):
-                    raise
-                kind = "image" if isinstance(attachment, Image) else "audio"
-                raise type(error)(f"{attachment.name or f'{kind} {number}'}: {error}") from error
-            self._cache.put(kept, parts)
-        return [part for part in parts if not part.tokens]
+    def _all_parts(self, key: int, attachments: Sequence[Attachment], namespace: Namespace) -> list[Parts]:
+        """Return the parts of each attachment; images of one size that follow one another are encoded at once."""
+        found: list[Parts] = []
+        while (number := len(found)) < len(attachments):
+            cached = self._cache.get((namespace, attachments[number].content_hash))
+            group = [attachments[number]] if cached is not None else self._group(attachments[number:], namespace)
+            made = [cached] if cached is not None else self._named(key, number, group)
+            for one, parts in zip(group, made, strict=True):
+                self._cache.put((namespace, one.content_hash), parts)
+            found += made
+        return found
 
-    def _encoded(self, key: int, attachment: Attachment) -> Parts:
+    def _group(self, attachments: Sequence[Attachment], namespace: Namespace) -> list[Attachment]:
+        """Return the first of these, and the images behind it that are encoded with it."""
+        first, hashes = attachments[0], {attachments[0].content_hash}
+        group = [first]
+        if not isinstance(first, Image):
+            return group
+        size = first.extent.width * first.extent.height
+        for one in attachments[1:]:
+            is_known = one.content_hash in hashes or (namespace, one.content_hash) in self._cache
+            if is_known or one.extent != first.extent or size * (len(group) + 1) > _MAX_GROUP_PIXELS:
+                break
+            group.append(one)
+            hashes.add(one.content_hash)
+        return group
+
+    def _named(self, key: int, number: int, group: Sequence[Attachment]) -> list[Parts]:
+        """Return the parts of a group, the first of which has this number; what is raised names what is wrong."""
+        try:
+            return self._encoded(key, group)
+        except (Cancelled, Aborted):
+            raise
+        except PacelineError as error:
+            if len(group) > 1:
+                return [self._named(key, number + index, [one])[0] for index, one in enumerate(group)]
+            kind = "image" if isinstance(group[0], Image) else "audio"
+            raise type(error)(f"{group[0].name or f'{kind} {number}'}: {error}") from error
+
+    def _encoded(self, key: int, group: Sequence[Attachment]) -> list[Parts]:
         self._check_wanted(key)
-        encode = self._decoded(key, attachment)
+        encode = self._decoded(key, group)
         while True:
             self._check_wanted(key)
             try:
-                parts = tuple(encode())
+                found = [tuple(parts) for parts in encode()]
             except Aborted:
                 self._check_wanted(key)  # else the abort was meant for the request before this one
                 continue
             self._check_wanted(key)
-            for part in parts:
-                if part.embeddings is not None:
-                    part.embeddings.flags.writeable = False
-            return parts
+            for part in (part for parts in found for part in parts if part.embeddings is not None):
+                part.embeddings.flags.writeable = False
+            return found
 
-    def _decoded(self, key: int, attachment: Attachment) -> Callable[[], list[MediaPart]]:
-        """Decode an attachment; return what encodes it."""
+    def _decoded(self, key: int, group: Sequence[Attachment]) -> Callable[[], list[list[MediaPart]]]:
+        """Decode attachments, of which several are images; return what encodes them."""
 
         def check() -> None:
             self._check_wanted(key)
 
-        if isinstance(attachment, Image):
-            return partial(self._projector.encode_image, decoded_pixels(attachment, check))
-        return partial(self._projector.encode_audio, decoded_samples(attachment, self._sample_rate, check))
+        images = [decoded_pixels(one, check) for one in group if isinstance(one, Image)]
+        if images:
+            return partial(self._projector.encode_images, images)
+        samples = decoded_samples(group[0], self._sample_rate, check)
+        return lambda: [self._projector.encode_audio(samples)]
 
     def _check_wanted(self, key: int) -> None:
         if self._is_closed:

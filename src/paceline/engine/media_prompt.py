@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
+
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, PacelineError, PromptTooLong
 from paceline.kv_cache import MediaItem
@@ -55,6 +57,13 @@ class ComposedPrompt:
             ids += self.ids[begin : item.start]
             begin = item.end
         return ids + self.ids[begin:]
+
+
+class KeyedPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """Token ids with the keys of media items in their cells, as the cache knows a prompt by, and those items."""
+
+    ids: list[int]
+    media: tuple[MediaItem, ...] = ()
 
 
 def has_media(prompt: object) -> bool:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from paceline import validation
 from paceline.clock import Clock
 from paceline.engine.adapters import AdapterRegistry
-from paceline.engine.media_prompt import ComposedPrompt, Measure, composed, has_media
+from paceline.engine.media_prompt import ComposedPrompt, KeyedPrompt, Measure, composed, has_media
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
-from paceline.kv_cache import MAX_DIGEST_PREFIXES, hash_prefix, pack_tokens
+from paceline.kv_cache import MAX_DIGEST_PREFIXES, PromptLayout, hash_prefix, pack_tokens
 from paceline.media import Attachment, AudioExtent, MediaExtent
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
@@ -189,6 +189,13 @@ class TextRequests:
             vocabulary=self.vocabulary,
             echo=tokenizer.decode(text_ids, special=options.special) if params.echo else "",
         )
+
+    def keyed(self, prompt: Prompt, options: RequestOptions) -> KeyedPrompt:
+        """Return a prompt as the cache knows it by. Raises as `prepare`."""
+        if not has_media(prompt):
+            return KeyedPrompt(prompt_ids(prompt, self.tokenizer, options))
+        found = composed(prompt, self.tokenizer, options, self.measure, self.limits.max_positions)
+        return KeyedPrompt(PromptLayout(found.media).keyed(found.ids), found.media)
 
 
 def _embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:

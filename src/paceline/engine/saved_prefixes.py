@@ -4,6 +4,10 @@ A file: magic "PLPR", version (uint32), number of ranges (uint32), number of LoR
 fingerprint of its content (16 bytes) and scale (float64); then each range: its size (uint64) and a frame of
 `runtime.sequence_state`, whose token ids are those of the range. A partial frame without token ids comes last where memory is
 more than cells: the state behind them. The frames check themselves: model, layout, adapters, damage.
+
+With images or audio it has version 3, and behind the adapters the number of items (uint32) and each of them: first cell, cells,
+positions (uint32), whether causal (uint8), size of its content hash (uint8) and the hash. Frames then have the items' keys among
+token ids, count cells, and belong to the items and to the projector as well.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ from typing import Any
 
 from paceline import validation
 from paceline.engine.commands import Export, Import, Question
+from paceline.engine.media_prompt import KeyedPrompt
 from paceline.errors import InvalidParams, StateError, Unsupported
-from paceline.kv_cache import pack_tokens
+from paceline.kv_cache import MediaItem, PromptLayout, pack_tokens
 from paceline.request import RequestOptions
 from paceline.runtime import CellState
 from paceline.runtime.sequence_state import SequenceState, layout_fingerprint
@@ -32,7 +37,8 @@ AppliedAdapters = tuple[tuple[bytes, float], ...]
 _HEAD = struct.Struct("<4sIII")
 _ADAPTER = struct.Struct("<16sd")
 _SIZE = struct.Struct("<Q")
-_MAGIC, _VERSION = b"PLPR", 2
+_COUNT, _ITEM = struct.Struct("<I"), struct.Struct("<IIIBB")
+_MAGIC, _VERSION, _VERSION_WITH_MEDIA = b"PLPR", 2, 3
 _MAX_SHOWN = 4
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
@@ -53,21 +59,24 @@ class SavedPrefixes:
         self._files, self._ask, self._next_key = files, ask, next_key
         self._adapter_fingerprint = adapter_fingerprint
 
-    def save(self, name: str, token_ids: list[int], options: RequestOptions) -> int:
+    def save(self, name: str, prompt: KeyedPrompt, options: RequestOptions) -> int:
         """Write what the KV cache has of these tokens and return how many of them that is.
 
         options: with the keys of adapters. Raises `StateError`, `AdapterNotFound`.
         """
         self._files.path(name)
-        adapters = self._applied(options)
-        ranges = self._ask(Export(self._next_key(), prefix_namespace(options), pack_tokens(token_ids))).result()
+        adapters, layout = self._applied(options), PromptLayout(prompt.media)
+        tokens = pack_tokens(prompt.ids)
+        ranges = self._ask(Export(self._next_key(), prefix_namespace(options), tokens, layout)).result()
         if not ranges:
             raise StateError(
                 f"nothing of this prompt is in host memory; generate from it before saving it as {name!r}, with host_cache_bytes "
                 "that it fits"
             )
-        self._files.write(name, token_ids, ranges, adapters)
-        return int(ranges[-1].end)
+        ranges = [CellState(layout.cell(one.start), layout.cell(one.end), one.payload) for one in ranges]
+        end = int(ranges[-1].end)
+        self._files.write(name, prompt.ids, ranges, adapters, tuple(one for one in prompt.media if one.end <= end))
+        return end
 
     def load(self, name: str, options: RequestOptions) -> list[int]:
         """Load a saved prefix into the host cache and return its token ids.
@@ -75,8 +84,12 @@ class SavedPrefixes:
         options: with the keys of adapters. Raises `StateError`, also where it was computed with other adapters or scales, and
         `AdapterNotFound`.
         """
-        token_ids, ranges = self._files.read(name, self._applied(options))
-        placed = tuple((one.start, one.end, one) for one in ranges)
+        token_ids, ranges, media = self._files.read(name, self._applied(options))
+        layout = PromptLayout(media)
+        placed = tuple(
+            (one.start, one.end, CellState(layout.position(one.start), layout.position(one.end), one.payload))
+            for one in ranges
+        )
         there = self._ask(Import(self._next_key(), prefix_namespace(options), pack_tokens(token_ids), placed)).result()
         if not there:
             raise StateError(
@@ -94,11 +107,11 @@ class SavedPrefixes:
 
 
 class StateFiles:
-    """The files of one folder, for one model and layout. folder: None where saving is off."""
+    """The files of one folder, for one model and layout. folder: None where saving is off. projector: identifies its file."""
 
-    def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: bytes) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: bytes, projector: bytes = b"") -> None:
         self._folder = None if folder is None else Path(folder)
-        self._fingerprint = fingerprint
+        self._fingerprint, self._projector = fingerprint, projector
         if self._folder is not None and not self._folder.is_dir():
             raise InvalidParams(f"state_folder must be a folder, and {self._folder} is none; make it first")
 
@@ -113,16 +126,22 @@ class StateFiles:
         return self._folder / name
 
     def write(
-        self, name: str, token_ids: Sequence[int], ranges: Sequence[CellState], adapters: AppliedAdapters = ()
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        ranges: Sequence[CellState],
+        adapters: AppliedAdapters = (),
+        media: Sequence[MediaItem] = (),
     ) -> int:
-        """Write the ranges of a prefix, in order, whole or not at all, and return the size in bytes."""
-        path, owner = self.path(name), self._owner(adapters)
+        """Write the ranges of a prefix, in cells and in order, whole or not at all, and return the size in bytes."""
+        path, owner = self.path(name), self._owner(adapters, media)
         frames = [
             SequenceState(owner, tuple(token_ids[one.start : one.end]), one.start == one.end, one.end - 1, one.payload)
             for one in ranges
         ]
-        parts = [_HEAD.pack(_MAGIC, _VERSION, len(frames), len(adapters))]
+        parts = [_HEAD.pack(_MAGIC, _VERSION_WITH_MEDIA if media else _VERSION, len(frames), len(adapters))]
         parts += [_ADAPTER.pack(*one) for one in adapters]
+        parts += _packed(media) if media else []
         for frame in frames:
             data = frame.to_bytes()
             parts += [_SIZE.pack(len(data)), data]
@@ -136,8 +155,13 @@ class StateFiles:
             aside.unlink(missing_ok=True)
         return sum(map(len, parts))
 
-    def read(self, name: str, adapters: AppliedAdapters = ()) -> tuple[list[int], list[CellState]]:
-        """Return the token ids of a saved prefix, and its ranges. Raises `StateError`, also for other adapters than its own."""
+    def read(
+        self, name: str, adapters: AppliedAdapters = ()
+    ) -> tuple[list[int], list[CellState], tuple[MediaItem, ...]]:
+        """Return the token ids of a saved prefix, its ranges in cells, and its media.
+
+        Raises `StateError`, also for other adapters than its own.
+        """
         try:
             data = self.path(name).read_bytes()
         except OSError as error:
@@ -147,13 +171,19 @@ class StateFiles:
         _, version, num_ranges, num_adapters = _HEAD.unpack_from(data)
         if version == 1:
             raise StateError(f"{name!r} has version 1, which does not say with which LoRA adapters; save it again")
-        if version != _VERSION:
-            raise StateError(f"{name!r} has version {version}, and this paceline reads version {_VERSION}")
+        if version not in (_VERSION, _VERSION_WITH_MEDIA):
+            raise StateError(
+                f"{name!r} has version {version}, and this paceline reads versions {_VERSION} and {_VERSION_WITH_MEDIA}"
+            )
         start = _HEAD.size + num_adapters * _ADAPTER.size
         if len(data) < start:
             raise StateError(f"the saved prefix {name!r} is cut")
         _check_adapters(name, tuple(_ADAPTER.iter_unpack(data[_HEAD.size : start])), adapters)
-        return self._ranges(name, memoryview(data)[start:], num_ranges, self._owner(adapters))
+        rest, media = memoryview(data)[start:], ()
+        if version == _VERSION_WITH_MEDIA:
+            media, rest = _unpacked(name, rest)
+        token_ids, ranges = self._ranges(name, rest, num_ranges, self._owner(adapters, media))
+        return token_ids, ranges, media
 
     def erase(self, name: str) -> None:
         """Delete the file of a name. Raises `StateError` where there is none."""
@@ -162,8 +192,10 @@ class StateFiles:
         except OSError as error:
             raise StateError(f"cannot erase the saved prefix {name!r}: {error.strerror or error}") from None
 
-    def _owner(self, adapters: AppliedAdapters) -> bytes:
-        """Return the fingerprint of the frames, of which damage to the list of adapters makes another one."""
+    def _owner(self, adapters: AppliedAdapters, media: Sequence[MediaItem]) -> bytes:
+        """Return the fingerprint of the frames, of which damage to the list of adapters or media makes another one."""
+        if media:
+            return layout_fingerprint(self._fingerprint, (adapters, tuple(media), self._projector))
         return layout_fingerprint(self._fingerprint, adapters) if adapters else self._fingerprint
 
     def _ranges(self, name: str, rest: memoryview, count: int, owner: bytes) -> tuple[list[int], list[CellState]]:
@@ -185,6 +217,31 @@ class StateFiles:
         if rest or not ranges:
             raise StateError(f"the saved prefix {name!r} is damaged: its ranges do not fill it")
         return token_ids, ranges
+
+
+def _packed(media: Sequence[MediaItem]) -> list[bytes]:
+    parts = [_COUNT.pack(len(media))]
+    for one in media:
+        sizes = (one.start, one.num_cells, one.num_positions, one.is_causal, len(one.content_hash))
+        parts += [_ITEM.pack(*sizes), one.content_hash]
+    return parts
+
+
+def _unpacked(name: str, data: memoryview) -> tuple[tuple[MediaItem, ...], memoryview]:
+    """Return the media items of a file, and what is behind them. Raises `StateError` where they are cut."""
+    media: list[MediaItem] = []
+    try:
+        (count,), rest = _COUNT.unpack_from(data), data[_COUNT.size :]
+        for _ in range(count):
+            start, num_cells, num_positions, is_causal, size = _ITEM.unpack_from(rest)
+            content_hash = bytes(rest[_ITEM.size : _ITEM.size + size])
+            if is_causal > 1:
+                raise StateError(f"the saved prefix {name!r} is damaged: its list of images and audio is none")
+            media.append(MediaItem(start, num_cells, num_positions, content_hash, bool(is_causal)))
+            rest = rest[_ITEM.size + size :]
+    except struct.error:
+        raise StateError(f"the saved prefix {name!r} is cut") from None
+    return tuple(media), rest
 
 
 def _check_adapters(name: str, saved: AppliedAdapters, wanted: AppliedAdapters) -> None:

@@ -39,6 +39,7 @@ from paceline.kv_cache.prefix_match import (
     match_parts,
     match_state,
 )
+from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, PromptLayout
 from paceline.kv_cache.radix_tree import (
     TOKEN_BYTES,
     Namespace,
@@ -292,9 +293,9 @@ class KVCache:
 
     # ---- export and import
 
-    def request_export(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+    def request_export(self, key: int, namespace: Namespace, tokens: bytes, layout: PromptLayout = TEXT_LAYOUT) -> None:
         """Request the saved ranges of a prefix; `take_exports` returns them under this key."""
-        self._exporter.request(key, namespace, tokens)
+        self._exporter.request(key, namespace, tokens, layout)
 
     def take_exports(self) -> list[tuple[int, list[SavedState]]]:
         """Return key and ranges of exports that are complete."""

@@ -105,7 +105,7 @@ class Load:
 class Cut:
     """Save tokens [start, end) of a saved range to host memory once more, by way of free cells for all of it.
 
-    Of prefixes of text, whose positions are cells. namespace, tokens: as in `Save`.
+    namespace, tokens: as in `Save`.
     """
 
     data: SavedState
@@ -113,6 +113,7 @@ class Cut:
     end: int
     namespace: Namespace
     tokens: bytes
+    layout: PromptLayout = TEXT_LAYOUT
 
 
 Operation = Copy | Remove | Truncate | Save | Cut | Load | SaveState | LoadState

@@ -10,6 +10,7 @@ from paceline.kv_cache.device_cells import Cut, DeviceCells, Save, SaveState
 from paceline.kv_cache.interfaces import CacheTelemetry, KVCacheLimits
 from paceline.kv_cache.offload import RangeSaver
 from paceline.kv_cache.prefix_match import PrefixSegment, host_segments, longest_owner
+from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, PromptLayout
 from paceline.kv_cache.radix_tree import TOKEN_BYTES, HostBlock, Namespace, Node, RadixTree, SavedState, TreeMatch
 
 
@@ -77,13 +78,14 @@ class HostCache:
 class PrefixExport:
     """A requested export.
 
-    num_device: tokens of the path on the device when it was requested. num_tried, num_cut: up to where saving and cutting
-    were tried once.
+    layout: of the path. num_device: tokens of the path on the device when it was requested. num_tried, num_cut: up to where
+    saving and cutting were tried once.
     """
 
     key: int
     namespace: Namespace
     tokens: bytes
+    layout: PromptLayout
     num_device: int
     num_tried: int = 0
     num_cut: int = 0
@@ -102,18 +104,22 @@ class PrefixExporter:
         self._cells, self._find, self._has_cells, self._has_states = cells, find, has_cells, has_states
         self.exports: list[PrefixExport] = []
 
-    def request(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+    def request(self, key: int, namespace: Namespace, tokens: bytes, layout: PromptLayout = TEXT_LAYOUT) -> None:
         """Request what there is of a path now; `take_done` returns it when it is in host memory."""
         match = self._find(namespace, tokens)
         _, num_device = longest_owner(match.nodes, match.length)
-        self.exports.append(PrefixExport(key, namespace, tokens, num_device))
+        self.exports.append(PrefixExport(key, namespace, tokens, layout, layout.shareable(num_device)))
 
     def save_part(self, max_tokens: int, make_room: Callable[[int], bool]) -> None:
         """Add the saves of a tick, at most as many tokens. make_room: free cells, and return whether there are as many."""
         for export in self.exports:
             seq_id, missing = self._missing(export)
             saver = RangeSaver(
-                seq_id=seq_id, namespace=export.namespace, tokens=export.tokens, num_tried=export.num_tried
+                seq_id=seq_id,
+                namespace=export.namespace,
+                tokens=export.tokens,
+                layout=export.layout,
+                num_tried=export.num_tried,
             )
             saves = saver.next_saves(missing, max_tokens)
             export.num_tried = saver.num_tried
@@ -132,7 +138,8 @@ class PrefixExporter:
             if not make_room(part.block.end - part.block.start):
                 break
             tokens = export.tokens[: part.end * TOKEN_BYTES]
-            self._cells.operations.append(Cut(part.block.data, part.start, part.end, export.namespace, tokens))
+            cut = Cut(part.block.data, part.start, part.end, export.namespace, tokens, export.layout)
+            self._cells.operations.append(cut)
             num_tokens += part.end - part.start
         return num_tokens
 

@@ -56,7 +56,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
 class PromptLayout:
     """The media items of a prompt, in order, and which positions its cells have. What follows the last item are tokens."""
 
-    __slots__ = ("_num_shareable", "_shifts", "_starts", "items")
+    __slots__ = ("_ends", "_num_shareable", "_shifts", "_starts", "items")
 
     def __init__(self, items: Sequence[MediaItem] = ()) -> None:
         self.items = tuple(items)
@@ -64,6 +64,7 @@ class PromptLayout:
         self._shifts = [0]  # from cells to positions, behind as many items
         for item in self.items:
             self._shifts.append(self._shifts[-1] + item.num_positions - item.num_cells)
+        self._ends = [item.end + shift for item, shift in zip(self.items, self._shifts[1:], strict=True)]  # positions
         short = (item.start for item in self.items if item.num_cells < MIN_SHARED_CELLS)
         self._num_shareable = next(short, None)
 
@@ -76,6 +77,11 @@ class PromptLayout:
             index -= 1
             cell = self._starts[index]
         return cell + self._shifts[index]
+
+    def cell(self, position: int) -> int:
+        """Return the cell that has a position at which an item may be cut off: a token's, an item's first, or the one behind."""
+        index = bisect_right(self._ends, position)
+        return position - self._shifts[index]
 
     def shareable(self, num_cells: int) -> int:
         """Return how many of the first cells can be shared: whole items, and none from one on whose key is too short."""

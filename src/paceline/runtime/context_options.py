@@ -16,7 +16,7 @@ Pooling = Literal["none", "mean", "cls", "last", "rank"]
 _ROPE_SCALINGS = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 _ATTENTIONS = {"causal": 0, "non_causal": 1}
-_FLASH_ATTNS = {"auto": -1, "off": 0, "on": 1}
+FLASH_ATTNS = {"auto": -1, "off": 0, "on": 1}
 _CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 
 _MAX_CELLS = 2**31 - 256  # llama.cpp rounds up to multiples of 256 in 32 bits
@@ -192,7 +192,7 @@ def _resolve_choices(options: ContextOptions) -> dict[str, int | bool]:
         "rope_scaling_type": _optional_choice("rope_scaling", options.rope_scaling, _ROPE_SCALINGS),
         "pooling_type": _optional_choice("pooling", options.pooling, _POOLINGS),
         "attention_type": _optional_choice("attention", options.attention, _ATTENTIONS),
-        "flash_attn": _FLASH_ATTNS[validation.choice("flash_attn", options.flash_attn, _FLASH_ATTNS)],
+        "flash_attn": FLASH_ATTNS[validation.choice("flash_attn", options.flash_attn, FLASH_ATTNS)],
         "type_k": _CACHE_TYPES[validation.choice("type_k", options.type_k, _CACHE_TYPES)],
         "type_v": _CACHE_TYPES[validation.choice("type_v", options.type_v, _CACHE_TYPES)],
         **{name: validation.boolean(name, getattr(options, name)) for name in booleans},

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, ModelLoadError
+from paceline.runtime.context_options import FLASH_ATTNS
 from paceline.runtime.device import physical_cores
 from paceline.runtime.gguf_file import file_fingerprint
 from paceline.runtime.image_file import Pixels
@@ -23,7 +24,6 @@ from paceline.runtime.projector_check import check_projector
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 
-_NO_PIXELS = np.empty(0, np.uint8)
 _MAX_TOKENS = 1 << 20
 _MAX_SAMPLES = 2**31 - 1
 _SMALL_SIDE, _LARGE_SIDE = 32, 4096  # of images that need fewer and more tokens than any limit that is useful
@@ -59,7 +59,7 @@ class MediaProjector(Closeable):
         self.fingerprint = file_fingerprint([path])
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - options of loading
         cls,
         path: str | os.PathLike[str],
         model: Model,
@@ -68,11 +68,13 @@ class MediaProjector(Closeable):
         n_threads: int | None = None,
         image_min_tokens: int | None = None,
         image_max_tokens: int | None = None,
+        flash_attn: str = "auto",
     ) -> Self:
         """Load a file for a model.
 
         use_gpu: computes on a GPU where llama.cpp finds one. n_threads: None takes the physical cores. image_min_tokens,
-        image_max_tokens: of an image, for projectors that take images of any size; None as the file has it.
+        image_max_tokens: of an image, for projectors that take images of any size; None as the file has it. flash_attn: of the
+        encoders, as of a context.
 
         Raises `ModelLoadError` (no such file, no projector, damaged, or of another model), `InvalidParams`, also for limits that
         have no effect with this projector.
@@ -80,17 +82,18 @@ class MediaProjector(Closeable):
         found = validation.path("mmproj", path)
         if not found.is_file():
             raise ModelLoadError(f"there is no projector file {found}")
-        check_projector(found)
         least, most = (
             -1 if value is None else validation.integer(name, value, 1, _MAX_TOKENS)
             for name, value in (("image_min_tokens", image_min_tokens), ("image_max_tokens", image_max_tokens))
         )
+        check_projector(found, None if most < 0 else most)
         if -1 < most < least:
             raise InvalidParams(f"image_min_tokens must be at most image_max_tokens, {most}, not {least}")
         threads = physical_cores() if n_threads is None else validation.integer("n_threads", n_threads, 1, 512)
         use_gpu = validation.boolean("use_gpu", use_gpu)
+        flash = FLASH_ATTNS[validation.choice("flash_attn", flash_attn, FLASH_ATTNS)]
         try:
-            native = _native.MediaProjector.load(model.native, str(found), use_gpu, threads, least, most)
+            native = _native.MediaProjector.load(model.native, str(found), use_gpu, threads, least, most, flash)
         except ModelLoadError as error:
             raise ModelLoadError(f"{error} (model {model.paths[0]})") from None
         projector = cls(native, found)
@@ -118,18 +121,26 @@ class MediaProjector(Closeable):
     def measure_image(self, width: int, height: int) -> list[MediaPart]:
         """Return the parts of an image of this size, without embeddings. Raises `InvalidParams`, `Unsupported`."""
         width, height = validation.integer("width", width, 1), validation.integer("height", height, 1)
-        return _parts(self.native.image(width, height, _NO_PIXELS, encodes=False))
+        return _parts(self.native.measure_image(width, height))
 
     def encode_image(self, pixels: Pixels) -> list[MediaPart]:
         """Return the parts of an image, uint8 (height, width, 3). May take long.
 
         Raises `InvalidParams`, `Unsupported`, `Aborted`, and `DecodeError` where llama.cpp cannot compute it.
         """
-        _check_array("pixels", pixels, np.uint8, 3)
-        if pixels.shape[2] != 3:
-            raise InvalidType(f"pixels must have the shape (height, width, 3), not {pixels.shape}")
-        height, width = pixels.shape[:2]
-        return _parts(self.native.image(width, height, np.ascontiguousarray(pixels).reshape(-1), encodes=True))
+        return self.encode_images([pixels])[0]
+
+    def encode_images(self, images: Sequence[Pixels]) -> list[list[MediaPart]]:
+        """Return the parts of each image. Those of one size are computed together where libmtmd can (Gemma 4, InternVL).
+
+        Raises as `encode_image`, for all of them.
+        """
+        for pixels in images:
+            _check_array("pixels", pixels, np.uint8, 3)
+            if pixels.shape[2] != 3:
+                raise InvalidType(f"pixels must have the shape (height, width, 3), not {pixels.shape}")
+        found = self.native.images([np.ascontiguousarray(pixels) for pixels in images])
+        return [_parts(parts) for parts in found]
 
     def measure_audio(self, num_samples: int) -> list[MediaPart]:
         """Return the parts of as many samples at `sample_rate`, without embeddings. Raises `InvalidParams`, `Unsupported`."""

@@ -7,6 +7,7 @@ It reads numbers by one type each, divides by sizes, and takes tensors as the me
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,8 +52,8 @@ _NUMBERS: Final = (
 _LEAST_ONE: Final = ("window_size", "spatial_merge_size", "projector.scale_factor", "num_mel_bins")
 
 
-def check_projector(path: str | Path) -> None:
-    """Check the header of a projector's file. Raises `ModelLoadError`."""
+def check_projector(path: str | Path, image_max_tokens: int | None = None) -> None:
+    """Check the header of a projector's file, for images of as many tokens. Raises `ModelLoadError`."""
     file = read_gguf(path)
     architecture = _value(file, "general.architecture", ValueType.STRING)
     if architecture != b"clip":
@@ -67,7 +68,7 @@ def check_projector(path: str | Path) -> None:
         raise ModelLoadError(f"{path}: neither clip.has_vision_encoder nor clip.has_audio_encoder is true")
     for name in modalities:
         _check_sizes(path, file, name)
-    _check_tensors(path, file)
+    _check_tensors(path, file, image_max_tokens)
 
 
 def _check_types(path: str | Path, file: GgufFile) -> None:
@@ -127,9 +128,10 @@ def _check_pixels(path: str | Path, file: GgufFile, image_size: int, patch_size:
                 )
 
 
-def _check_tensors(path: str | Path, file: GgufFile) -> None:
+def _check_tensors(path: str | Path, file: GgufFile, image_max_tokens: int | None) -> None:
     shapes = {tensor.name.decode(errors="replace"): tensor.shape for tensor in file.tensors}
-    for modality, check in (("vision", check_vision_tensors), ("audio", check_audio_tensors)):
+    check_vision = partial(check_vision_tensors, max_tokens=image_max_tokens)
+    for modality, check in (("vision", check_vision), ("audio", check_audio_tensors)):
         if _value(file, f"clip.has_{modality}_encoder", ValueType.BOOL):
             numbers = {name: _value(file, f"clip.{modality}.{name}", ValueType.UINT32) for name in _NUMBERS}
             check(path, _projector(file, modality), numbers, shapes)

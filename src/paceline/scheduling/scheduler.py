@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable
 
 from paceline.clock import Clock
 from paceline.errors import Aborted, NoKvSlot, PacelineError
-from paceline.kv_cache import KVCache, Namespace, PrefixDigest, SavedState, TransferOutput
+from paceline.kv_cache import (
+    TEXT_LAYOUT,
+    KVCache,
+    Namespace,
+    PrefixDigest,
+    PromptLayout,
+    SavedState,
+    TransferOutput,
+)
 from paceline.scheduling.activity import ActivityLog, EngineActivity, tenant_trees, waiting_sequences
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
@@ -148,9 +156,9 @@ class Scheduler:
             request.is_slow = True
             self._needs_poll = True
 
-    def export(self, key: int, namespace: Namespace, tokens: bytes) -> None:
+    def export(self, key: int, namespace: Namespace, tokens: bytes, layout: PromptLayout = TEXT_LAYOUT) -> None:
         """Emit `Exported` with the saved ranges of a prefix, once all of it is in host memory."""
-        self.kv_cache.request_export(key, namespace, tokens)
+        self.kv_cache.request_export(key, namespace, tokens, layout)
 
     def import_ranges(
         self, key: int, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...]

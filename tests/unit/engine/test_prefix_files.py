@@ -10,6 +10,7 @@ import pytest
 
 from paceline.engine.saved_prefixes import AppliedAdapters, StateFiles
 from paceline.errors import StateError
+from paceline.kv_cache import MediaItem, PromptLayout
 from paceline.runtime import CellState
 
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -28,7 +29,8 @@ def test_a_prefix_is_read_with_the_adapters_of_which_it_was_written(
 ) -> None:
     """The size that is returned is the file's."""
     assert files.write("p", IDS, RANGES, adapters) == (tmp_path / "p").stat().st_size
-    ids, (state,) = files.read("p", adapters)
+    ids, (state,), media = files.read("p", adapters)
+    assert media == ()
     assert (ids, state.start, state.end, state.payload.tobytes()) == (IDS, 0, 3, RANGES[0].payload.tobytes())
 
 
@@ -78,6 +80,29 @@ def test_a_list_of_adapters_that_was_changed_is_noticed(files: StateFiles, tmp_p
             files.read("p", wanted)
     (tmp_path / "p").write_bytes(data)
     assert files.read("p", ((ONE, 1.0),))[0] == IDS
+
+
+@pytest.mark.parametrize("adapters", [(), ((ONE, 1.0),)])
+def test_a_prefix_has_its_media(files: StateFiles, tmp_path: Path, adapters: AppliedAdapters) -> None:
+    """It belongs to them and to the projector; a list of them that is damaged or cut is noticed."""
+    media = (MediaItem(1, 4, 2, b"picture"), MediaItem(6, 5, 5, b"", is_causal=False))
+    ids = PromptLayout(media).keyed([9] * 12)
+    ranges = [CellState(0, 5, RANGES[0].payload), CellState(5, 12, RANGES[0].payload)]
+    size = files.write("p", ids, ranges, adapters, media)
+    found = files.read("p", adapters)
+    assert (found[0], found[2]) == (ids, media)
+    assert [(one.start, one.end) for one in found[1]] == [(0, 5), (5, 12)]
+    with pytest.raises(StateError, match="another model"):
+        StateFiles(tmp_path, b"f" * 16, b"another projector").read("p", adapters)
+    whole = (tmp_path / "p").read_bytes()
+    assert len(whole) == size
+    for place in range(16, 150):
+        (tmp_path / "p").write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(StateError):
+            files.read("p", adapters)
+        (tmp_path / "p").write_bytes(whole[:place])
+        with pytest.raises(StateError):
+            files.read("p", adapters)
 
 
 def test_files_of_other_versions_are_refused(files: StateFiles, tmp_path: Path) -> None:

@@ -105,3 +105,11 @@ def test_items_that_do_not_fit_are_refused(items: list[MediaItem], message: str)
     """Sizes that no encoder gives, overlaps, and prompts that end without a token to give logits."""
     with pytest.raises(InvalidParams, match=message):
         PromptLayout(items).keyed([0] * 10)
+
+
+def test_a_cell_is_found_by_its_position() -> None:
+    """Of tokens, of the beginnings of items, and of the place behind the last."""
+    layout = PromptLayout([MediaItem(2, 6, 3, b"x"), MediaItem(8, 4, 4, b"y"), MediaItem(15, 5, 1, b"z")])
+    cells = [0, 1, 2, 8, 12, 13, 14, 15, 20, 21, 40]
+    assert [layout.cell(layout.position(cell)) for cell in cells] == cells
+    assert PromptLayout().cell(7) == 7

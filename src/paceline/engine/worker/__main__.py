@@ -229,7 +229,7 @@ class Worker:
         assert prefixes is not None  # noqa: S101 - the front waits for Ready
         try:
             if message.action == "save":
-                num_saved = prefixes.save(message.name, message.token_ids, options)
+                num_saved = prefixes.save(message.name, message.prompt, options)
             elif message.action == "load":
                 token_ids = prefixes.load(message.name, options)
             else:
@@ -344,7 +344,8 @@ class Worker:
             )
         engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box), calibration)
         self._abort = backend.abort
-        files = StateFiles(arguments.config.state_folder, fingerprint)
+        projector = b"" if self._encoder is None else self._encoder.fingerprint
+        files = StateFiles(arguments.config.state_folder, fingerprint, projector)
         self._prefixes = SavedPrefixes(files, sink.ask, self._inbox.next_key, backend.adapter_fingerprint)
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())

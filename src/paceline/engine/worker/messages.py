@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from paceline.engine.commands import RequestCommand, Stop
+from paceline.engine.media_prompt import KeyedPrompt
 from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.kv_cache import MediaItem, PrefixDigest
 from paceline.media import MediaExtent
@@ -132,12 +133,12 @@ class AskActivity(_Message, frozen=True, tag="activity?"):
 
 
 class Prefix(_Message, frozen=True, tag="prefix"):
-    """Save, load or erase a prefix. token_ids: of the one to be saved."""
+    """Save, load or erase a prefix. prompt: the one to be saved."""
 
     number: int
     action: Literal["save", "load", "erase"]
     name: str
-    token_ids: list[int]
+    prompt: KeyedPrompt
     options: dict[str, Any]
 
 

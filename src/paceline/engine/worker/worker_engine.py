@@ -26,9 +26,10 @@ from paceline.engine.arguments import engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
 from paceline.engine.commands import RequestCommand
 from paceline.engine.inbox import FrontInbox
+from paceline.engine.media_prompt import KeyedPrompt
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes, prompt_ids
+from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes
 from paceline.engine.worker import messages
 from paceline.engine.worker.lifecycle import Policy, RestartLimits
 from paceline.engine.worker.questions import Questions
@@ -268,23 +269,23 @@ class WorkerEngine(BaseEngine):
 
     def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
         """See `EngineClient`."""
-        ids = prompt_ids(prompt, self.tokenizer, options)
-        return self._ask_prefix("save", name, ids, options).num_saved
+        keyed = self._text_requests.keyed(prompt, options)
+        return self._ask_prefix("save", name, keyed, options).num_saved
 
     def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
         """See `EngineClient`."""
-        return self._ask_prefix("load", name, [], options).token_ids
+        return self._ask_prefix("load", name, KeyedPrompt([]), options).token_ids
 
     def erase_prefix(self, name: str) -> None:
         """See `EngineClient`."""
-        self._ask_prefix("erase", name, [], RequestOptions())
+        self._ask_prefix("erase", name, KeyedPrompt([]), RequestOptions())
 
     def _ask_prefix(
-        self, action: Literal["save", "load", "erase"], name: str, ids: list[int], options: RequestOptions
+        self, action: Literal["save", "load", "erase"], name: str, prompt: KeyedPrompt, options: RequestOptions
     ) -> messages.PrefixDone:
         self._check_usable()
         resolved = changed_options(self._adapters.resolve(options))
-        message = messages.Prefix(0, action, validation.text("name", name), ids, resolved)
+        message = messages.Prefix(0, action, validation.text("name", name), prompt, resolved)
         return self._supervisor.questions.ask_prefix(message).result()
 
     def _load_adapter(self, key: str, path: str) -> None:

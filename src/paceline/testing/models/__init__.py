@@ -18,11 +18,25 @@ from paceline.testing.models.encoders import BertSpec, ModernBertSpec, T5Spec
 from paceline.testing.models.files import CHAT_TEMPLATE, write_lora, write_model, write_split_model
 from paceline.testing.models.gemma import Gemma3Spec, Gemma4Spec
 from paceline.testing.models.gguf_parts import Tensor, Typed, Value, WeightType, every_value_type
-from paceline.testing.models.projectors import Gemma3VisionSpec, LlavaVisionSpec, Qwen25VisionSpec
+from paceline.testing.models.projectors import (
+    Gemma3VisionSpec,
+    Gemma4VisionSpec,
+    LlavaVisionSpec,
+    PixtralVisionSpec,
+    Qwen3VisionSpec,
+    Qwen25VisionSpec,
+)
 from paceline.testing.models.recurrent import FalconH1Spec, GraniteHybridSpec, Lfm2Spec, MambaSpec
 from paceline.testing.models.rwkv import Rwkv6Spec, Rwkv7Spec
 from paceline.testing.models.spec import ModelSpec, Pooling
-from paceline.testing.models.transformer import LlamaSpec, Qwen2MoeSpec, Qwen2Spec, Qwen2VlSpec, qwen2_half_billion
+from paceline.testing.models.transformer import (
+    LlamaSpec,
+    Qwen2MoeSpec,
+    Qwen2Spec,
+    Qwen2VlSpec,
+    Qwen3VlSpec,
+    qwen2_half_billion,
+)
 from paceline.testing.models.vocabulary import SpecVocabulary, byte_level, copied, numbered, word_pieces
 
 __all__ = [
@@ -35,6 +49,7 @@ __all__ = [
     "Gemma3Spec",
     "Gemma3VisionSpec",
     "Gemma4Spec",
+    "Gemma4VisionSpec",
     "GraniteHybridSpec",
     "HunYuan3Spec",
     "Lfm2Spec",
@@ -44,11 +59,14 @@ __all__ = [
     "Mimo2Spec",
     "ModelSpec",
     "ModernBertSpec",
+    "PixtralVisionSpec",
     "Pooling",
     "Qwen2AudioSpec",
     "Qwen2MoeSpec",
     "Qwen2Spec",
     "Qwen2VlSpec",
+    "Qwen3VisionSpec",
+    "Qwen3VlSpec",
     "Qwen25VisionSpec",
     "Qwen35Spec",
     "Rwkv6Spec",

@@ -148,3 +148,94 @@ class Qwen25VisionSpec(_VisionSpec):
         yield bias("mm.0.bias", width)
         yield matrix("mm.2.weight", self.n_embd_text, width, gain=2.0)
         yield bias("mm.2.bias", self.n_embd_text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixtralVisionSpec(_VisionSpec):
+    """Pixtral: images of any shape, positions by rotation alone, an embedding behind each row; for `LlamaSpec`."""
+
+    projector: ClassVar[str] = "pixtral"
+
+    def metadata(self) -> dict[str, Value]:
+        """Return the metadata."""
+        return super().metadata() | {"clip.use_gelu": False, "clip.use_silu": True}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors, none of the encoder with a bias."""
+        yield self._patches()
+        yield norm("v.pre_ln.weight", self.n_embd)
+        for layer in range(self.n_layer):
+            yield from _gated_block(f"v.blk.{layer}", self.n_embd, self.n_ff)
+        for name, width in (("mm.1", self.n_embd), ("mm.2", self.n_embd_text)):
+            yield matrix(f"{name}.weight", self.n_embd_text, width, gain=2.0)
+            yield bias(f"{name}.bias", self.n_embd_text)
+        yield Tensor("v.token_embd.img_break", (self.n_embd_text,), 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4VisionSpec(_VisionSpec):
+    """Gemma 4: images of any shape, pooled, several of one size at once; for `Gemma4Spec`."""
+
+    projector: ClassVar[str] = "gemma4v"
+    patch_size: int = 8
+    scale_factor: int = 2
+    num_places: int = 2240  # patches of a side that an image of 1120 tokens may have
+
+    def metadata(self) -> dict[str, Value]:
+        """Return the metadata."""
+        return super().metadata() | {"clip.vision.projector.scale_factor": self.scale_factor}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors: positions are two tables, of columns and of rows."""
+        yield self._patches()
+        yield Tensor("v.position_embd.weight", (2, self.num_places, self.n_embd), 0.5)
+        for layer in range(self.n_layer):
+            yield from _gated_block(f"v.blk.{layer}", self.n_embd, self.n_ff)
+        yield matrix("mm.input_projection.weight", self.n_embd_text, self.n_embd, gain=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VisionSpec(_VisionSpec):
+    """Qwen 3 VL: as Qwen 2.5 VL, and what a layer in the middle sees goes to the first layers of `Qwen3VlSpec` (deepstack)."""
+
+    projector: ClassVar[str] = "qwen3vl_merger"
+    deepstack_layers: tuple[int, ...] = (0,)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors: a patch of two equal frames has two kernels."""
+        yield self._patches()
+        yield self._patches("v.patch_embd.weight.1")
+        yield bias("v.patch_embd.bias", self.n_embd)
+        yield self._positions((self.image_size // self.patch_size) ** 2)
+        for layer in range(self.n_layer):
+            yield from self._fused_block(f"v.blk.{layer}")
+        yield norm("v.post_ln.weight", self.n_embd)
+        yield bias("v.post_ln.bias", self.n_embd)
+        width = 4 * self.n_embd
+        for layer in self.deepstack_layers:
+            yield norm(f"v.deepstack.{layer}.norm.weight", width)
+            yield bias(f"v.deepstack.{layer}.norm.bias", width)
+            yield from self._merger(f"v.deepstack.{layer}.fc1", f"v.deepstack.{layer}.fc2")
+        yield from self._merger("mm.0", "mm.2")
+
+    def _fused_block(self, block: str) -> Iterator[Tensor]:
+        for tensor in self._block(block):
+            if not any(f".attn_{name}." in tensor.name for name in "qkv"):
+                yield tensor
+        yield matrix(f"{block}.attn_qkv.weight", 3 * self.n_embd, self.n_embd, gain=1.5)
+        yield bias(f"{block}.attn_qkv.bias", 3 * self.n_embd)
+
+    def _merger(self, first: str, second: str) -> Iterator[Tensor]:
+        width = 4 * self.n_embd
+        yield matrix(f"{first}.weight", width, width, gain=2.0)
+        yield bias(f"{first}.bias", width)
+        yield matrix(f"{second}.weight", self.n_embd_text, width, gain=2.0)
+        yield bias(f"{second}.bias", self.n_embd_text)
+
+
+def _gated_block(block: str, n_embd: int, n_ff: int) -> Iterator[Tensor]:
+    """Yield the tensors of a layer without biases, whose feed-forward layer has a gate."""
+    for tensor in encoder_block(block, n_embd, n_ff):
+        if not tensor.name.endswith(".bias"):
+            yield tensor
+    yield matrix(f"{block}.ffn_gate.weight", n_ff, n_embd, gain=1.5)

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from paceline.testing.models.gguf_parts import Tensor, Value, matrix, norm
-from paceline.testing.models.spec import Sizes, attention, embedding, experts, feed_forward, norms, output
+from paceline.testing.models.spec import (
+    Sizes,
+    attention,
+    embedding,
+    experts,
+    feed_forward,
+    norms,
+    output,
+    query_key_norms,
+)
 from paceline.testing.models.vocabulary import copied
 
 
@@ -77,6 +86,36 @@ class Qwen2VlSpec(Qwen2Spec):
         third = self.head_size // 6
         sections = [self.head_size // 2 - 2 * third, third, third, 0]
         return super().metadata() | self.prefixed({"rope.dimension_sections": sections})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VlSpec(Sizes):
+    """Qwen 3 VL's text model: norms of queries and keys, M-RoPE, and layers that add what deepstack layers of images saw."""
+
+    architecture: ClassVar[str] = "qwen3vl"
+    n_deepstack_layers: int = 1
+
+    def metadata(self) -> dict[str, Value]:
+        third = self.head_size // 6
+        values: dict[str, Value] = {
+            "rope.freq_base": 1000000.0,
+            "rope.dimension_sections": [self.head_size // 2 - 2 * third, third, third, 0],
+            "attention.key_length": self.head_size,
+            "attention.value_length": self.head_size,
+            "n_deepstack_layers": self.n_deepstack_layers,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield norm("output_norm.weight", self.n_embd)
+        yield output(self)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}"
+            yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+            yield from query_key_norms(self, block)
+            yield from attention(self, block)
+            yield from feed_forward(self, block)
 
 
 @dataclass(frozen=True, kw_only=True)
