@@ -45,7 +45,7 @@ class Served:
         if spec_type == "draft-eagle3":
             self.path = tiny_models(LlamaSpec(n_layer=3, layer_gain=0.4))
             flags = ["-md", str(tiny_models(Eagle3Spec(agrees=True)))]
-        elif spec_type == "draft-dspark":
+        elif spec_type == "draft-dflash":
             self.path = tiny_models(LlamaSpec(n_layer=3, layer_gain=0.4))
             flags = ["-md", str(tiny_models(DFlashSpec(markov_rank=16, layer_gain=0.1)))]
         else:
@@ -63,7 +63,7 @@ class Served:
             yield running
 
 
-@pytest.fixture(scope="module", params=["draft-mtp", "draft-eagle3", "draft-dspark"])
+@pytest.fixture(scope="module", params=["draft-mtp", "draft-eagle3", "draft-dflash"])
 def served(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Served:
     return Served(tiny_models, request.param)
 
@@ -114,7 +114,9 @@ def test_text_is_the_same_and_drafts_are_counted_everywhere(served: Served, clie
     assert number(client, "paceline_draft_tokens_total") == num_drafts
     assert number(client, "paceline_draft_tokens_accepted_total") == num_accepted
     body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-    details = client.post("/v1/completions", json=body).json()["usage"]["completion_tokens_details"]
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    details = response.json()["usage"]["completion_tokens_details"]
     assert 0 < details["accepted_draft_tokens"] < details["draft_tokens"]
     without = complete(client, PROMPT, speculation=False)
     assert "draft_n" not in without["timings"]
