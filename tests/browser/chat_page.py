@@ -55,7 +55,7 @@ class ChatPage:
 
     def text(self, number: int = -1) -> str:
         """What a reply has as its content so far, thinking and notes aside."""
-        return self.replies.nth(number).locator(".message-body > .markdown").all_inner_texts()[0]
+        return self.replies.nth(number).locator(".message-body > .markdown").all_text_contents()[0]
 
     def stored(self) -> str:
         """The content of the last reply as it is saved, Markdown and all."""
