@@ -23,9 +23,11 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("fuzzer", "count"), [("fuzz_gguf", 150), ("fuzz_adapter", 60), ("fuzz_state", 60)])
+@pytest.mark.parametrize(
+    ("fuzzer", "count"), [("fuzz_gguf", 150), ("fuzz_adapter", 60), ("fuzz_state", 60), ("fuzz_media", 300)]
+)
 def test_damaged_files_end_in_typed_errors(fuzzer: str, count: int) -> None:
-    """Damaged models, adapters and states are loaded or refused with an error of ours; no process dies or hangs."""
+    """Damaged models, adapters, states, images and sounds are taken or refused by an error of ours; no process dies or hangs."""
     command = [sys.executable, "-m", f"tests.fuzz.{fuzzer}", "--count", str(count), "--seed", "2026"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]

@@ -415,15 +415,23 @@ def test_a_worker_names_the_part_as_well(model: Path) -> None:
         works(client)
 
 
-def test_slots_do_not_save_images(model: Path, tmp_path: Path) -> None:
-    """What a slot holds of one can be erased; that it cannot be saved, the error says."""
+def test_slots_with_images_are_saved(model: Path, tmp_path: Path) -> None:
+    """The next server goes on from the file without encoding them; a slot that was restored is not saved again."""
     engine = {**ENGINE, "state_folder": str(tmp_path)}
+    prompt = {"prompt_string": f"a{MARKER}b", "multimodal_data": [DATA]}
     with OpenAIServer(engine, model=model, media_marker=MARKER) as world, world.client() as client:
-        prompt = {"prompt_string": f"a{MARKER}b", "multimodal_data": [DATA]}
-        posted(client, "/completion", prompt=prompt, n_predict=4, id_slot=1)
-        error = posted(client, "/slots/1?action=save", 400, filename="x.bin")["error"]
-        assert "images, which cannot be saved" in error["message"]
-        assert posted(client, "/slots/1?action=erase")["n_erased"] > 0
+        first = posted(client, "/completion", prompt=prompt, n_predict=4, id_slot=1, temperature=0)
+        num_saved = posted(client, "/slots/1?action=save", filename="x.bin")["n_saved"]
+        assert num_saved > first["tokens_evaluated"]
+    with OpenAIServer(engine, model=model, media_marker=MARKER) as world, world.client() as client:
+        assert posted(client, "/slots/0?action=restore", filename="x.bin")["n_restored"] == num_saved
+        again = posted(client, "/completion", prompt=prompt, n_predict=4, id_slot=0, temperature=0)
+        assert again["content"] == first["content"]
+        assert again["timings"]["cache_n"] >= first["tokens_evaluated"] - 1
+        posted(client, "/slots/2?action=restore", filename="x.bin")
+        error = posted(client, "/slots/2?action=save", 400, filename="y.bin")["error"]
+        assert "restored from a file" in error["message"]
+        assert posted(client, "/slots/2?action=erase")["n_erased"] == num_saved
 
 
 def test_openais_package_raises_bad_request(world: OpenAIServer) -> None:

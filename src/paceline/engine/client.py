@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from paceline.config import EngineConfig
     from paceline.engine.adapters import LoraAdapter
+    from paceline.engine.media_prompt import KeyedPrompt
     from paceline.engine.prompts import Prompt
     from paceline.errors import EngineStopped
     from paceline.kv_cache import PrefixDigest
@@ -117,7 +118,7 @@ class EngineClient(Protocol):
 
     # ---- saved prefixes
 
-    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+    def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
         """Write what the KV cache has of a prompt to a file and return how many tokens that is. Raises `StateError`."""
 
     def load_prefix(self, name: str, options: RequestOptions) -> list[int]:

@@ -20,7 +20,7 @@ from paceline.engine.engine_factory import assemble
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
-from paceline.engine.media_prompt import Measure
+from paceline.engine.media_prompt import KeyedPrompt, Measure
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
 from paceline.engine.projector_file import projectors_beside
@@ -97,7 +97,7 @@ class InProcessEngine(BaseEngine):
     def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str:
         return self._backend.prepare_embedding(pooling, max(map(len, ids)))
 
-    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+    def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
         """See `EngineClient`."""
         self._check_usable()
         keyed = self._text_requests.keyed(prompt, options)

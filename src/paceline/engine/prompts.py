@@ -190,8 +190,10 @@ class TextRequests:
             echo=tokenizer.decode(text_ids, special=options.special) if params.echo else "",
         )
 
-    def keyed(self, prompt: Prompt, options: RequestOptions) -> KeyedPrompt:
+    def keyed(self, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> KeyedPrompt:
         """Return a prompt as the cache knows it by. Raises as `prepare`."""
+        if isinstance(prompt, KeyedPrompt):
+            return prompt
         if not has_media(prompt):
             return KeyedPrompt(prompt_ids(prompt, self.tokenizer, options))
         found = composed(prompt, self.tokenizer, options, self.measure, self.limits.max_positions)

@@ -122,7 +122,7 @@ def _accept(engine: EngineClient, prepared: Sequence[Request]) -> list[StreamCha
 
 
 class RunningRequest:
-    """What runs for one HTTP request. prompts: token ids of each; num_parts: number of engine requests."""
+    """What runs for one HTTP request. prompts, media: token ids and items of each; num_parts: number of engine requests."""
 
     def __init__(
         self,
@@ -134,6 +134,7 @@ class RunningRequest:
     ) -> None:
         self.request_id, self.tenant = context.request_id, context.tenant
         self.prompts = tuple(tuple(one.prompt) for one in requests)
+        self.media = tuple(one.media for one in requests)
         self._service, self._context, self._watcher = service, context, watcher
         self._params = requests[0].params if requests else SamplingParams()
         self._channels = tuple(channels)

@@ -267,7 +267,7 @@ class WorkerEngine(BaseEngine):
     def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - the worker checks it
         return pooling
 
-    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:
+    def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
         """See `EngineClient`."""
         keyed = self._text_requests.keyed(prompt, options)
         return self._ask_prefix("save", name, keyed, options).num_saved

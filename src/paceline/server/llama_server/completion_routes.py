@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.completion import Completion
+from paceline.kv_cache import MediaItem
 from paceline.server.api_errors import llama_error_event
 from paceline.server.flags.spec_types import spec_type_names
 from paceline.server.json_bodies import LLAMA_STREAMS, JsonRoute, json_response, large_json_response
@@ -115,6 +116,7 @@ class _RunningCompletion:
         self._service, self._state, self._request = service, state, request
         self._special: bool = options.get("special", False)
         self._lora: Mapping[str, float] = options.get("lora", {})
+        self._media: Sequence[tuple[MediaItem, ...]] = ((),) * len(request.prompts)
         self._tenant: str = options.get("tenant", "")
         self._id: str = options.get("request_id") or ""
         self.is_streaming = False
@@ -136,6 +138,7 @@ class _RunningCompletion:
             )
         elif request.has_images:
             request = with_composed_prompts(request, running_request.prompts)
+            self._media = running_request.media
         context = RenderContext(
             model=self._service.names[0],
             tokenizer=engine.tokenizer,
@@ -177,7 +180,8 @@ class _RunningCompletion:
     def _content_of(self, one: ChoiceState) -> SlotContent | None:
         if one.finish_reason is None and not one.token_ids:
             return None
-        return SlotContent((*self._request.prompts[one.prompt], *one.token_ids), self._lora)
+        token_ids = (*self._request.prompts[one.prompt], *one.token_ids)
+        return SlotContent(token_ids, self._lora, self._media[one.prompt])
 
 
 class _ReleasingStream(EventStream):

@@ -21,7 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.engine.adapters import adapter_paths
+from paceline.engine.media_prompt import KeyedPrompt
 from paceline.errors import InvalidParams, StateError
+from paceline.kv_cache import MediaItem
 from paceline.request import RequestOptions
 from paceline.scheduling.telemetry import SlotView
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, not_supported
@@ -92,10 +94,11 @@ class LlamaServerState:
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """What ran last in a slot: token ids of prompt and output, and the scales of its adapters."""
+    """What ran last in a slot: token ids of prompt and output, the scales of its adapters, and its images and audio."""
 
     token_ids: tuple[int, ...] = ()
     lora: Mapping[str, float] = field(default_factory=dict)
+    media: tuple[MediaItem, ...] = ()
 
 
 _EMPTY = SlotContent()
@@ -204,12 +207,15 @@ class _SlotActions:
         held = self._slots.held(self._tenant, self._number)
         if not held.token_ids:
             raise invalid_request(f"slot {self._number} holds nothing; complete a prompt with this id_slot before")
-        if min(held.token_ids) < 0:
-            raise invalid_request(f"slot {self._number} holds a prompt with images, which cannot be saved to a file")
+        if min(held.token_ids) < 0 and not held.media:
+            raise invalid_request(
+                f"slot {self._number} holds a prompt with images that was restored from a file; copy that"
+            )
         file = _file_name(self._tenant, name)
         began = time.monotonic()
         options = RequestOptions(tenant=self._tenant, lora=dict(held.lora))
-        num_saved = await asyncio.to_thread(self._engine.save_prefix, file, list(held.token_ids), options)
+        prompt = KeyedPrompt(list(held.token_ids), held.media)
+        num_saved = await asyncio.to_thread(self._engine.save_prefix, file, prompt, options)
         took_s = time.monotonic() - began
         size = await asyncio.to_thread(self._size, file)
         return self._subject(name) | {"n_saved": num_saved, "n_written": size, "timings": {"save_ms": took_s * 1000}}
