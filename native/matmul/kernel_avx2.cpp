@@ -26,8 +26,8 @@ struct Avx2 {
     static KERNEL_INLINE I shifted_left(I bytes, int bits) { return _mm256_slli_epi32(bytes, bits); }
     static KERNEL_INLINE I shifted_right(I bytes, int bits) { return _mm256_srli_epi32(bytes, bits); }
     static KERNEL_INLINE I joined(I low, I high, int mask) { return _mm256_or_si256(low, masked(high, mask)); }
-    static KERNEL_INLINE I looked_up(I indices) { // the values of IQ4_NL, plus 128
-        const __m128i table = _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15);
+    static KERNEL_INLINE I looked_up(const uint8_t (&values)[16], I indices) {
+        const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i *>(values));
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), indices);
     }
     static KERNEL_INLINE F to_floats(I numbers) { return _mm256_cvtepi32_ps(numbers); }
@@ -35,6 +35,10 @@ struct Avx2 {
     static KERNEL_INLINE __m128i eight_bytes(const uint8_t * from) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)); }
     static KERNEL_INLINE F from_unsigned_bytes(const uint8_t * from) { return to_floats(_mm256_cvtepu8_epi32(eight_bytes(from))); }
     static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) { return to_floats(_mm256_cvtepi8_epi32(eight_bytes(from))); }
+    static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 where no normal float is that small
+        const I one = _mm256_set1_epi32(1), exponents = _mm256_cvtepu8_epi32(eight_bytes(from));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_sub_epi32(_mm256_max_epi32(exponents, one), one), 23));
+    }
     static KERNEL_INLINE F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
     static KERNEL_INLINE F subtract_product(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
     static KERNEL_INLINE void store(float * to, F values, int count) {
@@ -58,9 +62,8 @@ struct Avx2 {
             sum.narrow = I{};
         }
         static KERNEL_INLINE Operand operand(I codes) { return codes; }
-        static KERNEL_INLINE void add(Sum & sum, Operand one, I a, Operand two, I b) {
-            sum.narrow = _mm256_add_epi16(sum.narrow, _mm256_maddubs_epi16(one, a));
-            sum.narrow = _mm256_add_epi16(sum.narrow, _mm256_maddubs_epi16(two, b));
+        static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) {
+            sum.narrow = _mm256_add_epi16(sum.narrow, _mm256_maddubs_epi16(weights, activations));
         }
         template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&sums)[vectors][tokens], int pair) {
             if ((pair + 1) % pairs == 0) {
@@ -91,12 +94,9 @@ struct Avx2 {
             const I value = _mm256_xor_si256(codes, all(0x80));
             return {_mm256_abs_epi8(value), value};
         }
-        static KERNEL_INLINE I product(const Operand & weights, I activations) {
-            return _mm256_madd_epi16(_mm256_maddubs_epi16(weights.magnitude, _mm256_sign_epi8(activations, weights.value)), _mm256_set1_epi16(1));
-        }
-        static KERNEL_INLINE void add(Sum & sum, const Operand & one, I a, const Operand & two, I b) {
-            sum = _mm256_add_epi32(sum, product(one, a));
-            sum = _mm256_add_epi32(sum, product(two, b));
+        static KERNEL_INLINE void add(Sum & sum, const Operand & weights, I activations) {
+            const I pairs = _mm256_maddubs_epi16(weights.magnitude, _mm256_sign_epi8(activations, weights.value));
+            sum           = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
         }
         template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&)[vectors][tokens], int) {}
         static KERNEL_INLINE I total(Sum sum) { return sum; }

@@ -27,15 +27,18 @@ struct Avx512Vnni {
     static KERNEL_INLINE I joined(I low, I high, int mask) { // low | (high & mask)
         return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(static_cast<char>(mask)), 0xf8);
     }
-    static KERNEL_INLINE I looked_up(I indices) { // the values of IQ4_NL, plus 128
-        const __m128i table = _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15);
-        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), indices);
+    static KERNEL_INLINE I looked_up(const uint8_t (&values)[16], I indices) {
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen_bytes(values)), indices);
     }
     static KERNEL_INLINE F to_floats(I numbers) { return _mm512_cvtepi32_ps(numbers); }
     static KERNEL_INLINE F from_halves(const uint8_t * from) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from))); }
     static KERNEL_INLINE __m128i sixteen_bytes(const uint8_t * from) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)); }
     static KERNEL_INLINE F from_unsigned_bytes(const uint8_t * from) { return to_floats(_mm512_cvtepu8_epi32(sixteen_bytes(from))); }
     static KERNEL_INLINE F from_signed_bytes(const uint8_t * from) { return to_floats(_mm512_cvtepi8_epi32(sixteen_bytes(from))); }
+    static KERNEL_INLINE F from_exponents(const uint8_t * from) { // 2^(e - 128); 0 where no normal float is that small
+        const I exponents = _mm512_cvtepu8_epi32(sixteen_bytes(from));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_max_epi32(exponents, _mm512_set1_epi32(1)), _mm512_set1_epi32(1)), 23));
+    }
     static KERNEL_INLINE F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
     static KERNEL_INLINE F subtract_product(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
     static KERNEL_INLINE void store(float * to, F values, int count) {
@@ -51,10 +54,7 @@ struct Avx512Vnni {
         using Operand = I;
         static KERNEL_INLINE void begin(Sum & sum, I start) { sum = start; }
         static KERNEL_INLINE Operand operand(I codes) { return codes; }
-        static KERNEL_INLINE void add(Sum & sum, Operand one, I a, Operand two, I b) {
-            sum = _mm512_dpbusd_epi32(sum, one, a);
-            sum = _mm512_dpbusd_epi32(sum, two, b);
-        }
+        static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) { sum = _mm512_dpbusd_epi32(sum, weights, activations); }
         template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&)[vectors][tokens], int) {}
         static KERNEL_INLINE I total(Sum sum) { return sum; }
     };

@@ -61,15 +61,21 @@ template <typename Isa> struct Nibbles {
     }
 };
 
-template <typename Isa> struct Looked : Nibbles<Isa> { // IQ4_NL: nibbles are indices
-    static constexpr int bits = 8;
+// Nibbles that are indices of values, which are stored here with the format's code_offset.
+alignas(16) constexpr uint8_t iq4_values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) constexpr uint8_t fp4_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+template <typename Isa, int num_bits, const uint8_t (&values)[16]> struct Indices : Nibbles<Isa> {
+    static constexpr int bits = num_bits;
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
         Nibbles<Isa>::pair(block, pair, row, one, two);
-        one = Isa::looked_up(one);
-        two = Isa::looked_up(two);
+        one = Isa::looked_up(values, one);
+        two = Isa::looked_up(values, two);
     }
 };
+template <typename Isa> using Iq4 = Indices<Isa, 8, iq4_values>;
+template <typename Isa> using Fp4 = Indices<Isa, 5, fp4_values>;
 
 template <typename Isa> struct FiveBits : Nibbles<Isa> {
     static constexpr int bits = 5, bytes = 20 * group_rows;
@@ -116,15 +122,26 @@ template <typename Isa> struct ScaleAndMinimum {
     }
 };
 
-template <typename Isa> struct SignedScales {
+template <typename Isa> struct Exponents {
     using F = typename Isa::F;
-    static constexpr int bytes = 18 * group_rows;
+    static constexpr int bytes = group_rows;
+    static constexpr bool has_minimum = false;
+    static KERNEL_INLINE F scale(const uint8_t * from, int, int row) { return Isa::from_exponents(from + row); }
+    static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
+};
+
+template <typename Isa, int num_scales> struct SignedScales {
+    using F = typename Isa::F;
+    static constexpr int bytes = (2 + num_scales) * group_rows;
     static constexpr bool has_minimum = false;
     static KERNEL_INLINE F scale(const uint8_t * from, int part, int row) {
         return Isa::from_halves(from + 2 * row) * Isa::from_signed_bytes(from + (2 + part) * group_rows + row);
     }
     static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
 };
+
+template <typename Isa> using Signed8  = SignedScales<Isa, 8>;
+template <typename Isa> using Signed16 = SignedScales<Isa, 16>;
 
 template <typename Isa, Format format> struct Layout;
 template <typename Isa, template <typename> typename CodesOf, template <typename> typename ScalesOf, int num> struct LayoutOf {
@@ -135,10 +152,30 @@ template <typename Isa, template <typename> typename CodesOf, template <typename
 template <typename Isa> struct Layout<Isa, Format::q8_0> : LayoutOf<Isa, Bytes, OneScale, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q4_0> : LayoutOf<Isa, Nibbles, OneScale, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q5_0> : LayoutOf<Isa, FiveBits, OneScale, 1> {};
-template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Looked, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Iq4, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::iq4_xs> : LayoutOf<Isa, Iq4, Signed8, 8> {};
+template <typename Isa> struct Layout<Isa, Format::mxfp4> : LayoutOf<Isa, Fp4, Exponents, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles, ScaleAndMinimum, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q5_k> : LayoutOf<Isa, FiveBits, ScaleAndMinimum, 8> {};
-template <typename Isa> struct Layout<Isa, Format::q6_k> : LayoutOf<Isa, SixBits, SignedScales, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q6_k> : LayoutOf<Isa, SixBits, Signed16, 8> {};
+
+// A chunk of each row of weights times the same chunk of each row of activations.
+template <typename Isa, typename Dot, int vectors, int tokens>
+KERNEL_INLINE void add_products(typename Dot::Sum (&sums)[vectors][tokens], const typename Isa::I (&weights)[vectors], const uint8_t * codes) {
+    typename Dot::Operand operands[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+        operands[v] = Dot::operand(weights[v]);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t) {
+        const typename Isa::I activations = Isa::broadcast(codes + t * block_columns);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+            Dot::add(sums[v][t], operands[v], activations);
+        }
+    }
+}
 
 // Sums of `tokens` rows of a tile, for `vectors` vectors of rows of the group from row `first_row` on.
 template <typename Isa, Format format, int vectors, int tokens>
@@ -171,23 +208,13 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                 }
 #pragma GCC unroll 4
                 for (int pair = half * half_pairs; pair < (half + 1) * half_pairs; ++pair) {
-                    typename Dot::Operand one[vectors], two[vectors];
+                    I one[vectors], two[vectors];
 #pragma GCC unroll 4
                     for (int v = 0; v < vectors; ++v) {
-                        I first, second;
-                        Codes::pair(block, pair, first_row + v * Isa::lanes, first, second);
-                        one[v] = Dot::operand(first);
-                        two[v] = Dot::operand(second);
+                        Codes::pair(block, pair, first_row + v * Isa::lanes, one[v], two[v]);
                     }
-#pragma GCC unroll 8
-                    for (int t = 0; t < tokens; ++t) {
-                        const I a = Isa::broadcast(codes + t * block_columns + 4 * Codes::first(pair));
-                        const I c = Isa::broadcast(codes + t * block_columns + 4 * Codes::second(pair));
-#pragma GCC unroll 4
-                        for (int v = 0; v < vectors; ++v) {
-                            Dot::add(dots[v][t], one[v], a, two[v], c);
-                        }
-                    }
+                    add_products<Isa, Dot, vectors, tokens>(dots, one, codes + 4 * Codes::first(pair));
+                    add_products<Isa, Dot, vectors, tokens>(dots, two, codes + 4 * Codes::second(pair));
                     Dot::template end_of_pair<vectors, tokens>(dots, pair);
                 }
                 F scale[vectors], minimum[vectors];
@@ -267,6 +294,8 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, const u
         KERNEL_CASE(q4_0)
         KERNEL_CASE(q5_0)
         KERNEL_CASE(iq4_nl)
+        KERNEL_CASE(iq4_xs)
+        KERNEL_CASE(mxfp4)
         KERNEL_CASE(q4_k)
         KERNEL_CASE(q5_k)
         KERNEL_CASE(q6_k)
@@ -279,7 +308,9 @@ void multiply(Format format, const uint8_t * group, int64_t num_columns, const u
 KERNEL_INLINE int code_offset_of(Format format) {
     switch (format) {
         case Format::q8_0:
-        case Format::iq4_nl: return 128;
+        case Format::iq4_nl:
+        case Format::iq4_xs: return 128;
+        case Format::mxfp4: return 12;
         case Format::q4_0: return 8;
         case Format::q5_0: return 16;
         case Format::q6_k: return 32;
@@ -336,7 +367,8 @@ template <typename Isa> int64_t spin_dots(int64_t count) {
         hide(codes);
         hide(activations);
         for (auto & sum : sums[0]) {
-            Dot::add(sum, Dot::operand(codes), activations, Dot::operand(codes), activations);
+            Dot::add(sum, Dot::operand(codes), activations);
+            Dot::add(sum, Dot::operand(codes), activations);
         }
         Dot::template end_of_pair<1, spins / 2>(sums, 0);
     }

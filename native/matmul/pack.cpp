@@ -91,6 +91,21 @@ void pack(const block_iq4_nl & block, uint8_t * to, int row) {
     put_nibbles(to + 2 * group_rows, row, split_nibbles(block.qs));
 }
 
+void pack(const block_mxfp4 & block, uint8_t * to, int row) {
+    to[row] = block.e;
+    put_nibbles(to + group_rows, row, split_nibbles(block.qs));
+}
+
+void pack(const block_iq4_xs & block, uint8_t * to, int row) {
+    put_half(to, row, block.d);
+    to += 2 * group_rows;
+    for (int i = 0; i < 8; ++i) {
+        const int low = block.scales_l[i / 2] >> (4 * (i % 2)) & 15, high = block.scales_h >> (2 * i) & 3;
+        to[i * group_rows + row] = static_cast<uint8_t>((low | high << 4) - 32);
+        put_nibbles(to + 8 * group_rows + i * 16 * group_rows, row, split_nibbles(block.qs + 16 * i));
+    }
+}
+
 void pack(const block_q5_0 & block, uint8_t * to, int row) {
     put_half(to, row, block.d);
     Codes codes         = split_nibbles(block.qs);
@@ -186,6 +201,8 @@ constexpr FormatInfo formats[] = {
     {GGML_TYPE_Q4_0, 32, 18 * group_rows, 8, false},
     {GGML_TYPE_Q5_0, 32, 22 * group_rows, 16, false},
     {GGML_TYPE_IQ4_NL, 32, 18 * group_rows, 128, false},
+    {GGML_TYPE_IQ4_XS, 256, 138 * group_rows, 128, false},
+    {GGML_TYPE_MXFP4, 32, 17 * group_rows, 12, false},
     {GGML_TYPE_Q4_K, 256, 148 * group_rows, 0, true},
     {GGML_TYPE_Q5_K, 256, 180 * group_rows, 0, true},
     {GGML_TYPE_Q6_K, 256, 210 * group_rows, 32, false},
@@ -223,6 +240,8 @@ void pack_group(Format format, const void * rows, int64_t first_row, int64_t num
         case Format::q4_0: return pack_rows<block_q4_0>(info, first, count, num_columns, group);
         case Format::q5_0: return pack_rows<block_q5_0>(info, first, count, num_columns, group);
         case Format::iq4_nl: return pack_rows<block_iq4_nl>(info, first, count, num_columns, group);
+        case Format::iq4_xs: return pack_rows<block_iq4_xs>(info, first, count, num_columns, group);
+        case Format::mxfp4: return pack_rows<block_mxfp4>(info, first, count, num_columns, group);
         case Format::q4_k: return pack_rows<block_q4_K>(info, first, count, num_columns, group);
         case Format::q5_k: return pack_rows<block_q5_K>(info, first, count, num_columns, group);
         case Format::q6_k: return pack_rows<block_q6_K>(info, first, count, num_columns, group);

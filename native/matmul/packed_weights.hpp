@@ -4,14 +4,16 @@
 //
 //   Q8_0           d     codes                        d: 16 bit float of each row
 //   Q4_0, IQ4_NL   d     nibbles
+//   MXFP4          e     nibbles                      e: 8 bit exponent of each row
 //   Q5_0           d     fifth bits, nibbles
+//   IQ4_XS         d     8 scales              8 x nibbles
 //   Q4_K           d dmin  8 scales, 8 minima   8 x nibbles
 //   Q5_K           likewise                     8 x (fifth bits, nibbles)
 //   Q6_K           d       16 scales            8 x (bits 5 and 6, nibbles)
 //
 // Codes are unsigned: a format's `code_offset` is subtracted from each. Four columns of a row are a chunk: 4 bytes of codes.
 // `codes` are 8 chunks of 32 rows; `nibbles` are 4 times 32 rows with two chunks in the halves of each byte.
-// All of it takes the bytes of llama.cpp's blocks (of Q4_K and Q5_K 3 % more, since scales are whole bytes), apart from rows
+// All of it takes the bytes of llama.cpp's blocks (of Q4_K, Q5_K and IQ4_XS 1 to 3 % more, since scales are whole bytes), apart from rows
 // that fill the last group.
 #pragma once
 
@@ -25,7 +27,7 @@ namespace paceline::matmul {
 inline constexpr int group_rows    = 32;
 inline constexpr int block_columns = 32;
 
-enum class Format { q8_0, q4_0, q5_0, iq4_nl, q4_k, q5_k, q6_k, count };
+enum class Format { q8_0, q4_0, q5_0, iq4_nl, iq4_xs, mxfp4, q4_k, q5_k, q6_k, count };
 
 // How a format's weights are laid out and what a product needs to know of them.
 struct FormatInfo {

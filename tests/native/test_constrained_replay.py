@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,16 +40,20 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
-def kill(llm: LLM) -> None:
+def kill(llm: LLM, dead: set[int | None]) -> None:
+    """Kill the worker; where the last one was killed just now, the one that follows it."""
     engine = llm._engine
     assert isinstance(engine, WorkerEngine)
-    assert engine.worker_pid is not None
-    os.kill(engine.worker_pid, signal.SIGKILL)
+    while (pid := engine.worker_pid) in dead:
+        time.sleep(0.01)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    dead.add(pid)
 
 
 def disturbed(llm: LLM, kills_at: list[int], **options: Any) -> ChatReply[Any]:
     """Stream the chat, kill the worker after so many tokens, and return the reply."""
-    num_tokens, left = 0, list(kills_at)
+    num_tokens, left, dead = 0, list(kills_at), set[int | None]({None})
     # However late a kill is, the stream has not ended: it pauses for its reader.
     with llm.stream_chat(ASKED, max_buffered_tokens=4, **options) as stream:
         while left:
@@ -56,7 +61,7 @@ def disturbed(llm: LLM, kills_at: list[int], **options: Any) -> ChatReply[Any]:
             assert isinstance(chunk, ChatChunk), "the message ended before the kills"
             num_tokens += len(chunk.token_ids)
             if num_tokens >= left[0]:
-                kill(llm)
+                kill(llm, dead)
                 del left[0]
         return stream.collect()
 

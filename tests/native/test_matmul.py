@@ -36,7 +36,7 @@ pytestmark = [
 ]
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 Array = npt.NDArray[np.floating[Any]]
-BLOCKS = {"q4_K": 256, "q5_K": 256, "q6_K": 256}
+BLOCKS = {"iq4_xs": 256, "q4_K": 256, "q5_K": 256, "q6_K": 256}
 
 
 @pytest.fixture(autouse=True)
@@ -300,13 +300,15 @@ def test_the_variable_selects_the_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_arrays_that_do_not_fit_are_refused() -> None:
     """Wrong shapes and types raise before anything is computed."""
     weights, activations = weights_of("q8_0", 1, 4, 64), whole_numbers(2, 1, 64)
-    for bad in (
+    wrong: tuple[dict[str, Any], ...] = (
         {"type_name": "q9_9"},
         {"activations": whole_numbers(2, 1, 96)},
         {"activations": activations.astype(np.float64)},
         {"weights": np.concatenate([weights, weights])},
         {"experts": np.full((2, 1), 1, np.int32)},
         {"experts": np.full((2, 1), -1, np.int32)},
-    ):
+    )
+    for bad in wrong:
+        given: dict[str, Any] = {"type_name": "q8_0", "weights": weights, "activations": activations, **bad}
         with pytest.raises(InvalidParams):
-            SingleProduct(**{"type_name": "q8_0", "weights": weights, "activations": activations, **bad}).run()
+            SingleProduct(**given).run()
