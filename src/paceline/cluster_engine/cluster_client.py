@@ -25,6 +25,7 @@ from paceline.engine.adapters import AdapterRegistry, name_of
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.base_engine import BaseEngine, fitted_config
 from paceline.engine.inbox import FrontInbox
+from paceline.engine.media_prompt import KeyedPrompt
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
 from paceline.engine.prompts import Prompt, TextRequests, activity_numbers
@@ -207,7 +208,7 @@ class ClusterEngine(BaseEngine):
             if error is not None:
                 raise AdapterError(f"replica {replica_id}: {error}") from error
 
-    def save_prefix(self, name: str, prompt: Prompt, options: RequestOptions) -> int:  # noqa: ARG002
+    def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:  # noqa: ARG002
         """Raise `Unsupported`."""
         raise Unsupported(_FILES)
 

@@ -203,8 +203,9 @@ class MediaEncoder:
                 self._check_wanted(key)  # else the abort was meant for the request before this one
                 continue
             self._check_wanted(key)
-            for part in (part for parts in found for part in parts if part.embeddings is not None):
-                part.embeddings.flags.writeable = False
+            for embeddings in (part.embeddings for parts in found for part in parts):
+                if embeddings is not None:
+                    embeddings.flags.writeable = False
             return found
 
     def _decoded(self, key: int, group: Sequence[Attachment]) -> Callable[[], list[list[MediaPart]]]:
@@ -213,10 +214,11 @@ class MediaEncoder:
         def check() -> None:
             self._check_wanted(key)
 
-        images = [decoded_pixels(one, check) for one in group if isinstance(one, Image)]
-        if images:
+        first = group[0]
+        if isinstance(first, Image):
+            images = [decoded_pixels(one, check) for one in group if isinstance(one, Image)]
             return partial(self._projector.encode_images, images)
-        samples = decoded_samples(group[0], self._sample_rate, check)
+        samples = decoded_samples(first, self._sample_rate, check)
         return lambda: [self._projector.encode_audio(samples)]
 
     def _check_wanted(self, key: int) -> None:

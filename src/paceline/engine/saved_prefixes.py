@@ -179,7 +179,7 @@ class StateFiles:
         if len(data) < start:
             raise StateError(f"the saved prefix {name!r} is cut")
         _check_adapters(name, tuple(_ADAPTER.iter_unpack(data[_HEAD.size : start])), adapters)
-        rest, media = memoryview(data)[start:], ()
+        rest, media = memoryview(data)[start:], tuple[MediaItem, ...]()
         if version == _VERSION_WITH_MEDIA:
             media, rest = _unpacked(name, rest)
         token_ids, ranges = self._ranges(name, rest, num_ranges, self._owner(adapters, media))
