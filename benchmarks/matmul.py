@@ -25,10 +25,11 @@ import numpy.typing as npt
 
 from benchmarks.model import half_billion
 from paceline import Context, Model
-from paceline.runtime.matmul import MachinePeaks, SingleProduct, kernel, machine_peaks, quantise, use_kernel
+from paceline.runtime.matmul import TYPES, MachinePeaks, SingleProduct, kernel, machine_peaks, quantise, use_kernel
 
 SHAPES = ("896x4864", "4864x896", "896x896", "896x128", "896x151936", "4096x4096")  # columns x rows of the weights
 ROWS = (1, 2, 4, 7, 8, 16, 32, 128, 512)
+BLOCKS_OF_256 = ("q4_K", "q5_K", "q6_K", "iq4_xs")
 _SECONDS_A_TURN = 0.05
 _DISTINCT_ROWS = 256  # of the weights; more repeat them, since quantising takes longer than all products
 
@@ -102,11 +103,11 @@ def products(setting: Setting, cases: Iterator[tuple[str, int, int, int]], peaks
 
 
 def cases_of(types: str, shapes: str, rows: str) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the cases of `products`; k-quants have rows of whole blocks of 256."""
+    """Yield the cases of `products`, without shapes whose columns are no whole blocks of the type."""
     for type_name in types.split(","):
         for shape in shapes.split(","):
             columns, out = map(int, shape.split("x"))
-            if not (type_name.endswith("_K") and columns % 256):
+            if columns % (256 if type_name in BLOCKS_OF_256 else 32) == 0:
                 for count in rows.split(","):
                     yield type_name, columns, out, int(count)
 
@@ -159,7 +160,7 @@ def main() -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["peaks", "product", "model", "all"], default="all")
-    parser.add_argument("--types", default="q8_0,q4_K,q6_K,q4_0,q5_K,q5_0,iq4_nl")
+    parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--kernel", default="paceline", help="of paceline's kernels, the one that is compared")

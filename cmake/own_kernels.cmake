@@ -26,7 +26,7 @@ endfunction()
 
 # Adds native/<folder> to the module `name`, as the library ${name}_<folder>.
 function(paceline_add_own_kernels name folder)
-    file(GLOB sources CONFIGURE_DEPENDS native/${folder}/*.cpp)
+    file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../native/${folder}/*.cpp")
     add_library(${name}_${folder} OBJECT ${sources})
     target_include_directories(${name}_${folder} SYSTEM PRIVATE
         "${LLAMA_CPP_TREE}/ggml/include" "${LLAMA_CPP_TREE}/ggml/src" "${LLAMA_CPP_TREE}/ggml/src/ggml-cpu")

@@ -16,7 +16,7 @@ namespace {
 
 std::vector<const Kernel *> usable_kernels() {
     std::vector<const Kernel *> found;
-    for (const Kernel * kernel : {avx512_vnni_kernel(), avx2_kernel()}) {
+    for (const Kernel * kernel : {avx512_vnni_kernel(), avx2_kernel(), neon_i8mm_kernel(), neon_dotprod_kernel()}) {
         if (kernel) {
             found.push_back(kernel);
         }
@@ -30,7 +30,11 @@ const std::vector<const Kernel *> & kernels() {
 }
 
 std::atomic<const Kernel *> current{nullptr};
+#if defined(__x86_64__)
 std::atomic<bool> ours{true};
+#else
+std::atomic<bool> ours{false}; // exact on ARM as well, but not timed there: llama.cpp's are taken unless ours are asked for
+#endif
 
 ggml_backend_buffer_type_t our_type();
 

@@ -35,5 +35,7 @@ struct Kernel {
 // nullptr where this build or this processor has no such instructions.
 const Kernel * avx512_vnni_kernel();
 const Kernel * avx2_kernel();
+const Kernel * neon_i8mm_kernel();
+const Kernel * neon_dotprod_kernel();
 
 } // namespace paceline::matmul

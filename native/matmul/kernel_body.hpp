@@ -3,7 +3,8 @@
 // compiled here is linked into code that runs on other processors.
 //
 // Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
-//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits.
+//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits. Where it has order_codes,
+//           both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
 // Every output is one sum over blocks in their order, with the same operations whatever is computed beside it.
 
 #include <cstring>
@@ -159,6 +160,8 @@ template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles
 template <typename Isa> struct Layout<Isa, Format::q5_k> : LayoutOf<Isa, FiveBits, ScaleAndMinimum, 8> {};
 template <typename Isa> struct Layout<Isa, Format::q6_k> : LayoutOf<Isa, SixBits, Signed16, 8> {};
 
+template <typename Isa> constexpr bool takes_pairs = requires(uint8_t * codes) { Isa::order_codes(codes, true); };
+
 // A chunk of each row of weights times the same chunk of each row of activations.
 template <typename Isa, typename Dot, int vectors, int tokens>
 KERNEL_INLINE void add_products(typename Dot::Sum (&sums)[vectors][tokens], const typename Isa::I (&weights)[vectors], const uint8_t * codes) {
@@ -206,6 +209,9 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                         Dot::begin(dots[v][t], start);
                     }
                 }
+                if constexpr (takes_pairs<Isa>) {
+                    Dot::join(dots);
+                }
 #pragma GCC unroll 4
                 for (int pair = half * half_pairs; pair < (half + 1) * half_pairs; ++pair) {
                     I one[vectors], two[vectors];
@@ -213,9 +219,16 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                     for (int v = 0; v < vectors; ++v) {
                         Codes::pair(block, pair, first_row + v * Isa::lanes, one[v], two[v]);
                     }
-                    add_products<Isa, Dot, vectors, tokens>(dots, one, codes + 4 * Codes::first(pair));
-                    add_products<Isa, Dot, vectors, tokens>(dots, two, codes + 4 * Codes::second(pair));
+                    if constexpr (takes_pairs<Isa>) {
+                        Dot::add_pair(dots, one, two, codes + 8 * pair);
+                    } else {
+                        add_products<Isa, Dot, vectors, tokens>(dots, one, codes + 4 * Codes::first(pair));
+                        add_products<Isa, Dot, vectors, tokens>(dots, two, codes + 4 * Codes::second(pair));
+                    }
                     Dot::template end_of_pair<vectors, tokens>(dots, pair);
+                }
+                if constexpr (takes_pairs<Isa>) {
+                    Dot::separate(dots);
                 }
                 F scale[vectors], minimum[vectors];
 #pragma GCC unroll 4
@@ -327,6 +340,9 @@ void quantise(const float * row, int64_t first, int64_t end, Format format, uint
     for (int64_t column = first; column < end; column += block_columns, block += tile_block_bytes(num_tokens)) {
         uint32_t sums[2];
         const float unit = Isa::quantise_block(row + column, block + place * block_columns, sums);
+        if constexpr (takes_pairs<Isa>) {
+            Isa::order_codes(block + place * block_columns, has_halves);
+        }
         uint8_t * scalars = block + num_tokens * block_columns + 4 * place;
         memcpy(scalars, &unit, 4);
         const uint32_t all = sums[0] + sums[1], factor = static_cast<uint32_t>(-offset);
@@ -352,7 +368,11 @@ template <typename Isa> uint64_t sum_of_bytes(const uint8_t * from, int64_t coun
 constexpr int spins = 12; // independent sums: more than the latency of an instruction needs
 
 // Keeps a value in a register, unknown to the optimiser.
+#if defined(__aarch64__)
+template <typename Vec> KERNEL_INLINE void hide(Vec & value) { asm volatile("" : "+w"(value)); }
+#else
 template <typename Vec> KERNEL_INLINE void hide(Vec & value) { asm volatile("" : "+v"(value)); }
+#endif
 
 template <typename Isa> int64_t spin_dots(int64_t count) {
     using Dot = typename Isa::template Dot<6>;
@@ -361,14 +381,19 @@ template <typename Isa> int64_t spin_dots(int64_t count) {
     for (auto & sum : sums[0]) {
         Dot::begin(sum, typename Isa::I{});
     }
-    const int64_t in_round = spins * 4 * Isa::lanes;
+    const int64_t in_round = spins * (takes_pairs<Isa> ? 8 : 4) * Isa::lanes;
     int64_t done           = 0;
     for (; done < count; done += in_round) {
         hide(codes);
         hide(activations);
         for (auto & sum : sums[0]) {
-            Dot::add(sum, Dot::operand(codes), activations);
-            Dot::add(sum, Dot::operand(codes), activations);
+            for (int i = 0; i < 2; ++i) {
+                if constexpr (takes_pairs<Isa>) {
+                    Dot::add_four(sum, codes, activations);
+                } else {
+                    Dot::add(sum, Dot::operand(codes), activations);
+                }
+            }
         }
         Dot::template end_of_pair<1, spins / 2>(sums, 0);
     }

@@ -1,7 +1,8 @@
 """Matrix products on a CPU: whose kernels compute them, paceline's or llama.cpp's, and a single product.
 
 paceline's kernels multiply quantised weights, which a load packs for them, with float activations: docs/adr/0056. They are not
-used on a GPU, for types of weights that they do not have, or where a model is loaded with `use_extra_bufts=False`.
+used on a GPU, for types of weights that they do not have, or where a model is loaded with `use_extra_bufts=False`; on ARM only
+where they are selected.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _select(name: str, wanted: str) -> None:
     _native.use_own_matmul(True)
 
 
-_ALL_KERNELS = ("avx512_vnni", "avx2")
+_ALL_KERNELS = ("avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod")
 
 
 def quantise(type_name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
