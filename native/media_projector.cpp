@@ -1,6 +1,7 @@
 #include "media_projector.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "error.hpp"
 #include "log.hpp"
@@ -228,10 +229,23 @@ void MediaProjector::abort() noexcept {
     aborted_ = true; // also before the encoder runs: the call may be at its pixels yet
 }
 
+// Pixtral's graph makes zeros by scaling memory that nobody has written, where 0 times NaN is NaN: write it before.
+static void clear_what_is_scaled_by_zero(const ggml_tensor & node) {
+    float scale = 1.0F;
+    std::memcpy(&scale, node.op_params, sizeof(scale));
+    ggml_tensor * source = node.src[0];
+    if (node.op == GGML_OP_SCALE && scale == 0.0F && source->op == GGML_OP_NONE && source->buffer) {
+        ggml_backend_tensor_memset(source, 0, 0, ggml_nbytes(source));
+    }
+}
+
 // Called with `asks` before a node is computed: whether the graph is computed up to it at once; then after that, whether to
 // go on.
-bool MediaProjector::on_node(ggml_tensor *, bool asks, void * self) {
+bool MediaProjector::on_node(ggml_tensor * node, bool asks, void * self) {
     auto & projector = *static_cast<MediaProjector *>(self);
+    if (asks) {
+        clear_what_is_scaled_by_zero(*node);
+    }
     return asks ? ++projector.num_nodes_ % nodes_at_a_time == 0 : !projector.aborted_ && !process_is_ending();
 }
 

@@ -44,6 +44,7 @@ def test_slots_ticks_and_tree_are_shown_as_they_happen(endless: Served, open_pag
     view.wait_for_timeout(400)
     assert painted(view) != first
     view.get_by_role("button", name="Pause the timeline").click()
+    view.wait_for_timeout(400)  # what was on its way when it was clicked
     still = painted(view)
     view.wait_for_timeout(400)
     assert painted(view) == still

@@ -55,7 +55,7 @@ def generated(model: Path, media: Image | Audio) -> list[int]:
     return list(found)
 
 
-@pytest.mark.usefixtures("llama_cpp_attention")
+@pytest.mark.usefixtures("llama_cpp_kernels")
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_about_images_equals_that_of_llama_cpp(tmp_path: Path, reference: MediaTool, kind: str) -> None:
     """Images of three shapes are encoded, placed and attended to as in llama.cpp; each has an output of its own."""
@@ -72,7 +72,7 @@ def test_greedy_output_about_images_equals_that_of_llama_cpp(tmp_path: Path, ref
     assert len(outputs) == len(SIZES)
 
 
-@pytest.mark.usefixtures("llama_cpp_attention")
+@pytest.mark.usefixtures("llama_cpp_kernels")
 def test_greedy_output_about_audio_equals_that_of_llama_cpp(tmp_path: Path, reference: MediaTool) -> None:
     """Decoded, resampled and encoded as there, with Whisper's encoder as Ultravox has it."""
     model = write_model(tmp_path / "model.gguf", LlamaSpec(vocabulary=numbered(), n_ctx_train=1024))
