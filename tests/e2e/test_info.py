@@ -58,7 +58,13 @@ def test_info_of_a_model_shows_what_it_needs_and_whether_it_fits() -> None:
     assert (needed["n_ctx"], needed["num_slots"], needed["is_measured"]) == (2048, 2, True)
     for name in ("weights_bytes", "cache_bytes", "compute_bytes"):
         assert sum(device[name] for device in needed["devices"]) == getattr(estimate, name)
-    assert memory["fitted"]["choice"] == {"n_ctx": 2048, "num_slots": 2, "n_gpu_layers": None, "n_cpu_moe": 0}
+    assert memory["fitted"]["choice"] == {
+        "n_ctx": 2048,
+        "num_slots": 2,
+        "n_gpu_layers": None,
+        "n_cpu_moe": 0,
+        "no_repack": False,
+    }
     text = output("info", str(demo_model_path()), *asked)
     assert "2,048 tokens, 2 slots" in text and "KV cache and states" in text
     assert "fits" in text and " yes\n" in text
