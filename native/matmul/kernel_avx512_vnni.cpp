@@ -64,8 +64,9 @@ struct Avx512Vnni {
         const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(one), _mm512_abs_ps(two)));
         const Unit unit     = unit_of(largest);
         const F inverse     = _mm512_set1_ps(unit.inverse);
-        const I first       = _mm512_cvtps_epi32(_mm512_mul_ps(one, inverse));
-        const I second      = _mm512_cvtps_epi32(_mm512_mul_ps(two, inverse));
+        const I least       = _mm512_set1_epi32(-128); // NaN becomes the smallest int, and the sums of such would overflow
+        const I first       = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(one, inverse)), least);
+        const I second      = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(two, inverse)), least);
         _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm512_cvtsepi32_epi8(first));
         _mm_storeu_si128(reinterpret_cast<__m128i *>(to + 16), _mm512_cvtsepi32_epi8(second));
         sums[0] = static_cast<uint32_t>(_mm512_reduce_add_epi32(first));
