@@ -86,7 +86,7 @@ Context::Context(Draft, std::shared_ptr<Model> model, const ContextOptions & opt
         if (!kv_unified_ || embeddings_) {
             fail("InvalidParams", "draft heads need kv_unified=True and embeddings=False");
         }
-        DraftHeads::check(*model_, *options.heads);
+        DraftHeads::check(*model_, *options.heads, options.params);
     }
     if (embeddings_ && model_->embeddings_are_too_narrow()) {
         fail("Unsupported", "llama.cpp cannot read embeddings of the architecture " + model_->architecture() +

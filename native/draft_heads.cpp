@@ -19,10 +19,12 @@ std::span<const uint8_t> bytes_of(const float * row, size_t width) {
     return {reinterpret_cast<const uint8_t *>(row), width * sizeof(float)};
 }
 
-void warn(const std::string & reason) {
+void warn(const std::string & words) {
     LogCapture log;
-    log.add({GGML_LOG_LEVEL_WARN, "draft heads: sequences go on without drafts: " + reason + "\n"});
+    log.add({GGML_LOG_LEVEL_WARN, "draft heads: " + words + "\n"});
 }
+
+void warn_of_loss(const std::string & reason) { warn("sequences go on without drafts: " + reason); }
 
 } // namespace
 
@@ -72,6 +74,9 @@ DraftHeads::DraftHeads(Context & target, const ContextOptions & given, const Thr
     llama_set_embeddings_nextn(target.get(), wants_last, false);
     if (drafts_blocks()) {
         block_ = block_shape(model);
+        if (block_.size < block_.trained) {
+            warn("of blocks of " + str(block_.trained) + " tokens " + str(block_.size) + " are drafted: llama.cpp's graph has no room for more");
+        }
         llama_set_causal_attn(context_->get(), block_.is_causal);
     }
     llama_set_embeddings_nextn(context_->get(), !drafts_blocks(), true);
@@ -89,9 +94,14 @@ ContextOptions DraftHeads::options(const Model & model, ContextOptions target) {
     own.params.pooling_type   = LLAMA_POOLING_TYPE_NONE;
     own.params.n_rs_seq       = 0;
     own.params.swa_full       = true; // few layers: cut, copied and saved as all others
-    const uint32_t n_rows     = kind == Kind::mtp      ? static_cast<uint32_t>(llama_model_n_layer_nextn(heads.get()))
-                                : kind == Kind::eagle3 ? 1
-                                                       : static_cast<uint32_t>(block_shape(heads).size);
+    uint32_t n_rows           = kind == Kind::mtp ? static_cast<uint32_t>(llama_model_n_layer_nextn(heads.get())) : 1;
+    if (kind == Kind::dflash) {
+        const BlockShape block = block_shape(heads);
+        n_rows                 = static_cast<uint32_t>(block.size);
+        if (block.size < block.trained) { // llama.cpp plans with a ubatch of even blocks, one a sequence, of any size of the file's
+            own.params.n_ubatch = std::min(own.params.n_ubatch, n_rows * own.params.n_seq_max);
+        }
+    }
     const uint32_t most       = kind == Kind::dflash ? std::min({BLOCK_ROWS, own.params.n_batch, own.params.n_ubatch}) : own.params.n_batch;
     own.params.n_outputs_max  = std::max(kind == Kind::dflash ? n_rows : own.params.n_seq_max, std::min(own.params.n_seq_max * n_rows, most));
     if (&heads != &model) { // trained with a RoPE of its own
@@ -219,7 +229,7 @@ void DraftHeads::follow(const Batch & batch) {
             drop(seq_id);
             is_lost_[static_cast<size_t>(seq_id)] = true;
         }
-        warn(error.what());
+        warn_of_loss(error.what());
     }
 }
 
@@ -294,7 +304,7 @@ std::vector<std::vector<int32_t>> DraftHeads::draft(std::span<const DraftWish> w
     for (size_t i = 0; i < wishes.size(); ++i) {
         DraftWish wish = wishes[i];
         wish.depth     = std::min(wish.depth, max_depth());
-        wish.depth     = static_cast<int32_t>(std::min<int64_t>(wish.depth, context_->max_positions() - wish.position));
+        wish.depth     = std::min(wish.depth, depth_in_context(wish.position));
         const bool knows_row = drafts_blocks() || (wish.position > 0 && row_positions_[static_cast<size_t>(wish.seq_id)] == wish.position - 1);
         if (wish.depth > 0 && knows_row && held(wish.seq_id) == at(wish.position)) {
             const float * row = row_of(wish.seq_id, wish.position - 1);
@@ -313,6 +323,10 @@ std::vector<std::vector<int32_t>> DraftHeads::draft(std::span<const DraftWish> w
         cut_drafts(group);
     }
     return drafts;
+}
+
+int32_t DraftHeads::depth_in_context(int32_t position) const noexcept {
+    return static_cast<int32_t>(context_->max_positions()) - position - (drafts_blocks() ? block_.rows_before() : 0);
 }
 
 void DraftHeads::cut_drafts(std::span<const Drafting> group) noexcept {
@@ -532,7 +546,7 @@ void DraftHeads::restored(int32_t seq_id, const StateParts & parts, bool partial
             }
         } catch (const Error & error) {
             drop(seq_id);
-            warn(error.what());
+            warn_of_loss(error.what());
         }
     }
     row_positions_[static_cast<size_t>(seq_id)] = earlier_positions_[static_cast<size_t>(seq_id)] = -1;
@@ -552,7 +566,7 @@ void DraftHeads::loaded_range(int32_t seq_id, const StateParts & parts, Position
         }
     } catch (const Error & error) {
         drop(seq_id);
-        warn(error.what());
+        warn_of_loss(error.what());
     }
     row_positions_[static_cast<size_t>(seq_id)] = -1;
     if (parts.row_position == end - 1 && parts.row.size() == width_ * sizeof(float)) {

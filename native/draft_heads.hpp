@@ -39,13 +39,15 @@ struct DraftWish {
 
 // A block that a DFlash file drafts: the newest token and mask tokens behind it, `size` at most.
 struct BlockShape {
-    int32_t size;
+    int32_t size;        // that llama.cpp's graph has room for
+    int32_t trained;     // that the file is made for
     int32_t mask;        // token
     bool    with_anchor; // the newest token's own row has the first draft (DSpark), else the first mask token's
     bool    is_even;     // all blocks of a pass have to be of one size (DSpark)
     bool    is_causal;   // within a block
 
-    int32_t max_drafts() const noexcept { return with_anchor ? size : size - 1; }
+    int32_t rows_before() const noexcept { return with_anchor ? 0 : 1; } // of the first draft
+    int32_t max_drafts() const noexcept { return size - rows_before(); }
 };
 
 // Reads it from the file's metadata. Raises InvalidParams and Unsupported where a block cannot be drafted.
@@ -72,7 +74,7 @@ public:
     // heads: the target's own model, or one of its heads alone. Raises Unsupported, and InvalidParams where they do not fit.
     DraftHeads(Context & target, const ContextOptions & options, const ThreadPools & pools);
     // Raises what is wrong with heads for such a model, before anything is allocated.
-    static void check(const Model & model, const Model & heads);
+    static void check(const Model & model, const Model & heads, const llama_context_params & params);
     // The options of their context.
     static ContextOptions options(const Model & model, ContextOptions target);
 
@@ -139,6 +141,8 @@ private:
     void          find_row(int32_t seq_id, int32_t position); // among those of the newest pass, and the one before it
     void          draft_group(std::span<Drafting> group, float min_probability);
     void          draft_blocks(std::span<Drafting> group, float min_probability);
+    int32_t       even_depth(std::span<const Drafting> group) const;
+    int32_t       depth_in_context(int32_t position) const noexcept; // that ends within it
     size_t        rows_of_drafting() const noexcept; // that the pass of one sequence takes at most
     void          cut_drafts(std::span<const Drafting> group) noexcept; // what drafting has computed of these
     void          select_head(int32_t index);

@@ -138,7 +138,15 @@ void check_eagle(const Model & model, const Model & heads) {
     check_output(model, heads, "EAGLE-3");
 }
 
-void check_blocks(const Model & model, const Model & heads) {
+// Attention that is not causal takes a pass of one ubatch, and a Markov head whole blocks.
+void check_block_fits(const BlockShape & block, const llama_context_params & params) {
+    if (params.n_ubatch < static_cast<uint32_t>(block.size)) {
+        fail("InvalidParams", "n_ubatch is " + str(params.n_ubatch) + ", and the DFlash file drafts blocks of " + str(block.size) +
+                                  " tokens, each in one pass; raise it to " + str(block.size) + " or more");
+    }
+}
+
+void check_blocks(const Model & model, const Model & heads, const llama_context_params & params) {
     if (!WITH_LAYER_INPUTS.contains(model.architecture())) {
         fail("Unsupported", "llama.cpp keeps no hidden states of layers of the architecture " + model.architecture() + " for DFlash");
     }
@@ -157,13 +165,13 @@ void check_blocks(const Model & model, const Model & heads) {
         fail("InvalidParams", "the DFlash file reads " + str(count) + " layers of " + str(llama_model_n_embd(heads.get())) +
                                   " values, and the model's have " + str(llama_model_n_embd(model.get())));
     }
-    block_shape(heads);
+    check_block_fits(block_shape(heads), params);
     check_output(model, heads, "DFlash");
 }
 
 } // namespace
 
-void DraftHeads::check(const Model & model, const Model & heads) {
+void DraftHeads::check(const Model & model, const Model & heads, const llama_context_params & params) {
     if (heads.vocab_only()) {
         fail("InvalidParams", "the draft heads were loaded with vocab_only=True");
     }
@@ -177,7 +185,7 @@ void DraftHeads::check(const Model & model, const Model & heads) {
     }
     check_vocabulary(model, heads);
     if (architecture == "dflash") {
-        check_blocks(model, heads);
+        check_blocks(model, heads, params);
     } else {
         architecture == "eagle3" ? check_eagle(model, heads) : check_mtp(model, heads);
     }

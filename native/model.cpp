@@ -224,6 +224,8 @@ const ggml_tensor * Model::tensor(const std::string & name) const {
     return nullptr;
 }
 
+size_t Model::num_tensors() const { return llama_internal_get_tensor_map(model_).size(); }
+
 bool Model::one_sequence_per_pass() const { return architecture() == "plamo2"; }
 
 bool Model::computes_all_outputs() const { return architecture() == "cogvlm"; }

@@ -71,6 +71,7 @@ public:
     bool                no_alloc() const noexcept { return options_.no_alloc; }
     const ggml_tensor * tensor(const std::string & name) const; // nullptr where there is none
     bool                has_tensor(const std::string & name) const { return tensor(name) != nullptr; }
+    size_t              num_tensors() const;
     MemoryClass         memory_class() const;
     std::string         architecture() const; // as the file names it
 

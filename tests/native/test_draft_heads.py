@@ -42,14 +42,16 @@ MODELS = {
     "window": Mimo2Spec(n_heads=3),
     "dflash": LlamaSpec(n_layer=3),
     "dspark": LlamaSpec(n_layer=3),
+    "dspark-behind": LlamaSpec(n_layer=3),
 }
 HEADS = {
     "eagle3": Eagle3Spec(),
     "dflash": DFlashSpec(n_layer=2, target_layers=(0, 2, 3), window=16),
     "dspark": DFlashSpec(markov_rank=16, block_size=4),
+    "dspark-behind": DFlashSpec(markov_rank=16, block_size=5, from_anchor=False),
 }
-CUTTABLE = ["hy_v3", "chained", "eagle3", "window", "dflash", "dspark"]
-BLOCKS = ["dflash", "dspark"]
+CUTTABLE = ["hy_v3", "chained", "eagle3", "window", "dflash", "dspark", "dspark-behind"]
+BLOCKS = ["dflash", "dspark", "dspark-behind"]
 PROMPT = [257, 72, 101, 108, 108, 111, 32, 119, 111, 114]
 
 
@@ -188,6 +190,7 @@ class BlockInNumpy:
             for one in GGUFReader(of_file).tensors
             if of_file is path or one.name in borrowed
         }
+        self.of_model = np.array(next(one.data for one in GGUFReader(model_path).tensors if one.name == borrowed[0]))
         self.spec = spec
 
     def __getitem__(self, name: str) -> Array:
@@ -195,19 +198,20 @@ class BlockInNumpy:
 
     def drafts(self, tokens: list[int], num_drafts: int) -> list[int]:
         """Return the drafts behind tokens, of which the newest one begins the block."""
-        first = 0 if self.spec.markov_rank else 1
+        first = 0 if self.spec.markov_rank and self.spec.from_anchor is not False else 1
         block = [tokens[-1], *[self.spec.mask_id or 0] * (num_drafts - 1 + first)]
         logits = _normed(self.rows(tokens[:-1], block), self["output_norm"]) @ self["output"].T
         found, newest = [], tokens[-1]
         for row in logits[first:]:
             biased = row + self["markov_w2"] @ self["markov_w1"][newest] if self.spec.markov_rank else row
             newest = int(biased.argmax())
+            newest = self.spec.draft_ids[newest] if self.spec.draft_ids else newest
             found.append(newest)
         return found
 
     def rows(self, before: list[int], block: list[int]) -> Array:
-        """Return the layer's output for a block; its tokens attend to all that was before, and to all of the block."""
-        features = _normed(self["token_embd"][before] @ self["fc"].T, self["enc.output_norm"])
+        """Return the layer's output for a block; its tokens attend to all that was before, and to the block as the file says."""
+        features = _normed(self.of_model[before] @ self["fc"].T, self["enc.output_norm"])
         x = self["token_embd"][block]
         seen = np.concatenate([features, _normed(x, self["blk.0.attn_norm"])])
         query, key, value = (
@@ -218,6 +222,8 @@ class BlockInNumpy:
         per_key = self.spec.n_head // self.spec.n_head_kv
         key, value = np.repeat(key, per_key, axis=1), np.repeat(value, per_key, axis=1)
         scores = np.einsum("qhd,khd->hqk", query, key) / self.spec.head_size**0.5
+        if self.spec.is_causal:
+            scores[:, *np.triu_indices(len(block), len(before) + 1, len(seen))] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out = np.einsum("hqk,khd->qhd", weights / weights.sum(axis=-1, keepdims=True), value)
         x = x + out.reshape(len(block), -1) @ self["blk.0.attn_output"].T
@@ -227,22 +233,88 @@ class BlockInNumpy:
         return rows
 
 
-@pytest.mark.parametrize("markov_rank", [0, 16])
-def test_blocks_are_those_of_their_definition(tiny_models: TinyModels, markov_rank: int) -> None:
+_DRAFT_IDS = tuple(range(250, 10, -3))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"is_causal": True},
+        {"is_causal": False},
+        {"draft_ids": _DRAFT_IDS},
+        {"borrows": False},
+        {"is_mrope": True},
+        {"markov_rank": 16},
+        {"markov_rank": 16, "from_anchor": True, "is_causal": True},
+        {"markov_rank": 16, "from_anchor": False},
+        {"markov_rank": 16, "from_anchor": False, "draft_ids": _DRAFT_IDS, "confidence": True},
+        {"markov_rank": 16, "draft_ids": _DRAFT_IDS, "borrows": False},
+        {"markov_rank": 16, "confidence": True},
+    ],
+    ids=lambda fields: "-".join(fields) or "plain",
+)
+def test_blocks_are_those_of_their_definition(tiny_models: TinyModels, fields: dict[str, Any]) -> None:
     """Each of its own depth in one pass; with a Markov head all are computed as deep as the deepest. No more than a block."""
-    spec = DFlashSpec(target_layers=(0,), block_size=6, markov_rank=markov_rank, layer_gain=3.0)
+    spec = DFlashSpec(target_layers=(0,), block_size=6, layer_gain=3.0, **fields)
     model_path, path = tiny_models(LlamaSpec(n_layer=3)), tiny_models(spec)
     reference = BlockInNumpy(path, model_path, spec)
-    most = 6 if markov_rank else 5
+    most = 6 if spec.markov_rank and spec.from_anchor is not False else 5
     prompts, depths = [PROMPT, PROMPT[:4], PROMPT[2:9]], [3, most, 1]
     with Context(Model.load(model_path, draft_heads=True), draft_heads=Model.load(path), **EXACT) as context:
         for seq_id, prompt in enumerate(prompts):
             context.decode(prompt, seq_ids=seq_id, wants_logits="none")
         wishes = [DraftWish(seq_id, len(prompts[seq_id]), 65, depth) for seq_id, depth in enumerate((3, 9, 1))]
-        computed = [most] * 3 if markov_rank else depths
+        computed = [most] * 3 if spec.markov_rank else depths
         whole = [reference.drafts([*one, 65], size) for one, size in zip(prompts, computed, strict=True)]
         assert context.draft(wishes) == [one[:depth] for one, depth in zip(whole, depths, strict=True)]
         assert context.draft(wishes, min_probability=1.0) == [[]] * 3
+
+
+@pytest.mark.parametrize(("n_layer", "window"), [(1, 0), (5, 0), (5, 16), (8, 16), (12, 0)])
+@pytest.mark.parametrize("draft_ids", [(), _DRAFT_IDS], ids=["all", "some"])
+@pytest.mark.parametrize("confidence", [False, True])
+def test_a_markov_head_drafts_what_the_graph_has_room_for(
+    tiny_models: TinyModels,
+    caplog: pytest.LogCaptureFixture,
+    n_layer: int,
+    window: int,
+    draft_ids: tuple[int, ...],
+    confidence: bool,
+) -> None:
+    """Of the longest block that a file may have, when it is loaded too; a warning says how many tokens that are."""
+    sizes = {"n_embd": 128, "n_head": 4, "n_head_kv": 4}
+    fields = {"draft_ids": draft_ids, "confidence": confidence, "window": window, "n_layer": n_layer}
+    spec = DFlashSpec(block_size=64, markov_rank=16, **sizes, **fields)
+    options = {**SIZES, "type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}  # rotated, with the largest graph
+    target = Model.load(tiny_models(LlamaSpec(n_layer=3, **sizes)))
+    with caplog.at_level("WARNING"), Context(target, draft_heads=Model.load(tiny_models(spec)), **options) as context:
+        context.decode(PROMPT, wants_logits="none")
+        context.decode(PROMPT, seq_ids=1, wants_logits="none")
+        found = context.draft([DraftWish(seq_id, len(PROMPT), 65, 64) for seq_id in (0, 1)])
+    assert len(found[0]) == len(found[1])
+    assert len(found[0]) >= 8
+    assert (len(found[0]) < 64) == (f"of blocks of 64 tokens {len(found[0])} are drafted" in caplog.text)
+
+
+@pytest.mark.parametrize("markov_rank", [0, 16])
+def test_blocks_beyond_a_ubatch_are_refused(tiny_models: TinyModels, markov_rank: int) -> None:
+    """Before anything is allocated; one of just that size drafts whole blocks."""
+    target = Model.load(tiny_models(LlamaSpec(n_layer=3)))
+    heads = Model.load(tiny_models(DFlashSpec(block_size=32, markov_rank=markov_rank)))
+    sizes = {**EXACT, "n_batch": 128, "n_ubatch": 16}
+    for make in (Context, plan_memory):
+        with pytest.raises(
+            InvalidParams, match="n_ubatch is 16, and the DFlash file drafts blocks of 32 .* raise it to 32"
+        ):
+            make(target, draft_heads=heads, **sizes)
+        with pytest.raises(InvalidParams, match="n_ubatch is 16"):
+            make(target, draft_heads=heads, **{**sizes, "n_batch": 16, "n_outputs_max": 16})
+    with Context(target, draft_heads=heads, **{**sizes, "n_ubatch": 32}) as context:
+        for seq_id in (0, 1):
+            context.decode(PROMPT, seq_ids=seq_id, wants_logits="none")
+        found = context.draft([DraftWish(seq_id, len(PROMPT), 65, 63) for seq_id in (0, 1)])
+        assert [len(one) for one in found] == [32 if markov_rank else 31] * 2
 
 
 # ---- mirrored memory
@@ -607,6 +679,24 @@ def test_wishes_that_no_heads_can_follow_are_empty(hunyuan: Loaded) -> None:
         context.decode([5] * (254 - len(PROMPT)), wants_logits="none")
         assert len(context.draft([DraftWish(0, 254, 1, 5)])[0]) == 2
         assert context.draft([]) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "room"), [({}, 2), ({"markov_rank": 16}, 3), ({"markov_rank": 16, "from_anchor": False}, 2)]
+)
+def test_blocks_end_with_the_context(tiny_models: TinyModels, fields: dict[str, Any], room: int) -> None:
+    """At its last position; the other sequences of the call lose no more drafts than even blocks need."""
+    model = Model.load(tiny_models(Qwen35Spec()))  # M-RoPE: positions may be left out
+    heads = Model.load(tiny_models(DFlashSpec(is_mrope=True, **fields)))
+    with Context(model, draft_heads=heads, **{**EXACT, "n_ctx": 256, "n_batch": 256}) as context:
+        context.decode(PROMPT, positions=list(range(243, 253)), wants_logits="none")
+        context.decode(PROMPT, seq_ids=1, wants_logits="none")
+        for depth in (1, 2, 3, 4):
+            at_end, other = context.draft([DraftWish(0, 253, 65, depth), DraftWish(1, len(PROMPT), 65, 4)])
+            assert len(at_end) == min(depth, room)
+            assert len(other) == (room if fields else 4)
+        assert held_by_heads(context, 0) == 253
+        assert len(context.draft([DraftWish(1, len(PROMPT), 65, 4)])[0]) == 4
 
 
 def test_chained_heads_draft_as_many_tokens_as_there_are(tiny_models: TinyModels) -> None:

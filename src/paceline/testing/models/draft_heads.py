@@ -220,8 +220,13 @@ class Eagle3Spec(Sizes):
 class DFlashSpec(Sizes):
     """DFlash for a model of as many values: layers over hidden states of `target_layers`, which draft blocks of `block_size`.
 
-    Embeddings and output layer are the model's. markov_rank: of the head that makes it a DSpark file; 0: none. window: of all
-    layers; 0: none. layer_gain: how much layers add to what they pass on.
+    borrows: takes embeddings and output layer from the model. draft_ids: the tokens of a draft vocabulary, with an output
+    layer of its own; empty for the whole vocabulary. markov_rank: of the head that makes it a DSpark file; 0: none.
+    confidence: that file's further head, which judges drafts. from_anchor: whether its first draft is that of the newest
+    token's row; None: the file does not say. is_causal: attention within a block; None: the file does not say. window: of all
+    layers; 0: none. is_mrope: positions as of a model with M-RoPE. layer_gain: how much layers add to what they pass on.
+    agrees: the mask token's rows pass on the newest token, which wants a quiet mask token, and as many heads of keys as of
+    queries.
     """
 
     architecture: ClassVar[str] = "dflash"
@@ -229,9 +234,16 @@ class DFlashSpec(Sizes):
     target_layers: tuple[int, ...] = (0, 1)
     block_size: int = 8
     mask_id: int | None = 0
+    borrows: bool = True
+    draft_ids: tuple[int, ...] = field(default=())
     markov_rank: int = 0
+    confidence: bool = False
+    from_anchor: bool | None = None
+    is_causal: bool | None = None
     window: int = 0
+    is_mrope: bool = False
     layer_gain: float = 1.5
+    agrees: bool = False
 
     def metadata(self) -> dict[str, Value]:
         values: dict[str, Value] = {
@@ -245,22 +257,54 @@ class DFlashSpec(Sizes):
                 "attention.sliding_window": self.window,
                 "attention.sliding_window_pattern": [True] * self.n_layer,
             }
+        if self.is_mrope:
+            values["rope.dimension_sections"] = [self.head_size // 2, 0, 0, 0]
+        if self.from_anchor is not None:
+            values["sample_from_anchor"] = self.from_anchor
+        if self.is_causal is not None:
+            values["attention.causal"] = self.is_causal
+        if self.agrees:
+            values["attention.layer_norm_rms_epsilon"] = 0.01  # leaves quiet what is quiet
         mask: dict[str, Value] = {} if self.mask_id is None else {"tokenizer.ggml.mask_token_id": self.mask_id}
         return self.common_metadata() | self.prefixed(values) | mask
 
     def tensors(self) -> Iterator[Tensor]:
-        if self.markov_rank:
-            for name in ("markov_w1.weight", "markov_w2.weight"):
-                yield matrix(name, self.vocabulary.size, self.markov_rank)
+        yield from self._heads()
         yield matrix("fc.weight", self.n_embd, len(self.target_layers) * self.n_embd)
-        yield from norms("enc", self.n_embd, "output_norm")
+        yield norm("enc.output_norm.weight", self.n_embd, scale=0.0 if self.agrees else 1.0)
         yield norm("output_norm.weight", self.n_embd)
+        if not self.borrows:
+            yield embedding(self)
+        if self.draft_ids:
+            yield matrix("output.weight", len(self.draft_ids), self.n_embd, gain=3.0)
+            yield Tensor("d2t", (len(self.draft_ids),), 0.0, integers=self.draft_ids)
+        elif not self.borrows:
+            yield output(self)
         for layer in range(self.n_layer):
             block = f"blk.{layer}"
             yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
-            yield from attention(self, block, gain=self.layer_gain)
+            yield from self._attention(block)
             yield from query_key_norms(self, block)
-            yield from feed_forward(self, block, gain=self.layer_gain)
+            yield from feed_forward(self, block, gain=0.1 if self.agrees else self.layer_gain)
+
+    def _heads(self) -> Iterator[Tensor]:
+        if self.markov_rank:
+            yield matrix("markov_w1.weight", self.vocabulary.size, self.markov_rank)
+            yield matrix("markov_w2.weight", len(self.draft_ids) or self.vocabulary.size, self.markov_rank)
+        if self.confidence:
+            yield matrix("conf_proj.weight", 1, self.n_embd + self.markov_rank)
+
+    def _attention(self, block: str) -> Iterator[Tensor]:
+        for tensor in attention(self, block, gain=self.layer_gain):
+            name = tensor.name
+            if self.agrees and name.endswith(
+                "attn_q.weight"
+            ):  # looks at all alike, of which the newest token is loudest
+                yield matrix(name, *tensor.shape, gain=0.0)
+            elif self.agrees and not name.endswith("attn_k.weight"):
+                yield matrix(name, *tensor.shape, gain=0.1, diagonal=1.0)
+            else:
+                yield tensor
 
 
 def next_token_head(size: Sizes, block: str, *, agrees: bool = False) -> Iterator[Tensor]:
