@@ -95,8 +95,7 @@ class DepthChooser:
         """Learn what a proposal for several sequences takes, by what was asked for, 0 of those that lag behind, and what came."""
         if self.draft_cost is None:
             return
-        # A proposal that ended early took a step more, which proposed nothing.
-        steps = self.draft_cost.steps(map(min, [one + 1 for one in proposed], depths))
+        steps = self.draft_cost.steps_taken(depths, proposed)
         steps_s = sum([self.draft_cost.seconds(one) for one in steps])
         if catch_up is None or not catch_up.observe(seconds - steps_s):
             self.draft_cost.observe(steps, seconds)
@@ -234,10 +233,11 @@ class DepthChooser:
     # ---- what it takes
 
     def _times(self) -> DraftingTimes:
+        cost = self.draft_cost
         return DraftingTimes(
             pass_s=self._seconds_with,
-            step_s=None if self.draft_cost is None else self.draft_cost.seconds,
-            drafts_blocks=self.draft_cost is not None and self.draft_cost.drafts_blocks,
+            step_s=None if cost is None or cost.drafts_blocks else cost.seconds,
+            block_s=None if cost is None or not cost.drafts_blocks else cost.of_depths,
             limit_s=self._limit_s,
             is_known=self.is_known,
             trial_s=self.budget.saved_s,
