@@ -28,6 +28,7 @@ from paceline.testing.models import (
     Qwen35Spec,
     write_lora,
 )
+from paceline.testing.models.vocabulary import byte_level
 
 pytestmark = pytest.mark.native
 
@@ -46,14 +47,14 @@ SPECS = {
 }
 FILES = {
     "eagle3": ("eagle3", Eagle3Spec(agrees=True)),
-    "dflash": ("dflash", DFlashSpec()),
+    "dflash": ("dflash", DFlashSpec(agrees=True, mask_id=byte_level().control[-1], n_head_kv=4, window=8)),
     "dspark": ("dflash", DFlashSpec(markov_rank=16, layer_gain=0.1)),  # the newest token's row is as the model's
 }
 LEAST = {
     "mtp": 0.2,
     "chained": 0.2,
     "eagle3": 0.05,
-    "dflash": 0.0,
+    "dflash": 0.05,
     "dspark": 0.05,
     "random": 0.0,
     "hybrid": 0.1,

@@ -67,6 +67,10 @@ class DecodeCost:
             return None
         return self._between(whole[index - 1], whole[index], num_rows)
 
+    def knows(self, num_rows: int) -> bool:
+        """Return whether it is known what such a pass takes at least."""
+        return self.least_seconds(num_rows) is not None
+
     def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:
         """Learn from a pass that only decoded: so many rows, and the cells in use at its end."""
         model = self._cost_model

@@ -95,8 +95,7 @@ class DepthChooser:
         """Learn what a proposal for several sequences takes, by what was asked for, 0 of those that lag behind, and what came."""
         if self.draft_cost is None:
             return
-        # A proposal that ended early took a step more, which proposed nothing.
-        steps = self.draft_cost.steps(map(min, [one + 1 for one in proposed], depths))
+        steps = self.draft_cost.steps_taken(depths, proposed)
         steps_s = sum([self.draft_cost.seconds(one) for one in steps])
         if catch_up is None or not catch_up.observe(seconds - steps_s):
             self.draft_cost.observe(steps, seconds)
@@ -171,17 +170,27 @@ class DepthChooser:
             self._num_left = 0  # what is seen now counts at once
 
     def _most_without_prompts(self, candidates: list[tuple[float, int]], num_rows: int, most: int) -> int:
-        """Return how many drafts would pay if all rows decoded, as far as such passes were seen.
+        """Return how many drafts would pay if all rows decoded, as far as such passes were seen; `most` where none was.
 
         Soon they do, so that a token that drafts win now saves what it would take then. What more of them would take beside
-        prompts is known too badly to bet on it.
+        prompts is known too badly to bet on it. But where prompts are never away no such pass is ever seen, and the cost model
+        has to do.
         """
         beside = self._beside
+        knows, num_others = self._decode_cost.knows, num_rows + beside.num_drafts
+        reach = min(most, sum([cap for _, cap in candidates]))
+        if not any(knows(num_others + num_drafts) for num_drafts in range(1, reach + 1)):
+            return most
         self._beside = replace(beside, num_decode=num_rows, num_tokens=num_rows, num_outputs=num_rows)
-        times = replace(self._times(), trial_s=-1.0)
-        depths = choose_depths(candidates, num_rows + self.expected_beside, times, most)
-        self._beside = beside
-        return sum(depths)
+        try:
+            times = replace(
+                self._times(),
+                is_known=lambda num_drafts: knows(num_others + num_drafts),
+                trial_s=-1.0,
+            )
+            return sum(choose_depths(candidates, num_rows + self.expected_beside, times, most))
+        finally:
+            self._beside = beside
 
     # ---- trials, and passes to compare with
 
@@ -224,10 +233,11 @@ class DepthChooser:
     # ---- what it takes
 
     def _times(self) -> DraftingTimes:
+        cost = self.draft_cost
         return DraftingTimes(
             pass_s=self._seconds_with,
-            step_s=None if self.draft_cost is None else self.draft_cost.seconds,
-            drafts_blocks=self.draft_cost is not None and self.draft_cost.drafts_blocks,
+            step_s=None if cost is None or cost.drafts_blocks else cost.seconds,
+            block_s=None if cost is None or not cost.drafts_blocks else cost.of_depths,
             limit_s=self._limit_s,
             is_known=self.is_known,
             trial_s=self.budget.saved_s,

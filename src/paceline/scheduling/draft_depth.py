@@ -27,7 +27,7 @@ class DraftingTimes:
     """What drafts take and may take, in seconds.
 
     pass_s: what decoding takes with so many drafts. step_s: what a step of drafting takes for so many candidates: one for the
-    first draft of all that have one, one for the second, ... drafts_blocks: there is only the first, which gives all drafts.
+    first draft of all that have one, one for the second, ... block_s: what drafting to such depths takes where it has no steps.
     limit_s: what decoding may take with drafts. is_known: whether it is known what a pass with so many drafts takes; None: it
     always is. trial_s: what one that is not known may lose if it is dearer than expected; less than 0: there is none.
     max_rollback: wrong drafts of a row beyond which all of it is computed again; None: that is never so.
@@ -38,7 +38,7 @@ class DraftingTimes:
     limit_s: float = math.inf
     is_known: Callable[[int], bool] | None = None
     max_rollback: int | None = None
-    drafts_blocks: bool = False
+    block_s: Callable[[Sequence[int]], float] | None = None
     trial_s: float = 0.0
 
 
@@ -103,12 +103,12 @@ def _growing(
         for worth, index, depth in worths[at:size]:
             gain += worth
             depths[index] += 1
-            if step_s is not None and (depth == 1 or not times.drafts_blocks):
+            if step_s is not None:
                 num_before = step_sizes[depth]
                 step_sizes[depth] = num_before + 1
                 drafting_s += step_s(num_before + 1) - (step_s(num_before) if num_before else 0.0)
         at = size
-        yield list(depths), gain, drafting_s
+        yield list(depths), gain, drafting_s if times.block_s is None else times.block_s(depths)
 
 
 def trial_depth(most: int, least: int) -> int:

@@ -233,19 +233,42 @@ def test_a_step_for_several_sequences_counts_once() -> None:
     assert limited == [1]
 
 
-def test_a_block_is_one_step_however_deep() -> None:
-    """So that where one pays at all it is as deep as its drafts are worth, and times of deep ones say what shallow ones take."""
+def test_a_block_is_one_step_which_goes_by_its_rows() -> None:
+    """A row for the newest token of each sequence and one for each draft; depth costs what these take."""
 
-    def depths(*, drafts_blocks: bool) -> list[int]:
-        times = DraftingTimes(lambda num: 1.0, lambda num: 0.4, drafts_blocks=drafts_blocks)
-        return choose_depths([(0.8, 8)], 1, times, 100)
+    def depths(block_s: Callable[[Sequence[int]], float]) -> list[int]:
+        return choose_depths([(0.8, 8)], 1, DraftingTimes(lambda num: 1.0, block_s=block_s), 100)
 
-    assert depths(drafts_blocks=False) == [2]
-    assert depths(drafts_blocks=True) == [8]
+    assert depths(lambda depths: 0.4) == [8]
+    assert depths(lambda depths: 0.2 * (1 + sum(depths))) == [4]
     cost = DraftCost(drafts_blocks=True)
-    assert cost.steps([3, 0, 1, 3]) == [3]
-    cost.observe(cost.steps([7, 7]), 0.02)
-    assert cost.of_depths([1, 1]) == cost.of_depths([7, 7]) == 0.02
+    assert cost.steps([3, 0, 1, 3]) == [10]
+    assert cost.steps([0, 0]) == []
+    assert cost.of_depths([7]) == 0.0
+
+
+def test_times_of_deep_blocks_say_little_of_shallow_ones_and_the_reverse() -> None:
+    """Those with fewer rows are taken to be cheaper, and more rows as dear as the most that were seen, until they are tried."""
+    deep = DraftCost(drafts_blocks=True)
+    deep.observe(deep.steps_taken([15], [15]), 0.09)
+    assert deep.of_depths([1]) == pytest.approx(0.09 * 2 / 16)
+    deep.observe(deep.steps_taken([1], [1]), 0.02)
+    assert deep.of_depths([1]) == 0.02
+    assert deep.of_depths([15]) == 0.09
+    assert deep.of_depths([8]) == pytest.approx(0.055)
+    shallow = DraftCost(drafts_blocks=True)
+    shallow.observe(shallow.steps_taken([1, 1], [1, 1]), 0.03)
+    assert shallow.of_depths([15]) == 0.03
+    shallow.observe(shallow.steps_taken([15], [15]), 0.09)
+    assert shallow.of_depths([15]) == 0.09
+
+
+def test_blocks_are_no_deeper_than_the_file_makes_them() -> None:
+    """More may be asked for; drafts that were too improbable were computed all the same."""
+    cost = DraftCost(drafts_blocks=True)
+    assert cost.steps_taken([40], [7]) == [8]
+    assert cost.steps_taken([40, 6], [0, 2]) == [15]
+    assert cost.steps([40, 40]) == [16]
 
 
 def test_steps_are_counted_by_the_sequences_that_reach_them() -> None:

@@ -178,6 +178,14 @@ def test_where_passes_are_never_seen_drafts_are_not_held_back_for_good() -> None
     assert all(has_drafts[1:])
 
 
+@pytest.mark.parametrize("seen_s", [{}, {1: 0.017}, {1: 0.017, 2: 0.02}, {1: 0.017, 64: 0.3}])
+def test_where_prompts_are_never_away_drafts_are_not_held_back_for_good(seen_s: dict[int, float]) -> None:
+    """As with steady arrivals, or one long prompt: no pass with drafts is ever one that only decodes."""
+    one, _ = chooser(seen_s)
+    has_drafts = [any(one.choose([(0.95, 8)], Rows(1, 64).rows, 0, 64)) for _ in range(50)]
+    assert all(has_drafts)
+
+
 def test_sizes_that_were_never_seen_are_trials() -> None:
     """What such a pass loses is spent, and until that is paid back only sizes that were seen are chosen."""
     one, costs = chooser({1: 0.017, 4: 0.018, 8: 0.02})

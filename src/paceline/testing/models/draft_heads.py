@@ -225,8 +225,8 @@ class DFlashSpec(Sizes):
     confidence: that file's further head, which judges drafts. from_anchor: whether its first draft is that of the newest
     token's row; None: the file does not say. is_causal: attention within a block; None: the file does not say. window: of all
     layers; 0: none. is_mrope: positions as of a model with M-RoPE. layer_gain: how much layers add to what they pass on.
-    agrees: the mask token's rows pass on the newest token, which wants a quiet mask token, and as many heads of keys as of
-    queries.
+    agrees: the mask tokens' rows pass on the newest token, which makes the first draft of a block right; for this the mask token
+    has to be a quiet one, heads of keys as many as of queries, and the window short.
     """
 
     architecture: ClassVar[str] = "dflash"
@@ -264,7 +264,7 @@ class DFlashSpec(Sizes):
         if self.is_causal is not None:
             values["attention.causal"] = self.is_causal
         if self.agrees:
-            values["attention.layer_norm_rms_epsilon"] = 0.01  # leaves quiet what is quiet
+            values["attention.layer_norm_rms_epsilon"] = 0.1  # leaves quiet what is quiet
         mask: dict[str, Value] = {} if self.mask_id is None else {"tokenizer.ggml.mask_token_id": self.mask_id}
         return self.common_metadata() | self.prefixed(values) | mask
 
