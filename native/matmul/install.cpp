@@ -9,6 +9,7 @@
 #include "traits.h"
 
 #include "kernel.hpp"
+#include "mapped_pages.hpp"
 #include "product.hpp"
 
 namespace paceline::matmul {
@@ -106,6 +107,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
             pack_group(format, rows, row, tensor->ne[1], tensor->ne[0], to);
         }
     }
+    release_mapped_pages(data, size); // else a process has its weights twice
 }
 
 const char * name_of(ggml_backend_buffer_type_t) { return "CPU_PACELINE"; }

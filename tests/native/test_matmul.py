@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from paceline.demo import demo_model_path
 from paceline.errors import InvalidParams
 from paceline.runtime import Context, Model, build_info, plan_memory
 from paceline.runtime.matmul import (
@@ -295,6 +297,31 @@ def test_packed_weights_are_counted_as_memory(tmp_path: Path) -> None:
     assert sum(one.mapped_bytes for one in packed.devices) < sum(one.mapped_bytes for one in mapped.devices)
     weights = [sum(one.weights_bytes for one in plan.devices) for plan in (packed, mapped)]
     assert weights[1] <= weights[0] < 1.2 * weights[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
+def test_pages_of_the_file_are_let_go_once_they_are_packed() -> None:
+    """A process holds its packed weights, and not what they were read from too; with llama.cpp's products it holds the file."""
+    path = demo_model_path()
+
+    def resident() -> int:
+        """Bytes of the file that are in memory as this process maps it."""
+        found, is_ours = 0, False
+        for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                is_ours = line.endswith(str(path.resolve()))
+            elif is_ours and line.startswith("Rss:"):
+                found += int(line.split()[1]) * 1024
+        return found
+
+    with Model.load(path) as model:
+        let_go = resident()
+        logits_of(model, 5)
+    use_kernel("llama.cpp")
+    with Model.load(path):
+        held = resident()
+    assert held > 0.9 * path.stat().st_size
+    assert let_go < 0.5 * held
 
 
 def test_unknown_names_are_refused() -> None:
