@@ -36,9 +36,6 @@ int64_t drafts_in_graph(const Model & heads) {
 } // namespace
 
 BlockShape block_shape(const Model & heads) {
-    if (value_of(heads, "dflash.hyper_connection_count", "0") != "0") {
-        fail("Unsupported", "DSpark files of DeepSeek 4's architecture are not supported: wrong drafts cannot be cut from their memory");
-    }
     const bool        is_dspark = heads.has_tensor("markov_w1.weight");
     const std::string text      = value_of(heads, "dflash.block_size", is_dspark ? "" : USUAL_BLOCK);
     const int32_t     size      = text.empty() || text.size() > 3 || text.find_first_not_of("0123456789") != std::string::npos ? 0 : std::stoi(text);

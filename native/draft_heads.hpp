@@ -51,6 +51,7 @@ struct BlockShape {
 };
 
 // Reads it from the file's metadata. Raises InvalidParams and Unsupported where a block cannot be drafted.
+// Files with layers of DeepSeek 4 do not come here: they are refused before they are loaded.
 BlockShape block_shape(const Model & heads);
 
 struct DraftingSequence { // while drafts are made

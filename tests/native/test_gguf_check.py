@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, Unsupported
 from paceline.runtime import Model
 from paceline.runtime.gguf_check import check_gguf
 from paceline.runtime.gguf_file import ValueType, read_gguf
-from paceline.testing.models import KINDS, LlamaSpec, Typed, every_value_type, write_model, write_split_model
+from paceline.testing.models import (
+    KINDS,
+    DFlashSpec,
+    LlamaSpec,
+    Typed,
+    every_value_type,
+    write_model,
+    write_split_model,
+)
 
 GOOD = {"llama": LlamaSpec(), **KINDS}
 REFUSED: list[tuple[str, dict[str, object], str]] = [
@@ -73,6 +81,17 @@ def test_what_would_abort_is_refused(tmp_path: Path, kind: str, metadata: dict[s
     with pytest.raises(ModelLoadError, match=message) as error:
         Model.load(path)
     assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("group_count", [0, 4])
+def test_draft_heads_with_layers_of_deepseek_4_are_unsupported(tmp_path: Path, group_count: int) -> None:
+    """Refused before they are loaded, whether llama.cpp would take their sizes or not."""
+    sizes = {"dflash.hyper_connection.count": 4, "dflash.attention.output_group_count": group_count}
+    path = write_model(tmp_path / "heads.gguf", DFlashSpec(), metadata=sizes)
+    with pytest.raises(
+        Unsupported, match=r"dflash.hyper_connection.count is 4: DSpark files with layers of DeepSeek 4"
+    ):
+        Model.load(path)
 
 
 @pytest.mark.parametrize(

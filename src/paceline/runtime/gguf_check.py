@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import AdapterError, ModelLoadError
+from paceline.errors import AdapterError, ModelLoadError, Unsupported
 from paceline.runtime.gguf_file import GgufFile, MetadataValue, TensorInfo, ValueType, read_gguf
 
 Override = bool | int | float | str
@@ -60,13 +60,15 @@ _INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids
 def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | None = None) -> None:
     """Check the header of a model's file, or of all files of a split set in order.
 
-    `overrides` are the values that llama.cpp will use instead of the file's. Raises `ModelLoadError`.
+    `overrides` are the values that llama.cpp will use instead of the file's. Raises `ModelLoadError`, and `Unsupported` for
+    what llama.cpp would load and nothing here can use.
     """
     files = [read_gguf(path) for path in paths]
     facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))
     for check in (
         _check_layers,
         _check_experts,
+        _check_draft_heads,
         _check_numbers,
         _check_heads,
         _check_rope,
@@ -210,6 +212,16 @@ def _check_experts(facts: _Facts) -> None:
         raise facts.refuse("expert_group_count", groups, f"{experts} experts cannot be split evenly")
     if groups > 1 and not 0 < used_groups < groups:
         raise facts.refuse("expert_group_used_count", used_groups, f"it must be 1 to {groups - 1}")
+
+
+def _check_draft_heads(facts: _Facts) -> None:
+    """Refuse a DSpark file with layers of DeepSeek 4, before llama.cpp asserts on its sizes."""
+    count = facts.integer("hyper_connection.count") if facts.architecture == "dflash" else None
+    if count:
+        raise Unsupported(
+            f"{facts.name}: {facts.key('hyper_connection.count')} is {count}: DSpark files with layers of DeepSeek 4 are not "
+            "supported, as wrong drafts cannot be cut from their memory"
+        )
 
 
 def _check_numbers(facts: _Facts) -> None:
