@@ -84,7 +84,7 @@ std::string reason_of(ssize_t result, int error) {
         return "it closed the connection";
     }
     if (error == EAGAIN || error == EWOULDBLOCK) {
-        return "it was silent for " + std::to_string(std::lround(timeout_s)) + " s";
+        return "it was silent for " + std::to_string(std::lround(timeout_s)) + " s (rpc_timeout_s; a pass that takes longer needs more)";
     }
     return std::strerror(error);
 }

@@ -53,8 +53,9 @@ class EngineConfig:
             isolation="process".
         rpc: RPC servers that compute a part of the model, in a list of "host:port" or a text with commas; see `paceline
             rpc-serve`. Needs isolation="process" and a build with PACELINE_RPC=ON.
-        rpc_timeout_s: Seconds for which such a server may be silent while it is waited for, until it counts as lost; and for
-            which requests wait until a lost one is back, before they end with `RpcServerUnavailable`.
+        rpc_timeout_s: Seconds for which such a server may be silent while it is waited for, until it counts as lost. It says
+            nothing while it computes, so this is more than its part of the longest pass takes. Requests wait as long until
+            a lost one is back, but at most 30 s, before they end with `RpcServerUnavailable`.
         trace: File to write a trace to, one JSON object a line, for `paceline trace show`; an existing file is replaced.
         trace_max_bytes: Size at which the trace ends; the engine continues. At 16 streams and 20 ticks a second it grows by
             some 15 kB a second.
@@ -97,7 +98,7 @@ class EngineConfig:
     on_engine_death: Literal["replay", "fail"] | None = None
     max_restarts: int | None = None
     rpc: str | Sequence[str] = ()
-    rpc_timeout_s: float = 30.0
+    rpc_timeout_s: float = 300.0
     trace: str | os.PathLike[str] | None = None
     trace_max_bytes: int = 1 << 30
     sleep_idle_s: float | None = None

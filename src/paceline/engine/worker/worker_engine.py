@@ -57,6 +57,7 @@ from paceline.scheduling.telemetry import SlotsSnapshot, slots_snapshot
 
 _STATS_S = 2.0  # for a worker to report; then its last report counts
 _POLL_S = 0.1  # between two checks whether loading is cancelled
+_MAX_RPC_WAIT_S = 30.0  # for a lost RPC server to be back; `rpc_timeout_s` may be shorter, and is for a pass as well
 _MAX_EXTENTS = 1024  # of images and audio, whose parts are remembered
 _CANCELLED = "loading the model was cancelled"
 
@@ -143,7 +144,7 @@ class WorkerEngine(BaseEngine):
             on_engine_death=config.on_engine_death or "replay",
             restarts=restarts,
             sleep_idle_s=config.sleep_idle_s,
-            rpc_wait_s=config.rpc_timeout_s,
+            rpc_wait_s=min(config.rpc_timeout_s, _MAX_RPC_WAIT_S),
         )
         self.metrics = Metrics(config.num_slots, has_ticks=False)  # the worker counts those
         self._inbox = FrontInbox(config.num_slots + config.max_queue, config.max_queue_tokens)

@@ -137,8 +137,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Compute on the devices of these hosts as well, where `paceline rpc-serve` runs.", env="LLAMA_ARG_RPC",
              default="none", many=True),
         Flag("--rpc-timeout", "S", read.number(), Store("engine.rpc_timeout_s"),
-             "Seconds for which such a host may be silent while it is waited for, until it counts as lost, and for which"
-             " requests wait until it is back.", ours=True),
+             "Seconds for which such a host may be silent while it is waited for, so for a pass of the model at least,"
+             " until it counts as lost. Requests wait as long until it is back, but at most 30.", ours=True),
         Flag("-sm --split-mode", "MODE", read.one_of(("none", "layer", "row", "tensor")), Store("engine.split_mode"),
              "How several GPUs share the model: none, layer, row or tensor.", env="LLAMA_ARG_SPLIT_MODE",
              default="layer"),
