@@ -122,7 +122,7 @@ def addresses(name: str, value: object, most: int) -> tuple[str, ...]:
 def _address(name: str, value: object) -> str:
     given = text(name, value).strip()
     host, _, port = given.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16
     if not host or not is_port or any(not letter.isprintable() or letter in " :/@[]," for letter in host):
         _refuse(
             InvalidParams, name, 'addresses of a host name or IPv4 address and a port, such as "10.0.0.2:50052"', value

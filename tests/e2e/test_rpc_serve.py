@@ -128,6 +128,8 @@ def test_what_it_cannot_do_is_one_line_and_an_exit_code() -> None:
         (("--host", "nowhere.invalid"), b"has no IPv4 address"),
         (("--port", "0"), b"--port"),
         (("--threads", "0"), b"threads"),
+        (("--threads", "513"), b"threads"),
+        (("--device", "CPU,cpu"), b"'cpu' is there twice"),
     ):
         failed = paceline_("rpc-serve", *flags)
         assert failed.returncode == 2 and words in failed.stderr, flags

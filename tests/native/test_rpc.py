@@ -343,6 +343,7 @@ def test_addresses_are_checked() -> None:
         "a",
         "a:0",
         "a:65536",
+        "a:" + "9" * 5000,  # more digits than Python turns into a number
         ":1",
         "a:x",
         "::1:5",

@@ -47,7 +47,7 @@ def rpc_serve(
     ] = None,
     threads: Annotated[
         int | None,
-        running("--threads", "-t", metavar="N", min=1, help="CPU threads.", show_default="physical cores"),
+        running("--threads", "-t", metavar="N", min=1, max=512, help="CPU threads.", show_default="physical cores"),
     ] = None,
     cache: Annotated[
         bool, running("--cache", "-c", help="Keep tensors in files, so that a model is sent once.")

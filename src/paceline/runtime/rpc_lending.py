@@ -18,10 +18,12 @@ _HASH_NAME = re.compile(r"[0-9a-f]{16}")
 def lent_devices(names: Sequence[str] = ()) -> list[Device]:
     """Return the devices of these names; without names all but the CPU, and the CPU where there is no other.
 
-    Raises `InvalidParams` for a name that no device has.
+    Raises `InvalidParams` for a name that no device has, and for one that is there twice.
     """
     known = {device.name.lower(): device for device in devices()}
-    for name in names:
+    for place, name in enumerate(names):
+        if name.lower() in [other.lower() for other in names[:place]]:
+            raise InvalidParams(f"device: {name!r} is there twice; its memory can be lent once")
         if name.lower() not in known:
             raise InvalidParams(f"device: there is no device {name!r}; this machine has {', '.join(known)}")
     if names:
