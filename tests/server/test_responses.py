@@ -78,6 +78,11 @@ def starts_of(item: Any) -> list[str]:
     return [item.arguments[:12]] if item.type == "function_call" else [text[:20] for text in texts_of(item)]
 
 
+def words_of(item: Any) -> list[str]:
+    """All that an item says; where it is the same twice, so is its number of tokens."""
+    return [item.arguments] if item.type == "function_call" else texts_of(item)
+
+
 def test_a_response_has_thinking_and_text_as_items(client: openai.OpenAI) -> None:
     """Cut off here by its limit, and counted."""
     response = respond(client)
@@ -157,7 +162,8 @@ def test_streamed_equals_whole(client: openai.OpenAI, options: dict[str, Any]) -
         deltas = "".join(event.delta for event in mine if event.type.endswith(".delta"))
         assert deltas == (item.arguments if item.type == "function_call" else "".join(texts_of(item)))
         assert (mine[0].type, mine[-1].type) == ("response.output_item.added", "response.output_item.done")
-    assert last.response.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
+    if all(words_of(one) == words_of(two) for one, two in zip(last.response.output, whole.output, strict=True)):
+        assert last.response.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
 
 
 def test_the_stream_helper_of_the_package_accumulates_the_response(client: openai.OpenAI) -> None:
