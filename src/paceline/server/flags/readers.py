@@ -174,11 +174,6 @@ def some_items(label: str, text: str) -> tuple[str, ...]:
     return found
 
 
-def rpc_servers(label: str, text: str) -> tuple[str, ...]:
-    """Read addresses between commas. ON and OFF are none: PACELINE_RPC has them where paceline was built in this shell."""
-    return () if text.upper() in ("ON", "OFF") else some_items(label, text)
-
-
 def paths(label: str, text: str) -> tuple[Path, ...]:
     """Read paths between commas."""
     return tuple(path(label, item) for item in some_items(label, text))

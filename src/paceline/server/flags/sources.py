@@ -20,6 +20,9 @@ from paceline.server.flags.table import BY_KEY, BY_NAME, ENV_NAMES, FLAGS
 
 _SEE: Final = "paceline serve --help"
 _LLAMA_PREFIX: Final = "LLAMA_ARG_"
+# PACELINE_RPC is what a build was told, too: such words are left in shells, and are no addresses.
+_BUILD_VARIABLE: Final = "PACELINE_RPC"
+_BUILD_WORDS: Final = ("", "0", "1", "OFF", "ON", "NO", "YES", "FALSE", "TRUE")
 _MIN_SIMILARITY: Final = 0.85  # of a PACELINE_ variable that counts as a typo: other programs use the prefix too
 
 
@@ -67,7 +70,7 @@ def from_environment(environ: Mapping[str, str]) -> list[GivenFlag]:
     found = []
     for flag in FLAGS:
         for name in (*flag.own_envs, flag.off_env, flag.env):
-            if name is not None and name in environ:
+            if name is not None and name in environ and not _is_of_a_build(name, environ[name]):
                 text = "false" if name == flag.off_env else environ[name]
                 found.append(GivenFlag(flag, name, (text,), "environment"))
                 break
@@ -90,10 +93,16 @@ def from_table(path: Path, table: Mapping[str, Any]) -> list[GivenFlag]:
     return [_from_key(path, key, value) for key, value in table.items()]
 
 
+def _is_of_a_build(name: str, text: str) -> bool:
+    return name == _BUILD_VARIABLE and text.upper() in _BUILD_WORDS
+
+
 def odd_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return notes on unknown variables that look as if they were meant for the server."""
+    """Return notes on variables that look as if they were meant for the server, and are unknown or of a build."""
     notes = []
     for name in sorted(environ):
+        if _is_of_a_build(name, environ[name]):
+            notes.append(f"{name}={environ[name]} is for builds and not used here; as a flag it has addresses (--rpc)")
         prefix = next((one for one in (_LLAMA_PREFIX, ENV_PREFIX) if name.startswith(one)), None)
         if prefix is None or name in ENV_NAMES:
             continue

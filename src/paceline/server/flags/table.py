@@ -133,7 +133,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              Store("engine.devices", convert=lambda names: ["CPU"] if names == ("none",) else list(names)),
              "Compute on these devices, see `paceline info`; none: on the CPU alone.", env="LLAMA_ARG_DEVICE",
              default="all", many=True),
-        Flag("--rpc", "HOST:PORT,...", read.rpc_servers, Store("engine.rpc", convert=list),
+        Flag("--rpc", "HOST:PORT,...", read.some_items, Store("engine.rpc", convert=list),
              "Compute on the devices of these hosts as well, where `paceline rpc-serve` runs.", env="LLAMA_ARG_RPC",
              default="none", many=True),
         Flag("--rpc-timeout", "S", read.number(), Store("engine.rpc_timeout_s"),

@@ -210,9 +210,34 @@ def test_the_command_line_wins_over_variables_and_these_over_the_file() -> None:
 
 
 def test_the_variable_of_the_build_is_no_address() -> None:
-    """PACELINE_RPC=ON, with which paceline was built in the same shell, is no server; addresses in it are some."""
-    assert resolved(env={"PACELINE_RPC": "ON"}).settings.engine_options["rpc"] == []
-    assert resolved(env={"PACELINE_RPC": "a:1"}).settings.engine_options["rpc"] == ["a:1"]
+    """PACELINE_RPC=ON, with which paceline was built in the same shell, is noted and hides no addresses given elsewhere."""
+    for word in ("ON", "off", "1"):
+        found = resolved(env={"PACELINE_RPC": word})
+        assert "rpc" not in found.settings.engine_options
+        assert found.notes == (
+            f"PACELINE_RPC={word} is for builds and not used here; as a flag it has addresses (--rpc)",
+        )
+        given = resolved(env={"PACELINE_RPC": word, "LLAMA_ARG_RPC": "a:1"})
+        assert given.settings.engine_options["rpc"] == ["a:1"]
+        assert str(given.origins["engine.rpc"]) == "LLAMA_ARG_RPC"
+    files = {"serve.toml": "rpc = ['a:1', 'b:2']"}
+    kept = resolved(env={"PACELINE_RPC": "ON", "PACELINE_CONFIG": "serve.toml"}, files=files)
+    assert kept.settings.engine_options["rpc"] == ["a:1", "b:2"]
+    both = {"PACELINE_RPC": "a:1", "LLAMA_ARG_RPC": "b:1"}
+    assert resolved(env=both).settings.engine_options["rpc"] == ["a:1"]
+
+
+def test_the_words_of_a_build_are_no_addresses_elsewhere() -> None:
+    """On the command line, in llama-server's variable and in a file they are errors that name the source."""
+    for argv, env, label in (
+        (["--rpc", "ON"], {}, "--rpc"),
+        ([], {"LLAMA_ARG_RPC": "on"}, "LLAMA_ARG_RPC"),
+        ([], {"PACELINE_CONFIG": "serve.toml"}, "serve.toml: rpc"),
+    ):
+        with pytest.raises(
+            InvalidParams, match=rf"{label} must be addresses of a host name or IPv4 address and a port"
+        ):
+            resolved(*argv, env=env, files={"serve.toml": "rpc = 'OFF'"})
 
 
 def test_our_variable_wins_over_llama_servers() -> None:
