@@ -234,7 +234,10 @@ static void clear_what_is_scaled_by_zero(const ggml_tensor & node) {
     float scale = 1.0F;
     std::memcpy(&scale, node.op_params, sizeof(scale));
     ggml_tensor * source = node.src[0];
-    if (node.op == GGML_OP_SCALE && scale == 0.0F && source->op == GGML_OP_NONE && source->buffer) {
+    const bool is_unwritten = node.op == GGML_OP_SCALE && scale == 0.0F && source->op == GGML_OP_NONE && source->buffer &&
+                              !(source->flags & GGML_TENSOR_FLAG_INPUT) &&
+                              ggml_backend_buffer_get_usage(source->buffer) != GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    if (is_unwritten) {
         ggml_backend_tensor_memset(source, 0, 0, ggml_nbytes(source));
     }
 }
