@@ -23,7 +23,10 @@ function(run_npm what)
 endfunction()
 
 set(failed FALSE)
-file(REMOVE_RECURSE "${copy}/src" "${copy}/public" "${output}")
+# Files that are there stay where their times are within a second of the new ones: none may be there.
+file(GLOB stale LIST_DIRECTORIES FALSE "${copy}/*")
+list(REMOVE_ITEM stale "${copy}/.installed")
+file(REMOVE_RECURSE ${stale} "${copy}/src" "${copy}/public" "${output}")
 file(COPY "${SOURCE}/" DESTINATION "${copy}" PATTERN node_modules EXCLUDE PATTERN tests EXCLUDE)
 file(SHA256 "${copy}/package-lock.json" lock)
 set(installed "")
