@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, RpcServerUnavailable
 from paceline.observability.instruments import Instrument
 from paceline.params import SamplingParams
 from paceline.scheduling.limits import Limits
@@ -27,13 +27,22 @@ HIDDEN_POISON = 2
 class FaultyBackend(FakeBackend):
     """poison_signal: by which poison kills. once: a file; a pass kills with SIGABRT where it does not exist, and makes it.
 
-    babble: then it does not kill, but sends these bytes, in hexadecimal, to the front.
+    babble: then it does not kill, but sends these bytes, in hexadecimal, to the front. again: so many of the next workers are
+    killed by their first pass. words: the last ones of whatever kills.
     """
 
     def __init__(
-        self, *, poison_signal: int = signal.SIGABRT, once: str | None = None, babble: str = "", **options: Any
+        self,
+        *,
+        poison_signal: int = signal.SIGABRT,
+        once: str | None = None,
+        babble: str = "",
+        again: int = 0,
+        words: str = "the poison was computed",
+        **options: Any,
     ) -> None:
         super().__init__(**options)
+        self._again, self._words = again, words
         self._poison_signal, self._once, self._babble = poison_signal, once, bytes.fromhex(babble)
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[FakeSampler, ...]:
@@ -49,7 +58,11 @@ class FaultyBackend(FakeBackend):
             if self._babble:
                 os.write(int(sys.argv[1]), self._babble)
             else:
-                signal.raise_signal(signal.SIGABRT)
+                self._die()
+        elif self._once is not None and Path(self._once).exists() and self._again > Path(self._once).stat().st_size:
+            with Path(self._once).open("a", encoding="utf-8") as deaths:
+                deaths.write("x")
+            self._die()
         return super().step(rows, lora)
 
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
@@ -58,7 +71,7 @@ class FaultyBackend(FakeBackend):
         return super().embed(texts, pooling)
 
     def _die(self) -> None:
-        os.write(2, b"the poison was computed\n")
+        os.write(2, f"{self._words}\n".encode())
         signal.raise_signal(self._poison_signal)
 
 
@@ -75,11 +88,18 @@ def make_forgetful(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
 
 
 def make(options: Mapping[str, Any]) -> tuple[FaultyBackend, Limits]:
-    """needs: a file without which there is no backend."""
-    needs = options.get("needs")
+    """needs: a file without which there is no backend.
+
+    away: one with which its RPC server is away; with "die" in it the worker dies.
+    """
+    needs, away = options.get("needs"), options.get("away")
+    if away is not None and Path(away).exists():
+        if Path(away).read_text(encoding="utf-8") == "die":
+            signal.raise_signal(signal.SIGABRT)
+        raise RpcServerUnavailable("the RPC server 10.0.0.2:50052 refuses connections")
     if needs is not None and not Path(needs).exists():
         raise ModelLoadError(f"there is no {needs}")
-    backend = FaultyBackend(**{name: value for name, value in options.items() if name != "needs"})
+    backend = FaultyBackend(**{name: value for name, value in options.items() if name not in ("needs", "away")})
     return backend, limits_of(backend, options.get("num_seq_ids", 8))
 
 

@@ -8,6 +8,9 @@ After a crash the requests of the pass that ran are suspects. One of them is on 
 not suspected, until it has brought tokens twice, and so is beyond the place of the crash, or has ended. While suspects are left,
 requests that had not started wait, new ones too: one of those may be the cause of the next crash, and an innocent one would be
 taken for it.
+
+Where the worker ended because an RPC server was lost, the server may have been stopped by hand, and restarted again: the one on
+probation is spared once.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Blame:
         self._handed: dict[int, None] = {}
         self._on_probation: int | None = None
         self._num_good = 0
+        self._spared: set[int] = set()
 
     def add(self, key: int) -> None:
         """Add a new request."""
@@ -58,6 +62,7 @@ class Blame:
         if key == self._on_probation:
             self._num_good += 1
             if self._num_good >= PROBATION_TICKS:
+                self._spared.discard(key)
                 self.clear(key)
 
     def clear(self, key: int) -> None:
@@ -68,15 +73,19 @@ class Blame:
     def ended(self, key: int) -> None:
         """Forget a request that has ended."""
         self.clear(key)
+        self._spared.discard(key)
         self._handed.pop(key, None)
         for queue in (self._suspects, self._free, self._waiting):
             if key in queue:
                 queue.remove(key)
 
-    def died(self, *, is_crash: bool, seen: Collection[int] | None, started: Collection[int]) -> int | None:
+    def died(
+        self, *, is_crash: bool, seen: Collection[int] | None, started: Collection[int], lost_server: bool = False
+    ) -> int | None:
         """Hold all that the dead worker had, and return the request that is at fault, if one is known.
 
         is_crash: it ended itself. seen: what it was at, None where that is not known. started: requests that ever ran.
+        lost_server: it ended itself for want of an RPC server.
         """
         handed, on_probation = list(self._handed), self._on_probation
         self._handed.clear()
@@ -85,6 +94,10 @@ class Blame:
             self._hold(handed, [] if on_probation is None else [on_probation], started)
             return None
         if on_probation is not None and seen is not None and on_probation in seen:
+            if lost_server and on_probation not in self._spared:
+                self._spared.add(on_probation)
+                self._hold(handed, [on_probation], started)
+                return None
             handed.remove(on_probation)
             self._hold(handed, [], started)
             return on_probation

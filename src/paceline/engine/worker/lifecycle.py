@@ -82,9 +82,7 @@ class ServersAway:
         self._wait_s = wait_s
         self._since_s: float | None = None
         self._error: RpcServerUnavailable | None = None
-        self.error: RpcServerUnavailable | None = (
-            None  # for every request, from the end of the wait until a worker is ready
-        )
+        self.error: RpcServerUnavailable | None = None  # for every request, from the end of the wait until `back`
 
     def lost(self, now_s: float, error: RpcServerUnavailable) -> None:
         """Note that a worker has ended for want of a server."""
@@ -95,7 +93,7 @@ class ServersAway:
             self.error = error
 
     def back(self) -> None:
-        """Note that a worker is ready, and so has its servers."""
+        """Note that a worker is ready, or has ended for another reason: it had its servers, as far as anybody knows."""
         self._since_s = self._error = self.error = None
 
     def next_s(self) -> float:

@@ -107,10 +107,18 @@ class OpenRequests(FrontRequests):
         for key in (death.seen.preparing, death.seen.encoding):
             if key is not None:
                 seen = (seen or set()) | {key}
-        guilty = self._blame.died(is_crash=death.is_crash, seen=seen or None, started=self._replay_log.started())
-        if guilty is not None:
-            text = f"this request ended the engine's process twice, the second time as the only suspect; {death}"
-            self.end(guilty, FinishReason.ERROR, EngineDied(text, death.signal, death.last_words))
+        lost = death.lost_server
+        guilty = self._blame.died(
+            is_crash=death.is_crash, seen=seen or None, started=self._replay_log.started(), lost_server=lost is not None
+        )
+        if guilty is None:
+            return
+        what = (
+            "ended the engine's process twice, the second time" if lost is None else "lost RPC servers, the last times"
+        )
+        error = EngineDied(f"this request {what} as the only suspect; {death}", death.signal, death.last_words)
+        error.__cause__ = lost
+        self.end(guilty, FinishReason.ERROR, error)
 
     def die_with(self, death: Death) -> None:
         """After a worker's death end all requests that it had, if nothing is to be replayed."""

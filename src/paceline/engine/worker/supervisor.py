@@ -272,7 +272,6 @@ class Supervisor(EngineThread):
     def _become_ready(self, worker: WorkerProcess, message: messages.Ready) -> None:
         messages.check_protocol(message.protocol)
         worker.ready_s = self._clock.now()
-        self._refusal = None
         self._away.back()
         self._sleep.used(worker.ready_s)
         if self.ready.done():
@@ -301,8 +300,11 @@ class Supervisor(EngineThread):
             return
         self._sleep.end()
         reason = self._refusal or death.lost_server or EngineDied(str(death), death.signal, death.last_words)
+        self._refusal = None  # of this worker alone
         if isinstance(reason, RpcServerUnavailable):
             self._away.lost(self._clock.now(), reason)
+        else:
+            self._away.back()
         if self._policy.on_engine_death == "fail" and self._stop_by is None:
             self._requests.die_with(death)
         else:

@@ -66,6 +66,33 @@ def test_a_single_suspect_is_tried_again_before_it_is_blamed() -> None:
     assert blame.held == ()
 
 
+def test_one_on_probation_is_spared_once_where_a_server_was_lost() -> None:
+    """Somebody may have restarted it; its probation ended well gives it that chance back."""
+    blame = running(1, 2)
+
+    def lose() -> int | None:
+        return blame.died(is_crash=True, seen={1}, started={1, 2}, lost_server=True)
+
+    for _ in range(2):
+        assert (lose(), blame.take()) == (None, [1, 2])
+        assert (lose(), blame.take()) == (None, [1, 2])
+        blame.brought(1)
+        blame.brought(1)
+    assert (lose(), blame.take()) == (None, [1, 2])
+    assert (lose(), blame.take()) == (None, [1, 2])
+    assert lose() == 1
+    assert blame.take() == [2]
+
+
+def test_one_that_was_spared_is_at_fault_for_another_crash() -> None:
+    """Nobody restarts the engine's own process in the middle of a pass."""
+    blame = running(1)
+    for _ in range(2):
+        assert blame.died(is_crash=True, seen={1}, started={1}, lost_server=True) is None
+        assert blame.take() == [1]
+    assert crash(blame, {1}, {1}) == 1
+
+
 def test_a_crash_without_the_one_on_probation_makes_others_suspects_and_keeps_it_one() -> None:
     """It had no part in this one."""
     blame = running(1, 2)

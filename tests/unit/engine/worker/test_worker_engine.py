@@ -33,6 +33,7 @@ from paceline.errors import (
     ModelLoadError,
     PromptTooLong,
     QueueFull,
+    RpcServerUnavailable,
     Unsupported,
 )
 from paceline.observability.trace_events import hook_name
@@ -99,6 +100,10 @@ def read(channel: StreamChannel, *taken: StreamChunk) -> tuple[list[int], str, S
         last = chunk
     assert last is not None
     return ids, "".join(texts), last
+
+
+def read_error(channel: StreamChannel, *taken: StreamChunk) -> BaseException | None:
+    return read(channel, *taken)[2].error
 
 
 def undisturbed(prompt: str | list[int], **params: Any) -> tuple[list[int], str]:
@@ -581,6 +586,48 @@ def test_a_worker_that_cannot_load_any_more_is_tried_until_it_can(tmp_path: Path
         assert one.heartbeat().num_crashes >= 3  # of one that has run for less than a minute
 
 
+def test_a_server_that_is_back_is_no_reason_any_more(tmp_path: Path) -> None:
+    """While it is away requests end with its address; if then the worker fails for another reason, they wait again."""
+    needs, away = tmp_path / "needs", tmp_path / "away"
+    needs.touch()
+    options = {"needs": str(needs), "away": str(away)}
+    with engine(
+        backend=FAULTY, backend_options=options, restarts=RestartLimits(longest_wait_s=0.1), rpc_timeout_s=1
+    ) as one:
+        channel = start(one, "hello", max_tokens=None)
+        first = first_of(channel)
+        away.touch()
+        kill(one)
+        assert isinstance(read_error(channel, first), RpcServerUnavailable)
+        assert isinstance(read_error(start(one, "hello", max_tokens=3)), RpcServerUnavailable)
+        needs.unlink()
+        away.unlink()
+        past, patience = one.heartbeat().num_crashes, threading.Event()
+        while one.heartbeat().num_crashes < past + 2:  # the first of them may have looked before
+            patience.wait(0.01)
+        waiting = start(one, "hello", max_tokens=3)
+        past = one.heartbeat().num_crashes
+        while one.heartbeat().num_crashes < past + 2:
+            patience.wait(0.01)
+        needs.touch()
+        assert read(waiting)[:2] == undisturbed("hello", max_tokens=3)
+
+
+def test_a_refusal_is_that_of_one_worker(tmp_path: Path) -> None:
+    """The next one ends for its own reason, not again for that of the last one."""
+    away, patience = tmp_path / "away", threading.Event()
+    limits = RestartLimits(first_wait_s=3600.0, longest_wait_s=3600.0)
+    with engine(backend=FAULTY, backend_options={"away": str(away)}, restarts=limits, max_restarts=2) as one:
+        kill(one)
+        for num_crashes, what in ((1, "refuse"), (2, "die")):
+            while (one.heartbeat().num_crashes, one.heartbeat().restart_in_s is None) != (num_crashes, False):
+                patience.wait(0.01)
+            away.write_text(what, encoding="utf-8")
+            one._supervisor._start_at = 0.0  # as if the hour were over
+            one._inbox.wake()
+        assert "SIGABRT" in str(one.ended.result(LONG_S))
+
+
 def test_a_crash_beyond_max_restarts_ends_the_engine_for_good() -> None:
     """What is open ends with EngineStopped, and so does every submit from then on; both have the reason, and so has `ended`."""
     with engine(restarts=RestartLimits(first_wait_s=0.0), max_restarts=1) as one:
@@ -668,6 +715,31 @@ def test_a_request_that_kills_while_it_is_made_ready_is_named_too() -> None:
         bad = start(one, [65, HIDDEN_POISON], max_tokens=10)
         assert isinstance(read(bad)[2].error, EngineDied)
         assert read(good)[:2] == undisturbed("good", max_tokens=300)
+
+
+LOST = "the RPC server 10.0.0.2:50052 was lost: it closed the connection"
+
+
+def test_a_server_that_is_restarted_twice_costs_no_request(tmp_path: Path) -> None:
+    """The second time is on the probation of the only stream, which is not to blame, and goes on."""
+    once = tmp_path / "lost"
+    with engine(backend=FAULTY, backend_options={"once": str(once), "again": 1, "words": LOST}) as one:
+        assert read(start(one, "hello", max_tokens=200))[:2] == undisturbed("hello", max_tokens=200)
+        assert once.stat().st_size == 1
+        assert one.stats().number("paceline_engine_restarts_total") == 2
+
+
+def test_a_request_that_loses_its_server_each_time_is_named(tmp_path: Path) -> None:
+    """It ends with the third loss, and the error has the server; others go on."""
+    with engine(backend=FAULTY, backend_options={"words": LOST}) as one:
+        good = start(one, "good", max_tokens=300)
+        first = first_of(good)
+        error = read_error(start(one, [65, POISON, 66], max_tokens=10))
+        assert isinstance(error, EngineDied) and LOST in str(error) and "this request lost RPC servers" in str(error)
+        assert isinstance(error.__cause__, RpcServerUnavailable) and str(error.__cause__) == LOST
+        assert read(good, first)[:2] == undisturbed("good", max_tokens=300)
+        read(start(one, "again", max_tokens=1))
+        assert one.stats().number("paceline_engine_restarts_total") == 3
 
 
 def test_suspects_that_are_beyond_the_crash_run_together_again(tmp_path: Path) -> None:
