@@ -105,7 +105,7 @@ downs = st.one_of(
     st.builds(EndSlow, keys),
     st.builds(Stop),
     st.builds(messages.AskSlots, keys),
-    st.builds(messages.AskDigest, keys, keys),
+    st.builds(messages.AskDigest, keys, keys, st.none() | keys),
 )
 
 
