@@ -1,12 +1,13 @@
 #include "single_attention.hpp"
 
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <new>
 
 #include "ggml-cpu.h"
 #include "ggml.h"
+
+#include "../timed_graph.hpp"
 
 namespace paceline::attention {
 namespace {
@@ -50,14 +51,7 @@ SingleAttention::Result SingleAttention::run() const {
     ggml_cgraph * graph = ggml_new_graph(tensors);
     ggml_build_forward_expand(graph, out);
     Result result;
-    for (int time = 0; time < num_times; ++time) {
-        ggml_cplan plan = ggml_graph_plan(graph, num_threads, threads.get());
-        std::vector<uint8_t> work(plan.work_size, 0xff); // NaN, so that reading before writing shows
-        plan.work_data   = work.data();
-        const auto start = std::chrono::steady_clock::now();
-        ggml_graph_compute(graph, &plan);
-        result.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
+    result.seconds = compute_timed(graph, num_threads, threads.get(), num_times);
     const float * outputs = static_cast<const float *>(out->data);
     result.outputs.assign(outputs, outputs + num_rows * dim_v);
     return result;

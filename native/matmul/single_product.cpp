@@ -1,6 +1,5 @@
 #include "single_product.hpp"
 
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -8,6 +7,8 @@
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+
+#include "../timed_graph.hpp"
 
 namespace paceline::matmul {
 namespace {
@@ -73,14 +74,7 @@ SingleProduct::Result SingleProduct::run() const {
     ggml_backend_tensor_set(w, weights, 0, ggml_nbytes(w));
     ggml_cgraph * graph = ggml_new_graph(tensors.get());
     ggml_build_forward_expand(graph, out);
-    for (int time = 0; time < num_times; ++time) {
-        ggml_cplan plan = ggml_graph_plan(graph, num_threads, threads.get());
-        std::vector<uint8_t> work(plan.work_size, 0xff); // NaN, so that reading before writing shows
-        plan.work_data   = work.data();
-        const auto start = std::chrono::steady_clock::now();
-        ggml_graph_compute(graph, &plan);
-        result.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
+    result.seconds = compute_timed(graph, num_threads, threads.get(), num_times);
     const float * outputs = static_cast<const float *>(out->data);
     result.outputs.assign(outputs, outputs + num_rows_x * num_rows);
     return result;

@@ -87,13 +87,16 @@ def test_events_are_read_only_while_the_view_is_open(endless: Served, open_page:
 
 
 def test_view_finds_a_server_again(open_page: Open, endless_model: str) -> None:
-    """When the server ends the view says so."""
-    with Served("-m", str(endless_model), "-c", "4096") as server:
+    """When the server ends the view says so, and it is live again with the next server at that address."""
+    flags = ("-m", str(endless_model), "-c", "4096")
+    with Served(*flags) as server:
         view = open_page(server.url, "#/engine").page
         view.get_by_text("live", exact=True).wait_for()
         server.signal(15)
         server.code()
         view.locator(".feed.waiting").wait_for()
+    with Served(*flags, "--port", server.url.rpartition(":")[2].strip("/")):
+        view.get_by_text("live", exact=True).wait_for()
 
 
 def painted(view: object) -> int:

@@ -113,7 +113,7 @@ def test_it_warns_where_other_machines_may_reach_it(capsys: pytest.CaptureFixtur
     """Loudly, before it listens."""
     announce("10.0.0.2", 50052, [Device("CPU", "a processor", "cpu", 1 << 30, 2 << 30)], None)
     said = capsys.readouterr().err
-    assert "WARNING: whoever reaches 10.0.0.2:50052" in said and "no authentication and no encryption" in said
+    assert "WARNING: any program that reaches 10.0.0.2:50052" in said and "no authentication and no encryption" in said
 
 
 @needs_rpc

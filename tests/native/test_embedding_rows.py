@@ -159,7 +159,6 @@ def test_wrong_embeddings_are_refused(make: Callable[..., Context], item: MediaP
     with pytest.raises(InvalidParams, match="seq_id"):
         context.decode_embeddings(99, 0, vectors)
     if item.places is not None:
-        assert item.places is not None
         with pytest.raises(InvalidParams, match="places"):
             context.decode_embeddings(0, len(HEAD), vectors, places=item.places[:-1])
         with pytest.raises(InvalidParams, match=r"places\[0\]"):

@@ -300,7 +300,7 @@ def test_packed_weights_are_counted_as_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
-def test_pages_of_the_file_are_let_go_once_they_are_packed() -> None:
+def test_pages_of_the_file_are_released_once_they_are_packed() -> None:
     """A process holds its packed weights, and not what they were read from too; with llama.cpp's products it holds the file."""
     path = demo_model_path()
 
@@ -315,13 +315,13 @@ def test_pages_of_the_file_are_let_go_once_they_are_packed() -> None:
         return found
 
     with Model.load(path) as model:
-        let_go = resident()
+        released = resident()
         logits_of(model, 5)
     use_kernel("llama.cpp")
     with Model.load(path):
         held = resident()
     assert held > 0.9 * path.stat().st_size
-    assert let_go < 0.5 * held
+    assert released < 0.5 * held
 
 
 def test_unknown_names_are_refused() -> None:

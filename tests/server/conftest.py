@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tests.exact import EXACT
 from tests.server.program import Program
+from tests.server.router_world import RouterWorld
 from tests.server.running import RunningServer
 from tests.server.world import World
 
@@ -38,6 +39,20 @@ def worlds() -> Iterator[Callable[..., World]]:
 
     def make(settings: dict[str, Any] | None = None, **engine: Any) -> World:
         made.append(World(settings, **engine))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def routers() -> Iterator[Callable[..., RouterWorld]]:
+    """Make routers, and close them."""
+    made: list[RouterWorld] = []
+
+    def make(*argv: str, **options: Any) -> RouterWorld:
+        made.append(RouterWorld(*argv, **options))
         return made[-1]
 
     yield make

@@ -89,12 +89,23 @@ def test_wrong_requests_are_refused_and_lose_nothing(client: httpx.Client) -> No
     assert client.post("/v1/completions", json=body()).status_code == 200
 
 
+def test_what_is_off_is_off_for_each_replica_too(replicas: Replicas) -> None:
+    """--no-slots and --no-metrics hold for the routes of a replica; the replicas are listed all the same."""
+    config = parse_cluster_config(Path("/cluster.toml"), b"[server]\nslots = false\nmetrics = false\n[models.tiny]\n")
+    build: Any = lambda _settings, _llm: cluster_app(config, {"tiny": replicas._make_calls})  # noqa: E731
+    with RunningServer(config.models[0].settings, build=build) as running, running.client() as client:
+        assert [one["id"] for one in client.get("/cluster").json()["models"]["tiny"]] == ["a", "b"]
+        for path in ("/slots", "/cluster/tiny/a/slots", "/metrics", "/cluster/tiny/a/metrics"):
+            assert client.get(path).status_code == 501, path
+
+
 def test_replicas_are_shown_each_by_itself(client: httpx.Client) -> None:
     """/cluster has the replicas, and of each its slots and metrics; /slots and /metrics have all of them together."""
     client.post("/v1/completions", json=body())
     found = client.get("/cluster").json()["models"]["tiny"]
     assert [(one["id"], one["slots"]) for one in found] == [("a", 2), ("b", 2)]
-    assert len(client.get("/cluster/tiny/a/slots").json()) == 2
+    slots = client.get("/cluster/tiny/a/slots").json()
+    assert len(slots) == 2 and all("request_id" not in one for one in slots)  # other tenants' are none of a key's
     numbers = [client.get(f"/cluster/tiny/{name}/metrics").json() for name in ("a", "b")]
     assert sum(one["paceline_tokens_generated_total"] for one in numbers) >= 20
     assert client.get("/cluster/tiny/none/slots").status_code == 404

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import httpx
 import pytest
 from tests.server import probe
 from tests.server.event_client import watching
-from tests.server.router_world import RouterWorld
 from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInLLM
 
@@ -29,20 +27,6 @@ PROMPT = "a prompt that is long enough to be cached, and then some more of it"
 
 def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
-
-
-@pytest.fixture
-def routers() -> Iterator[Callable[..., RouterWorld]]:
-    """Make routers, and close them."""
-    made: list[RouterWorld] = []
-
-    def make(*argv: str, **options: Any) -> RouterWorld:
-        made.append(RouterWorld(*argv, **options))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
 
 
 def test_a_watcher_sees_a_request_from_its_start_to_its_end(worlds: Any) -> None:

@@ -75,7 +75,7 @@ def texts_of(item: Any) -> list[str]:
 
 def starts_of(item: Any) -> list[str]:
     """What an item begins with: later words may differ between passes of another size."""
-    return [item.arguments[:12]] if item.type == "function_call" else [text[:20] for text in texts_of(item)]
+    return [text[: 12 if item.type == "function_call" else 20] for text in words_of(item)]
 
 
 def words_of(item: Any) -> list[str]:

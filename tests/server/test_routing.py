@@ -5,34 +5,19 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.server.router_world import PRESETS, RouterWorld
+from tests.server.router_world import PRESETS
 from tests.server.running import LONG_S
 
 from paceline.server.router import routed_models
 
 BODY = {"prompt": "once", "n_predict": 3}
 STREAM = {"prompt": "once", "max_tokens": 3, "stream": True}
-
-
-@pytest.fixture
-def routers() -> Iterator[Callable[..., RouterWorld]]:
-    """Make routers, and close them."""
-    made: list[RouterWorld] = []
-
-    def make(*argv: str, **options: Any) -> RouterWorld:
-        made.append(RouterWorld(*argv, **options))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
 
 
 def test_a_request_loads_the_model_that_it_names(routers: Any) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_PORT: Final = 50052  # of llama.cpp's rpc-server
 _LOG_S: Final = 0.2
 _DANGER: Final = (
-    "WARNING: whoever reaches {address}:{port} can read and change the memory of this process and use it up: there is no "
-    "authentication and no encryption. Let only a network of yours reach it."
+    "WARNING: any program that reaches {address}:{port} can read and change the memory of this process and use it up: there is "
+    "no authentication and no encryption. Let only a network of yours reach it."
 )
 
 

@@ -53,7 +53,7 @@ def top(
 ) -> None:
     """Show what an engine does: slots, the last ticks, shared prefixes, memory, latencies. q quits.
 
-    Nothing is recorded while nobody watches. With tenants a key shows its own requests, and sums of the rest.
+    Nothing is recorded while no client reads. With tenants a key shows its own requests, and sums of the rest.
     """
     if demo and (api_key is not None or model is not None or url != _DEFAULT_URL):
         raise InvalidParams("--demo runs in this process: give no URL, --api-key or --model with it")

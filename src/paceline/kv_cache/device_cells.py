@@ -199,7 +199,7 @@ class DeviceCells:
         excess = self.length(truncate.seq_id) - left
         while excess > 0:
             last = segments[-1]
-            assert last.num_owners == 1  # noqa: S101 - computed just now, and copied to nobody
+            assert last.num_owners == 1  # noqa: S101 - computed just now, and copied to no other
             num_freed = min(excess, last.length)
             last.length -= num_freed
             if not last.length:

@@ -55,7 +55,6 @@ class ReplicaOptions:
         upscale_delay_s: How long that has to be so.
         downscale_delay_s: How long fewer have to be enough before one is stopped.
         drain_s: What open streams of a replica that is stopped get, where no other replica can take them over.
-        load_timeout_s: How long a replica may take to load without counting as hung.
     """
 
     min: int = 1
@@ -69,7 +68,6 @@ class ReplicaOptions:
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
     drain_s: float = 30.0
-    load_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         validation.integer("min", self.min, 1, 10_000)
@@ -80,7 +78,7 @@ class ReplicaOptions:
             validation.integer("memory", self.memory, 1)
         for name in ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s"):
             validation.number(name, getattr(self, name), 0, 1e9)
-        for name in ("queue_time_s", "itl_ms", "drain_s", "load_timeout_s"):
+        for name in ("queue_time_s", "itl_ms", "drain_s"):
             validation.number(name, getattr(self, name), above=0, high=1e9)
         for name, amount in _table("resources", self.resources).items():
             validation.number(f"resources.{name}", amount, 0)
@@ -175,6 +173,7 @@ def _config(path: Path, content: Mapping[str, Any]) -> ClusterConfig:
     validation.reject_unknown(content, ("cluster", "server", "defaults", "models"), "the guide on clusters")
     options = _record(ClusterOptions, "cluster", _table("cluster", content.get("cluster", {})))
     server, notes = _server(path, _table("server", content.get("server", {})))
+    server = dataclasses.replace(server, hosts=(options.host,))  # where Serve's proxies listen for it
     defaults = dict(_table("defaults", content.get("defaults", {})))
     common = _table("defaults.replicas", defaults.pop("replicas", {}))
     tables = {

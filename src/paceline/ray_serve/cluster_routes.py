@@ -12,7 +12,9 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.cluster_engine import ClusterEngine
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
-from paceline.server.api_errors import invalid_request
+from paceline.server.api_errors import ApiException, invalid_request, not_supported
+from paceline.server.exposition import METRICS_OFF
+from paceline.server.llama_server.slots import SLOTS_OFF
 
 
 def cluster_routes(service: Any) -> APIRouter:
@@ -27,13 +29,17 @@ def cluster_routes(service: Any) -> APIRouter:
 
     @router.get("/cluster/{model}/{replica}/slots", summary="The slots of one replica")
     async def slots(model: str, replica: str) -> Response:
-        """Show what each slot of one replica does."""
+        """Show what each slot of one replica does; as `/slots`, off with `--no-slots`."""
+        if not service.settings.slots:
+            raise not_supported(SLOTS_OFF)
         found = await asyncio.to_thread(_engine(service, model).replica_slots)
         return JSONResponse([_slot(one) for one in _of(found, replica)])
 
     @router.get("/cluster/{model}/{replica}/metrics", summary="The metrics of one replica")
     async def metrics(model: str, replica: str) -> Response:
-        """Show counters and gauges of one replica; of histograms sum and count."""
+        """Show counters and gauges of one replica; of histograms sum and count. Off where `/metrics` is."""
+        if not service.settings.metrics:
+            raise ApiException(METRICS_OFF)
         found = await asyncio.to_thread(_engine(service, model).replica_stats)
         return JSONResponse(_numbers(_of(found, replica)))
 
@@ -77,7 +83,6 @@ def _slot(view: Any) -> dict[str, Any]:
     return {
         "id": view.id,
         "state": view.state,
-        "request_id": view.request_id,
         "prompt_tokens": view.num_prompt_tokens,
         "cached_tokens": view.num_cached,
         "generated_tokens": view.num_generated,

@@ -41,7 +41,8 @@ def use_kernel(wanted: str) -> None:
     """Select the kernel: "paceline" (the fastest), one of `kernels()`, or "llama.cpp".
 
     Whether weights are packed for paceline's kernels is decided when a model is loaded: one that is loaded keeps what it has, but
-    which of paceline's kernels computes it may change at any time.
+    which of paceline's kernels computes it may change between two passes. It is that of this process: an engine's worker process
+    takes the one that PACELINE_CPU_MATMUL names.
 
     Raises `InvalidParams` for another name, `Unsupported` where this build or this processor has no such kernel.
     """

@@ -60,6 +60,7 @@ def test_a_whole_file_is_read() -> None:
     assert (large.source.model, large.source.offline) == ("hf:someone/large:Q4_K_M", True)
     assert large.source.options == {"num_slots": 16, "isolation": "process"}
     assert config.server.api_keys == large.settings.api_keys != ()
+    assert large.settings.hosts == (config.options.host,)
 
 
 def test_paths_are_relative_to_the_file() -> None:

@@ -11,6 +11,7 @@ import yaml
 
 import paceline.ray_serve
 from paceline.ray_serve.cluster_config import parse_cluster_config, read_cluster_config
+from paceline.server.web_page import is_guarded
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cluster"
 
@@ -41,6 +42,7 @@ def test_the_compose_file_starts_a_head_and_nodes_that_share_a_token() -> None:
     config = parse_cluster_config(Path(target), compose["configs"][head["configs"][0]["source"]]["content"].encode())
     assert config.options.address == "auto"
     assert head["ports"] == [f"127.0.0.1:8000:{config.options.port}"]
+    assert not is_guarded(config.models[0].settings)
 
 
 def test_the_kuberay_manifest_names_the_builder_and_mounts_its_configuration() -> None:
@@ -57,6 +59,9 @@ def test_the_kuberay_manifest_names_the_builder_and_mounts_its_configuration() -
     path = Path(application["args"]["config"])
     config = parse_cluster_config(path, config_map["data"][path.name].encode())
     assert config.models[0].replicas.max == 8
+    assert config.options.host == served["http_options"]["host"]
+    settings = config.models[0].settings
+    assert not is_guarded(settings) and "paceline-serve-svc" in settings.allowed_hosts
     cluster = service["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         pod = group["template"]["spec"]

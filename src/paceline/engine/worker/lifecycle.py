@@ -93,7 +93,7 @@ class ServersAway:
             self.error = error
 
     def back(self) -> None:
-        """Note that a worker is ready, or has ended for another reason: it had its servers, as far as anybody knows."""
+        """Note that a worker is ready, or has ended for another reason: it had its servers, as far as is known."""
         self._since_s = self._error = self.error = None
 
     def next_s(self) -> float:

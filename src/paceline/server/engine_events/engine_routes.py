@@ -37,7 +37,7 @@ def routes(service: Service) -> APIRouter:
     ) -> Response:
         """Stream a snapshot, then what changes, until the client leaves: slots, ticks, radix tree, queue, memory, latencies.
 
-        The tenant of the key sees its own requests, and sums of the rest. Nothing is recorded while nobody reads.
+        The tenant of the key sees its own requests, and sums of the rest. Nothing is recorded while no client reads.
         """
         engine, tenant = service.engine(), RequestContext.of(request.scope).tenant
         reader = EventReader(

@@ -152,6 +152,7 @@ class VirtualSlots:
 
 
 _MAX_NAME_LENGTH = 100  # characters; with a tenant's mark it still is a name for the engine
+SLOTS_OFF = "This server does not support slots endpoint. Start it with `--slots`"
 _TENANT_FILE = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
 
 
@@ -163,7 +164,7 @@ def routes(service: Service, state: LlamaServerState) -> APIRouter:
     async def slots(fail_on_no_slot: str = "") -> Response:
         """List the slots; with `fail_on_no_slot` a 503 if all are busy."""
         if not service.settings.slots:
-            raise not_supported("This server does not support slots endpoint. Start it with `--slots`")
+            raise not_supported(SLOTS_OFF)
         snapshot = await asyncio.wrap_future(service.engine().ask_slots())
         if fail_on_no_slot and all(slot.is_processing for slot in snapshot):
             estimate_wait_s = service.retry_after_s()
