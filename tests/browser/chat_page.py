@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 _POLICY = re.compile("Content.Security.Policy|Refused to", re.IGNORECASE)
 
 
+def wait_count(found: Locator, count: int) -> None:
+    """Wait until so many are there: the page shows a change some frames after its cause."""
+    from playwright.sync_api import expect
+
+    expect(found).to_have_count(count)
+
+
 class ChatPage:
     """One tab. failures: scripts that failed, what the policy refused, requests to other servers."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.browser.chat_page import ChatPage, conversation_file
+from tests.browser.chat_page import ChatPage, conversation_file, wait_count
 from tests.e2e.served import Served
 
 pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
@@ -48,7 +48,7 @@ def test_stop_frees_the_slot_and_keeps_the_text(endless: Served, open_page: Open
     chat.set_parameters(Most_tokens="5")
     chat.send("And now?")
     chat.wait_done()
-    assert chat.replies.count() == 2
+    wait_count(chat.replies, 2)
 
 
 def test_escape_stops(endless: Served, open_page: Open) -> None:
@@ -70,7 +70,7 @@ def test_regenerated_reply_is_a_branch_with_cached_tokens(served: Served, open_p
     chat.replies.last.get_by_role("button", name="Regenerate").click()
     chat.page.get_by_role("group", name="Branch 2 of 2").wait_for(timeout=100_000)
     chat.wait_done()
-    assert chat.replies.count() == 1
+    wait_count(chat.replies, 1)
     assert " cached" in chat.replies.last.inner_text()
     second = chat.text()
     chat.page.get_by_role("button", name="Branch before").click()
@@ -110,12 +110,13 @@ def test_fork_is_a_conversation_of_its_own(served: Served, open_page: Open) -> N
     assert chat.text() == story
     chat.send("Where did they live?")
     chat.wait_done()
-    assert chat.replies.count() == 2
+    wait_count(chat.replies, 2)
     assert " cached" in chat.replies.last.inner_text()
     chat.listed.nth(1).get_by_role("link").click()
     chat.page.wait_for_url(lambda url: url.endswith(origin))
-    assert chat.replies.count() == 1
-    assert chat.listed.count() == 2
+    wait_count(chat.replies, 1)
+    assert chat.text() == story
+    wait_count(chat.listed, 2)
 
 
 def test_reload_in_the_middle_goes_on_without_a_gap(endless: Served, open_page: Open) -> None:
@@ -130,7 +131,7 @@ def test_reload_in_the_middle_goes_on_without_a_gap(endless: Served, open_page: 
     chat.page.wait_for_timeout(200)
     assert chat.stored().startswith(begun)
     assert "3,000 tokens" in chat.replies.last.inner_text()
-    assert chat.replies.last.get_by_role("note").count() == 0
+    wait_count(chat.replies.last.get_by_role("note"), 0)
 
 
 def test_several_chats_stream_at_once(endless: Served, open_page: Open) -> None:
@@ -142,12 +143,12 @@ def test_several_chats_stream_at_once(endless: Served, open_page: Open) -> None:
         chat.send(word)
         chat.wait_text(20)
     pulses = chat.page.get_by_label("A reply is being generated")
-    assert pulses.count() == 2
+    wait_count(pulses, 2)
     for word in ("One.", "Two."):
         chat.page.get_by_role("link", name=word).click()
         chat.wait_done()
         assert "3,000 tokens" in chat.replies.last.inner_text()
-    assert pulses.count() == 0
+    wait_count(pulses, 0)
 
 
 def test_structured_output_conforms_to_its_schema(served: Served, open_page: Open) -> None:
@@ -158,7 +159,7 @@ def test_structured_output_conforms_to_its_schema(served: Served, open_page: Ope
     panel.get_by_label("JSON schema").fill('{"type": ')
     assert "no JSON" in panel.get_by_role("alert").inner_text()
     panel.get_by_label("JSON schema").fill(json.dumps(schema))
-    assert panel.get_by_role("alert").count() == 0
+    wait_count(panel.get_by_role("alert"), 0)
     chat.page.get_by_role("button", name="Close the settings").click()
     chat.send("Which animal?")
     chat.wait_done()
@@ -182,7 +183,7 @@ def test_called_tool_is_shown_and_its_result_sent_back(served: Served, open_page
     chat.page.get_by_role("button", name="Send the result").click()
     chat.page.get_by_role("article", name="Result of a tool").wait_for()
     chat.wait_done(1)
-    assert chat.replies.count() == 2
+    wait_count(chat.replies, 2)
 
 
 def test_parameters_have_the_servers_defaults_and_refuse_what_is_invalid(served: Served, open_page: Open) -> None:
@@ -247,7 +248,7 @@ def test_deleted_conversation_is_gone_for_good(served: Served, open_page: Open, 
     chat.listed.first.hover()
     chat.page.get_by_role("button", name="Delete Imported").click()
     chat.page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-    assert chat.listed.count() == 1
+    wait_count(chat.listed, 1)
     chat.listed.first.hover()
     chat.page.get_by_role("button", name="Delete Imported").click()
     chat.page.get_by_role("dialog").get_by_role("button", name="Delete").click()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from tests.browser.chat_page import ChatPage
+from tests.browser.chat_page import ChatPage, wait_count
 from tests.e2e.served import Served
 
 pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
@@ -51,7 +51,7 @@ def test_slots_ticks_and_tree_are_shown_as_they_happen(endless: Served, open_pag
     for thread in threads:
         thread.join()
     view.get_by_text("No slot is in use").wait_for()
-    assert view.get_by_role("img", name="Inter-token latency").count() == 1
+    wait_count(view.get_by_role("img", name="Inter-token latency"), 1)
     endless.assert_idle()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.browser.chat_page import ChatPage, conversation_file
+from tests.browser.chat_page import ChatPage, conversation_file, wait_count
 from tests.e2e.served import Served
 
 from paceline.testing.models import CHAT_TEMPLATE, Qwen2VlSpec, Qwen25VisionSpec, write_model
@@ -144,7 +144,7 @@ def test_key_is_asked_for_and_kept_in_the_session(open_page: Open) -> None:
         chat.page.reload()
         chat.wait_done()
         chat.page.get_by_text("paceline-demo").first.wait_for()
-        assert dialog.count() == 0
+        wait_count(dialog, 0)
         stored = chat.page.evaluate("[JSON.stringify(localStorage), document.cookie]")
         assert not any(KEY in one for one in stored)
         chat.page.get_by_role("button", name="Forget the API key").click()
@@ -163,7 +163,7 @@ def test_hostile_text_neither_runs_nor_loads_anything(served: Served, open_page:
     body.get_by_role("link", name="good").wait_for()
     chat.page.wait_for_timeout(500)
     assert chat.page.title() != "run"
-    assert body.locator("script, img, svg:not(.icon), iframe, style, link, object, form").count() == 0
+    wait_count(body.locator("script, img, svg:not(.icon), iframe, style, link, object, form"), 0)
     hrefs = body.get_by_role("link").evaluate_all("links => links.map(link => link.getAttribute('href'))")
     assert sorted(hrefs) == ["http://127.0.0.1:1/pixel.png", "https://example.org/page"]
     assert "<script>" in body.inner_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -80,7 +81,8 @@ def test_a_signal_ends_it_with_its_connections(number: signal.Signals, code: int
         lending.send(number)
         assert lending.process.wait(20) == code
         engine.settimeout(5)
-        assert engine.recv(1) == b""
+        with contextlib.suppress(ConnectionResetError):  # or this, where it had not accepted the connection
+            assert engine.recv(1) == b""
 
 
 def _stderr_of_a_start(*flags: str, **env: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -300,9 +301,9 @@ def test_packed_weights_are_counted_as_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
-def test_pages_of_the_file_are_released_once_they_are_packed() -> None:
+def test_pages_of_the_file_are_released_once_they_are_packed(tmp_path: Path) -> None:
     """A process holds its packed weights, and not what they were read from too; with llama.cpp's products it holds the file."""
-    path = demo_model_path()
+    path = shutil.copy(demo_model_path(), tmp_path / "copy.gguf")  # other tests' models map the original
 
     def resident() -> int:
         """Bytes of the file that are in memory as this process maps it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import struct
@@ -322,7 +323,8 @@ def test_a_peer_that_says_nothing_does_not_keep_the_server(server: LendingServer
         silent.sendall(b"\x0e")
         assert greet(server.address, 30).devices
         silent.settimeout(5)
-        assert silent.recv(1) == b""
+        with contextlib.suppress(ConnectionResetError):  # where bytes of ours were left unread
+            assert silent.recv(1) == b""
 
 
 def test_damaged_tensors_of_the_cache_are_removed(tmp_path: Path) -> None:
