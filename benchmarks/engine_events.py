@@ -3,14 +3,16 @@
 python -m benchmarks.engine_events [--model FILE] [--streams 1,8,32] [--tokens N] [--pairs N] [--isolation thread|process]
 
 A client in a process of its own reads the events as the web page does, ten times a second with the radix tree, and draws
-nothing: a browser that runs on the server's machine takes its own share. The rate is the engine's own: generated tokens of
-/metrics over the time that it took to generate them. Ratios below 1: being watched costs. Run it on a quiet machine.
+nothing: a browser that runs on the server's machine takes its own share. Two ratios are shown, watched to not watched: of
+tokens/s, where below 1 being watched costs, and of the processor time that a token takes, of server, worker and client
+together, where above 1 it costs. Each is a geometric mean over the pairs with its standard error. Run it on a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -18,9 +20,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import httpx
 
+from benchmarks.processes import cpu_s, tree
 from benchmarks.server import Running, serving
 
 WATCHER = """
@@ -32,20 +36,28 @@ with urllib.request.urlopen(sys.argv[1]) as stream:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a run of requests took. cpu_s: processor time of a token."""
+
+    tokens_per_s: float
+    cpu_s: float
+
+
 @contextmanager
-def watched(url: str) -> Iterator[None]:
-    """Have a client watch, from its first event on."""
+def watched(url: str) -> Iterator[int]:
+    """Have a client watch, from its first event on; yield its process id."""
     command = [sys.executable, "-c", WATCHER, f"{url}/v1/engine/events"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - our own interpreter
         assert process.stdout is not None
         assert process.stdout.readline()
         try:
-            yield
+            yield process.pid
         finally:
             process.kill()
 
 
-def tokens_per_s(client: httpx.Client, num_streams: int, num_tokens: int, number: int) -> float:
+def rate(client: httpx.Client, pids: list[int], num_streams: int, num_tokens: int, number: int) -> Rate:
     """Of requests that run together, each with a prompt of its own behind a common one, and are not streamed."""
     common = "A little bear and an old owl lived at the edge of the wood, and every evening they told a story. "
 
@@ -58,37 +70,43 @@ def tokens_per_s(client: httpx.Client, num_streams: int, num_tokens: int, number
         assert response.json()["timings"]["predicted_n"] == num_tokens
 
     with ThreadPoolExecutor(num_streams) as threads:
-        began_s = time.perf_counter()
+        began_s, cpu_before_s, count = time.perf_counter(), cpu_s(pids), num_streams * num_tokens
         list(threads.map(ask, range(num_streams)))
-        return num_streams * num_tokens / (time.perf_counter() - began_s)
+        return Rate(count / (time.perf_counter() - began_s), (cpu_s(pids) - cpu_before_s) / count)
 
 
 def measure(running: Running, num_streams: int, num_tokens: int, num_pairs: int) -> None:
-    """Print the ratio of each pair's rates: watched to not watched."""
-    url = f"http://127.0.0.1:{running.port}"
+    """Print the ratios of the pairs: watched to not watched."""
+    url, pids = f"http://127.0.0.1:{running.port}", tree(running.process.pid)
     limits = httpx.Limits(max_connections=num_streams + 4)
     with httpx.Client(base_url=url, timeout=600, limits=limits) as client:
-        tokens_per_s(client, num_streams, 32, 0)
+        rate(client, pids, num_streams, 32, 0)
         pairs = []
         for pair in range(num_pairs):
-            rates: dict[bool, float] = {}
+            rates: dict[bool, Rate] = {}
             for is_watched in (pair % 2 == 0, pair % 2 != 0):
                 if is_watched:
-                    with watched(url):
-                        rates[True] = tokens_per_s(client, num_streams, num_tokens, 2 * pair + 1)
+                    with watched(url) as watcher:
+                        rates[True] = rate(client, [*pids, watcher], num_streams, num_tokens, 2 * pair + 1)
                 else:
-                    rates[False] = tokens_per_s(client, num_streams, num_tokens, 2 * pair + 2)
+                    rates[False] = rate(client, pids, num_streams, num_tokens, 2 * pair + 2)
             pairs.append((rates[True], rates[False]))
-    ratios = sorted(watched_rate / alone for watched_rate, alone in pairs)
     result = {
         "streams": num_streams,
         "pairs": num_pairs,
-        "watched_tokens_per_s": round(statistics.median(pair[0] for pair in pairs), 1),
-        "unwatched_tokens_per_s": round(statistics.median(pair[1] for pair in pairs), 1),
-        "ratio": round(statistics.median(ratios), 4),
-        "ratios": [round(ratio, 4) for ratio in ratios],
+        "tokens_per_s": round(statistics.median(alone.tokens_per_s for _, alone in pairs), 1),
+        "rate": _mean_ratio([seen.tokens_per_s / alone.tokens_per_s for seen, alone in pairs]),
+        "cpu_of_a_token": _mean_ratio([seen.cpu_s / alone.cpu_s for seen, alone in pairs]),
     }
     print(json.dumps(result), flush=True)
+
+
+def _mean_ratio(ratios: list[float]) -> dict[str, float]:
+    """Return the geometric mean, its standard error, and the extremes."""
+    logs = [math.log(one) for one in ratios]
+    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+    found = {"mean": math.exp(statistics.fmean(logs)), "error": error, "least": min(ratios), "most": max(ratios)}
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def main() -> None:

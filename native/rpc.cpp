@@ -23,17 +23,17 @@ std::tuple<int, int, int> rpc_protocol() {
     return {RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION, RPC_PROTO_PATCH_VERSION};
 }
 
-void rpc_add_server(const std::string & endpoint, double timeout_s) {
+void rpc_add_server(const std::string & endpoint, const std::string & address, double timeout_s) {
     static std::mutex            mutex;
     static std::set<std::string> added;
     std::lock_guard<std::mutex>  lock(mutex);
     if (added.contains(endpoint)) {
         return;
     }
-    watch_rpc_server(endpoint, timeout_s);
+    watch_rpc_server(endpoint, address, timeout_s);
     ggml_backend_reg_t server = ggml_backend_rpc_add_server(endpoint.c_str());
     if (!server) {
-        fail("RpcServerUnavailable", "the RPC server " + endpoint + " has no devices");
+        fail("RpcServerUnavailable", "the RPC server " + address + " has no devices");
     }
     ggml_backend_register(server);
     added.insert(endpoint);
@@ -59,7 +59,7 @@ namespace {
 } // namespace
 
 std::tuple<int, int, int> rpc_protocol() { refuse(); }
-void rpc_add_server(const std::string &, double) { refuse(); }
+void rpc_add_server(const std::string &, const std::string &, double) { refuse(); }
 void rpc_serve(const std::string &, const std::string &, size_t, const std::vector<std::string> &) { refuse(); }
 
 #endif

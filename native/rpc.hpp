@@ -13,9 +13,9 @@ namespace paceline {
 // Major, minor and patch of the protocol: a server must have the same major version and no newer minor one.
 std::tuple<int, int, int> rpc_protocol();
 
-// Makes the devices of a server known to ggml, once each. endpoint: "1.2.3.4:50052", of a server that was checked just now.
-// From then on a server that takes or sends nothing for timeout_s while ggml waits for it is lost.
-void rpc_add_server(const std::string & endpoint, double timeout_s);
+// Makes the devices of a server known to ggml, once each. endpoint: "1.2.3.4:50052", of a server that was checked just now;
+// address: what it is called where it is lost: takes or sends nothing for timeout_s while ggml waits for it.
+void rpc_add_server(const std::string & endpoint, const std::string & address, double timeout_s);
 
 // Lends devices until the process ends; raises EngineError where the endpoint cannot be bound. cache_dir: empty for none.
 void rpc_serve(const std::string & endpoint, const std::string & cache_dir, size_t n_threads,

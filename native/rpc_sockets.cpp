@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <string>
 
 #include "ggml.h"
@@ -28,7 +29,8 @@ std::atomic<double> timeout_s{0};
 std::atomic<bool>   serving{false};
 std::atomic<int>    greeted_by{-1};  // the socket of our server's peer
 std::atomic<ssize_t> greeted_bytes{0};
-std::string         servers; // all that were added, before threads talk to them
+std::string         servers; // all that were added, as their addresses were given, before threads talk to them
+std::map<std::string, std::string> given; // addresses by endpoints
 
 void set_wait(int socket, double seconds) {
     timeval wait{};
@@ -75,7 +77,9 @@ void note_peer(int socket) {
 
 // To stderr, where the front of an engine finds the last words of its worker.
 void say_lost(const std::string & endpoint, const std::string & why) {
-    std::fprintf(stderr, "the RPC server %s was lost: %s\n", endpoint.empty() ? servers.c_str() : endpoint.c_str(), why.c_str());
+    const auto          found = given.find(endpoint);
+    const std::string & name  = found != given.end() ? found->second : endpoint.empty() ? servers : endpoint;
+    std::fprintf(stderr, "the RPC server %s was lost: %s\n", name.c_str(), why.c_str());
     std::fflush(stderr);
 }
 
@@ -129,9 +133,10 @@ void note_greeting(int socket, ssize_t result) {
 
 } // namespace
 
-void watch_rpc_server(const std::string & endpoint, double seconds) {
-    timeout_s = seconds;
-    servers += (servers.empty() ? "" : ",") + endpoint;
+void watch_rpc_server(const std::string & endpoint, const std::string & address, double seconds) {
+    timeout_s       = seconds;
+    given[endpoint] = address;
+    servers += (servers.empty() ? "" : ",") + address;
     ggml_set_abort_callback(on_abort);
 }
 

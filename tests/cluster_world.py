@@ -151,6 +151,7 @@ class MemoryCalls:
         self._changed: Callable[[frozenset[str]], None] = lambda _: None
         self._services: dict[str, ReplicaService] = {}
         self._gone: dict[str, asyncio.Event] = {}
+        self._broken: dict[str, asyncio.Event] = {}
         self._members_changed = asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
@@ -164,18 +165,20 @@ class MemoryCalls:
         self._members_changed = asyncio.Event()
         self._changed(frozenset(self._world.members))
 
-    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Any, *args: Any) -> str:
+    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Any, *args: Any) -> Any:
         while not self._world.members:
             await self._members_changed.wait()
         self._world.routed.append(prompt)
         names = [one for one in self._world.members if one not in avoid] or list(self._world.members)
         chosen = min(names, key=lambda one: (one not in self._world.preferred, self._service(one).num_open))
-        reply = await self.call(chosen, method, *args)
-        assert isinstance(reply, str)
-        return reply
+        return await self.call(chosen, method, *args)
 
     async def call(self, replica_id: str, method: Any, *args: Any) -> Any:
         self._check(replica_id)
+        if (replica_id, method) in self._world.hangs_in:
+            await asyncio.sleep(3600)
+        if (failure := self._world.fails_in.get((replica_id, method))) is not None:
+            raise failure
         result = await getattr(self._service(replica_id), method)(*args)
         if (replica_id, method) in self._world.dies_of:
             self._world.dies_of.remove((replica_id, method))
@@ -185,9 +188,10 @@ class MemoryCalls:
 
     async def stream(self, replica_id: str, method: Any, *args: Any) -> AsyncIterator[bytes]:
         gone = self._gone.setdefault(replica_id, asyncio.Event())
+        broken = self._broken[replica_id] = asyncio.Event()
         frames = getattr(self._service(replica_id), method)(*args)
         while True:
-            waits = [asyncio.ensure_future(anext(frames, None)), asyncio.ensure_future(gone.wait())]
+            waits = [asyncio.ensure_future(one) for one in (anext(frames, None), gone.wait(), broken.wait())]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -195,6 +199,8 @@ class MemoryCalls:
                     if not one.done():
                         one.cancel()
             self._check(replica_id)
+            if broken.is_set():
+                raise ReplicaGone("its events broke", replica_id)
             frame = waits[0].result()
             if frame is None:
                 return
@@ -205,6 +211,10 @@ class MemoryCalls:
 
     async def aclose(self) -> None:
         """Do nothing: the world ends the replicas."""
+
+    def break_events(self, replica_id: str) -> None:
+        """End the stream of a replica's events with an error. On the loop."""
+        self._broken[replica_id].set()
 
     def die(self, replica_id: str) -> None:
         """Have every call to a replica fail from now on. On the loop."""
@@ -228,7 +238,7 @@ class ClusterWorld:
     """Replicas by id, and an engine over them.
 
     members: those that take requests; preferred: those that get them, where there are any; dies_of: replica and method,
-    at the end of which that replica dies.
+    at the end of which that replica dies; hangs_in: those that do not return; fails_in: what others raise.
     """
 
     def __init__(self, *names: str, **backend_options: Any) -> None:
@@ -238,6 +248,8 @@ class ClusterWorld:
         self.dead: set[str] = set()
         self.preferred: tuple[str, ...] = ()
         self.dies_of: list[tuple[str, str]] = []
+        self.hangs_in: set[tuple[str, str]] = set()
+        self.fails_in: dict[tuple[str, str], Exception] = {}
         self.routed: list[PromptBlocks] = []
         self.forgotten: list[str] = []
         self._calls: MemoryCalls | None = None
@@ -265,6 +277,15 @@ class ClusterWorld:
         """Have a replica take no more requests; it goes on with what it has."""
         self.members.pop(name)
         self._on_loop(self._known.update)
+
+    def take_back(self, name: str) -> None:
+        """Have a replica that was to be drained take requests again."""
+        self.members[name] = None
+        self._on_loop(self._known.update)
+
+    def break_events(self, name: str) -> None:
+        """Have the events of a replica break off, which goes on with what it has."""
+        self._on_loop(lambda: self._known.break_events(name))
 
     def kill(self, name: str) -> None:
         """Have a replica die."""

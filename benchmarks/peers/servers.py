@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import processes
 from benchmarks.peers.client import Dialect, LlamaServerDialect, OpenAiDialect
 from benchmarks.peers.workloads import PACELINE, Workload
 
@@ -121,14 +122,7 @@ class Running:
 
     def tree(self) -> list[int]:
         """Return the process ids of the server and of all its descendants, oldest first."""
-        found, rest = [], [self.process.pid]
-        while rest:
-            pid = rest.pop(0)
-            found.append(pid)
-            for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                with contextlib.suppress(OSError):
-                    rest += [int(child) for child in task.read_text().split()]
-        return found
+        return processes.tree(self.process.pid)
 
     def peak_mib(self) -> float | None:
         """Return the sum of the processes' peak resident memory, where the system reports it."""
@@ -142,11 +136,7 @@ class Running:
 
     def cpu_s(self) -> float:
         """Return the processor time that the processes have taken, those that have ended left out."""
-        ticks = 0
-        for pid in self.tree():
-            with contextlib.suppress(OSError):
-                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return processes.cpu_s(self.tree())
 
     def kill_engine(self) -> None:
         """Kill the process that computes: the one with the most memory."""

@@ -9,9 +9,9 @@
 namespace paceline {
 namespace {
 
-void add_server(const std::string & endpoint, double timeout_s) {
+void add_server(const std::string & endpoint, const std::string & address, double timeout_s) {
     Unlocked unlocked;
-    rpc_add_server(endpoint, timeout_s);
+    rpc_add_server(endpoint, address, timeout_s);
 }
 
 void serve(const std::string & endpoint, const std::string & cache_dir, size_t n_threads,
@@ -29,7 +29,7 @@ std::string file_hash(const std::string & path) {
 
 void bind_rpc(nb::module_ & m) {
     m.def("rpc_protocol", &rpc_protocol);
-    m.def("rpc_add_server", &add_server, nb::arg("endpoint"), nb::arg("timeout_s"));
+    m.def("rpc_add_server", &add_server, nb::arg("endpoint"), nb::arg("address"), nb::arg("timeout_s"));
     m.def("rpc_serve", &serve, nb::arg("endpoint"), nb::arg("cache_dir"), nb::arg("n_threads"), nb::arg("devices"));
     m.def("rpc_file_hash", &file_hash, nb::arg("path"));
 }

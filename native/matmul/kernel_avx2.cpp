@@ -102,10 +102,10 @@ struct Avx2 {
         static KERNEL_INLINE I total(Sum sum) { return sum; }
     };
 
-    static KERNEL_INLINE float largest_of(F values) {
-        const __m128 halves = _mm_max_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
-        const __m128 pairs  = _mm_max_ps(halves, _mm_movehl_ps(halves, halves));
-        return _mm_cvtss_f32(_mm_max_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
+    static KERNEL_INLINE float largest_of(I magnitudes) { // floats without sign, as integers
+        const __m128i halves = _mm_max_epi32(_mm256_castsi256_si128(magnitudes), _mm256_extracti128_si256(magnitudes, 1));
+        const __m128i pairs  = _mm_max_epi32(halves, _mm_shuffle_epi32(halves, 0x4e));
+        return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(pairs, _mm_shuffle_epi32(pairs, 0xb1))));
     }
 
     static KERNEL_INLINE uint32_t sum_of(I numbers) {
@@ -116,9 +116,9 @@ struct Avx2 {
 
     static KERNEL_INLINE float quantise_block(const float * from, uint8_t * to, uint32_t * sums) {
         const F sign = _mm256_set1_ps(-0.0f);
-        F largest    = F{};
+        I largest    = I{}; // as integers magnitudes have the same order, with NaN above all
         for (int i = 0; i < 4; ++i) {
-            largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, _mm256_loadu_ps(from + 8 * i)));
+            largest = _mm256_max_epi32(largest, _mm256_castps_si256(_mm256_andnot_ps(sign, _mm256_loadu_ps(from + 8 * i))));
         }
         const Unit unit = unit_of(largest_of(largest));
         const F inverse = _mm256_set1_ps(unit.inverse);

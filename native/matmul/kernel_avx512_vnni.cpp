@@ -61,8 +61,10 @@ struct Avx512Vnni {
 
     static KERNEL_INLINE float quantise_block(const float * from, uint8_t * to, uint32_t * sums) {
         const F one = _mm512_loadu_ps(from), two = _mm512_loadu_ps(from + 16);
-        const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(one), _mm512_abs_ps(two)));
-        const Unit unit     = unit_of(largest);
+        // As integers magnitudes have the same order, with NaN above all.
+        const I larger      = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(one)), _mm512_castps_si512(_mm512_abs_ps(two)));
+        const int bits      = _mm512_reduce_max_epi32(larger);
+        const Unit unit     = unit_of(value_at<float>(&bits));
         const F inverse     = _mm512_set1_ps(unit.inverse);
         const I least       = _mm512_set1_epi32(-128); // NaN becomes the smallest int, and the sums of such would overflow
         const I first       = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(one, inverse)), least);

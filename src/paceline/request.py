@@ -26,6 +26,14 @@ _MAX_PRESERVED = 1024
 _TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
 
 
+def turn_s(submitted_s: float, priority: int) -> float:
+    """Return what the order of waiting requests goes by, the lowest first.
+
+    All age at the same rate, so this order does not change while they wait, and only finitely many can come before one.
+    """
+    return submitted_s - SECONDS_PER_PRIORITY * priority
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """How the engine schedules and delivers a request. Immutable.

@@ -147,7 +147,7 @@ def test_several_chats_stream_at_once(endless: Served, open_page: Open) -> None:
     for word in ("One.", "Two."):
         chat.page.get_by_role("link", name=word).click()
         chat.wait_done()
-        assert "3,000 tokens" in chat.replies.last.inner_text()
+        chat.replies.last.get_by_text("3,000 tokens").wait_for()
     wait_count(pulses, 0)
 
 
@@ -255,6 +255,47 @@ def test_deleted_conversation_is_gone_for_good(served: Served, open_page: Open, 
     chat.page.get_by_text("Conversations stay in this browser.").wait_for()
     chat.page.reload()
     chat.page.get_by_text("Conversations stay in this browser.").wait_for()
+
+
+def test_conversation_that_is_deleted_while_its_reply_grows_leaves_nothing(endless: Served, open_page: Open) -> None:
+    """Its request ends, and no later part of the reply is saved."""
+    chat = open_page(endless.url)
+    chat.set_parameters(Most_tokens="30000")
+    chat.send("Write.")
+    chat.wait_stored(50)
+    chat.listed.first.hover()
+    chat.page.get_by_role("button", name="Delete Write.").click()
+    chat.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    endless.assert_idle()
+    chat.page.wait_for_timeout(1000)
+    left = """new Promise((resolve, reject) => {
+        const opening = indexedDB.open("paceline");
+        opening.onerror = () => reject(opening.error);
+        opening.onsuccess = () => {
+            const reading = opening.result.transaction("messages").objectStore("messages").count();
+            reading.onsuccess = () => { opening.result.close(); resolve(reading.result); };
+        };
+    })"""
+    assert chat.page.evaluate(left) == 0
+
+
+def test_imported_parameters_that_the_model_does_not_have_are_shown(
+    served: Served, open_page: Open, tmp_path: Path
+) -> None:
+    """They are sent, so they are seen, and can be taken out."""
+    path = conversation_file(tmp_path / "c.json", ["a", "b"])
+    content = json.loads(path.read_text())
+    content["conversations"][0]["conversation"]["parameters"] = {"strange_one": 5, "temperature": 0.5}
+    path.write_text(json.dumps(content))
+    chat = open_page(served.url)
+    chat.import_file(path)
+    chat.listed.first.get_by_role("link").click()
+    panel = chat.settings()
+    assert "strange_one: 5" in panel.inner_text()
+    assert panel.get_by_label("Temperature", exact=True).input_value() == "0.5"
+    panel.get_by_role("button", name="Remove strange_one").click()
+    wait_count(panel.get_by_text("strange_one"), 0)
+    assert panel.get_by_label("Temperature", exact=True).input_value() == "0.5"
 
 
 def test_second_tab_follows_a_reply_and_does_not_ask_for_it_again(endless: Served, open_page: Open) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -64,6 +65,40 @@ def test_request_is_cancelled_from_the_slots(endless: Served, open_page: Open) -
     for thread in threads:
         thread.join()
     endless.assert_idle()
+
+
+def test_tenants_see_their_own_requests_and_sums_of_the_rest(
+    endless_model: Path, open_page: Open, tmp_path: Path
+) -> None:
+    """A request of another tenant is a number, without its id; one's own is a row."""
+    keys = tmp_path / "keys"
+    keys.write_text("mine:key-of-mine\nother:key-of-other\n")
+    with Served("-m", str(endless_model), "-c", "8192", "-np", "4", "--tenant-key-file", str(keys)) as server:
+        threads = [
+            threading.Thread(
+                target=httpx.post,
+                args=(f"{server.url}/v1/chat/completions",),
+                kwargs={
+                    "json": {"messages": [{"role": "user", "content": "Write."}], "max_tokens": 2000},
+                    "headers": {"authorization": f"Bearer key-of-{tenant}", "x-request-id": f"request-of-{tenant}"},
+                    "timeout": 100,
+                },
+            )
+            for tenant in ("mine", "other", "other")
+        ]
+        view = open_page(server.url, "#/engine").page
+        dialog = view.get_by_role("dialog", name="API key")
+        dialog.get_by_label("Key").fill("key-of-mine")
+        dialog.get_by_label("Key").press("Enter")
+        view.get_by_text("live", exact=True).wait_for()
+        for thread in threads:
+            thread.start()
+        view.get_by_text("Other tenants: 2 slots").wait_for()
+        slots = view.get_by_role("region", name="Slots in use")
+        slots.locator("td[title=request-of-mine]").wait_for()
+        assert "request-of-other" not in view.content()
+        for thread in threads:
+            thread.join()
 
 
 def test_events_are_read_only_while_the_view_is_open(endless: Served, open_page: Open) -> None:

@@ -11,8 +11,16 @@ from pathlib import Path
 import pytest
 from tests.browser.chat_page import ChatPage, conversation_file, wait_count
 from tests.e2e.served import Served
+from tests.sounds import int16, tone, wav_file
 
-from paceline.testing.models import CHAT_TEMPLATE, Qwen2VlSpec, Qwen25VisionSpec, write_model
+from paceline.testing.models import (
+    CHAT_TEMPLATE,
+    LlamaSpec,
+    Qwen2VlSpec,
+    Qwen25VisionSpec,
+    UltravoxAudioSpec,
+    write_model,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
 
@@ -74,7 +82,7 @@ def drop(chat: ChatPage, name: str, kind: str, data: bytes, *, event: str = "dro
     )
 
 
-# ---- images
+# ---- images and sound
 
 
 def test_model_without_eyes_says_so(served: Served, open_page: Open) -> None:
@@ -110,6 +118,34 @@ def test_image_is_sent_and_shown(seeing: Served, open_page: Open, how: str) -> N
     picture = chat.messages.first.get_by_role("img", name="a.png")
     picture.wait_for()
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 24
+
+
+def test_sound_is_sent_and_can_be_heard(open_page: Open, tmp_path: Path) -> None:
+    """A sound that is dropped goes to a model that hears as data, and stays in the conversation; an image is refused there."""
+    write_model(tmp_path / "mmproj-hearing.gguf", UltravoxAudioSpec())
+    spec = LlamaSpec(n_ctx_train=2048)
+    model = write_model(tmp_path / "hearing.gguf", spec, metadata={"tokenizer.chat_template": CHAT_TEMPLATE})
+    sound = wav_file(int16(tone(1.0)))
+    with Served("-m", str(model), "-np", "2", "-c", "2048") as server:
+        chat = open_page(server.url)
+        chat.set_parameters(Most_tokens="4")
+        drop(chat, "a.png", "image/png", png())
+        chat.page.locator("form.composer").get_by_role("alert").filter(has_text="takes no images").wait_for()
+        drop(chat, "a.wav", "audio/x-wav", sound)
+        chat.page.get_by_role("button", name="Remove a.wav").wait_for()
+        with chat.page.expect_request("**/v1/chat/completions") as sent:
+            chat.send("What is said?")
+        part = sent.value.post_data_json["messages"][0]["content"][0]
+        assert part == {
+            "type": "input_audio",
+            "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"},
+        }
+        chat.wait_done()
+        chat.page.reload()
+        player = chat.messages.first.locator("audio")
+        player.wait_for()
+        player.evaluate("player => { player.load(); }")
+        chat.page.wait_for_function("player => player.duration > 0.9", arg=player.element_handle())
 
 
 def test_file_that_is_no_image_is_refused(seeing: Served, open_page: Open) -> None:

@@ -233,13 +233,14 @@ def test_errors_are_no_larger_than_those_of_llama_cpp(each_kernel: str, kind: st
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_stay_in_their_row(each_kernel: str, bad: float) -> None:
-    """A row of activations with NaN or an infinity leaves the others' outputs as they are."""
+    """A row of activations with NaN or an infinity gives no finite output, and leaves the others' as they are."""
     activations = whole_numbers(9, 1, 96)
     weights = weights_of("q8_0", 1, 40, 96)
     clean = SingleProduct(type_name="q8_0", weights=weights, activations=activations.copy()).run()[0]
     activations[4, 0, 50] = bad
     outputs = SingleProduct(type_name="q8_0", weights=weights, activations=activations).run()[0]
     assert np.array_equal(np.delete(outputs, 4, 0), np.delete(clean, 4, 0))
+    assert not np.isfinite(outputs[4]).any()
 
 
 def test_tiny_and_zero_activations_are_zeros(each_kernel: str) -> None:

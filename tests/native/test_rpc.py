@@ -41,8 +41,8 @@ def server() -> Iterator[LendingServer]:
 @contextmanager
 def lent(server: LendingServer, **options: Any) -> Iterator[LLM]:
     """An engine whose layers all lie with the server."""
-    wanted: dict[str, Any] = {"num_slots": 4, "rpc_timeout_s": 3, **LOCAL, **options}
-    with LLM(isolation="process", rpc=[server.address], **wanted) as llm:
+    wanted: dict[str, Any] = {"rpc": [server.address], "num_slots": 4, "rpc_timeout_s": 3, **LOCAL, **options}
+    with LLM(isolation="process", **wanted) as llm:
         yield llm
 
 
@@ -199,13 +199,14 @@ def test_an_idle_engine_survives_its_server(server: LendingServer, local: LLM) -
 
 
 def test_requests_may_fail_with_the_server(server: LendingServer) -> None:
-    """With on_engine_death="fail" the error has the address, and the engine works once the server is back."""
-    with lent(server, on_engine_death="fail") as llm:
+    """With on_engine_death="fail" the error has the address as it was given, and the engine works once the server is back."""
+    address = server.address.replace("127.0.0.1", "localhost")
+    with lent(server, rpc=[address], on_engine_death="fail") as llm:
         with llm.stream(STORY, max_tokens=2000, **GREEDY) as stream:
             read = Read(stream)
             read.first()
             server.kill()
-            with pytest.raises(EngineDied, match=f"the RPC server {server.address} was lost"):
+            with pytest.raises(EngineDied, match=f"the RPC server {address} was lost"):
                 read.rest()
         server.start()
         wait_until(lambda: llm.heartbeat().state not in ("crash_loop", "starting"))

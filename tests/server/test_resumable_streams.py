@@ -6,12 +6,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from tests.server import probe
 from tests.server.running import LONG_S
+from tests.server.stand_in import StandInEngine
 from tests.server.world import World
 
 from paceline.server.resumable_streams import OffsetLost, ResumableStream, ResumableStreams
@@ -157,6 +159,31 @@ def test_deleting_a_stream_ends_its_request_and_forgets_it(worlds: Worlds) -> No
     assert json.loads(last[-2][6:])["error"]["code"] == "cancelled"
     assert world.client.get("/v1/stream", params=QUERY).status_code == 404
     assert world.client.delete("/v1/stream", params=QUERY).status_code == 204
+
+
+def test_deleting_a_stream_ends_a_request_that_is_still_prepared(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no stream yet, and it never runs; until then it is loading, and not gone."""
+    world, has_begun, may_go_on = worlds(), threading.Event(), threading.Event()
+    prepare = StandInEngine.prepare
+
+    def slowly(self: StandInEngine, *args: Any) -> Any:
+        has_begun.set()
+        assert may_go_on.wait(LONG_S)
+        return prepare(self, *args)
+
+    monkeypatch.setattr(StandInEngine, "prepare", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(world.client.post, "/v1/probe", json=ENDLESS, headers=CONVERSATION)
+        assert has_begun.wait(LONG_S)
+        assert world.client.get("/v1/stream", params=QUERY).status_code == 503
+        assert world.client.delete("/v1/stream", params=QUERY).status_code == 204
+        may_go_on.set()
+        assert sending.result(LONG_S).json()["error"]["code"] == "cancelled"
+    assert world.engine.num_open == 0
+    assert world.client.get("/v1/stream", params=QUERY).status_code == 404
+    assert world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content.endswith(b"data: [DONE]\n\n")
 
 
 def test_a_second_request_of_a_conversation_replaces_the_first(worlds: Worlds) -> None:

@@ -85,6 +85,21 @@ def test_a_folder_of_ones_own_is_served_in_place_of_the_page(worlds: Any, tmp_pa
     assert (part.status_code, part.text) == (206, "in")
 
 
+def test_a_file_of_a_folder_opens_no_route_of_the_api(worlds: Any, tmp_path: Path) -> None:
+    """Its files need no key; a route that is called as one of them does."""
+    for name in ("index.html", "slots", "v1/models", "mine.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    client: httpx.Client = worlds({"page_folder": tmp_path, "api_keys": (ApiKey(secret="secret"),)}).client
+    for route in ("/", "/index.html", "/mine.txt"):
+        assert client.get(route).text == "mine"
+    for route in ("/slots", "/v1/models", "/other"):
+        assert client.get(route).status_code == 401, route
+        assert client.head(route).status_code == 401, route
+    assert client.post("/mine.txt").status_code == 401
+    assert client.get("/v1/models", headers={"x-api-key": "secret"}).json()["data"]
+
+
 def test_props_says_whether_there_is_a_page(client: httpx.Client) -> None:
     """As llama-server does."""
     assert isinstance(client.get("/props").json()["ui"], bool)

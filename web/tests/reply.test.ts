@@ -37,7 +37,7 @@ class Server implements Transport {
 
   constructor(
     private readonly starts: Array<Response | Error>,
-    private readonly resumes: Array<Resumed> = [],
+    private readonly resumes: Array<Resumed | Error> = [],
   ) {}
 
   async start(body: unknown, id: string): Promise<Response> {
@@ -53,6 +53,7 @@ class Server implements Transport {
     this.resumed.push([id, offset]);
     const next = this.resumes.shift();
     if (!next) throw new Error("nothing more was expected");
+    if (next instanceof Error) throw next;
     return next;
   }
 
@@ -153,6 +154,29 @@ describe("Reply", () => {
     const { last } = await run(server);
     expect(last.content).toBe("one two");
     expect(server.waits).toHaveLength(2);
+  });
+
+  it("gives up where the server ends one request after the other, and waits longer each time", async () => {
+    const died = (): Response => response(event({ error: { message: "the engine died", code: "engine_died" } }), DONE);
+    const server = new Server(Array.from({ length: 9 }, died));
+    const { last } = await run(server);
+    expect(last).toMatchObject({ state: "failed", error: "the engine died" });
+    expect(server.bodies).toHaveLength(6);
+    expect(server.waits).toEqual([600, 1200, 2400, 4000]);
+  });
+
+  it("does not hurry where connections bring nothing", async () => {
+    const empty = (): Resumed => stream();
+    const server = new Server([response(text("one "))], [empty(), empty(), empty(), stream(text("two"), end, DONE)]);
+    expect((await run(server)).last).toMatchObject({ content: "one two", state: "done" });
+    expect(server.waits).toEqual([600, 1200, 2400]);
+  });
+
+  it("takes no other error for the word that a stream is gone", async () => {
+    const server = new Server([response(text("one "))], [new ApiError("this key is not known", 401, "invalid_api_key")]);
+    const { last } = await run(server);
+    expect(last).toMatchObject({ content: "one ", state: "failed", error: "this key is not known" });
+    expect(server.bodies).toHaveLength(1);
   });
 
   it("goes on with the reply of a page that was left, and says nothing of it", async () => {

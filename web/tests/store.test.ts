@@ -55,7 +55,41 @@ function newStore(): ConversationStore {
 const contents = (opened: { path: { peek(): readonly string[] }; message(id: string): { peek(): { content: string } } }): string[] =>
   opened.path.peek().map((id) => opened.message(id).peek().content);
 
+/** A server whose streams grow until they are aborted. */
+class Endless extends Echo {
+  override async start(_body: unknown, _id?: string, abort?: AbortSignal): Promise<Response> {
+    return new Response(
+      new ReadableStream<Uint8Array>({
+        start(controller) {
+          const timer = setInterval(() => controller.enqueue(new TextEncoder().encode(event("more "))), 2);
+          abort?.addEventListener("abort", () => {
+            clearInterval(timer);
+            controller.error(new DOMException("aborted", "AbortError"));
+          });
+        },
+      }),
+    );
+  }
+}
+
 describe("ConversationStore", () => {
+  it("leaves nothing of a conversation that is deleted while its reply grows, here or in another tab", async () => {
+    server = new Endless();
+    const [writing, other] = [newStore(), newStore()];
+    for (const deleting of [writing, other]) {
+      const opened = writing.create();
+      const sending = writing.send(opened, null, "go on", []);
+      while (!(await database.messages(opened.id)).some((one) => one.content.length > 20)) await new Promise((r) => setTimeout(r, 5));
+      await deleting.delete(opened.id);
+      await sending;
+      await new Promise((resolve) => setTimeout(resolve, 600)); // longer than between two writes
+      await writing.flush();
+      expect(await database.messages(opened.id)).toEqual([]);
+      expect(await database.conversation(opened.id)).toBeUndefined();
+      expect(writing.replies.peek().size).toBe(0);
+    }
+  });
+
   it("saves a conversation as it grows, and reads it again", async () => {
     const opened = store.create();
     await store.send(opened, null, "hello\nthere", []);

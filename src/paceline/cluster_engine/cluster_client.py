@@ -46,7 +46,6 @@ from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import SlotsSnapshot
 
-_STATS_S: Final = 2.0  # for the replicas to report; then the last reports count
 _MEDIA_S: Final = 60.0
 _POLL_S: Final = 0.1  # between two checks whether waiting is cancelled
 _FILES = (
@@ -167,9 +166,18 @@ class ClusterEngine(BaseEngine):
             max_embedding_tokens=min(one.max_embedding_tokens for one in all_limits),
         )
         max_queue = self._per_replica.max_queue * len(all_limits)
-        self.config = fitted_config(replace(self._per_replica, max_queue=max_queue), self.limits)
-        self._inbox.set_max_requests(max(1, math.ceil((num_slots + max_queue) * self._settings.share)))
+        most_tokens = self._per_replica.max_queue_tokens
+        queue_tokens = None if most_tokens is None else most_tokens * len(all_limits)
+        self.config = fitted_config(
+            replace(self._per_replica, max_queue=max_queue, max_queue_tokens=queue_tokens), self.limits
+        )
+        self._inbox.set_bounds(
+            self._share_of(num_slots + max_queue), None if queue_tokens is None else self._share_of(queue_tokens)
+        )
         self.metrics.set_num_slots(num_slots)
+
+    def _share_of(self, count: int) -> int:
+        return max(1, math.ceil(count * self._settings.share))
 
     def take_replicas(self, replicas: Mapping[str, messages.Ready]) -> None:
         """Take over what the replicas of the moment say of themselves. On the dispatcher's thread."""
@@ -224,29 +232,35 @@ class ClusterEngine(BaseEngine):
 
     def stats(self) -> MetricsSnapshot:
         """See `EngineClient`: of all replicas together. What one did after its last report is lost with it."""
-        with suppress(TimeoutError, EngineStopped):
+        with suppress(EngineStopped):
             for name, snapshot in self.replica_stats().items():
                 self._totals.report(name, snapshot)
         return self._totals.together(self.metrics.snapshot())
 
     def replica_stats(self) -> dict[str, MetricsSnapshot]:
         """Return the metrics of each replica, as it reports them."""
-        replies = self._dispatcher.ask_all("stats").result(_STATS_S)
+        replies = self._dispatcher.ask_state("stats").result()
         return {name: MetricsSnapshot(tuple(_samples(data))) for name, data in replies.items()}
 
     def ask_slots(self) -> Future[SlotsSnapshot]:
         """See `EngineClient`: the slots of all replicas, one behind the other in the order of their ids."""
         self._dispatcher.check_process()
-        return map_future(self._dispatcher.ask_all("slots"), self._joined_slots)
+        return map_future(self._dispatcher.ask_state("slots"), self._joined_slots)
 
     def replica_slots(self) -> dict[str, SlotsSnapshot]:
         """Return what each slot of each replica does."""
-        return _slots(self._dispatcher.ask_all("slots").result())
+        return _slots(self._dispatcher.ask_state("slots").result())
 
     def _joined_slots(self, replies: dict[str, bytes]) -> SlotsSnapshot:
+        """Return the slots under ids and keys that are unique here: replicas count both by themselves."""
         found = _slots(replies)
-        views = [view for name in sorted(found) for view in found[name]]
-        num_waiting = max(0, self._inbox.num_open - sum(one.is_processing for one in views))
+        views = [
+            replace(one, key=None if one.key is None else one.key * len(found) + index)
+            for index, name in enumerate(sorted(found))
+            for one in found[name]
+        ]
+        num_on_replicas = len({one.key for one in views if one.key is not None})
+        num_waiting = max(0, self._inbox.num_open - num_on_replicas, sum(one.num_waiting for one in found.values()))
         return SlotsSnapshot(tuple(replace(one, id=index) for index, one in enumerate(views)), num_waiting)
 
     def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
@@ -254,7 +268,10 @@ class ClusterEngine(BaseEngine):
         activity_numbers(after, max_nodes)
         now_s = self._clock.now()
         return map_future(
-            self.ask_slots(), lambda slots: EngineActivity(started_s=0.0, now_s=now_s, last_number=0, slots=slots)
+            self.ask_slots(),
+            lambda slots: EngineActivity(
+                started_s=0.0, now_s=now_s, last_number=0, slots=slots, num_waiting=slots.num_waiting
+            ),
         )
 
     def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:  # noqa: ARG002

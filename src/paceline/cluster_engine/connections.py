@@ -21,12 +21,14 @@ RENEW_S: Final = LEASE_S / 5
 SILENCE_S: Final = 2 * LEASE_S
 """A replica that does not renew a session for so long hangs, or cannot be reached."""
 
+_PAUSE_S: Final = 0.5  # before events are read again that ended at once
+
 
 class ConnectionObserver(Protocol):
     """What is told of replicas, each by its id."""
 
-    def joined(self, replica_id: str, ready: messages.Ready) -> None:
-        """Take in a replica that takes requests; its parts will be read."""
+    def joined(self, replica_id: str, session: int, ready: messages.Ready) -> None:
+        """Take in a replica that takes requests; its parts will be read. session: this front's number there."""
 
     def left(self, replica_id: str) -> None:
         """Note that a replica takes no more requests; it goes on with what it has for a while."""
@@ -45,7 +47,7 @@ class Connections:
         self._calls, self._front, self._observer = calls, front, observer
         self._members: frozenset[str] = frozenset()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._joined: set[str] = set()
+        self._joined: dict[str, tuple[int, messages.Ready]] = {}
         self._closing: set[asyncio.Task[Any]] = set()
 
     def begin(self) -> None:
@@ -60,7 +62,7 @@ class Connections:
     @property
     def joined(self) -> frozenset[str]:
         """Those of them that are connected."""
-        return self._members & self._joined
+        return self._members & self._joined.keys()
 
     def is_known(self, replica_id: str) -> bool:
         """Whether a replica is connected, or is about to be."""
@@ -93,10 +95,12 @@ class Connections:
     # ---- the tasks
 
     def _changed(self, members: frozenset[str]) -> None:
-        gone, self._members = self._members - members, members
+        new, gone, self._members = members - self._members, self._members - members, members
         for replica_id in sorted(members):
             if replica_id not in self._tasks:
                 self._connect(replica_id)
+            elif replica_id in new and replica_id in self._joined:  # it was to be drained, and takes requests again
+                self._observer.joined(replica_id, *self._joined[replica_id])
         for replica_id in sorted(gone):
             if replica_id in self._tasks:
                 self._keep(self._part_with(replica_id))
@@ -110,8 +114,8 @@ class Connections:
         try:
             number = await self._calls.call(replica_id, "renew", self._front)
             ready = _described(await self._calls.call(replica_id, "describe"))
-            self._joined.add(replica_id)
-            self._observer.joined(replica_id, ready)
+            self._joined[replica_id] = number, ready
+            self._observer.joined(replica_id, number, ready)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(replica_id))
                 group.create_task(self._renew(replica_id, number))
@@ -153,10 +157,14 @@ class Connections:
 
     async def _read(self, replica_id: str) -> None:
         while True:
+            has_any = False
             async for frame in self._calls.stream(replica_id, "events", self._front):
+                has_any = True
                 message = messages.decode_up(frame)
                 if isinstance(message, messages.Happened):
                     self._observer.received(replica_id, message.parts)
+            if not has_any:  # as its session ended, or what carries its events did: renewing finds out
+                await asyncio.sleep(_PAUSE_S)
 
     async def _renew(self, replica_id: str, number: int) -> None:
         while True:
@@ -178,7 +186,7 @@ class Connections:
         self._forget_calls(replica_id)
 
     def _forget(self, replica_id: str) -> None:
-        self._joined.discard(replica_id)
+        self._joined.pop(replica_id, None)
 
     def _forget_calls(self, replica_id: str) -> None:
         if replica_id not in self._members and replica_id not in self._tasks:

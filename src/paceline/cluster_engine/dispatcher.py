@@ -35,6 +35,7 @@ _log = logging.getLogger("paceline.cluster")
 T = TypeVar("T")
 
 _END_S: Final = 5.0  # for connections to end
+_STATE_S: Final = 2.0  # for replicas to report; metrics of one that does not are those of its last report
 
 
 class Dispatcher(EngineThread):
@@ -93,8 +94,12 @@ class Dispatcher(EngineThread):
             loop.call_soon_threadsafe(lambda: self.on_joined(self._described))
 
     def ask_all(self, method: Call, *args: Any) -> Future[dict[str, Any]]:
-        """Return a future of what a method of each connected replica returns; those that do not reply are left out."""
-        return self._run_on_loop(lambda: self._ask_all(method, args))
+        """Return a future of what a method of each connected replica returns; those that are gone are left out."""
+        return self._run_on_loop(lambda: self._ask_all(lambda name: self._reply(name, method, *args)))
+
+    def ask_state(self, method: Call) -> Future[dict[str, Any]]:
+        """As `ask_all`, within `_STATE_S`: replicas that hang or fail are left out, so that the others can be seen."""
+        return self._run_on_loop(lambda: self._ask_all(lambda name: self._state(name, method)))
 
     def ask(self, replica_id: str, method: Call, *args: Any) -> Future[Any]:
         """Return a future of what a method of one replica returns. It fails with `ReplicaGone`."""
@@ -163,16 +168,26 @@ class Dispatcher(EngineThread):
         assert self._calls is not None  # noqa: S101 - made before the loop is known
         return self._calls
 
-    async def _ask_all(self, method: Call, args: tuple[Any, ...]) -> dict[str, Any]:
-        async def ask(replica_id: str) -> Any:
-            try:
-                return await self._known_calls.call(replica_id, method, *args)
-            except ReplicaGone:
-                return None
-
+    async def _ask_all(self, ask: Callable[[str], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
         names = list(self._described)
         replies = await asyncio.gather(*map(ask, names))
         return {name: reply for name, reply in zip(names, replies, strict=True) if reply is not None}
+
+    async def _reply(self, replica_id: str, method: Call, *args: Any) -> Any:
+        try:
+            return await self._known_calls.call(replica_id, method, *args)
+        except ReplicaGone:
+            return None
+
+    async def _state(self, replica_id: str, method: Call) -> Any:
+        try:
+            async with asyncio.timeout(_STATE_S):
+                return await self._reply(replica_id, method)
+        except TimeoutError:
+            _log.warning("replica %s did not report its %s within %.0f s", replica_id, method, _STATE_S)
+        except Exception:  # noqa: BLE001 - the others are shown
+            _log.exception("replica %s could not report its %s", replica_id, method)
+        return None
 
     # ---- commands
 
@@ -205,13 +220,13 @@ class Dispatcher(EngineThread):
 
     # ---- see `ConnectionObserver`
 
-    def joined(self, replica_id: str, ready: messages.Ready) -> None:
+    def joined(self, replica_id: str, session: int, ready: messages.Ready) -> None:
         """Take a replica in."""
         self._described = {**self._described, replica_id: ready}
         self.on_joined(self._described)
         if not self.ready.done():
             self.ready.set_result(ready)
-        self._requests.joined(replica_id, int(ready.limits["num_slots"]))
+        self._requests.joined(replica_id, session, int(ready.limits["num_slots"]))
         self._rest()
 
     def left(self, replica_id: str) -> None:

@@ -15,12 +15,13 @@ from paceline.engine.worker import messages
 class ReplicaPlacement:
     """A request on its way to a replica, or there. early: parts that came before it was known that they should, by replica.
 
-    has_begun: whether it has left the replica's queue.
+    session: of this front there, as `ReplicaService` numbers them. has_begun: whether it has left the replica's queue.
     """
 
     key: int
     number: int
     replica_id: str | None = None
+    session: int = 0
     has_begun: bool = False
     early: list[tuple[str, messages.Part]] = field(default_factory=list)
 

@@ -41,8 +41,8 @@ class ReplicaCalls(Protocol):
         A replica that is missing was stopped, or is being drained: it may go on for a while with what it has.
         """
 
-    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Call, *args: Any) -> str:
-        """Call a method of the replica that is best for a prompt, and return that replica's id.
+    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Call, *args: Any) -> Any:
+        """Return what a method of the replica returns that is best for a prompt.
 
         Waits as long as there is none. avoid: replicas that are only chosen where there are no others. Raises `ReplicaGone`.
         """

@@ -97,6 +97,7 @@ class _Session:
         self._lock = threading.Lock()
         self._parts: list[messages.Part] = []
         self._has_parts = asyncio.Event()
+        self._reader = 0
         self.keys: dict[int, int] = {}  # of this front's requests: its key and ours
         self.cancelled: deque[int] = deque(maxlen=MAX_EARLY_CANCELS)  # keys of requests that are not here
         self.renewed_s = clock.now()
@@ -117,14 +118,23 @@ class _Session:
         self.is_over = True
         self._has_parts.set()
 
-    async def take(self) -> list[messages.Part]:
-        """Wait for parts, and return them; none where the session is over."""
-        await self._has_parts.wait()
-        with self._lock:
-            parts, self._parts = self._parts, []
-            if not self.is_over:
+    def new_reader(self) -> int:
+        """Return the number of a new reader; the one before gets nothing any more."""
+        self._reader += 1
+        self._has_parts.set()
+        return self._reader
+
+    async def take(self, reader: int) -> list[messages.Part] | None:
+        """Wait for parts, and return them; None where the session is over, or has another reader."""
+        while True:
+            await self._has_parts.wait()
+            if self.is_over or reader != self._reader:
+                return None
+            with self._lock:
+                parts, self._parts = self._parts, []
                 self._has_parts.clear()
-        return parts
+            if parts:
+                return parts
 
 
 class ReplicaService:
@@ -156,8 +166,8 @@ class ReplicaService:
 
     # ---- requests
 
-    async def submit(self, front: str, request: bytes, adapters: dict[str, str]) -> str:
-        """Begin a request; what is wrong with it comes as its last part. Returns the id of this replica.
+    async def submit(self, front: str, request: bytes, adapters: dict[str, str]) -> tuple[str, int]:
+        """Begin a request; what is wrong with it comes as its last part. Returns the ids of this replica and of the session.
 
         adapters: files of adapters that it uses, which are loaded where they are not there.
         """
@@ -168,14 +178,13 @@ class ReplicaService:
         aged = moved_in_time(message, self._clock.now())
         try:
             await self._load_missing(adapters)
-            if key in session.cancelled:  # before it came, or meanwhile
-                return self._replica_id
-            ours = self._engine.relay(aged, lambda part: self._take(session, key, part))
+            # One that was cancelled, before it came or meanwhile, does not begin, nor one of a session that is over: nobody would
+            # read it, and the front sees by the number that it has to be sent again.
+            if not session.is_over and key not in session.cancelled:
+                session.keys[key] = self._engine.relay(aged, lambda part: self._take(session, key, part))
         except Exception as error:  # noqa: BLE001 - the front is to know
             session.put(messages.Failed(key, as_paceline_error(error)))
-            return self._replica_id
-        session.keys[key] = ours
-        return self._replica_id
+        return self._replica_id, session.number
 
     async def _load_missing(self, adapters: Mapping[str, str]) -> None:
         """Load the adapters that are not there, one request at a time. Raises as `load_lora`."""
@@ -204,11 +213,15 @@ class ReplicaService:
                 session.cancelled.append(command.key)
 
     async def events(self, front: str) -> AsyncIterator[bytes]:
-        """Yield the parts of a front's requests as they come, many at once, and end after `STREAM_FRAMES`."""
+        """Yield the parts of a front's requests as they come, many at once, and end after `STREAM_FRAMES`.
+
+        A front reads its events once at a time: a second call ends the first.
+        """
         session = self._session(front)
+        reader = session.new_reader()
         for _ in range(STREAM_FRAMES):
-            parts = await session.take()
-            if session.is_over:
+            parts = await session.take(reader)
+            if parts is None:
                 return
             for part in parts:
                 if isinstance(part, (messages.Freed, messages.Failed, messages.Vectors)):

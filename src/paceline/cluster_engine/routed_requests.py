@@ -25,7 +25,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.front_requests import FrontRequests
 from paceline.engine.worker.relay import moved_in_time, part_moved_in_time, renamed
 from paceline.engine.worker.worker_telemetry import RequestsWatch
-from paceline.errors import EngineDied
+from paceline.errors import EngineDied, EngineError
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.finisher import due_reason
 from paceline.scheduling.sequence import Request
@@ -36,7 +36,9 @@ _log = logging.getLogger("paceline.cluster")
 GRACE_S: Final = 2.0
 """What a replica gets to end a request whose deadline has passed, or that was cancelled, before it is ended here."""
 
-_BACK_OFF_S: Final = 0.1  # before a request is sent again that no replica took
+_BACK_OFF_S: Final = 0.05  # before a request is sent again that no replica took; doubled each time
+_MAX_BACK_OFF_S: Final = 2.0
+_MAX_TRIES: Final = 64  # in about two minutes
 
 
 class RoutedRequests(FrontRequests):
@@ -63,6 +65,8 @@ class RoutedRequests(FrontRequests):
         self._telling: set[asyncio.Task[None]] = set()
         self._leaving: set[str] = set()  # replicas that go on with what they have, as there is no other
         self._num_slots: dict[str, int] = {}
+        self._abandoned: defaultdict[str, list[int]] = defaultdict(list)  # numbers that a lost replica may still run
+        self._sessions: dict[str, int] = {}  # of the replicas that are connected
         self._heeds_readers = True
 
     # ---- callers
@@ -145,14 +149,15 @@ class RoutedRequests(FrontRequests):
             self.end(key, FinishReason.ERROR, as_paceline_error(failure))
 
     async def _route(self, key: int) -> None:
-        """Send a request until a replica has it."""
+        """Send a request until a replica has it, or none took it in `_MAX_TRIES`."""
         avoid: frozenset[str] = frozenset(self._leaving)
+        num_tries = 0
         while (request := self._replay_log.find(key)) is not None:
             placement = self._placements.begin(key)
             try:
                 frame, adapters = messages.encode(self._message(key, placement.number)), self._adapters_of(request)
                 blocks = self._blocks(request)
-                replica_id = await self._calls.route(blocks, avoid, "submit", self._front, frame, adapters)
+                replica_id, session = await self._calls.route(blocks, avoid, "submit", self._front, frame, adapters)
             except ReplicaGone as gone:
                 self._placements.end(key)
                 if gone.replica_id is not None:  # it died while it took the request in
@@ -161,19 +166,27 @@ class RoutedRequests(FrontRequests):
                         return
                     if not self._suspects.may_go(key):
                         return
-                await asyncio.sleep(_BACK_OFF_S)
+                num_tries += 1
+                if num_tries == _MAX_TRIES:
+                    raise EngineError(
+                        f"no replica took this request in {num_tries} tries; the last one: {gone}"
+                    ) from gone
+                await asyncio.sleep(min(_BACK_OFF_S * 2**num_tries, _MAX_BACK_OFF_S))
                 continue
-            self._arrived(placement, replica_id)
+            self._arrived(placement, replica_id, session)
             return
 
-    def _arrived(self, placement: ReplicaPlacement, replica_id: str) -> None:
+    def _arrived(self, placement: ReplicaPlacement, replica_id: str, session: int) -> None:
         """Note where a request is, and take what came of it before that was known."""
         key = placement.key
         if self._placements.numbered(placement.number) is None:  # it ended, or was moved, meanwhile
             self._commands[replica_id].append(messages.encode(Cancel(placement.number)))
             self.flush()
             return
-        placement.replica_id = replica_id
+        if session < self._sessions.get(replica_id, 0):  # which has ended, and the request with it
+            self._place_again(placement)
+            return
+        placement.replica_id, placement.session = replica_id, session
         self._connections.expect(replica_id)
         early, placement.early = placement.early, []
         request = self._replay_log.find(key)
@@ -246,9 +259,13 @@ class RoutedRequests(FrontRequests):
             placement.has_begun = True
         self.take(part_moved_in_time(renamed(part, placement.key), self._clock.now()))
 
-    def joined(self, replica_id: str, num_slots: int) -> None:
-        """Move what waits on replicas that are drained to this one, or another."""
-        self._num_slots[replica_id] = num_slots
+    def joined(self, replica_id: str, session: int, num_slots: int) -> None:
+        """Move what waits on replicas that are drained to this one, or another, and what came there in an earlier session."""
+        self._num_slots[replica_id], self._sessions[replica_id] = num_slots, session
+        for placement in self._placements.on(replica_id):
+            if placement.session < session:
+                self._place_again(placement)
+        self._commands[replica_id] += [messages.encode(Cancel(one)) for one in self._abandoned.pop(replica_id, ())]
         self._leaving.discard(replica_id)
         for other in tuple(self._leaving):
             self._move_all(other)
@@ -266,9 +283,19 @@ class RoutedRequests(FrontRequests):
         self._leaving.discard(replica_id)
         self._commands.pop(replica_id, None)
         here, num_slots = self._placements.on(replica_id), self._num_slots.pop(replica_id, 0)
+        self._note_loss(replica_id, here)
         self._accuse(_may_have_run(here, num_slots), why)
         for placement in here:
             self._place_again(placement)
+
+    def _note_loss(self, replica_id: str, here: list[ReplicaPlacement]) -> None:
+        """Note what a replica that is not dead has to be told, should it be back."""
+        self._sessions.pop(replica_id, None)
+        members = self._connections.members
+        for name in [one for one in self._abandoned if one not in members]:
+            del self._abandoned[name]
+        if replica_id in members:
+            self._abandoned[replica_id] += [one.number for one in here]
 
     def _move_all(self, replica_id: str) -> None:
         for placement in self._placements.on(replica_id):
@@ -293,6 +320,7 @@ class RoutedRequests(FrontRequests):
     def _leave_if_done(self, replica_id: str) -> None:
         if replica_id in self._leaving and not self._placements.on(replica_id):
             self._leaving.discard(replica_id)
+            self._sessions.pop(replica_id, None)
             self._connections.leave(replica_id)
 
     def _accuse(self, keys: list[int], why: str) -> bool:

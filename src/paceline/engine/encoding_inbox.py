@@ -15,8 +15,9 @@ from paceline.engine.commands import Cancel, Command, EndSlow, SetInterval, SetP
 from paceline.engine.encoding_queue import EncodingQueue
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
-from paceline.engine.media_encoder import MediaEncoder
+from paceline.engine.media_encoder import MediaEncoder, num_bytes
 from paceline.errors import Cancelled
+from paceline.request import turn_s
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.sequence import Request
 
@@ -29,13 +30,16 @@ class EncodingInbox(Inbox):
         self._encoder = encoder
         self._early: dict[int, list[Command]] = {}  # commands for requests that wait
         self._queue = EncodingQueue(encode=self._encode, give_up=self._give_up, abort=encoder.cancel, clock=clock)
+        self.on_left = self._queue.let_go
 
     def _begin(self, request: Request | EmbeddingRequest) -> None:
         if not isinstance(request, Request) or not request.attachments:
             super()._begin(request)
             return
         self._early[request.key] = []
-        self._queue.put(request.key, request, request.deadline_s())
+        self._queue.put(
+            request.key, request, request.deadline_s(), turn_s(request.submitted_s, request.options.priority)
+        )
 
     def put(self, command: Command) -> None:
         """As `Inbox.put`, behind the request that the command is for. `Stop` also ends what is encoded, and what waits for it."""
@@ -62,9 +66,12 @@ class EncodingInbox(Inbox):
             request.embeddings = self._encoder.encode(
                 request.key, request.attachments, request.media, namespace, lambda: request.cancelled or is_given_up()
             )
+            self._queue.hold(request.key, num_bytes(request.embeddings.values()))
         except Exception as error:  # noqa: BLE001 - of this request alone
             request.embeddings = as_paceline_error(error)
         self._pass_on(request)
+        if not self.is_open(request.key):  # it has ended meanwhile, and no one takes it
+            self._queue.let_go(request.key)
 
     def _give_up(self, request: Request) -> None:
         request.embeddings = Cancelled("the request ended before its images or audio were encoded")

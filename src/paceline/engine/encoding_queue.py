@@ -1,10 +1,10 @@
 """Requests that wait until their images are encoded, one after another on a thread of its own.
 
-    put ──> waiting ──> encode ──> (whatever `encode` does with it)
+    put ──> waiting ──> encode ──> (whatever `encode` does with it, and `hold`) ──> let_go
                │ release, or the deadline
                └──────> give_up
 
-    any thread         put, release, close: events for the watching thread; take no lock
+    any thread         put, release, let_go, close: events for the watching thread; take no lock
     watching thread    which request is encoded next; gives up those that are cancelled or past their deadlines
     encoding thread    encode
 
@@ -30,6 +30,9 @@ from paceline.clock import Clock
 
 Job = TypeVar("Job")
 
+MAX_HELD_BYTES: Final = 256 << 20
+"""Bytes that requests which are encoded and wait may hold, before the next one is encoded; one is, whatever it takes."""
+
 _NICE: Final = 10  # a tenth of the processor time of a thread of the engine, where both want all of a core
 
 
@@ -40,6 +43,7 @@ class _Entry(Generic[Job]):
     key: int
     job: Job
     deadline_s: float
+    turn_s: float
     is_given_up: bool = False
 
 
@@ -52,12 +56,16 @@ class _Encoded:
     """The encoding thread has finished its entry."""
 
 
+class _LetGo:
+    """What was encoded is held no longer for a request that waits."""
+
+
 class _Close:
     """No entry is encoded any more."""
 
 
 class EncodingQueue(Generic[Job]):
-    """Encodes requests in the order in which they come. Its threads begin with the first one, and end with `close`."""
+    """Encodes requests in the order of their turns. Its threads begin with the first one, and end with `close`."""
 
     def __init__(
         self,
@@ -66,6 +74,7 @@ class EncodingQueue(Generic[Job]):
         give_up: Callable[[Job], object],
         abort: Callable[[int], object],
         clock: Clock,
+        max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         """Begin empty.
 
@@ -74,17 +83,20 @@ class EncodingQueue(Generic[Job]):
             give_up: Called with a request that was cancelled or is past its deadline before it was encoded; never raises.
             abort: Called with the key of a request that is being encoded, to end that early.
             clock: Of the deadlines.
+            max_held_bytes: See `hold`.
         """
+        self._max_held_bytes = max_held_bytes
+        self._held: dict[int, int] = {}
         self._encode, self._give_up, self._abort, self._clock = encode, give_up, abort, clock
-        self._events: queue.SimpleQueue[_Entry[Job] | _Release | _Encoded | _Close] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Entry[Job] | _Release | _Encoded | _LetGo | _Close] = queue.SimpleQueue()
         self._handed: queue.SimpleQueue[_Entry[Job] | None] = queue.SimpleQueue()
         self._waiting: dict[int, _Entry[Job]] = {}
         self._encoding: _Entry[Job] | None = None
         self._has_begun = False
 
-    def put(self, key: int, job: Job, deadline_s: float) -> None:
-        """Add a request. deadline_s: on the clock; infinite without one. One thread at a time."""
-        self._events.put(_Entry(key, job, deadline_s))
+    def put(self, key: int, job: Job, deadline_s: float, turn_s: float) -> None:
+        """Add a request. deadline_s: on the clock; infinite without one. turn_s: the lowest is next. One thread at a time."""
+        self._events.put(_Entry(key, job, deadline_s, turn_s))
         if not self._has_begun:
             self._has_begun = True
             for name, work in (("watching", self._watch), ("encoding", self._encode_all)):
@@ -93,6 +105,18 @@ class EncodingQueue(Generic[Job]):
     def release(self, key: int) -> None:
         """Encode a request no further, since it was cancelled; does nothing for one that is not here."""
         self._events.put(_Release(key))
+
+    def hold(self, key: int, num_bytes: int) -> None:
+        """Note what a request holds that was encoded, until `let_go`. Encoding thread.
+
+        While requests that wait hold more than max_held_bytes, no further one is encoded.
+        """
+        self._held[key] = num_bytes
+
+    def let_go(self, key: int) -> None:
+        """Note that a request waits no longer; does nothing for one that is not held."""
+        if self._held.pop(key, None) is not None:
+            self._events.put(_LetGo())
 
     def close(self) -> None:
         """End the threads: what is being encoded ends first, and what waits is never encoded."""
@@ -113,12 +137,12 @@ class EncodingQueue(Generic[Job]):
                 self._drop(entry)
             self._hand_next()
 
-    def _take(self, event: _Entry[Job] | _Release | _Encoded) -> None:
+    def _take(self, event: _Entry[Job] | _Release | _Encoded | _LetGo) -> None:
         if isinstance(event, _Entry):
             self._waiting[event.key] = event
         elif isinstance(event, _Encoded):
             self._encoding = None
-        else:
+        elif isinstance(event, _Release):
             for entry in [one for one in self._open() if one.key == event.key]:
                 self._drop(entry)
 
@@ -140,8 +164,10 @@ class EncodingQueue(Generic[Job]):
             self._give_up(entry.job)
 
     def _hand_next(self) -> None:
-        if self._encoding is None and self._waiting:
-            self._encoding = self._waiting.pop(next(iter(self._waiting)))
+        has_room = sum(list(self._held.values())) <= self._max_held_bytes
+        if self._encoding is None and self._waiting and has_room:
+            following = min(self._waiting.values(), key=lambda one: one.turn_s)
+            self._encoding = self._waiting.pop(following.key)
             self._handed.put(self._encoding)
 
     # ---- the encoding thread

@@ -50,6 +50,7 @@ from paceline.runtime import (
     total_memory,
 )
 from paceline.runtime.embedder import longest_text
+from paceline.runtime.rpc_servers import LENT_DEVICE
 from paceline.scheduling.heads_drafter import attach_heads
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.named_drafter import draft_heads_of, resolve_drafter
@@ -427,8 +428,12 @@ def _context(model: Model, heads: Model | None, arguments: EngineArguments, fit:
 
 
 def uses_gpu(options: Mapping[str, Any], machine: Sequence[Device]) -> bool:
-    """Whether a model that is loaded with these options on this machine computes on a GPU."""
+    """Whether a model that is loaded with these options on this machine computes on a GPU of its own.
+
+    What RPC servers lend counts as none: it may be a CPU, and is behind a network.
+    """
     names = {device.name.lower() for device in machine if device.kind in ("gpu", "igpu")}
+    names = {name for name in names if not LENT_DEVICE.fullmatch(name)}
     wanted = options.get("devices")
     if wanted is not None:
         names &= {name.lower() for name in wanted}

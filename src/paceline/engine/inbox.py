@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 
 from paceline.engine.adapters import name_of
 from paceline.engine.backend import Lora
@@ -21,7 +22,7 @@ from paceline.scheduling.sequence import Request
 
 
 class Inbox:
-    """Bounds: max_requests that have not ended, waiting or running; max_queue_tokens of prompts that wait."""
+    """Bounds: max_requests that have not ended, waiting or running; max_queue_tokens of prompts that wait; None: no bound."""
 
     def __init__(self, max_requests: int, max_queue_tokens: int | None = None) -> None:
         self._max_requests = max_requests
@@ -36,11 +37,13 @@ class Inbox:
         self._is_closed = False
         self._next_key = 0
         self.num_refused = 0
+        self.on_left: Callable[[int], object] = lambda _: None
+        """Called with a request that has left the queue: it runs, or has ended."""
 
-    def set_max_requests(self, count: int) -> None:
-        """Set the bound, once the number of slots is known."""
+    def set_bounds(self, max_requests: int, max_queue_tokens: int | None) -> None:
+        """Set the bounds, once the number of slots is known."""
         with self._changed:
-            self._max_requests = count
+            self._max_requests, self._max_queue_tokens = max_requests, max_queue_tokens
 
     def next_key(self) -> int:
         """Return a number that no other request of this engine has; they grow."""
@@ -48,11 +51,15 @@ class Inbox:
             self._next_key += 1
             return self._next_key
 
-    def submit(self, request: Request | EmbeddingRequest, num_tokens: int) -> None:
-        """Accept a request. Raises `QueueFull` or `EngineStopped`."""
+    def submit(self, request: Request | EmbeddingRequest, num_tokens: int, *, is_accepted: bool = False) -> None:
+        """Accept a request. Raises `QueueFull` or `EngineStopped`.
+
+        is_accepted: another front has accepted it, within bounds of its own, and there is room for it in any case.
+        """
         with self._changed:
             self.check_open()
-            self._check_room(num_tokens)
+            if not is_accepted:
+                self._check_room(num_tokens)
             self._note_adapters(request)
             self._open.add(request.key)
             self._waiting_tokens[request.key] = num_tokens
@@ -82,6 +89,7 @@ class Inbox:
         """Note that a request has left the queue."""
         with self._changed:
             self._waiting_tokens.pop(key, None)
+        self.on_left(key)
 
     def ended(self, key: int) -> None:
         """Note that a request has ended and makes room for another."""
@@ -90,6 +98,7 @@ class Inbox:
             self._open.discard(key)
             self._adapters.pop(key, None)
             self._changed.notify_all()
+        self.on_left(key)
 
     def retire_adapter(self, adapter: str, timeout_s: float | None) -> bool:
         """Refuse new requests that use an adapter, and wait until no open one does; None: without a limit.
@@ -127,6 +136,10 @@ class Inbox:
     def is_closed(self) -> bool:
         """Whether requests are refused for good."""
         return self._is_closed
+
+    def is_open(self, key: int) -> bool:
+        """Whether a request has not ended."""
+        return key in self._open
 
     @property
     def num_open(self) -> int:
@@ -190,9 +203,9 @@ class FrontInbox(Inbox):
         with contextlib.suppress(BlockingIOError):
             os.write(self._write_end, b"\0")
 
-    def submit(self, request: Request | EmbeddingRequest, num_tokens: int) -> None:
+    def submit(self, request: Request | EmbeddingRequest, num_tokens: int, *, is_accepted: bool = False) -> None:
         """As `Inbox.submit`."""
-        super().submit(request, num_tokens)
+        super().submit(request, num_tokens, is_accepted=is_accepted)
         self.wake()
 
     def put(self, command: Command) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -54,7 +54,7 @@ class EmbeddingCache:
 
     def put(self, key: tuple[Namespace, bytes], parts: Parts) -> None:
         """Add the parts of an attachment, unless they alone are more than the cache may have."""
-        size = _num_bytes(parts)
+        size = num_bytes(parts)
         with self._lock:
             if size > self._max_bytes or key in self._found:
                 return
@@ -62,7 +62,7 @@ class EmbeddingCache:
             self._num_bytes += size
             while self._num_bytes > self._max_bytes:
                 _, dropped = self._found.popitem(last=False)
-                self._num_bytes -= _num_bytes(dropped)
+                self._num_bytes -= num_bytes(dropped)
 
 
 class MediaEncoder:
@@ -232,5 +232,6 @@ def _never() -> bool:
     return False
 
 
-def _num_bytes(parts: Parts) -> int:
+def num_bytes(parts: Iterable[MediaPart]) -> int:
+    """Return the bytes of the embeddings of parts."""
     return sum(part.embeddings.nbytes for part in parts if part.embeddings is not None)

@@ -42,7 +42,7 @@ class EngineReplica(ReplicaService):
 
     async def submit(  # type: ignore[override]
         self, routed: RoutedPrompt, front: str, request: bytes, adapters: dict[str, str]
-    ) -> str:
+    ) -> tuple[str, int]:
         """See `ReplicaService`. routed: was for the request router."""
         del routed
         return await super().submit(front, request, adapters)

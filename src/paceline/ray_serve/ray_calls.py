@@ -56,11 +56,11 @@ class RayCalls:
         except RuntimeError:
             return  # the engine has ended
 
-    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Call, *args: Any) -> str:
+    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Call, *args: Any) -> Any:
         """See `ReplicaCalls`. A replica that dies before it takes the call is passed over by Serve."""
         response = self._handle.options(method_name=method).remote(RoutedPrompt(prompt, avoid), *args)
         try:
-            return str(await _replied(response))
+            return await _replied(response)
         except ReplicaGone as gone:
             raise ReplicaGone(str(gone), self._name_of(gone.replica_id)) from gone
 

@@ -9,6 +9,7 @@ in Python, and `connect` is only called in a process that may die.
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import struct
 import time
@@ -23,6 +24,9 @@ from paceline.runtime.device import Device
 _log = logging.getLogger("paceline.rpc")
 
 GREETING_S: Final = 10.0  # the longest that a greeting takes
+LENT_DEVICE: Final = re.compile(r"rpc\d+", re.IGNORECASE)
+"""The names that llama.cpp gives to devices of servers."""
+
 _GET_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
 _CAPABILITIES: Final = bytes(24)  # none: plain TCP
 _SIZE = struct.Struct("<Q")
@@ -92,10 +96,11 @@ def greet_all(addresses: Sequence[str], timeout_s: float = GREETING_S) -> list[R
         )
         num_devices += len(devices)
         found.append(RpcServer(address, server.endpoint, server.protocol, devices))
-    if num_devices >= _native.max_devices():
+    num_own = sum(device.kind in ("gpu", "igpu") for device in _native.devices())
+    if num_devices + num_own >= _native.max_devices():
         raise InvalidParams(
-            f"rpc: these servers have {num_devices} devices, and llama.cpp takes fewer than {_native.max_devices()}; "
-            "leave servers out"
+            f"rpc: these servers have {num_devices} devices and this machine {num_own}; llama.cpp takes fewer than "
+            f"{_native.max_devices()} in all; leave servers out"
         )
     return found
 
@@ -108,7 +113,7 @@ def connect(addresses: Sequence[str], timeout_s: float) -> None:
     """
     servers = greet_all(addresses, min(timeout_s, GREETING_S))
     for server in servers:
-        _native.rpc_add_server(server.endpoint, timeout_s)
+        _native.rpc_add_server(server.endpoint, server.address, timeout_s)
     _connected[:] = servers
 
 

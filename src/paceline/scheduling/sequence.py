@@ -28,7 +28,7 @@ from paceline.kv_cache import (
 from paceline.media import Attachment
 from paceline.output import OutputProcessor, Vocabulary
 from paceline.params import SamplingParams
-from paceline.request import MAX_DRAFT, SECONDS_PER_PRIORITY, RequestOptions
+from paceline.request import MAX_DRAFT, RequestOptions, turn_s
 from paceline.scheduling.telemetry import RequestRecord
 from paceline.streaming.chunk import FinishReason, TokenLogprobs, Usage
 
@@ -300,8 +300,8 @@ class Sequence:
 
     @property
     def turn_key(self) -> tuple[float, int]:
-        """Order of admission. Waiting becomes priority at a constant rate, so that the order does not change with time."""
-        return (self.submitted_s - SECONDS_PER_PRIORITY * self.priority, self.order)
+        """Order of admission."""
+        return (turn_s(self.submitted_s, self.priority), self.order)
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from paceline import validation
-from paceline.request import SECONDS_PER_PRIORITY
+from paceline.request import turn_s
 from paceline.scheduling.cost_model import BLOCK_TOKENS, TILE_TOKENS
 from paceline.scheduling.view import SchedulerView, SequenceView, TokenAllocation
 
@@ -70,11 +70,8 @@ def longest_waiting_first(sequences: Iterable[SequenceView]) -> list[SequenceVie
 
 
 def most_urgent_first(sequences: Iterable[SequenceView]) -> list[SequenceView]:
-    """By priority and then arrival, with ageing: by `submitted_s - 10 s * priority`.
-
-    All age at the same rate, so this order does not change while they wait, and only finitely many can come before one.
-    """
-    return sorted(sequences, key=lambda one: (one.submitted_s - SECONDS_PER_PRIORITY * one.priority, one.order))
+    """By priority and then arrival, with ageing: by `submitted_s - 10 s * priority`."""
+    return sorted(sequences, key=lambda one: (turn_s(one.submitted_s, one.priority), one.order))
 
 
 def ticks_without_row(sequences: Sequence[SequenceView], tick: int) -> int:
@@ -155,7 +152,7 @@ class Paced:
         return sorted(
             prompts,
             key=lambda one: (
-                one.submitted_s + one.num_uncomputed_tokens * token_s - SECONDS_PER_PRIORITY * one.priority,
+                turn_s(one.submitted_s, one.priority) + one.num_uncomputed_tokens * token_s,
                 one.order,
             ),
         )

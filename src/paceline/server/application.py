@@ -35,7 +35,7 @@ from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpC
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
 from paceline.server.ollama import ollama_routes
 from paceline.server.openai import openai_routes
-from paceline.server.pages import PageRoute, document_routes, server_facts, start_page_routes
+from paceline.server.pages import PageRoute, document_routes, server_facts, serves_page_file, start_page_routes
 from paceline.server.request_context import route_path
 from paceline.server.responses_api import responses_routes
 from paceline.server.server_metrics import HttpMetrics
@@ -166,7 +166,7 @@ def server_middleware(service: ServedState) -> list[Middleware]:
         *([Middleware(AllowedHosts, (*settings.allowed_hosts, *settings.hosts))] if settings.checks_hosts else ()),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
-        Middleware(ApiKeys, settings.api_keys, service.page.has),
+        Middleware(ApiKeys, settings.api_keys, serves_page_file),
         Middleware(RequestLimit, service, settings.max_connections),
         Middleware(
             BodyReader,

@@ -23,6 +23,7 @@ from paceline.server.settings import ServerSettings
 from paceline.server.web_page import PageFiles, WebPage
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+_IS_PAGE_FILE = "paceline.is_page_file"  # a member of a matched request's scope
 
 
 def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[], list[tuple[str, str]]]) -> APIRouter:
@@ -74,10 +75,21 @@ class PageRoute(Route):
         """Match a file of the page."""
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD") or not self._files.has(route_path(scope)):
             return Match.NONE, {}
-        return Match.FULL, {"endpoint": self.endpoint, "path_params": {}}
+        return Match.FULL, {"endpoint": self.endpoint, "path_params": {}, _IS_PAGE_FILE: True}
 
     async def _send(self, request: Request) -> Response:
         return await file_response(self._files, route_path(request.scope), request)
+
+
+def serves_page_file(scope: Scope) -> bool:
+    """Return whether a request is for a file of the web page: a file that has the path of another route is not one."""
+    if scope["method"] not in ("GET", "HEAD"):
+        return False
+    for route in scope["app"].routes:
+        match, found = route.matches(scope)
+        if match is Match.FULL:
+            return _IS_PAGE_FILE in found
+    return False
 
 
 def server_facts(service: Service) -> list[tuple[str, str]]:

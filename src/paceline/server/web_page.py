@@ -232,10 +232,6 @@ class WebPage:
         files = built_files()
         return cls(BuiltPage(files)) if files else cls(None, NOT_BUILT)
 
-    def has(self, route: str) -> bool:
-        """Return whether a route is a file of the page, which needs no key."""
-        return self.files is not None and self.files.has(route)
-
 
 def is_guarded(settings: ServerSettings) -> bool:
     """Return whether only this machine reaches a server, or a key is needed."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cluster_world import PATIENCE_S, ClusterWorld
 
-from paceline.cluster_engine import ClusterEngine
+from paceline.cluster_engine import ClusterEngine, ReplicaGone
 from paceline.cluster_engine.cluster_client import ClusterSettings
 from paceline.engine.adapters import LoraAdapter
 from paceline.errors import Aborted, EngineDied, QueueFull, Unsupported
@@ -328,3 +328,98 @@ def test_a_replica_that_began_later_loads_the_adapters_of_its_requests() -> None
         chunks = read(submit(engine, "ahoy", lora={"pirate": 1.0}))
         assert world.replicas["b"].adapters == ["pirate"]
         assert "pirate" in str(chunks[-1].error)  # which the fake backend of this replica does not know
+
+
+def test_a_replica_that_takes_requests_again_is_one_of_them() -> None:
+    """A replica that was to be drained, and is not after all, counts again and gets requests, while it has some and after."""
+    with cluster("a", "b") as (world, engine):
+        world.preferred = ("a",)
+        world.replicas["a"].hold()
+        held = submit(engine, "held")
+        wait_for(lambda: world.replicas["a"].num_open == 1)
+        world.drain("a")
+        wait_for(lambda: set(engine.replicas) == {"b"})
+        world.take_back("a")
+        wait_for(lambda: set(engine.replicas) == {"a", "b"})
+        world.replicas["a"].allow()
+        assert tokens(read(held)) == alone("held", 20)
+        num_before = len(world.replicas["a"].requests)
+        assert tokens(read(submit(engine, "again"))) == alone("again", 20)
+        assert len(world.replicas["a"].requests) == num_before + 1
+
+
+@pytest.mark.parametrize("how", ["hangs", "raises"])
+def test_a_replica_that_cannot_report_hides_no_other(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots and metrics of the others are shown, soon."""
+    monkeypatch.setattr("paceline.cluster_engine.dispatcher._STATE_S", 0.2)
+    with cluster("a", "b") as (world, engine):
+        for method in ("slots", "stats"):
+            if how == "hangs":
+                world.hangs_in.add(("a", method))
+            else:
+                world.fails_in["a", method] = ValueError(method)
+        assert set(engine.replica_slots()) == {"b"}
+        assert len(engine.slots()) == world.replicas["b"].limits.num_slots
+        assert set(engine.replica_stats()) == {"b"}
+        assert len(engine.ask_activity().result(PATIENCE_S).slots) == world.replicas["b"].limits.num_slots
+        assert tokens(read(submit(engine, "goes on"))) == alone("goes on", 20)
+
+
+def test_slots_of_replicas_have_keys_of_their_own() -> None:
+    """Two replicas count their requests alike; together they are shown apart, with what waits."""
+    with cluster("a", "b") as (world, engine):
+        num_slots = world.replicas["a"].limits.num_slots
+        channels = [submit(engine, str(index), max_tokens=100_000) for index in range(2 * num_slots + 3)]
+        wait_for(lambda: engine.ask_slots().result(PATIENCE_S).num_processing == 2 * num_slots)
+        found = engine.ask_slots().result(PATIENCE_S)
+        assert len({one.key for one in found}) == len(found)
+        assert found.num_waiting == 3
+        for channel in channels:
+            channel.cancel()
+        assert all(read(one)[-1].finish_reason is FinishReason.CANCELLED for one in channels)
+
+
+def test_waiting_tokens_are_bounded_over_all_replicas() -> None:
+    """The bound is that of one replica times their number, and each of several fronts has its share."""
+    with cluster("a", "b", max_queue_tokens=10) as (world, engine):
+        for one in world.replicas.values():
+            one.hold()
+        assert engine.config.max_queue_tokens == 20
+        channels = [submit(engine, "12345678") for _ in range(2)]
+        with pytest.raises(QueueFull, match=r"16 prompt tokens wait.*max_queue_tokens \(20\)"):
+            submit(engine, "12345")
+        for one in world.replicas.values():
+            one.allow()
+        assert all(read(one) for one in channels)
+
+
+def test_a_replica_that_lost_its_sessions_is_told_what_to_end() -> None:
+    """A replica that could not be read for a moment does not compute what goes on elsewhere."""
+    with cluster("a", "b") as (world, engine):
+        world.preferred = ("a",)
+        for one in world.replicas.values():
+            one.hold()
+        channel = submit(engine, "moved", max_tokens=100_000)
+        wait_for(lambda: world.replicas["a"].num_open == 1)
+        world.preferred = ("b",)
+        world.break_events("a")
+        wait_for(lambda: world.replicas["b"].num_open == 1)
+        wait_for(lambda: set(engine.replicas) == {"a", "b"})
+        world.replicas["a"].allow()
+        wait_for(lambda: world.replicas["a"].num_open == 0)
+        assert world.replicas["a"].num_passes < 1000
+        assert channel.finish_reason is None
+        world.replicas["b"].allow()
+        channel.cancel()
+        assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
+
+
+def test_a_request_that_no_replica_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries are bounded, and the error has the last reason."""
+    monkeypatch.setattr("paceline.cluster_engine.routed_requests._MAX_TRIES", 3)
+    with cluster("a") as (world, engine):
+        world.fails_in["a", "submit"] = ReplicaGone("the network is down")
+        last = read(submit(engine, "nowhere"))[-1]
+        assert "in 3 tries; the last one: the network is down" in str(last.error)
+        world.fails_in.clear()
+        assert tokens(read(submit(engine, "after"))) == alone("after", 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
@@ -69,7 +70,7 @@ def test_each_front_gets_the_parts_of_its_own_requests() -> None:
     """Two fronts may use the same keys."""
 
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
-        assert await service.submit("one", generate(1, b"first"), {}) == "r"
+        assert await service.submit("one", generate(1, b"first"), {}) == ("r", 1)
         await service.submit("two", generate(1, b"second"), {})
         for front in ("one", "two"):
             found = await until_freed(service.events(front), 1)
@@ -137,6 +138,40 @@ def test_a_front_that_died_leaves_no_request_behind() -> None:
         while replica.num_open:
             await asyncio.sleep(0.001)
         assert await service.renew("dead") != first
+
+    with_service(test)
+
+
+def test_a_second_reader_ends_the_first() -> None:
+    """A front that reads its events anew gets all parts from there on: the reader that it has left takes none."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        left = asyncio.ensure_future(_all(service.events("one")))
+        await asyncio.sleep(0)
+        frames = service.events("one")
+        reading = asyncio.ensure_future(until_freed(frames, 1))
+        await asyncio.sleep(0)
+        await service.submit("one", generate(1), {})
+        drawn = [token for one in await reading if isinstance(one, messages.Chunk) for token in one.drawn]
+        assert len(drawn) == 5
+        assert await left == []
+
+    with_service(test)
+
+
+def test_a_session_that_ends_while_an_adapter_loads_begins_no_request() -> None:
+    """Nobody would read it, or cancel it: its front sees by the session's number that it has to send it again."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        may_load = threading.Event()
+        replica.load_lora = lambda *_: may_load.wait(PATIENCE_S)  # type: ignore[method-assign,assignment]
+        submitting = asyncio.ensure_future(service.submit("one", generate(1), {"pirate": "/pirate.gguf"}))
+        await asyncio.sleep(0.01)
+        await service.leave("one")
+        may_load.set()
+        assert await submitting == ("r", 1)
+        assert await service.renew("one") == 2
+        assert replica.requests == [] and service.num_open == 0
 
     with_service(test)
 

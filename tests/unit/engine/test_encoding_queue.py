@@ -27,7 +27,11 @@ class Encoder:
         self.may_go = threading.Event()
         self.nice: int | None = None
         self.queue: EncodingQueue[str] = EncodingQueue(
-            encode=self.encode, give_up=lambda job: self.note(f"gave up {job}"), abort=self.abort, clock=CLOCK
+            encode=self.encode,
+            give_up=lambda job: self.note(f"gave up {job}"),
+            abort=self.abort,
+            clock=CLOCK,
+            max_held_bytes=10,
         )
 
     def encode(self, job: str, is_given_up: Callable[[], bool]) -> None:
@@ -64,7 +68,7 @@ def encoder() -> Iterator[Encoder]:
 def test_requests_are_encoded_in_order(encoder: Encoder) -> None:
     """One at a time, with less priority than other threads."""
     for key, job in enumerate("abc"):
-        encoder.queue.put(key, job, math.inf)
+        encoder.queue.put(key, job, math.inf, key)
     encoder.wait_for(lambda: encoder.begun == ["a"])
     assert encoder.ended == []
     encoder.may_go.set()
@@ -77,7 +81,7 @@ def test_requests_are_encoded_in_order(encoder: Encoder) -> None:
 def test_a_cancel_ends_what_waits_at_once_and_what_is_encoded_early(encoder: Encoder) -> None:
     """Others stay; a key that is not there is no error."""
     for key, job in enumerate("abc"):
-        encoder.queue.put(key, job, math.inf)
+        encoder.queue.put(key, job, math.inf, key)
     encoder.wait_for(lambda: encoder.begun == ["a"])
     encoder.queue.release(77)
     encoder.queue.release(1)
@@ -94,11 +98,11 @@ def test_a_cancel_ends_what_waits_at_once_and_what_is_encoded_early(encoder: Enc
 def test_deadlines_pass_while_a_request_waits_or_is_encoded(encoder: Encoder) -> None:
     """Each at its own time, whatever is in front of it."""
     now_s = CLOCK.now()
-    encoder.queue.put(1, "late", now_s + 0.3)
+    encoder.queue.put(1, "late", now_s + 0.3, 1)
     encoder.wait_for(lambda: encoder.begun == ["late"])
-    encoder.queue.put(2, "past", now_s)
-    encoder.queue.put(3, "soon", now_s + 0.1)
-    encoder.queue.put(4, "never", math.inf)
+    encoder.queue.put(2, "past", now_s, 2)
+    encoder.queue.put(3, "soon", now_s + 0.1, 3)
+    encoder.queue.put(4, "never", math.inf, 4)
     encoder.wait_for(lambda: len(encoder.ended) == 3)
     assert encoder.ended == ["gave up past", "gave up soon", "dropped late"]
     assert CLOCK.now() >= now_s + 0.3
@@ -109,8 +113,8 @@ def test_deadlines_pass_while_a_request_waits_or_is_encoded(encoder: Encoder) ->
 def test_closing_ends_the_threads(encoder: Encoder) -> None:
     """What waits is never encoded."""
     before = set(threading.enumerate())
-    encoder.queue.put(1, "a", math.inf)
-    encoder.queue.put(2, "b", math.inf)
+    encoder.queue.put(1, "a", math.inf, 1)
+    encoder.queue.put(2, "b", math.inf, 2)
     encoder.wait_for(lambda: encoder.begun == ["a"])
     names = ("paceline-watching", "paceline-encoding")
     threads = [one for one in set(threading.enumerate()) - before if one.name in names]
@@ -121,3 +125,35 @@ def test_closing_ends_the_threads(encoder: Encoder) -> None:
         thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
     assert encoder.ended == ["encoded a"]
+
+
+def test_the_most_urgent_is_next(encoder: Encoder) -> None:
+    """Of those that wait, whenever they came."""
+    encoder.queue.put(1, "first", math.inf, 0.0)
+    encoder.wait_for(lambda: encoder.begun == ["first"])
+    for key, (job, turn_s) in enumerate((("later", 3.0), ("urgent", -20.0), ("soon", 2.0)), 2):
+        encoder.queue.put(key, job, math.inf, turn_s)
+    encoder.may_go.set()
+    encoder.wait_for(lambda: len(encoder.ended) == 4)
+    assert encoder.begun == ["first", "urgent", "soon", "later"]
+
+
+def test_what_waits_with_embeddings_is_bounded(encoder: Encoder) -> None:
+    """The next request is encoded when those in front of it have let go of theirs; cancels and deadlines go on."""
+    encode = encoder.encode
+
+    def holding(job: str, is_given_up: Callable[[], bool]) -> None:
+        encoder.queue.hold(ord(job), 11)
+        encode(job, is_given_up)
+
+    encoder.queue._encode = holding
+    encoder.may_go.set()
+    for job in "abc":
+        encoder.queue.put(ord(job), job, math.inf, ord(job))
+    encoder.wait_for(lambda: encoder.ended == ["encoded a"])
+    encoder.queue.release(ord("b"))
+    encoder.wait_for(lambda: encoder.ended == ["encoded a", "gave up b"])
+    assert encoder.begun == ["a"]
+    encoder.queue.let_go(77)
+    encoder.queue.let_go(ord("a"))
+    encoder.wait_for(lambda: encoder.ended == ["encoded a", "gave up b", "encoded c"])

@@ -39,6 +39,14 @@ def test_a_gpu_that_a_model_keeps_off_does_not_count(options: dict[str, Any], ex
     assert not uses_gpu(options, [CPU])
 
 
+def test_what_a_server_lends_is_no_gpu_of_this_machine() -> None:
+    """It may be a CPU; a GPU beside it counts, unless the model is kept off it."""
+    lent = Device("RPC0", "127.0.0.1:50052", "gpu", 1, 1)
+    assert not uses_gpu({}, [CPU, lent])
+    assert uses_gpu({}, [CPU, lent, GPU])
+    assert not uses_gpu({"devices": ["RPC0"]}, [CPU, lent, GPU])
+
+
 def test_a_projector_that_is_given_by_its_url_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a draft model; paths and switches stay as they are."""
     asked: list[str] = []

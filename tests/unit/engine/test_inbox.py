@@ -200,3 +200,17 @@ def test_a_cancel_out_of_a_garbage_collection_takes_no_lock() -> None:
         del one
         gc.collect()
     assert inbox.take() == [Cancel(1)]
+
+
+def test_what_another_front_has_accepted_finds_room() -> None:
+    """Its bounds were kept there; a full inbox takes it, and refuses others as before."""
+    inbox = Inbox(1, max_queue_tokens=5)
+    submit(inbox)
+    accepted = request_of(inbox, "a long prompt")
+    inbox.submit(accepted, len(accepted.prompt), is_accepted=True)
+    assert Submit(accepted) in inbox.take()
+    with pytest.raises(QueueFull):
+        submit(inbox)
+    inbox.close()
+    with pytest.raises(EngineStopped):
+        inbox.submit(request_of(inbox), 1, is_accepted=True)

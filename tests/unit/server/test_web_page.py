@@ -131,7 +131,7 @@ def test_the_page_is_off_where_anyone_could_use_it(
     page = WebPage.of(ServerSettings(hosts=hosts, api_keys=keys, start_page=asked))
     assert (page.files is not None) is is_on
     assert page.why_not == ("" if is_on or asked is False else OFF)
-    assert page.has("/index.html") is is_on
+    assert (page.files is not None and page.files.has("/index.html")) is is_on
 
 
 def test_a_page_that_was_not_built_is_said_so(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_page_that_was_not_built_is_said_so(monkeypatch: pytest.MonkeyPatch, f
     assert WebPage.of(ServerSettings()) == WebPage(None, NOT_BUILT)
     assert web_page.page_facts() == {"is_built": False, "num_bytes": 0}
     page = WebPage.of(ServerSettings(page_folder=folder, hosts=("0.0.0.0",)))
-    assert page.has("/sub/index.html")
+    assert page.files is not None and page.files.has("/sub/index.html")
 
 
 def test_the_files_of_an_installation_are_read_once(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -12,7 +12,7 @@ export class ApiError extends Error {
 
   /** Whether the same request may succeed later: the server is loading, full, or not there. */
   get isTemporary(): boolean {
-    return this.status === 0 || this.status === 429 || this.status === 502 || this.status === 503;
+    return [0, 429, 502, 503, 504].includes(this.status);
   }
 }
 

@@ -2,6 +2,8 @@ import { signal } from "@preact/signals";
 
 const NAME = "paceline-api-key";
 
+let kept = ""; // where storage is blocked: as long as the page
+
 /** Why a key is asked for; null: it is not. */
 export const keyQuestion = signal<string | null>(null);
 
@@ -10,9 +12,9 @@ let waiting: Array<(given: boolean) => void> = [];
 /** Return the key of this browser session; empty: none. */
 export function apiKey(): string {
   try {
-    return sessionStorage.getItem(NAME) ?? "";
+    return sessionStorage.getItem(NAME) ?? kept;
   } catch {
-    return ""; // storage is blocked: the key lives as long as the page
+    return kept;
   }
 }
 
@@ -24,7 +26,12 @@ export function askForKey(reason: string): Promise<boolean> {
 
 /** Take a key and let all requests go on that wait for one. */
 export function giveKey(key: string): void {
-  sessionStorage.setItem(NAME, key.trim());
+  kept = key.trim();
+  try {
+    sessionStorage.setItem(NAME, kept);
+  } catch {
+    // storage is blocked
+  }
   settle(true);
 }
 
@@ -35,7 +42,12 @@ export function dismissKey(): void {
 
 /** Forget the key. */
 export function forgetKey(): void {
-  sessionStorage.removeItem(NAME);
+  kept = "";
+  try {
+    sessionStorage.removeItem(NAME);
+  } catch {
+    // storage is blocked
+  }
 }
 
 function settle(given: boolean): void {

@@ -58,14 +58,19 @@ export function startStream(path: string, body: unknown, id: string, abort: Abor
 /** What became of a stream: it can be read on; it is gone; the server does not respond. */
 export type Resumed = { kind: "stream"; response: Response } | { kind: "gone" } | { kind: "unreachable"; error: ApiError };
 
-/** Read a stream on from a byte. Every error but an abort is one of the kinds. */
+// What the server says of a stream, or of a part of one, that it does not have; anything else is no word of the stream.
+const GONE = new Set(["stream_not_found", "offset_lost"]);
+
+/** Read a stream on from a byte. Throws an `ApiError` that says nothing of the stream, such as of a key. */
 export async function resumeStream(id: string, offset: number, abort: AbortSignal): Promise<Resumed> {
   try {
     const path = `v1/stream?conv_id=${encodeURIComponent(id)}&from=${offset}`;
     return { kind: "stream", response: await request(path, { signal: abort }) };
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    return error.isTemporary ? { kind: "unreachable", error } : { kind: "gone" };
+    if (error.isTemporary) return { kind: "unreachable", error };
+    if (GONE.has(error.code)) return { kind: "gone" };
+    throw error;
   }
 }
 

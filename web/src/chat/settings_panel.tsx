@@ -3,7 +3,7 @@ import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { messageOf } from "../api/errors";
 import type { ParameterField } from "../api/types";
 import type { App } from "../app";
-import type { ParameterValue } from "../conversations/model";
+import type { Parameters, ParameterValue } from "../conversations/model";
 import { parseJson, parseParameter, shownDefault, shownParameter } from "../conversations/parameters";
 import type { OpenConversation } from "../conversations/store";
 import { Icon } from "../ui/icon";
@@ -23,6 +23,10 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
   const set = (field: ParameterField, value: ParameterValue | null): void => {
     const { [field.name]: _, ...others } = opened.facts.peek().parameters;
     app.store.update(opened, { parameters: value === null ? others : { ...others, [field.name]: value } });
+  };
+  const drop = (name: string): void => {
+    const { [name]: _, ...others } = opened.facts.peek().parameters;
+    app.store.update(opened, { parameters: others });
   };
   const numSet = Object.keys(facts.parameters).length;
   return (
@@ -48,6 +52,7 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
           ))}
         </Group>
       ))}
+      {model && <OtherParameters parameters={facts.parameters} known={model.parameters} onDrop={drop} />}
       {!model && <p class="note">The parameters of the model are shown when it is loaded.</p>}
       <Group name="Structured output" isOpen={facts.schema !== ""} numSet={facts.schema ? 1 : 0}>
         <TextField
@@ -81,6 +86,28 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
         </button>
       )}
     </aside>
+  );
+}
+
+/** What is sent along and has no field here: of a conversation that was imported, or of another model. */
+function OtherParameters(props: { parameters: Parameters; known: readonly ParameterField[]; onDrop: (name: string) => void }): VNode | null {
+  const names = new Set(props.known.map((one) => one.name));
+  const others = Object.entries(props.parameters).filter(([name]) => !names.has(name));
+  if (!others.length) return null;
+  return (
+    <Group name="Others" isOpen numSet={others.length}>
+      {others.map(([name, value]) => (
+        <div class="parameter wide is-set" key={name}>
+          <p>
+            {name}: <code>{JSON.stringify(value)}</code>
+          </p>
+          <p class="help">This model has no such parameter; it is sent all the same.</p>
+          <button type="button" class="button" aria-label={`Remove ${name}`} onClick={() => props.onDrop(name)}>
+            Remove
+          </button>
+        </div>
+      ))}
+    </Group>
   );
 }
 

@@ -34,6 +34,7 @@ export interface ReplyHost {
 
 const FIRST_WAIT_MS = 300;
 const MOST_WAIT_MS = 4000;
+const MOST_FRUITLESS = 5; // requests in a row of which the server says that it ends them, without anything new
 // Ends of a stream by which a server that goes away says so: what it had generated goes on elsewhere.
 const ENDED_BY_SERVER = new Set(["shutdown", "engine_stopped", "engine_died", "model_unloaded", "offset_lost"]);
 
@@ -41,7 +42,11 @@ const CONTINUED = "The server lost this stream, as it does when it is restarted.
 const STARTED_AGAIN = "The server lost this stream, as it does when it is restarted. The reply was started again.";
 const RECONNECTED = "The connection was lost for a while. The stream went on without a gap.";
 
-class ServerGone extends Error {}
+class ServerGone extends Error {
+  constructor(readonly reason: Error) {
+    super(reason.message);
+  }
+}
 
 /**
  * One reply while it is generated. Whatever happens to the connection, it goes on: by reading the stream on from the last
@@ -51,6 +56,7 @@ export class Reply {
   readonly phase = signal<Phase>({ kind: "sending" });
   #abort = new AbortController();
   #tokensBefore = 0;
+  #numFruitless = 0; // connections and requests since something new came
   #isAccepted = false; // the server has begun to respond: from then on it is worth to wait for it
 
   constructor(
@@ -107,6 +113,7 @@ export class Reply {
     this.#isAccepted = true;
     this.phase.value = { kind: "reconnecting" };
     const position = this.message.stream ?? { id: "", offset: 0 };
+    await this.#pause();
     for (let wait = FIRST_WAIT_MS; ; wait = Math.min(2 * wait, MOST_WAIT_MS)) {
       const resumed = await this.transport.resume(position.id, position.offset, this.#abort.signal);
       if (resumed.kind === "gone") return this.#continueText();
@@ -118,8 +125,19 @@ export class Reply {
     }
   }
 
-  async #continueText(): Promise<void> {
+  /** Wait, the longer the more connections have brought nothing. */
+  async #pause(): Promise<void> {
+    const times = this.#numFruitless++;
+    if (times > 0) await this.transport.wait(Math.min(FIRST_WAIT_MS * 2 ** times, MOST_WAIT_MS), this.#abort.signal);
+  }
+
+  /** why: how the server has ended the stream; without one it is not there any more. */
+  async #continueText(why?: Error): Promise<void> {
     if (this.message.finishReason) return; // all that is missing are counts
+    if (why) {
+      if (this.#numFruitless >= MOST_FRUITLESS) throw why;
+      await this.#pause();
+    }
     if (this.host.canContinue(this.message)) {
       this.#tokensBefore = this.message.usage?.completion_tokens ?? 0;
       this.#note(CONTINUED);
@@ -141,7 +159,7 @@ export class Reply {
       for await (const events of readEvents(response, offset)) this.#take(events);
     } catch (error) {
       if (this.#abort.signal.aborted) throw error;
-      if (error instanceof ServerGone) return this.#continueText();
+      if (error instanceof ServerGone) return this.#continueText(error.reason);
       if (!(error instanceof StreamLost)) throw error;
       return this.#goOn(true);
     }
@@ -155,7 +173,9 @@ export class Reply {
         this.#change(next);
         throw this.#failure(body);
       }
+      const before = next;
       next = withEvent(next, body, this.#tokensBefore);
+      if (next.content !== before.content || next.reasoning !== before.reasoning) this.#numFruitless = 0;
       this.#show(body);
     }
     const end = events[events.length - 1]?.end ?? 0;
@@ -164,7 +184,7 @@ export class Reply {
 
   #failure(event: ChatEvent): Error {
     const error = errorOfBody(event, 200);
-    return ENDED_BY_SERVER.has(error.code) ? new ServerGone() : error;
+    return ENDED_BY_SERVER.has(error.code) ? new ServerGone(error) : error;
   }
 
   #show(event: ChatEvent): void {

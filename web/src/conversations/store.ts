@@ -184,12 +184,20 @@ export class ConversationStore {
   }
 
   async delete(id: string): Promise<void> {
-    const opened = await this.open(id);
-    for (const message of opened?.all() ?? []) this.stop(message.id);
+    await this.open(id);
+    await this.#letGo(id);
+    await this.#saving(() => this.database.deleteConversation(id));
+    this.#tabs.send({ kind: "deleted", conversation: id });
+  }
+
+  /** Forget a conversation that is deleted: its replies end, and nothing of them is saved any more. */
+  async #letGo(id: string): Promise<void> {
+    const opened = await this.#open.get(id);
     this.#open.delete(id);
     this.list.value = this.list.peek().filter((one) => one.id !== id);
-    await this.#saving(() => this.database.deleteConversation(id));
-    this.#tabs.send({ kind: "list" });
+    const messages = opened?.all().map((one) => one.id) ?? [];
+    opened?.drop(messages);
+    for (const message of messages) this.stop(message);
   }
 
   /** Take in conversations that were imported. */
@@ -348,6 +356,11 @@ export class ConversationStore {
   }
 
   async #otherTab(message: TabMessage): Promise<void> {
+    if (message.kind === "deleted") {
+      await this.#letGo(message.conversation);
+      await this.#saving(() => this.database.deleteConversation(message.conversation)); // what this tab has saved since
+      return;
+    }
     if (message.kind === "list") {
       this.list.value = await this.database.conversations();
       return;

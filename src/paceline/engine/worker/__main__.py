@@ -64,7 +64,7 @@ from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
 from paceline.errors import InvalidParams, PacelineError
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
-from paceline.request import RequestOptions
+from paceline.request import RequestOptions, turn_s
 from paceline.scheduling.heads_drafter import attach_heads
 from paceline.scheduling.named_drafter import resolve_drafter
 from paceline.scheduling.named_strategy import resolve_strategy
@@ -271,7 +271,7 @@ class Worker:
             return
         life, options = message.life, RequestOptions(**message.options)
         deadline_s = next_deadline_s(options, message.submitted_s, life.started_s, life.first_token_s)
-        self._encoding.put(message.key, message, deadline_s)
+        self._encoding.put(message.key, message, deadline_s, turn_s(message.submitted_s, options.priority))
 
     # ---- the preparing thread
 
@@ -342,6 +342,7 @@ class Worker:
             self._encoding = EncodingQueue(
                 encode=preparer.encode, give_up=self._work.put, abort=self._encoder.cancel, clock=self._clock
             )
+            preparer.on_encoded, self._inbox.on_left = self._encoding.hold, self._encoding.let_go
         engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box), calibration)
         self._abort = backend.abort
         projector = b"" if self._encoder is None else self._encoder.fingerprint

@@ -16,7 +16,7 @@ from paceline.engine.backend import Backend
 from paceline.engine.commands import Cancel, Command, RequestCommand
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
-from paceline.engine.media_encoder import MediaEncoder
+from paceline.engine.media_encoder import MediaEncoder, num_bytes
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.socket_sink import SocketSink
@@ -45,6 +45,8 @@ class RequestPreparer:
         self._lost_adapters, self._encoder = lost_adapters, encoder
         self._lock = threading.Lock()
         self._pending: dict[int, list[Command]] = {}  # commands for requests that are not ready
+        self.on_encoded: Callable[[int, int], object] = lambda _key, _num_bytes: None
+        """Called with a request whose media were encoded, and the bytes of their embeddings."""
 
     def expect(self, key: int) -> None:
         """Keep commands for a request that was received until it is ready. Listening thread."""
@@ -85,6 +87,7 @@ class RequestPreparer:
             self._sink.accept(request)
         except Exception as error:  # noqa: BLE001 - the thread survives a request that fails
             self._sink.fail(message.key, as_paceline_error(error))
+            self._inbox.on_left(message.key)
         finally:
             note(None)
         with self._lock:
@@ -141,6 +144,8 @@ class RequestPreparer:
         except (Cancelled, Aborted) as error:
             # A command follows, or the deadline is past: the scheduler ends it in order.
             request.embeddings, request.cancelled = error, self._is_cancelled(key)
+            return
+        self.on_encoded(key, num_bytes(request.embeddings.values()))
 
     def _is_cancelled(self, key: int) -> bool:
         with self._lock:

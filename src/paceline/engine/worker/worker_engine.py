@@ -188,7 +188,7 @@ class WorkerEngine(BaseEngine):
         self._facts = ready.facts
         self.limits = Limits(**ready.limits)
         self.config = config = fitted_config(self.config, self.limits)
-        self._inbox.set_max_requests(config.num_slots + config.max_queue)
+        self._inbox.set_bounds(config.num_slots + config.max_queue, config.max_queue_tokens)
         self.metrics.set_num_slots(config.num_slots)
 
     def take_replacement(self, ready: messages.Ready) -> None:
@@ -230,7 +230,8 @@ class WorkerEngine(BaseEngine):
         """Run a request that another front holds, on from what was generated of it, and return its key here.
 
         take: called on the supervising thread with each part, under this key; `Freed` is the last one. Times in message and
-        parts are those of this engine's clock. Its adapters are found by name. Raises as `accept`.
+        parts are those of this engine's clock. Its adapters are found by name. The bounds of the queue are the other front's.
+        Raises as `accept`, but for `QueueFull`.
         """
         self._check_usable()
         key, inbox = self._inbox.next_key(), self._inbox
@@ -243,7 +244,7 @@ class WorkerEngine(BaseEngine):
             states, num_tokens = message.states, len(message.prompt)
         self._supervisor.relays[key] = Relay(take, states)
         try:
-            inbox.submit(request, num_tokens)
+            inbox.submit(request, num_tokens, is_accepted=True)
         except BaseException:
             self._supervisor.relays.pop(key, None)
             raise

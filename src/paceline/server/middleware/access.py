@@ -209,10 +209,12 @@ _INVALID_KEY = ApiError(
 class ApiKeys:
     """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant.
 
-    is_page: whether a route is a file of the web page, which is public too: it asks for a key itself.
+    is_page: whether a request is for a file of the web page, which is public too: it asks for a key itself.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], is_page: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[ApiKey], is_page: Callable[[Scope], bool] = lambda _: False
+    ) -> None:
         self._app, self._is_page = app, is_page
         self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
 
@@ -226,7 +228,7 @@ class ApiKeys:
         if found is not None:
             context = RequestContext.of(scope)
             context.key_digest, context.tenant = found
-        elif path not in PUBLIC and not (scope["method"] in ("GET", "HEAD") and self._is_page(path)):
+        elif path not in PUBLIC and not self._is_page(scope):
             await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
             return
         await self._app(scope, receive, send)
