@@ -23,11 +23,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import tree
 from paceline import AsyncLLM, AsyncModelManager, ModelEntry, demo_model_path
 from paceline.model_manager.engine_loader import AsyncLLMLoader
 from paceline.streaming import FinishReason
@@ -41,16 +42,11 @@ MIB = 1 << 20
 
 def tree_bytes(pid: int) -> int:
     """Return the memory of a process and its descendants; pages that several of them map count once."""
-    total, waiting = 0, [pid]
-    while waiting:
-        one = waiting.pop()
-        try:
+    total = 0
+    for one in tree(pid):
+        with suppress(OSError, StopIteration):  # it has ended
             text = Path(f"/proc/{one}/smaps_rollup").read_text(encoding="ascii")
             total += next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:"))
-            for task in Path(f"/proc/{one}/task").iterdir():
-                waiting += map(int, (task / "children").read_text(encoding="ascii").split())
-        except (OSError, StopIteration):  # it has ended
-            continue
     return total
 
 

@@ -64,26 +64,27 @@ class ChatPage:
         """What a reply has as its content so far, thinking and notes aside."""
         return self.replies.nth(number).locator(".message-body > .markdown").all_text_contents()[0]
 
-    def stored(self) -> str:
-        """The content of the last reply as it is saved, Markdown and all."""
-        return str(
-            self.page.evaluate(
-                """conversation => new Promise((resolve, reject) => {
-                    const opening = indexedDB.open("paceline");
-                    opening.onerror = () => reject(opening.error);
-                    opening.onsuccess = () => {
-                        const reading = opening.result.transaction("messages").objectStore("messages")
-                            .index("conversation").getAll(conversation);
-                        reading.onsuccess = () => {
-                            opening.result.close();
-                            const replies = reading.result.filter(one => one.role === "assistant");
-                            resolve(replies.sort((a, b) => a.createdAt - b.createdAt).at(-1).content);
-                        };
-                    };
-                })""",
-                self.conversation().removeprefix("/chat/"),
-            )
+    def saved_messages(self) -> list[dict[str, Any]]:
+        """All messages that the browser has saved, of every conversation."""
+        found: list[dict[str, Any]] = self.page.evaluate(
+            """() => new Promise((resolve, reject) => {
+                const opening = indexedDB.open("paceline");
+                opening.onerror = () => reject(opening.error);
+                opening.onsuccess = () => {
+                    const reading = opening.result.transaction("messages").objectStore("messages").getAll();
+                    reading.onsuccess = () => { opening.result.close(); resolve(reading.result); };
+                };
+            })"""
         )
+        return found
+
+    def stored(self) -> str:
+        """The content of the last reply of this conversation as it is saved, Markdown and all."""
+        conversation = self.conversation().removeprefix("/chat/")
+        replies = [
+            one for one in self.saved_messages() if (one["conversation"], one["role"]) == (conversation, "assistant")
+        ]
+        return str(max(replies, key=lambda one: one["createdAt"])["content"])
 
     def wait_stored(self, at_least: int) -> str:
         """Wait until so many characters of the last reply are saved; return them."""

@@ -1,6 +1,6 @@
 """The connections of a front with the replicas: each has a task that reads its events, and one that renews the session.
 
-On the engine's event loop. What happens is told to a `ConnectionObserver`; none of its methods waits.
+On the engine's event loop. What happens is reported to a `ConnectionObserver`; none of its methods waits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PAUSE_S: Final = 0.5  # before events are read again that ended at once
 
 
 class ConnectionObserver(Protocol):
-    """What is told of replicas, each by its id."""
+    """Takes reports on replicas, each by its id."""
 
-    def joined(self, replica_id: str, session: int, ready: messages.Ready) -> None:
-        """Take in a replica that takes requests; its parts will be read. session: this front's number there."""
+    def joined(self, replica_id: str, ready: messages.Ready) -> None:
+        """Take in a replica that takes requests; its parts will be read."""
 
     def left(self, replica_id: str) -> None:
         """Note that a replica takes no more requests; it goes on with what it has for a while."""
@@ -48,6 +48,7 @@ class Connections:
         self._members: frozenset[str] = frozenset()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._joined: dict[str, tuple[int, messages.Ready]] = {}
+        self._lost: set[str] = set()  # those that may still have a session, which nothing is read from
         self._closing: set[asyncio.Task[Any]] = set()
 
     def begin(self) -> None:
@@ -63,6 +64,11 @@ class Connections:
     def joined(self) -> frozenset[str]:
         """Those of them that are connected."""
         return self._members & self._joined.keys()
+
+    def session(self, replica_id: str) -> int:
+        """Return the number of this front's session at a replica; 0 where it is not connected."""
+        number, _ = self._joined.get(replica_id, (0, None))
+        return number
 
     def is_known(self, replica_id: str) -> bool:
         """Whether a replica is connected, or is about to be."""
@@ -100,7 +106,7 @@ class Connections:
             if replica_id not in self._tasks:
                 self._connect(replica_id)
             elif replica_id in new and replica_id in self._joined:  # it was to be drained, and takes requests again
-                self._observer.joined(replica_id, *self._joined[replica_id])
+                self._observer.joined(replica_id, self._joined[replica_id][1])
         for replica_id in sorted(gone):
             if replica_id in self._tasks:
                 self._keep(self._part_with(replica_id))
@@ -112,10 +118,13 @@ class Connections:
         """Read a replica's events until it is gone."""
         why = "its events ended"
         try:
+            if replica_id in self._lost:  # what it still computes goes on elsewhere
+                self._lost.discard(replica_id)
+                await self._calls.call(replica_id, "leave", self._front)
             number = await self._calls.call(replica_id, "renew", self._front)
             ready = _described(await self._calls.call(replica_id, "describe"))
             self._joined[replica_id] = number, ready
-            self._observer.joined(replica_id, number, ready)
+            self._observer.joined(replica_id, ready)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(replica_id))
                 group.create_task(self._renew(replica_id, number))
@@ -126,9 +135,7 @@ class Connections:
             _log.exception("replica %s cannot be followed", replica_id)
         if self._tasks.get(replica_id) is asyncio.current_task():
             del self._tasks[replica_id]
-            self._forget(replica_id)
-            self._observer.lost(replica_id, why)
-            self._forget_calls(replica_id)
+            self._lose(replica_id, why)
             if replica_id in self._members:  # it may be there again, or still
                 self._keep(self._connect_again(replica_id))
 
@@ -146,9 +153,13 @@ class Connections:
             self._observer.left(replica_id)
         elif (task := self._tasks.pop(replica_id, None)) is not None:
             task.cancel()
-            self._forget(replica_id)
-            self._observer.lost(replica_id, why or "it was stopped before it was connected")
-            self._forget_calls(replica_id)
+            self._lose(replica_id, why or "it was stopped before it was connected")
+
+    def _lose(self, replica_id: str, why: str) -> None:
+        self._forget(replica_id)
+        self._lost.add(replica_id)
+        self._observer.lost(replica_id, why)
+        self._forget_calls(replica_id)
 
     async def _connect_again(self, replica_id: str) -> None:
         await asyncio.sleep(RENEW_S / 2)
@@ -190,6 +201,7 @@ class Connections:
 
     def _forget_calls(self, replica_id: str) -> None:
         if replica_id not in self._members and replica_id not in self._tasks:
+            self._lost.discard(replica_id)
             self._calls.forget(replica_id)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:

@@ -88,7 +88,7 @@ class Dispatcher(EngineThread):
         return heartbeat_of(own, now, past)
 
     def announce(self) -> None:
-        """Have `on_joined` called now, on the thread: whoever sets it late has missed what came before."""
+        """Have `on_joined` called now, on the thread: one that is set late has missed earlier calls."""
         loop = self._loop
         if loop is not None:
             loop.call_soon_threadsafe(lambda: self.on_joined(self._described))
@@ -220,13 +220,13 @@ class Dispatcher(EngineThread):
 
     # ---- see `ConnectionObserver`
 
-    def joined(self, replica_id: str, session: int, ready: messages.Ready) -> None:
+    def joined(self, replica_id: str, ready: messages.Ready) -> None:
         """Take a replica in."""
         self._described = {**self._described, replica_id: ready}
         self.on_joined(self._described)
         if not self.ready.done():
             self.ready.set_result(ready)
-        self._requests.joined(replica_id, session, int(ready.limits["num_slots"]))
+        self._requests.joined(replica_id, int(ready.limits["num_slots"]))
         self._rest()
 
     def left(self, replica_id: str) -> None:

@@ -1,7 +1,7 @@
 """Which replica has which request. Pure.
 
-Each time that a request is sent to a replica it gets a number, the key that it has there: parts of an earlier place are
-nobody's, though the replica may send some until it hears that the request was taken from it.
+Each time that a request is sent to a replica it gets a number, the key that it has there: parts of an earlier place belong to
+no request, though the replica may send some until it gets the cancel.
 """
 
 from __future__ import annotations

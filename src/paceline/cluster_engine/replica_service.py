@@ -178,8 +178,8 @@ class ReplicaService:
         aged = moved_in_time(message, self._clock.now())
         try:
             await self._load_missing(adapters)
-            # One that was cancelled, before it came or meanwhile, does not begin, nor one of a session that is over: nobody would
-            # read it, and the front sees by the number that it has to be sent again.
+            # One that was cancelled, before it came or meanwhile, does not begin; nor one of a session that is over, which no
+            # front reads: it sees by the number that the request has to be sent again.
             if not session.is_over and key not in session.cancelled:
                 session.keys[key] = self._engine.relay(aged, lambda part: self._take(session, key, part))
         except Exception as error:  # noqa: BLE001 - the front is to know

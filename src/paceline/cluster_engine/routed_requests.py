@@ -65,8 +65,6 @@ class RoutedRequests(FrontRequests):
         self._telling: set[asyncio.Task[None]] = set()
         self._leaving: set[str] = set()  # replicas that go on with what they have, as there is no other
         self._num_slots: dict[str, int] = {}
-        self._abandoned: defaultdict[str, list[int]] = defaultdict(list)  # numbers that a lost replica may still run
-        self._sessions: dict[str, int] = {}  # of the replicas that are connected
         self._heeds_readers = True
 
     # ---- callers
@@ -169,7 +167,7 @@ class RoutedRequests(FrontRequests):
                 num_tries += 1
                 if num_tries == _MAX_TRIES:
                     raise EngineError(
-                        f"no replica took this request in {num_tries} tries; the last one: {gone}"
+                        f"no replica took this request in {num_tries} tries, so try again later; the last one: {gone}"
                     ) from gone
                 await asyncio.sleep(min(_BACK_OFF_S * 2**num_tries, _MAX_BACK_OFF_S))
                 continue
@@ -183,7 +181,7 @@ class RoutedRequests(FrontRequests):
             self._commands[replica_id].append(messages.encode(Cancel(placement.number)))
             self.flush()
             return
-        if session < self._sessions.get(replica_id, 0):  # which has ended, and the request with it
+        if session < self._connections.session(replica_id):  # which has ended, and the request with it
             self._place_again(placement)
             return
         placement.replica_id, placement.session = replica_id, session
@@ -259,13 +257,13 @@ class RoutedRequests(FrontRequests):
             placement.has_begun = True
         self.take(part_moved_in_time(renamed(part, placement.key), self._clock.now()))
 
-    def joined(self, replica_id: str, session: int, num_slots: int) -> None:
+    def joined(self, replica_id: str, num_slots: int) -> None:
         """Move what waits on replicas that are drained to this one, or another, and what came there in an earlier session."""
-        self._num_slots[replica_id], self._sessions[replica_id] = num_slots, session
+        self._num_slots[replica_id] = num_slots
+        session = self._connections.session(replica_id)
         for placement in self._placements.on(replica_id):
             if placement.session < session:
                 self._place_again(placement)
-        self._commands[replica_id] += [messages.encode(Cancel(one)) for one in self._abandoned.pop(replica_id, ())]
         self._leaving.discard(replica_id)
         for other in tuple(self._leaving):
             self._move_all(other)
@@ -283,19 +281,9 @@ class RoutedRequests(FrontRequests):
         self._leaving.discard(replica_id)
         self._commands.pop(replica_id, None)
         here, num_slots = self._placements.on(replica_id), self._num_slots.pop(replica_id, 0)
-        self._note_loss(replica_id, here)
         self._accuse(_may_have_run(here, num_slots), why)
         for placement in here:
             self._place_again(placement)
-
-    def _note_loss(self, replica_id: str, here: list[ReplicaPlacement]) -> None:
-        """Note what a replica that is not dead has to be told, should it be back."""
-        self._sessions.pop(replica_id, None)
-        members = self._connections.members
-        for name in [one for one in self._abandoned if one not in members]:
-            del self._abandoned[name]
-        if replica_id in members:
-            self._abandoned[replica_id] += [one.number for one in here]
 
     def _move_all(self, replica_id: str) -> None:
         for placement in self._placements.on(replica_id):
@@ -320,7 +308,6 @@ class RoutedRequests(FrontRequests):
     def _leave_if_done(self, replica_id: str) -> None:
         if replica_id in self._leaving and not self._placements.on(replica_id):
             self._leaving.discard(replica_id)
-            self._sessions.pop(replica_id, None)
             self._connections.leave(replica_id)
 
     def _accuse(self, keys: list[int], why: str) -> bool:

@@ -17,6 +17,7 @@ from paceline.engine.adapters import LoraAdapter
 from paceline.errors import Aborted, EngineDied, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 from paceline.testing.fake_backend import FakeBackend
 from paceline.testing.fake_engine_client import FakeEngineClient, FakeFrontModel
@@ -169,7 +170,7 @@ def test_a_cancel_ends_a_request_without_a_replica() -> None:
     """A request that waits for a replica ends at once when it is cancelled."""
     with cluster("a") as (world, engine):
         world.kill("a")
-        channel = submit(engine, "nobody")
+        channel = submit(engine, "unplaced")
         channel.cancel()
         assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
 
@@ -312,7 +313,7 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
 
 
 def test_waiting_for_a_first_replica_can_be_cancelled() -> None:
-    """An engine that finds no replica ends when it is told to."""
+    """An engine that finds no replica ends when waiting is cancelled."""
     world, cancel = ClusterWorld(), threading.Event()
     threading.Timer(0.05, cancel.set).start()
     with pytest.raises(Aborted):
@@ -369,11 +370,20 @@ def test_slots_of_replicas_have_keys_of_their_own() -> None:
     """Two replicas count their requests alike; together they are shown apart, with what waits."""
     with cluster("a", "b") as (world, engine):
         num_slots = world.replicas["a"].limits.num_slots
-        channels = [submit(engine, str(index), max_tokens=100_000) for index in range(2 * num_slots + 3)]
-        wait_for(lambda: engine.ask_slots().result(PATIENCE_S).num_processing == 2 * num_slots)
-        found = engine.ask_slots().result(PATIENCE_S)
-        assert len({one.key for one in found}) == len(found)
-        assert found.num_waiting == 3
+        channels = []
+        for name, num_waiting in (("a", 1), ("b", 2)):
+            world.preferred = (name,)
+            count = num_slots + num_waiting
+            channels += [submit(engine, f"{name} {index}", max_tokens=100_000) for index in range(count)]
+            wait_for(lambda: world.replicas[name].num_open == count)
+        seen: list[SlotsSnapshot] = []
+
+        def are_all_taken() -> bool:
+            seen[:] = [engine.ask_slots().result(PATIENCE_S)]
+            return (seen[0].num_processing, seen[0].num_waiting) == (2 * num_slots, 3)
+
+        wait_for(are_all_taken)
+        assert len({one.key for one in seen[0]}) == 2 * num_slots
         for channel in channels:
             channel.cancel()
         assert all(read(one)[-1].finish_reason is FinishReason.CANCELLED for one in channels)
@@ -393,7 +403,7 @@ def test_waiting_tokens_are_bounded_over_all_replicas() -> None:
         assert all(read(one) for one in channels)
 
 
-def test_a_replica_that_lost_its_sessions_is_told_what_to_end() -> None:
+def test_a_replica_that_is_lost_and_back_ends_what_it_had() -> None:
     """A replica that could not be read for a moment does not compute what goes on elsewhere."""
     with cluster("a", "b") as (world, engine):
         world.preferred = ("a",)
@@ -420,6 +430,6 @@ def test_a_request_that_no_replica_takes_ends(monkeypatch: pytest.MonkeyPatch) -
     with cluster("a") as (world, engine):
         world.fails_in["a", "submit"] = ReplicaGone("the network is down")
         last = read(submit(engine, "nowhere"))[-1]
-        assert "in 3 tries; the last one: the network is down" in str(last.error)
+        assert "in 3 tries, so try again later; the last one: the network is down" in str(last.error)
         world.fails_in.clear()
         assert tokens(read(submit(engine, "after"))) == alone("after", 20)

@@ -20,13 +20,9 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
   const model = app.server.model(facts.model).value;
   const head = useRef<HTMLHeadingElement>(null);
   useEffect(() => head.current?.focus(), []);
-  const set = (field: ParameterField, value: ParameterValue | null): void => {
-    const { [field.name]: _, ...others } = opened.facts.peek().parameters;
-    app.store.update(opened, { parameters: value === null ? others : { ...others, [field.name]: value } });
-  };
-  const drop = (name: string): void => {
+  const set = (name: string, value: ParameterValue | null): void => {
     const { [name]: _, ...others } = opened.facts.peek().parameters;
-    app.store.update(opened, { parameters: others });
+    app.store.update(opened, { parameters: value === null ? others : { ...others, [name]: value } });
   };
   const numSet = Object.keys(facts.parameters).length;
   return (
@@ -48,11 +44,11 @@ export function SettingsPanel({ app, opened, onClose }: Props): VNode {
       {groupsOf((model?.parameters ?? []).filter((one) => one.name !== "json_schema")).map(([group, fields]) => (
         <Group name={group} isOpen={group === "Length" || group === "Sampling"} numSet={fields.filter((one) => one.name in facts.parameters).length}>
           {fields.map((field) => (
-            <ParameterInput key={field.name} field={field} shown={shownParameter(facts.parameters, field)} onChange={(value) => set(field, value)} />
+            <ParameterInput key={field.name} field={field} shown={shownParameter(facts.parameters, field)} onChange={(value) => set(field.name, value)} />
           ))}
         </Group>
       ))}
-      {model && <OtherParameters parameters={facts.parameters} known={model.parameters} onDrop={drop} />}
+      {model && <OtherParameters parameters={facts.parameters} known={model.parameters} onDrop={(name) => set(name, null)} />}
       {!model && <p class="note">The parameters of the model are shown when it is loaded.</p>}
       <Group name="Structured output" isOpen={facts.schema !== ""} numSet={facts.schema ? 1 : 0}>
         <TextField
