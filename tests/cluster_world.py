@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any
@@ -49,6 +50,7 @@ class MemoryReplica:
         self._gate = threading.Condition()
         self._allowed: float = float("inf")
         self.num_passes = 0
+        self.pass_s = 0.0  # what a pass takes at least
         clock = MonotonicClock()
         backend: Any = FakeBackend(fail=self._pass, **{"eos_every": 10**9, **backend_options})
         self.limits = limits_of(backend, backend_options.get("num_seq_ids", 8))
@@ -81,6 +83,7 @@ class MemoryReplica:
         with self._gate:
             self._gate.wait_for(lambda: self.num_passes < self._allowed)
             self.num_passes += 1
+        time.sleep(self.pass_s)
 
     # ---- a link of the sink
 

@@ -373,6 +373,7 @@ def test_slots_of_replicas_have_keys_of_their_own() -> None:
         channels = []
         for name, num_waiting in (("a", 1), ("b", 2)):
             world.preferred = (name,)
+            world.replicas[name].pass_s = 0.005  # none is at the end of its context before all are there
             count = num_slots + num_waiting
             channels += [submit(engine, f"{name} {index}", max_tokens=100_000) for index in range(count)]
             wait_for(lambda: world.replicas[name].num_open == count)
