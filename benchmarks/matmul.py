@@ -29,6 +29,7 @@ from paceline.runtime.matmul import TYPES, MachinePeaks, SingleProduct, kernel, 
 
 SHAPES = ("896x4864", "4864x896", "896x896", "896x128", "896x151936", "4096x4096")  # columns x rows of the weights
 ROWS = (1, 2, 4, 7, 8, 16, 32, 128, 512)
+FLOATS = ("f16", "bf16")
 BLOCKS_OF_256 = ("q4_K", "q5_K", "q6_K", "iq4_xs")
 _SECONDS_A_TURN = 0.05
 _DISTINCT_ROWS = 256  # of the weights; more repeat them, since quantising takes longer than all products
@@ -94,7 +95,7 @@ def products(setting: Setting, cases: Iterator[tuple[str, int, int, int]], peaks
         times = max(3, min(500, int(_SECONDS_A_TURN / product_seconds(one, setting.n_threads, 2, setting.ours))))
         found = compared(partial(product_seconds, one, setting.n_threads, times), setting)
         read, products_ = weights.nbytes / found.ours, count * columns * out / found.ours
-        share = max(read / peaks.bytes, products_ / peaks.dots)
+        share = max(read / peaks.bytes, products_ / (peaks.float_dots if type_name in FLOATS else peaks.dots))
         print(
             f"{type_name:7s} {columns:5d} x {out:6d} {count:4d} rows: {found}, "
             f"{read / 1e9:5.1f} GB/s, {products_ / 1e9:6.1f} G products/s, {100 * share:3.0f} % of peak",

@@ -50,9 +50,20 @@ struct Avx2 {
         }
     }
 
-    // int16 hold the sums of 4, 2 and 1 pairs of chunks of codes of 4, 5 and 6 bits.
-    template <int bits> struct Dot {
-        static constexpr int pairs = bits == 4 ? 4 : bits == 5 ? 2 : 1;
+    // Of codes of 5 and 6 bits int16 hold the sum of a pair of chunks.
+    template <int bits, typename = void> struct Dot {
+        using Sum     = I;
+        using Operand = I;
+        static KERNEL_INLINE void begin(Sum & sum, I start) { sum = start; }
+        static KERNEL_INLINE void add_both(Sum & sum, I one, I two, I activations_one, I activations_two) {
+            const I pairs = _mm256_add_epi16(_mm256_maddubs_epi16(one, activations_one), _mm256_maddubs_epi16(two, activations_two));
+            sum           = kept(_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+        }
+        static KERNEL_INLINE I total(Sum sum) { return sum; }
+    };
+
+    // Of 4 bits they hold that of a whole block.
+    template <typename Any> struct Dot<4, Any> {
         struct Sum {
             I wide, narrow;
         };
@@ -63,28 +74,15 @@ struct Avx2 {
         }
         static KERNEL_INLINE Operand operand(I codes) { return codes; }
         static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) {
-            sum.narrow = _mm256_add_epi16(sum.narrow, _mm256_maddubs_epi16(weights, activations));
+            sum.narrow = kept(_mm256_add_epi16(sum.narrow, _mm256_maddubs_epi16(weights, activations)));
         }
-        template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&sums)[vectors][tokens], int pair) {
-            if ((pair + 1) % pairs == 0) {
-#pragma GCC unroll 4
-                for (int v = 0; v < vectors; ++v) {
-#pragma GCC unroll 4
-                    for (int t = 0; t < tokens; ++t) {
-                        Sum & sum  = sums[v][t];
-                        sum.wide   = _mm256_add_epi32(sum.wide, _mm256_madd_epi16(sum.narrow, _mm256_set1_epi16(1)));
-                        sum.narrow = I{};
-                    }
-                }
-            }
+        static KERNEL_INLINE I total(const Sum & sum) {
+            return _mm256_add_epi32(sum.wide, _mm256_madd_epi16(sum.narrow, _mm256_set1_epi16(1)));
         }
-        static KERNEL_INLINE I total(const Sum & sum) { return sum.wide; }
     };
 
     // Codes of 8 bits would overflow: their values without 128 are taken by magnitude, and the sign goes to the activation.
-    template <int bits>
-        requires(bits == 8)
-    struct Dot<bits> {
+    template <typename Any> struct Dot<8, Any> {
         using Sum = I;
         struct Operand {
             I magnitude, value;
@@ -96,11 +94,16 @@ struct Avx2 {
         }
         static KERNEL_INLINE void add(Sum & sum, const Operand & weights, I activations) {
             const I pairs = _mm256_maddubs_epi16(weights.magnitude, _mm256_sign_epi8(activations, weights.value));
-            sum           = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            sum           = kept(_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
         }
-        template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&)[vectors][tokens], int) {}
         static KERNEL_INLINE I total(Sum sum) { return sum; }
     };
+
+    // Else the compiler adds in another order, for which it keeps all products on the stack.
+    static KERNEL_INLINE I kept(I sum) {
+        hide(sum);
+        return sum;
+    }
 
     static KERNEL_INLINE float largest_of(I magnitudes) { // floats without sign, as integers
         const __m128i halves = _mm_max_epi32(_mm256_castsi256_si128(magnitudes), _mm256_extracti128_si256(magnitudes, 1));

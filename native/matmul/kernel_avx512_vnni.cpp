@@ -55,7 +55,6 @@ struct Avx512Vnni {
         static KERNEL_INLINE void begin(Sum & sum, I start) { sum = start; }
         static KERNEL_INLINE Operand operand(I codes) { return codes; }
         static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) { sum = _mm512_dpbusd_epi32(sum, weights, activations); }
-        template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&)[vectors][tokens], int) {}
         static KERNEL_INLINE I total(Sum sum) { return sum; }
     };
 

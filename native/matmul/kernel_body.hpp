@@ -16,6 +16,13 @@
 namespace paceline::matmul {
 namespace {
 
+// Keeps a value in a register, unknown to the optimiser.
+#if defined(__aarch64__)
+template <typename Vec> KERNEL_INLINE void hide(Vec & value) { asm volatile("" : "+w"(value)); }
+#else
+template <typename Vec> KERNEL_INLINE void hide(Vec & value) { asm volatile("" : "+v"(value)); }
+#endif
+
 template <typename T> KERNEL_INLINE T value_at(const void * from) {
     T value;
     memcpy(&value, from, sizeof value);
@@ -180,6 +187,24 @@ KERNEL_INLINE void add_products(typename Dot::Sum (&sums)[vectors][tokens], cons
     }
 }
 
+// The same for both chunks of a pair, where their products can be added before they are widened.
+template <typename Isa, typename Dot>
+constexpr bool adds_both = requires(typename Dot::Sum sum, typename Isa::I codes) { Dot::add_both(sum, codes, codes, codes, codes); };
+
+template <typename Isa, typename Dot, int vectors, int tokens>
+KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const typename Isa::I (&one)[vectors],
+                            const typename Isa::I (&two)[vectors], const uint8_t * codes_one, const uint8_t * codes_two) {
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t) {
+        const typename Isa::I activations_one = Isa::broadcast(codes_one + t * block_columns);
+        const typename Isa::I activations_two = Isa::broadcast(codes_two + t * block_columns);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+            Dot::add_both(sums[v][t], one[v], two[v], activations_one, activations_two);
+        }
+    }
+}
+
 // Sums of `tokens` rows of a tile, for `vectors` vectors of rows of the group from row `first_row` on.
 template <typename Isa, Format format, int vectors, int tokens>
 void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * tile, int num_tokens, int place,
@@ -221,11 +246,12 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                     }
                     if constexpr (takes_pairs<Isa>) {
                         Dot::add_pair(dots, one, two, codes + 8 * pair);
+                    } else if constexpr (adds_both<Isa, Dot>) {
+                        add_both<Isa, Dot, vectors, tokens>(dots, one, two, codes + 4 * Codes::first(pair), codes + 4 * Codes::second(pair));
                     } else {
                         add_products<Isa, Dot, vectors, tokens>(dots, one, codes + 4 * Codes::first(pair));
                         add_products<Isa, Dot, vectors, tokens>(dots, two, codes + 4 * Codes::second(pair));
                     }
-                    Dot::template end_of_pair<vectors, tokens>(dots, pair);
                 }
                 if constexpr (takes_pairs<Isa>) {
                     Dot::separate(dots);
@@ -367,35 +393,28 @@ template <typename Isa> uint64_t sum_of_bytes(const uint8_t * from, int64_t coun
 
 constexpr int spins = 12; // independent sums: more than the latency of an instruction needs
 
-// Keeps a value in a register, unknown to the optimiser.
-#if defined(__aarch64__)
-template <typename Vec> KERNEL_INLINE void hide(Vec & value) { asm volatile("" : "+w"(value)); }
-#else
-template <typename Vec> KERNEL_INLINE void hide(Vec & value) { asm volatile("" : "+v"(value)); }
-#endif
-
+// Each step hides an operand: else sums would be known to be equal, and one of them computed.
 template <typename Isa> int64_t spin_dots(int64_t count) {
-    using Dot = typename Isa::template Dot<6>;
-    typename Isa::I codes = Isa::masked(~typename Isa::I{}, 0x3f), activations = Isa::masked(codes, 0x11);
-    typename Dot::Sum sums[1][spins / 2];
+    using Dot = typename Isa::template Dot<4>;
+    constexpr int num_sums = sizeof(typename Dot::Sum) > sizeof(typename Isa::I) ? spins / 2 : spins; // what the registers hold
+    typename Isa::I codes = Isa::masked(~typename Isa::I{}, 0x0f), activations = Isa::masked(codes, 0x01);
+    typename Dot::Sum sums[1][num_sums];
     for (auto & sum : sums[0]) {
         Dot::begin(sum, typename Isa::I{});
     }
-    const int64_t in_round = spins * (takes_pairs<Isa> ? 8 : 4) * Isa::lanes;
-    int64_t done           = 0;
+    constexpr int64_t in_round = num_sums * (takes_pairs<Isa> ? 8 : 4) * Isa::lanes;
+    int64_t done               = 0;
     for (; done < count; done += in_round) {
         hide(codes);
-        hide(activations);
+#pragma GCC unroll 12
         for (auto & sum : sums[0]) {
-            for (int i = 0; i < 2; ++i) {
-                if constexpr (takes_pairs<Isa>) {
-                    Dot::add_four(sum, codes, activations);
-                } else {
-                    Dot::add(sum, Dot::operand(codes), activations);
-                }
+            hide(activations);
+            if constexpr (takes_pairs<Isa>) {
+                Dot::add_four(sum, codes, activations);
+            } else {
+                Dot::add(sum, Dot::operand(codes), activations);
             }
         }
-        Dot::template end_of_pair<1, spins / 2>(sums, 0);
     }
     for (auto & sum : sums[0]) {
         typename Isa::I total = Dot::total(sum);
@@ -409,8 +428,9 @@ template <typename Isa> int64_t spin_float_dots(int64_t count) {
     const int64_t in_round = spins * Isa::lanes;
     int64_t done           = 0;
     for (; done < count; done += in_round) {
-        hide(one);
+#pragma GCC unroll 12
         for (auto & sum : sums) {
+            hide(one);
             sum = Isa::multiply_add(one, one, sum);
         }
     }

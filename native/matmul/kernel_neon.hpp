@@ -83,7 +83,6 @@ struct Neon {
         static KERNEL_INLINE void begin(Sum & sum, I start) { sum = bits == 8 ? I{} : start; }
         static KERNEL_INLINE Operand operand(I codes) { return bits == 8 ? veorq_s32(codes, numbers(vdupq_n_u8(0x80))) : codes; }
         static KERNEL_INLINE void add(Sum & sum, Operand weights, I activations) { sum = vdotq_s32(sum, bytes(weights), bytes(activations)); }
-        template <int vectors, int tokens> static KERNEL_INLINE void end_of_pair(Sum (&)[vectors][tokens], int) {}
         static KERNEL_INLINE I total(Sum sum) { return sum; }
     };
 
