@@ -4,7 +4,8 @@ python -m benchmarks.matmul [--part peaks|product|model] [--types q8_0,q4_K] [--
 
 peaks    bytes read and products of bytes and floats a second, on all threads: the roofline.
 product  one product of each type, shape and number of rows; "of peak" is the larger of both shares of the roofline.
-model    a prompt of 512 tokens, 8 streams and one of a model of half a billion weights (Q8_0), or of --model FILE.
+model    a prompt of 512 tokens, 8 streams and one of a model of half a billion weights (Q8_0), with --model-type Q4_K of a wider
+         one, or of --model FILE.
 
 Both sides in one process, in turns, llama.cpp with its own repacking; medians. Run it on a quiet machine.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.model import half_billion
+from benchmarks.model import half_billion, half_billion_of
 from paceline import Context, Model
 from paceline.runtime.matmul import TYPES, MachinePeaks, SingleProduct, kernel, machine_peaks, quantise, use_kernel
 
@@ -168,6 +169,7 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, default=None, help="GGUF file; without it a random one of half a billion weights"
     )
+    parser.add_argument("--model-type", help="of the matrices of a random model, as gguf names it: Q4_K")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=5)
     given = parser.parse_args()
@@ -183,7 +185,7 @@ def main() -> None:
         if given.part != "peaks":
             products(setting, cases_of(given.types, given.shapes, given.rows), peaks)
     if given.part in ("model", "all"):
-        models(setting, given.model or half_billion(None))
+        models(setting, given.model or (half_billion_of(given.model_type) if given.model_type else half_billion(None)))
 
 
 if __name__ == "__main__":

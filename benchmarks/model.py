@@ -6,7 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paceline.testing.models import Qwen2Spec, copied, qwen2_half_billion, write_lora, write_model
+from paceline.testing.models import (
+    Qwen2Spec,
+    copied,
+    numbered,
+    qwen2_half_billion,
+    write_lora,
+    write_model,
+    write_requantised,
+)
 
 _VOCABULARY = "models/ggml-vocab-qwen2.gguf"
 
@@ -31,6 +39,21 @@ def half_billion(source: Path | None) -> Path:
     return written(
         "qwen2-half-billion-q8_0.gguf", lambda path: write_model(path, _half_billion(source), seed=1, weights="Q8_0")
     )
+
+
+def half_billion_of(type_name: str) -> Path:
+    """Return the path of a model of about the same size with matrices of another type, such as "Q4_K".
+
+    Its rows of 2048 and 8192 columns are whole blocks of every type, as those of Qwen 2.5 0.5B are not.
+    """
+    spec = Qwen2Spec(
+        n_layer=8, n_embd=2048, n_head=16, n_head_kv=2, n_ff=8192, n_ctx_train=4096, vocabulary=numbered(32000)
+    )
+    source = written("wide-half-billion-q8_0.gguf", lambda path: write_model(path, spec, seed=1, weights="Q8_0"))
+    if type_name == "Q8_0":
+        return source
+    name = f"wide-half-billion-{type_name.lower()}.gguf"
+    return written(name, lambda path: write_requantised(path, source, type_name))
 
 
 def _half_billion(source: Path | None) -> Qwen2Spec:

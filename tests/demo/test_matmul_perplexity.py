@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,7 +14,8 @@ import pytest
 from demo_model.corpus import documents
 from paceline.demo import demo_model_path
 from paceline.runtime import Context, Model, build_info
-from paceline.runtime.matmul import dequantise, kernel, kernels, quantise, use_kernel
+from paceline.runtime.matmul import kernel, kernels, use_kernel
+from paceline.testing.models import write_requantised
 
 pytestmark = [
     pytest.mark.native,
@@ -46,28 +46,6 @@ def held_out(model: Model) -> Iterator[tuple[list[int], list[bool]]]:
         yield ids[:N_CTX], learned[:N_CTX]
 
 
-def quantised_demo(path: Path, type_name: str) -> Path:
-    """Write the demo model with matrices of another type; those whose columns are no whole blocks of it stay Q8_0."""
-    reader = gguf.GGUFReader(demo_model_path())
-    writer = gguf.GGUFWriter(path, "llama")
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            kind = field.types[0]
-            writer.add_key_value(field.name, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None)
-    wanted = gguf.GGMLQuantizationType[type_name]
-    for tensor in reader.tensors:
-        data, kind = tensor.data, tensor.tensor_type
-        if kind.name == "Q8_0" and int(tensor.shape[0]) % gguf.GGML_QUANT_SIZES[wanted][0] == 0:
-            name = type_name.lower().replace("_k", "_K")
-            data, kind = quantise(name, dequantise("q8_0", np.ascontiguousarray(data))), wanted
-        writer.add_tensor(tensor.name, np.ascontiguousarray(data), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def surprise(logits: npt.NDArray[np.floating[Any]], token: int) -> float:
     """Minus the logarithm of a token's probability."""
     values = logits.astype(np.float64)
@@ -92,7 +70,11 @@ def perplexity(path: Path) -> float:
 @pytest.mark.parametrize("type_name", TYPES)
 def test_perplexity_is_that_of_llama_cpp(tmp_path: Path, type_name: str) -> None:
     """On text that the model has not seen, to 0.1 %, with each kernel and type of weights."""
-    path = demo_model_path() if type_name == "Q8_0" else quantised_demo(tmp_path / "model.gguf", type_name)
+    path = (
+        demo_model_path()
+        if type_name == "Q8_0"
+        else write_requantised(tmp_path / "model.gguf", demo_model_path(), type_name)
+    )
     use_kernel("llama.cpp")
     theirs = perplexity(path)
     for name in kernels():

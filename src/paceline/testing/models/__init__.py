@@ -27,6 +27,7 @@ from paceline.testing.models.projectors import (
     Qwen25VisionSpec,
 )
 from paceline.testing.models.recurrent import FalconH1Spec, GraniteHybridSpec, Lfm2Spec, MambaSpec
+from paceline.testing.models.requantised import write_requantised
 from paceline.testing.models.rwkv import Rwkv6Spec, Rwkv7Spec
 from paceline.testing.models.spec import ModelSpec, Pooling
 from paceline.testing.models.transformer import (
@@ -86,6 +87,7 @@ __all__ = [
     "word_pieces",
     "write_lora",
     "write_model",
+    "write_requantised",
     "write_split_model",
 ]
 
