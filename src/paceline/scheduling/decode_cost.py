@@ -17,6 +17,7 @@ _NUM_SETTLED = 7  # passes after which a time is known well
 _GAIN = 1 / _NUM_SETTLED  # of a new time from then on
 _CREDIBLE = math.log(1.5)  # largest logarithm of a ratio that is taken as it is
 _SPEED_GAIN = 0.3  # part of a change in the machine's speed that is believed in one pass
+_REST_GAIN = 1 / 16  # of a new rest in the mean of them
 _LEAST_S = 1e-6
 
 
@@ -28,6 +29,7 @@ class DecodeCost:
         self._seconds: dict[int, float] = {}
         self._num_seen: dict[int, int] = {}
         self._sizes: list[int] = []  # keys, ascending
+        self._usual_rest = 0.0  # of the steps of times that are seen, beside those of the machine's speed
         self._recent: list[float] = []  # logarithms of the last ratios of what was to what was expected
 
     def seconds(self, num_rows: int) -> float:
@@ -79,13 +81,13 @@ class DecodeCost:
         if not self._sizes:
             self._note(num_rows, found_s)
             return
-        expected_s = self.seconds(num_rows)
+        expected_s, num_seen = self.seconds(num_rows), self._num_seen.get(num_rows, 0)
         ratio = min(max(math.log(found_s / expected_s), -_CREDIBLE), _CREDIBLE)
-        num_seen = self._num_seen.get(num_rows, 0)
-        if num_seen >= _NUM_SETTLED:  # else it says more about the number of rows than about the machine
-            ratio -= self._follow_speed(ratio)
-            expected_s = self._seconds[num_rows]
-        self._note(num_rows, expected_s * math.exp(max(_GAIN, 1 / (num_seen + 1)) * ratio))
+        if num_seen < _NUM_SETTLED:  # it says more about the number of rows than about the machine
+            self._note(num_rows, expected_s * math.exp(ratio / (num_seen + 1)))
+            return
+        speed = self._speed_step(ratio)
+        self._follow(num_rows, speed, _GAIN * (ratio - speed))
 
     def _note(self, num_rows: int, seconds: float) -> None:
         if num_rows not in self._seconds:
@@ -93,17 +95,23 @@ class DecodeCost:
         self._seconds[num_rows] = seconds
         self._num_seen[num_rows] = self._num_seen.get(num_rows, 0) + 1
 
-    def _follow_speed(self, ratio: float) -> float:
-        """Scale all times to the machine's speed, by the median of three ratios; return the logarithm of the step."""
+    def _speed_step(self, ratio: float) -> float:
+        """Return the logarithm of the machine's change of speed, by the median of three ratios."""
         self._recent = [*self._recent[-2:], ratio]
-        if len(self._recent) < 3:
-            return 0.0
-        step = _SPEED_GAIN * sorted(self._recent)[1]
-        self._recent = [one - step for one in self._recent]
-        scale = math.exp(step)
+        return _SPEED_GAIN * sorted(self._recent)[1] if len(self._recent) == 3 else 0.0
+
+    def _follow(self, num_rows: int, speed: float, rest: float) -> None:
+        """Scale all times to the machine's speed, and this one by the rest of its step.
+
+        Medians are usually below what passes take on average, which the rest makes up for. So others get its mean, too: else
+        sizes that are not seen for long would become ever cheaper.
+        """
+        self._recent = [one - speed for one in self._recent]
+        self._usual_rest += _REST_GAIN * (rest - self._usual_rest)
+        scale, own_s = math.exp(speed + self._usual_rest), self._seconds[num_rows] * math.exp(speed + rest)
         self._seconds = {size: one * scale for size, one in self._seconds.items()}
-        return step
+        self._note(num_rows, own_s)
 
     def _prompt_token_s(self) -> float:
         model = self._cost_model
-        return (model.mean_seconds(4 * TILE_TOKENS, 0) - model.mean_seconds(TILE_TOKENS, 0)) / (3 * TILE_TOKENS)
+        return max(0.0, model.mean_seconds(4 * TILE_TOKENS, 0) - model.mean_seconds(TILE_TOKENS, 0)) / (3 * TILE_TOKENS)

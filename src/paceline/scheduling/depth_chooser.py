@@ -23,6 +23,7 @@ _TRIED = (3, 4, 5, 6, 7, 8, 12, 16)  # drafts of a trial, where two lose more
 _LEAST_EVERY, _MOST_EVERY = 4, 64  # ticks with drafts until one without
 _PLAIN_COST = 0.005  # of the speed, that ticks without drafts may cost where these pay
 _GAIN = 0.1  # of a new measurement of what a proposal takes
+_DECIDING_SHARE, _MOST_REST = 0.005, 256  # of the time, and most ticks without a decision
 _LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
 
 
@@ -54,7 +55,7 @@ class DepthChooser:
 
     budget: what trials may cost. is_measuring: whether the last choice is a pass without drafts, to see what that takes.
     num_decode: sequences that decoded at the last choice. draft_s: seconds of a proposal for one sequence. draft_cost: where a
-    batch drafter proposes, what its steps take.
+    batch drafter proposes, what its steps take. deciding_s: seconds that a tick with drafts takes to decide on them.
     itl_target_s: while several sequences decode, drafts of one may not make a tick longer than that for the others.
     expected_beside: tokens that drafts which are in the rows already are expected to win.
     max_rollback: wrong drafts of a row beyond which all of it is computed again; None: that is never so.
@@ -70,7 +71,7 @@ class DepthChooser:
         self._model, self._decode_cost, self._itl_target_s = cost_model, decode_cost, itl_target_s
         self._max_rollback = max_rollback
         self.budget = TrialBudget()
-        self.draft_s = self.expected_beside = 0.0
+        self.draft_s = self.expected_beside = self.deciding_s = 0.0
         self.draft_cost: DraftCost | None = None
         self.num_decode = 0
         self.is_measuring = False
@@ -78,6 +79,7 @@ class DepthChooser:
             int, int
         ] = {}  # ticks with drafts since one without, by the sequences that decode
         self._beside = _Beside(0, 0, 0, 0, 0, 0)
+        self._pass_times: dict[int, float] = {}  # by drafts, beside those rows, since the last choice
         self._limit_s = math.inf  # what decoding may take
         self._prompts_s = 0.0  # what prompts add to it
         self._trial: tuple[list[int], float] | None = None  # depths, and the tokens that were expected of them
@@ -91,6 +93,17 @@ class DepthChooser:
         credible_s = min(seconds, 2 * self.draft_s + _LITTLE_S)
         self.draft_s += _GAIN * (credible_s - self.draft_s)
 
+    def note_deciding(self, seconds: float) -> None:
+        """Learn what it takes to decide on drafts, their proposals left out: much, beside passes of a tiny model."""
+        credible_s = min(seconds, 2 * self.deciding_s + _LITTLE_S)
+        self.deciding_s += _GAIN * (credible_s - self.deciding_s)
+
+    @property
+    def rest_ticks(self) -> int:
+        """For how many ticks nothing is decided where no drafts paid: so many that deciding takes a small share of the time."""
+        share_s = _DECIDING_SHARE * self.plain_s
+        return max(KEPT_FOR, min(int(self.deciding_s / share_s), _MOST_REST)) if share_s else KEPT_FOR
+
     def note_batch(self, depths: list[int], proposed: list[int], seconds: float, catch_up: CatchUp | None) -> None:
         """Learn what a proposal for several sequences takes, by what was asked for, 0 of those that lag behind, and what came."""
         if self.draft_cost is None:
@@ -102,6 +115,7 @@ class DepthChooser:
 
     def choose(self, candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int) -> list[int]:
         """Return how many drafts each candidate gets beside these rows, some of which may have drafts; `most`: all together."""
+        self._pass_times.clear()
         self._settle()
         num_decode = sum(map(_is_decode_row, rows))
         num_beside = sum([row.num_drafts for row in rows])
@@ -110,7 +124,7 @@ class DepthChooser:
         self._num_left -= 1
         if self._num_left < 0 or key != self._key or not self._fit(candidates, most):
             num_outputs = sum([row.num_outputs for row in rows]) - num_beside
-            self._beside = _Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates))
+            self._stand_beside(_Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates)))
             self._prompts_s = self._prefill_s()
             self._limit_s = math.inf if num_decode == 1 else max(self._itl_target_s - self._prompts_s, self.plain_s)
             if not self._beside.only_decodes:
@@ -181,7 +195,7 @@ class DepthChooser:
         reach = min(most, sum([cap for _, cap in candidates]))
         if not any(knows(num_others + num_drafts) for num_drafts in range(1, reach + 1)):
             return most
-        self._beside = replace(beside, num_decode=num_rows, num_tokens=num_rows, num_outputs=num_rows)
+        self._stand_beside(replace(beside, num_decode=num_rows, num_tokens=num_rows, num_outputs=num_rows))
         try:
             times = replace(
                 self._times(),
@@ -190,7 +204,7 @@ class DepthChooser:
             )
             return sum(choose_depths(candidates, num_rows + self.expected_beside, times, most))
         finally:
-            self._beside = beside
+            self._stand_beside(beside)
 
     # ---- trials, and passes to compare with
 
@@ -232,6 +246,10 @@ class DepthChooser:
 
     # ---- what it takes
 
+    def _stand_beside(self, beside: _Beside) -> None:
+        self._beside = beside
+        self._pass_times.clear()
+
     def _times(self) -> DraftingTimes:
         cost = self.draft_cost
         return DraftingTimes(
@@ -249,9 +267,13 @@ class DepthChooser:
         return self._seconds_with(sum(depths)) + drafting_s
 
     def _seconds_with(self, num_drafts: int) -> float:
-        """Return what decoding takes with so many drafts, and their proposals where these are made one by one."""
-        beside = self._beside
-        return self._pass_s(beside.num_drafts + num_drafts) + self.draft_s * min(num_drafts, beside.num_candidates)
+        """Return what decoding takes with so many drafts, deciding on them, and their proposals where made one by one."""
+        pass_s = self._pass_times.get(num_drafts)
+        if pass_s is None:
+            pass_s = self._pass_times[num_drafts] = self._pass_s(self._beside.num_drafts + num_drafts)
+        if not num_drafts:
+            return pass_s
+        return pass_s + self.deciding_s + self.draft_s * min(num_drafts, self._beside.num_candidates)
 
     def _pass_s(self, num_drafts: int) -> float:
         """Return what decoding takes of a pass with so many drafts; what the drafts add to a prompt's part is theirs."""

@@ -12,7 +12,7 @@ from paceline.clock import Clock
 from paceline.errors import DrafterError
 from paceline.kv_cache import KVCache
 from paceline.scheduling.acceptance import Acceptance, UsualAcceptance
-from paceline.scheduling.depth_chooser import KEPT_FOR, DepthChooser
+from paceline.scheduling.depth_chooser import DepthChooser
 from paceline.scheduling.draft_cost import DraftCost
 from paceline.scheduling.drafter import BatchDrafter, Drafter, LaggingDrafter
 from paceline.scheduling.drafter_calls import DrafterCalls
@@ -45,7 +45,8 @@ class Speculation:
         if isinstance(drafter, LaggingDrafter):
             self._lagging = LaggingSequences(self._calls, chooser, limits, self._failed)
         self._resting_shape: _Shape | None = None  # of the last rows, where nothing paid
-        self._num_rested = 0  # ticks since then
+        self._num_rested = self._rest_ticks = 0  # ticks since then, and until it is decided anew
+        self._proposing_s = 0.0  # of the last tick
         self.num_expected = 0.0
 
     def add_drafts(
@@ -57,7 +58,9 @@ class Speculation:
         """
         self._chooser.expected_beside, self.num_expected = expected_beside, 0.0
         if not self._rests(rows):
+            begin_s, self._proposing_s = self._clock.now(), 0.0
             self._add_all(rows, kv_cache)
+            self._chooser.note_deciding(self._clock.now() - begin_s - self._proposing_s)
         if not self._failed:
             return []
         failed = [(sequence, error) for sequence, error in self._failed.items() if sequence.reason is None]
@@ -67,7 +70,7 @@ class Speculation:
 
     def _rests(self, rows: list[Row]) -> bool:
         """Return whether nothing paid a few ticks ago beside rows like these: then drafters are not called again so soon."""
-        if self._resting_shape is None or self._resting_shape != _shape(rows) or self._num_rested >= KEPT_FOR:
+        if self._resting_shape is None or self._resting_shape != _shape(rows) or self._num_rested >= self._rest_ticks:
             return False
         self._num_rested += 1
         return True
@@ -194,7 +197,7 @@ class Speculation:
             if depth or known.is_catching_up
         ]
         self._resting_shape = None if chooser.is_measuring or wanted else _shape(rows)
-        self._num_rested = 0
+        self._num_rested, self._rest_ticks = 0, chooser.rest_ticks
         return wanted, is_trial
 
     def _try_one(self, candidates: Candidates, depths: list[int], room: int) -> bool:
@@ -249,7 +252,9 @@ class Speculation:
         try:
             self._calls.inform(row.sequence, known)
             proposed = self._calls.propose(row.sequence, depth)
-            self._chooser.note_drafting(self._clock.now() - begin_s)
+            taken_s = self._clock.now() - begin_s
+            self._proposing_s += taken_s
+            self._chooser.note_drafting(taken_s)
             self._add(row, known, proposed, depth)
         except DrafterError as error:
             self._failed.setdefault(row.sequence, error)
@@ -274,6 +279,7 @@ class Speculation:
         if proposals is None:
             return
         taken_s, proposed = self._clock.now() - begin_s, [0] * len(asked)
+        self._proposing_s = taken_s
         for index, (row, known, depth) in enumerate(asked):
             try:
                 proposed[index] = self._add(row, known, proposals[index], depth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 
@@ -126,3 +127,15 @@ def test_a_clock_that_stands_still_leaves_times_above_zero() -> None:
     cost = decode_cost()
     cost.observe(3, 0, 0.0)
     assert 0 < cost.seconds(3) < 1e-5
+
+
+def test_sizes_that_are_not_seen_stay_in_proportion() -> None:
+    """However long only others are seen, whose times are now and then far above the usual ones."""
+    cost, random = decode_cost(), Random(7)
+    for _ in range(20):
+        for num_rows, seconds in ((1, 0.001), (2, 0.0012), (5, 0.002)):
+            cost.observe(num_rows, 0, seconds)
+    for number in range(20_000):
+        spread = random.lognormvariate(0.0, 0.1) * (1.6 if random.random() < 0.15 else 1.0)
+        cost.observe(1 + number // 50 % 2, 0, (0.001, 0.0012)[number // 50 % 2] * spread)
+    assert cost.seconds(5) / cost.seconds(1) == pytest.approx(2.0, rel=0.35)

@@ -141,6 +141,23 @@ def test_what_drafts_are_measured_by_is_seen_again() -> None:
         assert {after - before for before, after in itertools.pairwise(plain)} == {interval}
 
 
+def test_deciding_on_drafts_is_a_part_of_what_they_cost() -> None:
+    """Beside passes of half a millisecond drafts that win a third do not pay what it takes to decide on them."""
+    one, _ = chooser({1: 0.0005, **dict.fromkeys(range(2, 9), 0.0006)})
+    assert not any(one.choose([(0.3, 7)], Rows(1).rows, 0, 64))
+    assert one.is_measuring
+    assert any(one.choose([(0.3, 7)], Rows(1).rows, 0, 64))
+    for _ in range(100):
+        one.note_deciding(0.0004)
+    assert not any(one.choose([(0.31, 7)], Rows(1).rows, 0, 64))
+    assert not one.is_measuring
+    assert one.rest_ticks == pytest.approx(0.0004 / (0.005 * 0.0005), rel=0.05)
+    for _ in range(100):
+        one.note_deciding(0.0)
+    assert any(one.choose([(0.32, 7)], Rows(1).rows, 0, 64))
+    assert one.rest_ticks == 16
+
+
 def test_last_tokens_of_cached_prompts_cost_what_decoding_rows_do() -> None:
     """Such a pass is of a size as others, with what was seen of it: 16 rows, and not 1 beside prompts."""
     one, _ = chooser({1: 0.017, 8: 0.071, 16: 0.09, 24: 0.133})
