@@ -40,20 +40,24 @@ type_v = "f32"
 
 [models.demo.replicas]
 min = {replicas}
-max = {replicas}
+max = {most_replicas}
 num_cpus = 0.3
 drain_s = 20
+queue_time_s = 1.0
+itl_ms = 2000
+upscale_delay_s = 2
+downscale_delay_s = 10
 """
 KEY = "sk-cluster-test"
 
 
 class LocalCluster:
-    """Replicas of the demo model. The process tree ends with the block."""
+    """Replicas of the demo model, more where requests wait for a slot. The process tree ends with the block."""
 
-    def __init__(self, replicas: int = 2, num_slots: int = 32) -> None:
+    def __init__(self, replicas: int = 2, num_slots: int = 32, most_replicas: int | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-cluster-")
         self._log = Path(self._folder.name) / "log"
-        self._replicas = replicas
+        self._replicas, self._most_replicas = replicas, replicas if most_replicas is None else most_replicas
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process = self._start(self._config(num_slots), self._log)
@@ -75,7 +79,13 @@ class LocalCluster:
         path = Path(self._folder.name) / f"cluster-{num_slots}{address}.toml"
         line = f'address = "{address}"\n' if address else ""
         text = CONFIG.format(
-            address=line, port=self.port, key=KEY, num_slots=num_slots, n_ctx=1024 * num_slots, replicas=self._replicas
+            address=line,
+            port=self.port,
+            key=KEY,
+            num_slots=num_slots,
+            n_ctx=1024 * num_slots,
+            replicas=self._replicas,
+            most_replicas=self._most_replicas,
         )
         path.write_text(text)
         return path

@@ -84,6 +84,21 @@ def restart_the_router(cluster: LocalCluster) -> str:
     return f"{num_broken} streams broke with the ingress, {tally.num_done} ended; all slots are free"
 
 
+def scale_with_load(cluster: LocalCluster, num_streams: int = 16) -> str:
+    """Let more streams wait than one replica has slots: another one comes, and goes when they are over. None is lost."""
+    assert len(cluster.wait_for(1)) == 1
+    began_s, load = time.monotonic(), Load(cluster, num_streams, num_tokens=500)
+    cluster.wait_for(2, 120)
+    grown_s = time.monotonic() - began_s
+    time.sleep(10)
+    tally, over_s = load.stop(), time.monotonic()
+    while len(cluster.replicas()) != 1:
+        assert time.monotonic() < over_s + 120, f"still there: {cluster.replicas()}"
+        time.sleep(0.5)
+    said = _said(tally, f"a second replica {grown_s:.0f} s after the load began")
+    return f"{said}; one replica again {time.monotonic() - over_s:.0f} s after its end"
+
+
 def _said(tally: Tally, what: str) -> str:
     assert not tally.failures, f"{what}: {len(tally.failures)} streams failed: {tally.failures[:5]}"
     assert tally.num_done > 0
