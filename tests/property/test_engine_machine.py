@@ -31,7 +31,7 @@ from tests.stream_reference import expected_output
 from paceline.errors import Aborted, DecodeError
 from paceline.kv_cache import checkpoints, offload, prefix_match
 from paceline.observability.instruments import Instrument
-from paceline.scheduling import speculation
+from paceline.scheduling import depth_chooser
 from paceline.scheduling.plan import Row
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
@@ -495,7 +495,7 @@ def test_whatever_happens_each_request_ends_once_with_the_output_it_has_alone(
     monkeypatch.setattr(offload, "BLOCK_TOKENS", 4)
     monkeypatch.setattr(checkpoints, "BLOCK_TOKENS", 4)
     monkeypatch.setattr(checkpoints, "MIN_SPACING_TOKENS", 2)
-    monkeypatch.setattr(speculation, "KEPT_FOR", 0)  # depths are random
+    monkeypatch.setattr(depth_chooser, "KEPT_FOR", 0)  # depths are random
     if kind != "attention":
         monkeypatch.setattr(prefix_match, "MIN_PENDING_TOKENS", 2)
     machine = type("Machine", (Machine,), {"strategy": strategy, "kind": kind, "drafts": drafts})
