@@ -103,6 +103,11 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions & options)
     if (options.max_host_bytes) {
         check_memory(options, params);
     }
+    if (options.times_operations) {
+        operation_times_         = std::make_unique<OperationTimes>();
+        params.cb_eval           = &OperationTimes::on_node;
+        params.cb_eval_user_data = operation_times_.get();
+    }
     LogCapture log;
     {
         std::shared_lock lock(model_->adapter_mutex());
@@ -194,6 +199,14 @@ std::vector<BufferUse> Context::memory_use() const {
         add_uses(uses, heads_->memory_use(), &heads_->model() == model_.get());
     }
     return uses;
+}
+
+std::vector<OperationTime> Context::operation_times() {
+    if (!operation_times_) {
+        fail("Unsupported", "this context was made without times_operations=True");
+    }
+    const std::lock_guard lock(mutex());
+    return operation_times_->take();
 }
 
 void Context::check_memory(const ContextOptions & options, const llama_context_params & params) {

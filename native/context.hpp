@@ -17,6 +17,7 @@
 #include "adapter.hpp"
 #include "batch.hpp"
 #include "model.hpp"
+#include "operation_times.hpp"
 #include "process.hpp"
 #include "thread_pools.hpp"
 #include "window_pins.hpp"
@@ -39,6 +40,7 @@ struct ContextOptions {
     bool                      follows    = false;
     const std::atomic<bool> * abort_flag = nullptr;
     const ThreadPools *       pools      = nullptr; // to share; unset: its own
+    bool                      times_operations = false; // for operation_times()
 };
 
 // The positions that a sequence holds; {-1, -1} when empty. Sliding windows drop the first ones.
@@ -82,6 +84,8 @@ public:
     bool                           kv_unified() const noexcept { return kv_unified_; }
     enum llama_pooling_type        pooling_type() const noexcept { return llama_pooling_type(get()); }
     std::vector<BufferUse>         memory_use() const;
+    // What the operations of the passes since the last call took. Unsupported unless it was asked for with times_operations.
+    std::vector<OperationTime>     operation_times();
     bool                           has_embeddings() const noexcept { return embeddings_; }
     // Whether a sequence is cells, which can be shared and saved in any part, and beside them a state (a window, recurrent
     // layers), which can only be saved as it is now.
@@ -258,6 +262,7 @@ private:
     bool                                  must_reserve_ = false; // by the next pass, since the adapters have changed
     std::vector<std::shared_ptr<Adapter>> adapters_; // these and the pools outlive the context that uses them
     ThreadPools                           pools_;
+    std::unique_ptr<OperationTimes>       operation_times_; // unset: they are not taken
     std::unique_ptr<llama_context, FreeAtHome> context_;
     std::optional<WindowPins>             pins_; // of a full-size window cache
     OwnedBatch                            batch_; // reused by every decode

@@ -93,6 +93,7 @@ ContextOptions DraftHeads::options(const Model & model, ContextOptions target) {
     own.params.embeddings     = false;
     own.params.pooling_type   = LLAMA_POOLING_TYPE_NONE;
     own.params.n_rs_seq       = 0;
+    own.times_operations      = false;
     own.params.swa_full       = true; // few layers: cut, copied and saved as all others
     uint32_t n_rows           = kind == Kind::mtp ? static_cast<uint32_t>(llama_model_n_layer_nextn(heads.get())) : 1;
     if (kind == Kind::dflash) {

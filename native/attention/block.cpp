@@ -9,7 +9,8 @@
 namespace paceline::attention {
 namespace {
 
-constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float infinity    = std::numeric_limits<float>::infinity();
+constexpr size_t line_bytes = 64; // of a cache
 
 void cap(float softcap, float * scores) { // to the base 2 before and after
     for (int i = 0; i < num_lanes; ++i) {
@@ -91,8 +92,21 @@ void Block::read_queries(int vector) {
     has_queries_[vector] = true;
 }
 
+// Into the caches, while a tile is computed, what is likely to be the next one.
+void Block::prefetch(const ggml_tensor * cells, int64_t cell) const {
+    if (cell >= op_.num_cells) {
+        return;
+    }
+    const char * row = at(cells, cell, rows_.kv_head, rows_.stream);
+    for (size_t byte = 0; byte < ggml_row_size(cells->type, cells->ne[0]); byte += line_bytes) {
+        __builtin_prefetch(row + byte);
+    }
+}
+
 void Block::read_tile(int64_t first_cell, int num_cells) {
     for (int cell = 0; cell < num_cells; ++cell) {
+        prefetch(op_.k, first_cell + cell + tile_cells);
+        prefetch(op_.v, first_cell + cell + tile_cells);
         to_floats(keys_ + cell * op_.dim_k, at(op_.k, first_cell + cell, rows_.kv_head, rows_.stream), op_.k->type, op_.dim_k);
         to_floats(values_ + cell * op_.dim_v, at(op_.v, first_cell + cell, rows_.kv_head, rows_.stream), op_.v->type, op_.dim_v);
     }
@@ -137,6 +151,9 @@ void Block::attend_vectors(int num_cells, int first, int count, const bool * is_
 
 void Block::write_outputs(const SoftmaxState & state) const {
     for (int row = 0; row < rows_.count; ++row) {
+        if (rows_.is_filling(op_, row)) {
+            continue;
+        }
         const int64_t token = rows_.token_of(op_, row), head = rows_.head_of(op_, row);
         float * output = static_cast<float *>(op_.node->data) + ((rows_.stream * op_.num_tokens + token) * op_.num_heads + head) * op_.dim_v;
         const float row_max = state.row_max[row];

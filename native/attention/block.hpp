@@ -24,6 +24,7 @@ class Block {
     void attend_tile(int64_t first_cell, int num_cells, SoftmaxState & state);
     void attend_vectors(int num_cells, int first, int count, const bool * is_masked, SoftmaxState & state);
     void read_queries(int vector);
+    void prefetch(const ggml_tensor * cells, int64_t cell) const;
     void read_tile(int64_t first_cell, int num_cells);
     void clear_nonfinite(int num_cells);
 

@@ -110,8 +110,13 @@ bool are_rows_of(const ggml_tensor * tensor, ggml_type type) {
     return tensor->type == type && tensor->nb[0] == ggml_type_size(type);
 }
 
+// In either layout: the mask, which decides, is not there when ggml plans.
 size_t our_size(int num_threads, const ggml_tensor * node) {
-    return static_cast<size_t>(WorkPartition(Operation(node), num_threads).total_floats) * sizeof(float);
+    int64_t most = 0;
+    for (const Layout layout : {Layout::dense, Layout::by_token}) {
+        most = std::max(most, WorkPartition(Operation(node, layout), num_threads).total_floats);
+    }
+    return static_cast<size_t>(most) * sizeof(float);
 }
 
 // As ggml plans it: tiles for many tokens, partial sums of each thread for one.
@@ -145,17 +150,19 @@ size_t work_size(int num_threads, const ggml_tensor * node) {
 }
 
 bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted) {
-    float * agreed = aligned(params->wdata); // the choice may change at any time, but must be the same for all threads
+    enum Choice : int32_t { theirs, dense, by_token };
+    auto * agreed = reinterpret_cast<int32_t *>(aligned(params->wdata)); // may change at any time, but must be one for all threads
     if (params->ith == 0) {
-        *agreed = is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node) ? 1.0f : 0.0f;
+        const bool is_ours = is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node);
+        *agreed            = !is_ours ? theirs : best_layout(node) == Layout::dense ? dense : by_token;
     }
     set_counter(params);
     ggml_barrier(params->threadpool);
-    if (*agreed == 0) {
+    if (*agreed == theirs) {
         ggml_barrier(params->threadpool); // all threads have read it; llama.cpp's kernel may write there
         return false;
     }
-    const Operation op(node);
+    const Operation op(node, *agreed == dense ? Layout::dense : Layout::by_token);
     ThreadWork work(params, op);
     for_each_item(params, work.num_units(), [&](int64_t index) { work.compute(index); });
     if (work.num_merges() > 0) {

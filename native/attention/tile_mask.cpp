@@ -22,7 +22,7 @@ template <typename Visit> void for_each_mask(const Operation & op, const Rows & 
     const bool by_head = op.mask->ne[2] > 1;
     for (int row = 0; row < rows.count;) {
         const int64_t token = rows.token_of(op, row), head = rows.head_of(op, row);
-        const int end    = by_head ? row + 1 : static_cast<int>(std::min<int64_t>(rows.count, row + op.group - head % op.group));
+        const int end    = by_head ? row + 1 : static_cast<int>(std::min<int64_t>(rows.count, row + op.rows_per_token - rows.place_of(op, row)));
         const char * all = at(op.mask, token, head % op.mask->ne[2], rows.stream % op.mask->ne[3]);
         visit(row, end, reinterpret_cast<const ggml_fp16_t *>(all) + first_cell);
         row = end;

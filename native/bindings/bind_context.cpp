@@ -21,7 +21,7 @@ ContextOptions context_options(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubat
                                float yarn_ext_factor, float yarn_attn_factor, float yarn_beta_fast, float yarn_beta_slow,
                                uint32_t yarn_orig_ctx, int type_k, int type_v, bool embeddings, bool offload_kqv, bool op_offload,
                                bool swa_full, bool kv_unified, std::optional<uint64_t> max_host_bytes,
-                               std::shared_ptr<Model> heads, uint32_t max_rollback) {
+                               std::shared_ptr<Model> heads, uint32_t max_rollback, bool times_operations) {
     ContextOptions         options;
     llama_context_params & params = options.params;
     params.n_ctx                  = n_ctx;
@@ -52,6 +52,7 @@ ContextOptions context_options(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubat
     params.n_rs_seq               = max_rollback;
     options.max_host_bytes        = max_host_bytes;
     options.heads                 = std::move(heads);
+    options.times_operations      = times_operations;
     return options;
 }
 
@@ -220,7 +221,15 @@ void bind_context(nb::module_ & m) {
              nb::arg("yarn_beta_fast"), nb::arg("yarn_beta_slow"), nb::arg("yarn_orig_ctx"), nb::arg("type_k"),
              nb::arg("type_v"), nb::arg("embeddings"), nb::arg("offload_kqv"), nb::arg("op_offload"), nb::arg("swa_full"),
              nb::arg("kv_unified"), nb::arg("max_host_bytes").none(), nb::arg("heads").none() = nb::none(),
-             nb::arg("max_rollback") = 0);
+             nb::arg("max_rollback") = 0, nb::arg("times_operations") = false);
+    nb::class_<OperationTime>(m, "OperationTime")
+        .def_ro("operation", &OperationTime::operation)
+        .def_ro("name", &OperationTime::name)
+        .def_ro("type", &OperationTime::type)
+        .def_ro("num_times", &OperationTime::num_times)
+        .def_ro("seconds", &OperationTime::seconds)
+        .def_ro("bytes", &OperationTime::bytes)
+        .def_ro("products", &OperationTime::products);
     nb::class_<BufferUse>(m, "BufferUse")
         .def_ro("buffer", &BufferUse::buffer)
         .def_ro("device", &BufferUse::device)
@@ -231,6 +240,7 @@ void bind_context(nb::module_ & m) {
     m.def("plan_context", &Context::plan, nb::arg("model"), nb::arg("options"), nb::call_guard<Unlocked>());
     type.def(nb::new_(&make_context), nb::arg("model"), nb::arg("options"));
     type.def("memory_use", &Context::memory_use);
+    type.def("operation_times", &Context::operation_times, nb::call_guard<Unlocked>());
     type.def_prop_ro("model", &Context::model)
         .def_prop_ro("n_ctx", &Context::n_ctx)
         .def_prop_ro("max_positions", &Context::max_positions)

@@ -220,3 +220,27 @@ def test_learned_positions_end_where_they_were_learned(tiny_models: TinyModels) 
         with pytest.raises(PromptTooLong, match=r"texts\[1\]"):
             embedder.embed([[1, 2], [1] * 17])
         assert np.isfinite(embedder.embed([[1] * 16])).all()
+
+
+def test_operations_are_timed(llama: Model) -> None:
+    """Each operation of the passes since the last call, all layers together; logits are those of a context without it."""
+    sizes: dict[str, Any] = {"n_ctx": 256, "n_outputs_max": 3, "n_threads": 1}
+    with Context(llama, **sizes) as plain, Context(llama, times_operations=True, **sizes) as timed:
+        for context in (plain, timed):
+            context.decode([1, 2, 3], wants_logits="all")
+        assert np.array_equal(timed.logits(2), plain.logits(2))
+        times = {(one.operation, one.name): one for one in timed.operation_times()}
+        up, norm = times["MUL_MAT", "ffn_up"], times["RMS_NORM", "norm"]
+        assert up.num_times == llama.n_layer
+        assert norm.num_times == 2 * llama.n_layer + 1
+        weights = up.num_products / 3  # of both layers, times three tokens
+        assert weights % (llama.n_layer * llama.n_embd) == 0
+        assert up.num_bytes > 4 * weights
+        assert norm.num_products == 0
+        assert norm.num_bytes == 4 * 2 * 3 * llama.n_embd * norm.num_times  # read and written
+        assert all(one.seconds > 0 for one in times.values())
+        assert timed.operation_times() == []
+        with pytest.raises(Unsupported, match="times_operations=True"):
+            plain.operation_times()
+    with pytest.raises(InvalidType, match="times_operations"):
+        Context(llama, n_ctx=256, times_operations="yes")  # type: ignore[arg-type]

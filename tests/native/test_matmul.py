@@ -30,7 +30,7 @@ from paceline.runtime.matmul import (
     use_kernel,
     use_kernel_of_environment,
 )
-from paceline.testing.models import LlamaSpec, ModelSpec, Qwen2MoeSpec, Qwen2Spec, write_model
+from paceline.testing.models import LlamaSpec, ModelSpec, Qwen2MoeSpec, Qwen2Spec, write_lora, write_model
 
 pytestmark = [
     pytest.mark.native,
@@ -286,6 +286,27 @@ def test_a_loaded_model_keeps_its_weights_after_a_switch(tmp_path: Path) -> None
         before = logits_of(model, 5)
         use_kernel("llama.cpp")
         assert np.array_equal(logits_of(model, 5), before)
+
+
+def test_an_adapter_applies_to_packed_weights(tmp_path: Path) -> None:
+    """A LoRA's own products are llama.cpp's, added to ours: the change is the same, and removing it brings back the same bits."""
+    spec = LlamaSpec(n_embd=128, n_ff=224)
+    path, lora = quantised_model(tmp_path, spec), write_lora(tmp_path / "lora.gguf", spec)
+    changes = []
+    for name in ("llama.cpp", "paceline"):
+        use_kernel(name)
+        with Model.load(path) as model, model.load_adapter(lora) as adapter:
+            with Context(model, n_ctx=64, n_batch=64, n_threads=2) as context:
+                found = []
+                for adapters in ({}, {adapter: 1.0}, {}):
+                    context.set_adapters(adapters)
+                    context.clear()
+                    context.decode([7, 8, 9])
+                    found.append(context.logits(2).copy())
+        assert np.array_equal(found[0], found[2])
+        changes.append(found[1] - found[0])
+    assert np.abs(changes[0]).max() > 0.1
+    assert np.abs(changes[1] - changes[0]).max() < 0.1 * np.abs(changes[0]).max()
 
 
 def test_packed_weights_are_counted_as_memory(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ manager, or when it is collected, in any order: objects keep alive what they wer
 
 from paceline.runtime import native_core as _native_core
 from paceline.runtime.audio_file import decoded_samples, num_samples
-from paceline.runtime.context import Context, DraftWish, Positions
+from paceline.runtime.context import Context, DraftWish, OperationTime, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
 from paceline.runtime.image_file import decoded_pixels
@@ -44,6 +44,7 @@ __all__ = [
     "MemoryClass",
     "MemoryEstimate",
     "Model",
+    "OperationTime",
     "Positions",
     "ProjectorFacts",
     "Sampler",

@@ -43,6 +43,23 @@ class DraftWish(NamedTuple):
     max_tokens: int
 
 
+class OperationTime(NamedTuple):
+    """What all operations of a kind and name took in some passes, those of all layers together.
+
+    operation: as ggml calls it, such as MUL_MAT. name: as llama.cpp calls the result, such as ffn_up. type: of the first operand,
+    such as q8_0. num_bytes: read and written. num_products: pairs of numbers that were multiplied and summed, by matrix products
+    and attention.
+    """
+
+    operation: str
+    name: str
+    type: str
+    num_times: int
+    seconds: float
+    num_bytes: float
+    num_products: float
+
+
 class Context(Closeable):
     """KV memory for `n_seq_max` sequences of one model, and the forward passes over it.
 
@@ -56,7 +73,13 @@ class Context(Closeable):
     """
 
     def __init__(
-        self, model: Model, *, draft_heads: Model | None = None, is_checked: bool = True, **options: Any
+        self,
+        model: Model,
+        *,
+        draft_heads: Model | None = None,
+        is_checked: bool = True,
+        times_operations: bool = False,
+        **options: Any,
     ) -> None:
         """draft_heads: a model whose draft heads follow every pass, for `draft`: this one, or one of its heads alone.
 
@@ -64,6 +87,8 @@ class Context(Closeable):
 
         is_checked: whether llama.cpp plans a large context first and it is refused where host memory is short.
         False is for callers that know that it fits: the plan reads the model's header again.
+
+        times_operations: whether passes compute each operation by itself, for `operation_times`; they take longer so.
         """
         self._native: _native.Context | None = None
         if not isinstance(model, Model):
@@ -74,6 +99,7 @@ class Context(Closeable):
         self._resolved = self.options.resolve(model, is_checked=is_checked)
         use_kernel_of_environment()
         given = dict(self._resolved)
+        given["times_operations"] = validation.boolean("times_operations", times_operations)
         self._heads_fingerprint = None
         if draft_heads is not None:
             given["heads"] = validation.instance("draft_heads", draft_heads, Model).native
@@ -286,6 +312,16 @@ class Context(Closeable):
         The CPU backend stops within a pass; a GPU finishes the part it has begun.
         """
         self.native.abort()
+
+    def operation_times(self) -> list[OperationTime]:
+        """Return what the operations of the passes since the last call took, in the order in which they are computed.
+
+        Needs `times_operations=True`, else raises `Unsupported`. Those of draft heads are not among them.
+        """
+        return [
+            OperationTime(one.operation, one.name, one.type, one.num_times, one.seconds, one.bytes, one.products)
+            for one in self.native.operation_times()
+        ]
 
     def generate(
         self, sampler: Sampler, token_ids: TokenIds, max_tokens: int | None = None, *, seq_id: int = 0
