@@ -2,7 +2,8 @@
 
 python -m benchmarks.attention [--part operation|model] [--model FILE] [--threads N]
 
-operation  one operation, with heads as in common models, for one token, for streams with cells of their own, for prompts.
+operation  one operation, with heads as in common models, for one token, for prompts, and for streams whose cells lie behind each
+           other's (own) or, as after decoding beside each other, between them.
 model      a prompt's tokens/s in ticks of 64 and of 512 tokens, and tokens/s of streams, at several lengths of context.
 
 Ratios within one run, interleaved, medians; run it on a quiet machine.
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -23,17 +25,32 @@ from benchmarks.model import half_billion
 from paceline import Context, Model
 from paceline.runtime.attention import Kernel, SingleAttention, use_kernel
 
+Traffic = Literal["of a prompt", "streams, own", "streams, between"]
+
 # query heads, heads of keys, width of a head
 HEADS = {"Qwen2 0.5B": (14, 2, 64), "Llama 8B": (32, 8, 128), "Gemma 2B": (8, 1, 256), "no shared heads": (16, 16, 64)}
+_CASES: tuple[tuple[int, Traffic], ...] = (
+    (1, "of a prompt"),
+    (8, "streams, own"),
+    (8, "streams, between"),
+    (32, "streams, own"),
+    (32, "streams, between"),
+    (64, "of a prompt"),
+    (512, "of a prompt"),
+)
 KERNELS: tuple[Kernel, Kernel] = ("llama.cpp", "paceline")
 
 
-def operation_pass(heads: tuple[int, int, int], num_tokens: int, num_cells: int, *, is_prompt: bool) -> SingleAttention:
+def operation_pass(heads: tuple[int, int, int], num_tokens: int, num_cells: int, traffic: Traffic) -> SingleAttention:
     """Return the case of a prompt's tokens behind all cells, or of one token for each of several sequences."""
     num_heads, num_kv_heads, dim = heads
     rng = np.random.default_rng(0)
     token, cell = np.arange(num_tokens)[:, None], np.arange(num_cells)[None, :]
-    seen = cell <= num_cells - num_tokens + token if is_prompt else cell * num_tokens // num_cells == token
+    seen = {
+        "of a prompt": cell <= num_cells - num_tokens + token,
+        "streams, own": cell * num_tokens // num_cells == token,
+        "streams, between": cell % num_tokens == token,
+    }[traffic]
     return SingleAttention(
         queries=rng.normal(size=(1, num_tokens, num_heads, dim)).astype(np.float32),
         keys=rng.normal(size=(1, num_cells, num_kv_heads, dim)).astype(np.float16),
@@ -69,11 +86,10 @@ def operations(n_threads: int, pairs: int) -> None:
     """Milliseconds of one operation."""
     for name, heads in HEADS.items():
         for num_cells in (512, 3072, 8192):
-            for num_tokens, is_prompt in ((1, True), (8, False), (32, False), (64, True), (512, True)):
-                one = operation_pass(heads, num_tokens, num_cells, is_prompt=is_prompt)
+            for num_tokens, traffic in _CASES:
+                one = operation_pass(heads, num_tokens, num_cells, traffic)
                 found = compared(partial(operation_seconds, one, n_threads), pairs)
-                what = f"{num_tokens} of a prompt" if is_prompt else f"{num_tokens} streams"
-                print_comparison(f"{name}, {num_cells} cells, {what}", 1000, *found)
+                print_comparison(f"{name}, {num_cells} cells, {num_tokens} {traffic}", 1000, *found)
 
 
 def operation_seconds(one: SingleAttention, n_threads: int) -> float:

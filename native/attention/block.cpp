@@ -12,6 +12,9 @@ namespace {
 constexpr float infinity    = std::numeric_limits<float>::infinity();
 constexpr size_t line_bytes = 64; // of a cache
 
+// Rows of A that `multiply` computes in whole blocks, with the same instructions for each.
+int filled(int num_cells) { return (num_cells + 7) / 8 * 8; }
+
 void cap(float softcap, float * scores) { // to the base 2 before and after
     for (int i = 0; i < num_lanes; ++i) {
         scores[i] = softcap * log2_e * std::tanh(scores[i] / (softcap * log2_e));
@@ -59,28 +62,39 @@ void Block::attend_tiles(int64_t first_cell, int64_t end_cell, SoftmaxState & st
     }
 }
 
+// Vectors that see most of a tile are multiplied with all of it, several at a time. Streams that decode beside each other have
+// every so manyth cell: such vectors read theirs alone. Cells that a row does not see leave no trace in its sums, so that
+// its bits are the same either way.
 void Block::attend_tile(int64_t first_cell, int num_cells, SoftmaxState & state) {
     const TileMask mask(op_, rows_, first_cell, num_cells, slopes_, masks_);
     bool is_read = false;
     for (int first = 0; first < rows_.num_vectors();) {
         int end = first;
-        for (; end < rows_.num_vectors() && mask.is_seen[end]; ++end) {
-            if (!has_queries_[end]) {
-                read_queries(end);
-            }
+        while (end < rows_.num_vectors() && mask.takes_tile(end, num_cells)) {
+            read_queries(end++);
         }
         if (end > first) {
             if (!is_read) {
-                read_tile(first_cell, num_cells);
+                read_cells(first_cell, all_cells(num_cells));
                 is_read = true;
             }
-            attend_vectors(num_cells, first, end - first, mask.is_masked, state);
+            attend_vectors(first, end - first, mask.is_masked, state);
         }
         first = end + 1;
+    }
+    for (int vector = 0; vector < rows_.num_vectors(); ++vector) {
+        if (mask.seen[vector] != 0 && !mask.takes_tile(vector, num_cells)) {
+            read_queries(vector);
+            read_cells(first_cell, mask.seen[vector]);
+            attend_vectors(vector, 1, mask.is_masked, state);
+        }
     }
 }
 
 void Block::read_queries(int vector) {
+    if (has_queries_[vector]) {
+        return;
+    }
     const int width    = rows_.width();
     const float factor = op_.scale * log2_e;
     for (int row = vector * num_lanes; row < (vector + 1) * num_lanes; ++row) {
@@ -103,20 +117,26 @@ void Block::prefetch(const ggml_tensor * cells, int64_t cell) const {
     }
 }
 
-void Block::read_tile(int64_t first_cell, int num_cells) {
-    for (int cell = 0; cell < num_cells; ++cell) {
-        prefetch(op_.k, first_cell + cell + tile_cells);
-        prefetch(op_.v, first_cell + cell + tile_cells);
-        to_floats(keys_ + cell * op_.dim_k, at(op_.k, first_cell + cell, rows_.kv_head, rows_.stream), op_.k->type, op_.dim_k);
-        to_floats(values_ + cell * op_.dim_v, at(op_.v, first_cell + cell, rows_.kv_head, rows_.stream), op_.v->type, op_.dim_v);
+// Keys of zeros fill up the last block of a product, whose scores nobody reads.
+void Block::read_cells(int64_t first_cell, uint64_t cells) {
+    num_read_ = 0;
+    for (; cells != 0; cells &= cells - 1) {
+        const int place    = num_read_++, cell = __builtin_ctzll(cells);
+        read_[place]       = static_cast<uint8_t>(cell);
+        const int64_t each = first_cell + cell;
+        prefetch(op_.k, each + tile_cells);
+        prefetch(op_.v, each + tile_cells);
+        to_floats(keys_ + place * op_.dim_k, at(op_.k, each, rows_.kv_head, rows_.stream), op_.k->type, op_.dim_k);
+        to_floats(values_ + place * op_.dim_v, at(op_.v, each, rows_.kv_head, rows_.stream), op_.v->type, op_.dim_v);
     }
+    std::fill(keys_ + num_read_ * op_.dim_k, keys_ + filled(num_read_) * op_.dim_k, 0.0f);
     if (skips_nonfinite_) {
-        clear_nonfinite(num_cells);
+        clear_nonfinite();
     }
 }
 
-void Block::clear_nonfinite(int num_cells) {
-    for (int cell = 0; cell < num_cells; ++cell) {
+void Block::clear_nonfinite() {
+    for (int cell = 0; cell < num_read_; ++cell) {
         float * values    = values_ + cell * op_.dim_v;
         has_nonfinite_[cell] = !std::all_of(values, values + op_.dim_v, [](float value) { return std::isfinite(value); });
         if (has_nonfinite_[cell]) {
@@ -125,28 +145,28 @@ void Block::clear_nonfinite(int num_cells) {
     }
 }
 
-void Block::attend_vectors(int num_cells, int first, int count, const bool * is_masked, SoftmaxState & state) {
+void Block::attend_vectors(int first, int count, const bool * is_masked, SoftmaxState & state) {
     const int width = rows_.width(), dim_k = static_cast<int>(op_.dim_k), dim_v = static_cast<int>(op_.dim_v);
-    multiply({keys_, dim_k, 1, queries_, scores_, width, dim_k, false}, num_cells, first, count);
+    multiply({keys_, dim_k, 1, queries_, scores_, width, dim_k, false}, filled(num_read_), first, count);
     for (int vector = first; vector < first + count; ++vector) {
-        for (int cell = 0; cell < num_cells && (op_.softcap != 0 || is_masked[vector]); ++cell) {
+        for (int cell = 0; cell < num_read_ && (op_.softcap != 0 || is_masked[vector]); ++cell) {
             float * scores = scores_ + cell * width + vector * num_lanes;
             if (op_.softcap != 0) {
                 cap(op_.softcap, scores);
             }
             if (is_masked[vector]) { // selected, not added: a masked cell may hold anything
-                const SimdVec mask = load(masks_ + cell * width + vector * num_lanes);
+                const SimdVec mask = load(masks_ + read_[cell] * width + vector * num_lanes);
                 store(scores, mask == broadcast(-infinity) ? mask : load(scores) + mask);
             }
         }
-        state.softmax_tile(scores_, num_cells, vector);
-        for (int cell = 0; cell < num_cells && skips_nonfinite_; ++cell) {
+        state.softmax_tile(scores_, num_read_, vector);
+        for (int cell = 0; cell < num_read_ && skips_nonfinite_; ++cell) {
             if (has_nonfinite_[cell]) {
                 state.set_nan(vector * num_lanes, load(scores_ + cell * width + vector * num_lanes) != SimdVec{});
             }
         }
     }
-    multiply({values_, 1, dim_v, scores_, state.outputs, width, num_cells, true}, dim_v, first, count);
+    multiply({values_, 1, dim_v, scores_, state.outputs, width, num_read_, true}, dim_v, first, count);
 }
 
 void Block::write_outputs(const SoftmaxState & state) const {

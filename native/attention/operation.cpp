@@ -55,7 +55,7 @@ Layout best_layout(const ggml_tensor * node) {
     const int64_t reached   = op.group + num_lanes - std::gcd(op.group, static_cast<int64_t>(num_lanes));
     const int64_t dense     = op.group * seen.shared + reached * (seen.all - seen.shared);
     const int64_t by_token  = Operation(node, Layout::by_token).rows_per_token * seen.all;
-    return by_token < dense ? Layout::by_token : Layout::dense;
+    return by_token <= dense ? Layout::by_token : Layout::dense;
 }
 
 Operation::Operation(const ggml_tensor * node, Layout layout)

@@ -5,17 +5,7 @@
 namespace paceline::attention {
 namespace {
 
-enum class Visibility : uint8_t { all, nothing, some };
-
-Visibility visibility_of(const ggml_fp16_t * mask, int num_cells) {
-    constexpr ggml_fp16_t hidden = 0xFC00; // minus infinity
-    ggml_fp16_t any = 0, differs = 0;
-    for (int cell = 0; cell < num_cells; ++cell) {
-        any |= mask[cell];
-        differs |= mask[cell] ^ hidden;
-    }
-    return any == 0 ? Visibility::all : differs == 0 ? Visibility::nothing : Visibility::some;
-}
+constexpr ggml_fp16_t hidden = 0xFC00; // minus infinity
 
 // The rows of one token have one mask, unless each head has its own.
 template <typename Visit> void for_each_mask(const Operation & op, const Rows & rows, int64_t first_cell, Visit && visit) {
@@ -31,35 +21,49 @@ template <typename Visit> void for_each_mask(const Operation & op, const Rows & 
 
 } // namespace
 
+// Most masks of a tile are zeros or hidden throughout, which is seen many cells at a time.
+void TileMask::note(int row, int end, const ggml_fp16_t * mask, int num_cells) {
+    ggml_fp16_t any = 0, differs = 0;
+    for (int cell = 0; cell < num_cells; ++cell) {
+        any |= mask[cell];
+        differs |= mask[cell] ^ hidden;
+    }
+    uint64_t cells = any == 0 ? all_cells(num_cells) : 0;
+    bool adds      = false;
+    for (int cell = 0; cell < num_cells && any != 0 && differs != 0; ++cell) {
+        cells |= static_cast<uint64_t>(mask[cell] != hidden) << cell;
+        adds |= mask[cell] != hidden && mask[cell] != 0;
+    }
+    const bool hides = is_most(cells, num_cells) && cells != all_cells(num_cells);
+    for (int vector = row / num_lanes; vector <= (end - 1) / num_lanes; ++vector) {
+        is_masked[vector] |= adds || hides || (has_noted_[vector] && seen[vector] != cells);
+        seen[vector] |= cells;
+        has_noted_[vector] = true;
+    }
+}
+
 TileMask::TileMask(const Operation & op, const Rows & rows, int64_t first_cell, int num_cells, const float * slopes, float * masks)
-    : is_seen{}, is_masked{} {
+    : seen{}, is_masked{}, has_noted_{} {
     if (!op.mask) {
-        std::fill_n(is_seen, rows.num_vectors(), true);
+        std::fill_n(seen, rows.num_vectors(), all_cells(num_cells));
         return;
     }
-    Visibility visibilities[max_rows];
-    for_each_mask(op, rows, first_cell, [&](int row, int end, const ggml_fp16_t * mask) {
-        const Visibility visibility = visibility_of(mask, num_cells);
-        std::fill(visibilities + row, visibilities + end, visibility);
-        for (int vector = row / num_lanes; vector <= (end - 1) / num_lanes; ++vector) {
-            is_seen[vector] |= visibility != Visibility::nothing;
-            is_masked[vector] |= visibility != Visibility::all;
-        }
-    });
+    for_each_mask(op, rows, first_cell,
+                  [&](int row, int end, const ggml_fp16_t * mask) { note(row, end, mask, num_cells); });
     const int width = rows.width();
     for (int vector = 0; vector < rows.num_vectors(); ++vector) {
-        for (int cell = 0; cell < num_cells && is_seen[vector] && is_masked[vector]; ++cell) {
+        for (int cell = 0; cell < num_cells && is_masked[vector]; ++cell) {
             store(masks + cell * width + vector * num_lanes, SimdVec{});
         }
     }
     float floats[tile_cells];
     for_each_mask(op, rows, first_cell, [&](int row, int end, const ggml_fp16_t * mask) {
-        if (visibilities[row] == Visibility::all) {
+        if (std::none_of(is_masked + row / num_lanes, is_masked + (end - 1) / num_lanes + 1, [](bool one) { return one; })) {
             return;
         }
         to_floats(floats, reinterpret_cast<const char *>(mask), GGML_TYPE_F16, num_cells);
         for (int one = row; one < end; ++one) {
-            for (int cell = 0; cell < num_cells && is_seen[one / num_lanes]; ++cell) {
+            for (int cell = 0; cell < num_cells && is_masked[one / num_lanes]; ++cell) {
                 masks[cell * width + one] = floats[cell] * slopes[one];
             }
         }

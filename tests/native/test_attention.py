@@ -71,7 +71,7 @@ def slope(head: int, num_heads: int, max_bias: float) -> float:
     return float((2.0 ** (-max_bias / 2 / power)) ** (2 * (head - power) + 1))
 
 
-MASKS = ["none", "causal", "sequences", "window", "random", "nothing", "numbers"]
+MASKS = ["none", "causal", "sequences", "interleaved", "window", "random", "nothing", "numbers"]
 
 
 def mask_of(kind: str, shape: tuple[int, int, int], rng: np.random.Generator) -> npt.NDArray[np.float16] | None:
@@ -84,6 +84,7 @@ def mask_of(kind: str, shape: tuple[int, int, int], rng: np.random.Generator) ->
     seen = {
         "causal": cell <= cells - tokens + token,
         "sequences": cell * tokens // cells == token,
+        "interleaved": cell % tokens == token,  # as streams that decode beside each other leave them
         "window": (cell > token) & (cell <= token + cells // 3),
         "random": rng.random((tokens, cells)) < 0.4,
         "nothing": (token % 3 == 1) & (cell > 70),
@@ -155,7 +156,7 @@ def test_outputs_are_those_of_the_formula(
     assert np.allclose(outputs, reference(one), rtol=0, atol=5e-6 if is_ours else 2e-2)
 
 
-@pytest.mark.parametrize("kind", ["causal", "sequences", "random"])
+@pytest.mark.parametrize("kind", ["causal", "sequences", "interleaved", "random"])
 @pytest.mark.parametrize("cells", [64, 1000, 5000])
 @pytest.mark.parametrize("tokens", [24, 70])  # a few that see cells of their own are laid out in vectors of their own
 def test_a_row_does_not_depend_on_what_is_computed_beside_it(kind: str, cells: int, tokens: int) -> None:
