@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
@@ -9,6 +12,7 @@
 #include "traits.h"
 
 #include "kernel.hpp"
+#include "large_pages.hpp"
 #include "mapped_pages.hpp"
 #include "product.hpp"
 
@@ -95,18 +99,42 @@ size_t bytes_of(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     return is_matrix ? packed_bytes(format, tensor->ne[1], tensor->ne[0]) * tensor->ne[2] * tensor->ne[3] : ggml_nbytes(tensor);
 }
 
+// Calls work(0) to work(count - 1), on several threads where there is much to do. Where the system has no more threads, on fewer.
+template <typename Work> void in_parallel(int64_t count, size_t bytes, const Work & work) {
+    constexpr size_t bytes_per_thread = 2 << 20, most_threads = 16;
+    const size_t wanted = std::min({bytes / bytes_per_thread, most_threads, static_cast<size_t>(std::thread::hardware_concurrency())});
+    std::atomic<int64_t> next{0};
+    const auto take = [&] {
+        for (int64_t index = next++; index < count; index = next++) {
+            work(index);
+        }
+    };
+    std::vector<std::thread> threads;
+    try {
+        threads.reserve(wanted);
+        while (threads.size() + 1 < wanted) {
+            threads.emplace_back(take);
+        }
+    } catch (const std::system_error &) { // what there is does the work
+    }
+    take();
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+}
+
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor)); // as llama.cpp loads tensors whose buffers are no host's
     Format format;
     GGML_ASSERT(has_format(tensor->type, format));
-    auto * to                = static_cast<uint8_t *>(tensor->data);
     const size_t group_bytes = packed_bytes(format, group_rows, tensor->ne[0]);
-    for (int64_t matrix = 0; matrix < tensor->ne[2]; ++matrix) {
-        const auto * rows = static_cast<const uint8_t *>(data) + matrix * tensor->nb[2];
-        for (int64_t row = 0; row < tensor->ne[1]; row += group_rows, to += group_bytes) {
-            pack_group(format, rows, row, tensor->ne[1], tensor->ne[0], to);
-        }
-    }
+    const int64_t num_groups = (tensor->ne[1] + group_rows - 1) / group_rows;
+    in_parallel(num_groups * tensor->ne[2], size, [&](int64_t index) {
+        const int64_t matrix = index / num_groups, group = index % num_groups;
+        const auto * rows    = static_cast<const uint8_t *>(data) + matrix * tensor->nb[2];
+        pack_group(format, rows, group * group_rows, tensor->ne[1], tensor->ne[0],
+                   static_cast<uint8_t *>(tensor->data) + static_cast<size_t>(index) * group_bytes);
+    });
     release_mapped_pages(data, size); // else a process has its weights twice
 }
 
@@ -116,6 +144,7 @@ size_t alignment_of(ggml_backend_buffer_type_t) { return 64; }
 ggml_backend_buffer_t allocated(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (buffer) {
+        ask_for_large_pages(ggml_backend_buffer_get_base(buffer), size);
         buffer->buft             = type;
         buffer->iface.set_tensor = set_tensor;
         buffer->iface.get_tensor = nullptr;

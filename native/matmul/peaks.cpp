@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <numeric>
+#include <memory>
 #include <thread>
 #include <vector>
+
+#include "large_pages.hpp"
 
 namespace paceline::matmul {
 namespace {
@@ -36,10 +38,12 @@ template <typename Work> double best_rate(int num_threads, const Work & work) {
 } // namespace
 
 Peaks measure_peaks(const Kernel & kernel, int num_threads) {
-    std::vector<uint64_t> memory(num_words * num_threads, 1);
+    const std::unique_ptr<uint64_t[]> memory(new uint64_t[num_words * num_threads]); // as weights are: in large pages
+    ask_for_large_pages(memory.get(), num_words * num_threads * sizeof(uint64_t));
+    std::fill_n(memory.get(), num_words * num_threads, 1);
     std::atomic<uint64_t> kept{0}; // so that nothing is left out as unused
     const double bytes = best_rate(num_threads, [&](int i) {
-        kept += kernel.sum_of_bytes(reinterpret_cast<const uint8_t *>(memory.data() + num_words * i), num_words * 8);
+        kept += kernel.sum_of_bytes(reinterpret_cast<const uint8_t *>(memory.get() + num_words * i), num_words * 8);
         return num_words * 8;
     });
     const double dots       = best_rate(num_threads, [&](int) { return kernel.spin_dots(num_products); });

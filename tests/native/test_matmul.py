@@ -141,6 +141,14 @@ def test_products_of_experts_are_exact(
     check(make(kind, tokens, rows, blocks, experts, seed), n_threads)
 
 
+@pytest.mark.parametrize(("kind", "experts", "rows"), [("q8_0", None, 9001), ("q4_K", (3, 2), 5001)])
+def test_weights_that_several_threads_pack_are_whole(kind: str, experts: tuple[int, int] | None, rows: int) -> None:
+    """From four megabytes on packing is shared: every group of every matrix is there."""
+    one = make(kind, 2, rows, 1024 // BLOCKS.get(kind, 32), experts)
+    assert one.weights.nbytes > 4 << 20
+    check(one, 2)
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_extreme_codes_do_not_overflow(each_kernel: str, kind: str) -> None:
     """Weights and activations of the largest magnitude, in all combinations of signs."""
