@@ -176,10 +176,10 @@ def test_the_stream_helper_of_the_package_accumulates_the_response(client: opena
 
 
 class Person(pydantic.BaseModel):
-    """What `parse` asks for."""
+    """What `parse` asks for, bounded so that it ends within the tokens of a response."""
 
-    name: str
-    age: int
+    name: str = pydantic.Field(max_length=60)
+    age: int = pydantic.Field(ge=0, le=150)
 
 
 def test_structured_output_is_parsed_by_the_package(client: openai.OpenAI) -> None:
