@@ -24,6 +24,7 @@ from paceline.scheduling.plan import Row
 
 Logits = npt.NDArray[np.float32]
 HEAD, TAIL = [1, 2, 3, 4, 5], [9, 8, 7]
+CLOSE = 1e-3  # other cells are summed in another order, which six layers of a Gemma with four norms each carry further
 SCRATCH = 3
 
 
@@ -92,7 +93,7 @@ def test_an_image_is_seen(make: Callable[..., Context], item: MediaPart) -> None
     assert item.embeddings is not None
     other = MediaPart((), item.num_cells, item.num_positions, item.is_causal, item.places, item.embeddings[::-1].copy())
     assert not np.allclose(whole(context, other, 1), expected, atol=1e-2)
-    assert np.allclose(whole(context, item, 2), expected, atol=1e-4)
+    assert np.allclose(whole(context, item, 2), expected, atol=CLOSE)
 
 
 @pytest.mark.parametrize("size", [1, 5])
@@ -137,10 +138,10 @@ def test_a_copy_may_end_behind_an_item(make: Callable[..., Context], item: Media
     context.decode(HEAD, seq_ids=2)
     add(context, item, len(HEAD), slice(0, item.num_cells), 2)
     assert context.positions(1) == context.positions(2)
-    assert np.allclose(behind(context, item, 1), expected, atol=1e-4)
+    assert np.allclose(behind(context, item, 1), expected, atol=CLOSE)
     context.remove(1)
     context.copy(2, 1, 0, len(HEAD) + item.num_positions)
-    assert np.allclose(behind(context, item, 1), expected, atol=1e-4)
+    assert np.allclose(behind(context, item, 1), expected, atol=CLOSE)
 
 
 def test_wrong_embeddings_are_refused(make: Callable[..., Context], item: MediaPart, kind: str) -> None:
@@ -175,7 +176,7 @@ def test_wrong_embeddings_are_refused(make: Callable[..., Context], item: MediaP
         with pytest.raises(InvalidParams, match="must be 5"):
             context.decode_embeddings(0, 9, vectors)
     add(context, item, len(HEAD), slice(0, item.num_cells))
-    assert np.allclose(behind(context, item), whole(make(), item), atol=1e-4)
+    assert np.allclose(behind(context, item), whole(make(), item), atol=CLOSE)
 
 
 # ---- rows of an engine
