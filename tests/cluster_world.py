@@ -136,6 +136,11 @@ class MemoryReplica:
     def heartbeat(self) -> Heartbeat:
         return self._runner.heartbeat()
 
+    def end(self) -> None:
+        """End the engine, with what it has; the replica is there still."""
+        self.allow()
+        self._runner.close(drain=False, timeout_s=None)
+
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         self.allow()
         self._runner.close(drain=drain, timeout_s=timeout_s)
@@ -186,6 +191,9 @@ class MemoryCalls:
         if (replica_id, method) in self._world.dies_of:
             self._world.dies_of.remove((replica_id, method))
             self.die(replica_id)
+        if (gate := self._world.late_in.get((replica_id, method))) is not None:
+            while not gate.is_set():
+                await asyncio.sleep(0.001)
         self._check(replica_id)
         return result
 
@@ -241,7 +249,8 @@ class ClusterWorld:
     """Replicas by id, and an engine over them.
 
     members: those that take requests; preferred: those that get them, where there are any; dies_of: replica and method,
-    at the end of which that replica dies; hangs_in: those that do not return; fails_in: what others raise.
+    at the end of which that replica dies; hangs_in: those that do not return; fails_in: what others raise; late_in: those that
+    return, when they are done, once an event is set.
     """
 
     def __init__(self, *names: str, **backend_options: Any) -> None:
@@ -253,6 +262,7 @@ class ClusterWorld:
         self.dies_of: list[tuple[str, str]] = []
         self.hangs_in: set[tuple[str, str]] = set()
         self.fails_in: dict[tuple[str, str], Exception] = {}
+        self.late_in: dict[tuple[str, str], threading.Event] = {}
         self.routed: list[PromptBlocks] = []
         self.forgotten: list[str] = []
         self._calls: MemoryCalls | None = None

@@ -24,6 +24,9 @@ def main(minutes: float) -> None:
         for step in steps:
             sys.stdout.write(f"{step()}\n")
             sys.stdout.flush()
+    with LocalCluster(options="max_restarts = 0") as cluster:
+        sys.stdout.write(f"{scenarios.end_an_engine(cluster)}\n")
+        sys.stdout.flush()
     with LocalCluster(replicas=1, num_slots=4, most_replicas=2) as cluster:
         sys.stdout.write(f"{scenarios.scale_with_load(cluster)}\n")
 

@@ -33,6 +33,7 @@ num_slots = {num_slots}
 n_ctx = {n_ctx}
 n_threads = 1
 max_queue = 64
+{options}
 # with these a token has the same logits whether it comes in a prompt or by itself
 flash_attn = "off"
 type_k = "f32"
@@ -52,9 +53,15 @@ KEY = "sk-cluster-test"
 
 
 class LocalCluster:
-    """Replicas of the demo model, more where requests wait for a slot. The process tree ends with the block."""
+    """Replicas of the demo model, more where requests wait for a slot. The process tree ends with the block.
 
-    def __init__(self, replicas: int = 2, num_slots: int = 32, most_replicas: int | None = None) -> None:
+    options: further lines of TOML for the model.
+    """
+
+    def __init__(
+        self, replicas: int = 2, num_slots: int = 32, most_replicas: int | None = None, options: str = ""
+    ) -> None:
+        self._options = options
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-cluster-")
         self._log = Path(self._folder.name) / "log"
         self._replicas, self._most_replicas = replicas, replicas if most_replicas is None else most_replicas
@@ -86,6 +93,7 @@ class LocalCluster:
             n_ctx=1024 * num_slots,
             replicas=self._replicas,
             most_replicas=self._most_replicas,
+            options=self._options,
         )
         path.write_text(text)
         return path
@@ -136,6 +144,13 @@ class LocalCluster:
         os.kill(chosen["pid"], signal.SIGKILL)
         return str(chosen["id"])
 
+    def kill_worker(self) -> str:
+        """Kill the worker process of the replica that has most to do, and return that replica's id."""
+        chosen = max(self.wait_for(1), key=lambda one: one["processing"])
+        (worker,) = (pid for pid in _children(chosen["pid"]) if b"paceline" in _command_line(pid))
+        os.kill(worker, signal.SIGKILL)
+        return str(chosen["id"])
+
     def kill_ingress(self) -> int:
         """Kill the server in front of the replicas, and return its process id."""
         pid = int(self.get("/cluster")["ingress"]["pid"])
@@ -162,6 +177,15 @@ class LocalCluster:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(STOP_S)
         self._folder.cleanup()
+
+
+def _children(pid: int) -> list[int]:
+    paths = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(one) for path in paths for one in path.read_text().split()]
+
+
+def _command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _free_port() -> int:

@@ -59,6 +59,16 @@ def kill_replicas(cluster: LocalCluster, num_kills: int, every_s: float, num_str
     return _said(tally, f"{num_kills} replicas killed, one every {every_s:.0f} s")
 
 
+def end_an_engine(cluster: LocalCluster, num_streams: int = 16) -> str:
+    """Have the engine of a replica give up, whose worker may not be started again: its streams go on at the other."""
+    load = Load(cluster, num_streams, num_tokens=500)
+    time.sleep(5)
+    ended = cluster.kill_worker()
+    cluster.wait_for(2, 150, without=frozenset({ended}))
+    time.sleep(5)
+    return _said(load.stop(), "an engine gave up, and its replica was replaced")
+
+
 def update_under_load(cluster: LocalCluster, num_streams: int = 16) -> str:
     """Replace all replicas, one after the other, by others with fewer slots."""
     load = Load(cluster, num_streams, num_tokens=500)

@@ -9,7 +9,15 @@ one dies or is drained: each token once. What carries calls to replicas and deci
 """
 
 from paceline.cluster_engine.cluster_client import ClusterEngine
-from paceline.cluster_engine.replica_calls import Call, ReplicaCalls, ReplicaGone
+from paceline.cluster_engine.replica_calls import Call, ReplicaCalls, ReplicaEnded, ReplicaGone
 from paceline.cluster_engine.replica_service import ReplicaService, RoutingStats
 
-__all__ = ["Call", "ClusterEngine", "ReplicaCalls", "ReplicaGone", "ReplicaService", "RoutingStats"]
+__all__ = [
+    "Call",
+    "ClusterEngine",
+    "ReplicaCalls",
+    "ReplicaEnded",
+    "ReplicaGone",
+    "ReplicaService",
+    "RoutingStats",
+]

@@ -315,13 +315,13 @@ def _measured(
     """Return the parts of an image or audio; a replica is asked once for each extent."""
     found = known.get(extent)
     if found is None:
-        replica_id = next(iter(dispatcher.replicas), None)
-        if replica_id is None:
-            raise EngineError("no replica is there to measure an image or audio; try again")
         question = messages.encode(messages.MeasureMedia(0, extent))
-        reply = messages.decode_up(dispatcher.ask(replica_id, "measure_media", question).result(_MEDIA_S))
+        try:
+            reply = messages.decode_up(dispatcher.ask_one("measure_media", question).result(_MEDIA_S))
+        except TimeoutError:
+            raise EngineError(f"no replica measured an image or audio within {_MEDIA_S:.0f} s; try again") from None
         if not isinstance(reply, messages.MediaMeasured):
-            raise EngineError(f"replica {replica_id} measured nothing")
+            raise EngineError(f"a replica measured an image or audio by a {type(reply).__name__}")
         if reply.error is not None:
             raise reply.error
         found = tuple(

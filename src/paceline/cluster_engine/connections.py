@@ -50,6 +50,7 @@ class Connections:
         self._joined: dict[str, tuple[int, messages.Ready]] = {}
         self._lost: set[str] = set()  # those that may still have a session, which nothing is read from
         self._closing: set[asyncio.Task[Any]] = set()
+        self._has_members = asyncio.Event()
 
     def begin(self) -> None:
         """Begin to follow the set of replicas."""
@@ -64,6 +65,15 @@ class Connections:
     def joined(self) -> frozenset[str]:
         """Those of them that are connected."""
         return self._members & self._joined.keys()
+
+    @property
+    def known(self) -> frozenset[str]:
+        """All that are connected or about to be, those that are drained, too."""
+        return frozenset(self._tasks)
+
+    async def wait_for_members(self) -> None:
+        """Wait until there is a replica that takes requests."""
+        await self._has_members.wait()
 
     def session(self, replica_id: str) -> int:
         """Return the number of this front's session at a replica; 0 where it is not connected."""
@@ -102,6 +112,10 @@ class Connections:
 
     def _changed(self, members: frozenset[str]) -> None:
         new, gone, self._members = members - self._members, self._members - members, members
+        if members:
+            self._has_members.set()
+        else:
+            self._has_members.clear()
         for replica_id in sorted(members):
             if replica_id not in self._tasks:
                 self._connect(replica_id)
@@ -110,6 +124,8 @@ class Connections:
         for replica_id in sorted(gone):
             if replica_id in self._tasks:
                 self._keep(self._part_with(replica_id))
+            else:  # it was lost before
+                self._forget_calls(replica_id)
 
     def _connect(self, replica_id: str) -> None:
         self._tasks[replica_id] = asyncio.create_task(self._follow(replica_id))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -27,12 +28,14 @@ from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_telemetry import RequestsWatch
-from paceline.errors import EngineStopped
+from paceline.errors import EngineError, EngineStopped
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, starting
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.cluster")
 T = TypeVar("T")
+
+_SHUT_DOWN = "the engine over replicas was shut down; make a new one"
 
 _END_S: Final = 5.0  # for connections to end
 _STATE_S: Final = 2.0  # for replicas to report; metrics of one that does not are those of its last report
@@ -68,6 +71,10 @@ class Dispatcher(EngineThread):
         self._num_lost = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: ReplicaCalls | None = None
+        self._asked_lock = threading.Lock()
+        self._asked: set[Future[Any]] = set()
+        self._replying: set[asyncio.Task[Any]] = set()
+        self._is_over_for_questions = False
         self._start_thread()
 
     # ---- any thread
@@ -101,15 +108,48 @@ class Dispatcher(EngineThread):
         """As `ask_all`, within `_STATE_S`: replicas that hang or fail are left out, so that the others can be seen."""
         return self._run_on_loop(lambda: self._ask_all(lambda name: self._state(name, method)))
 
-    def ask(self, replica_id: str, method: Call, *args: Any) -> Future[Any]:
-        """Return a future of what a method of one replica returns. It fails with `ReplicaGone`."""
-        return self._run_on_loop(lambda: self._known_calls.call(replica_id, method, *args))
+    def ask_one(self, method: Call, *args: Any) -> Future[Any]:
+        """Return a future of what a method of any replica returns; it fails with `EngineError` where none is there."""
+        return self._run_on_loop(lambda: self._ask_one(method, *args))
 
     def _run_on_loop(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Return a future of what a coroutine on the loop returns. It fails with `EngineStopped` where the loop ends before."""
         loop = self._loop
-        if loop is None or not self.is_alive:
-            raise EngineStopped("the engine over replicas was shut down; make a new one")
-        return asyncio.run_coroutine_threadsafe(make(), loop)
+        with self._asked_lock:
+            if loop is None or self._is_over_for_questions:
+                raise EngineStopped(_SHUT_DOWN)
+            reply: Future[T] = Future()
+            try:
+                loop.call_soon_threadsafe(self._begin_reply, make, reply)
+            except RuntimeError:  # the loop is closed
+                raise EngineStopped(_SHUT_DOWN) from None
+            self._asked.add(reply)
+        reply.add_done_callback(self._asked.discard)
+        return reply
+
+    def _begin_reply(self, make: Callable[[], Coroutine[Any, Any, T]], reply: Future[T]) -> None:
+        task = asyncio.get_running_loop().create_task(make())
+        self._replying.add(task)
+        task.add_done_callback(lambda done: self._end_reply(done, reply))
+
+    def _end_reply(self, task: asyncio.Task[T], reply: Future[T]) -> None:
+        self._replying.discard(task)
+        if reply.done() or not reply.set_running_or_notify_cancel():
+            return
+        if task.cancelled():
+            reply.set_exception(EngineStopped(_SHUT_DOWN))
+        elif (failure := task.exception()) is not None:
+            reply.set_exception(failure)
+        else:
+            reply.set_result(task.result())
+
+    def _refuse_questions(self) -> None:
+        """Fail the questions that have got no reply; the loop is closed, and there will be none."""
+        with self._asked_lock:
+            self._is_over_for_questions = True
+        for reply in tuple(self._asked):
+            if not reply.done() and reply.set_running_or_notify_cancel():
+                reply.set_exception(EngineStopped(_SHUT_DOWN))
 
     def _interrupt(self) -> None:
         """Do nothing: this thread runs no pass, and takes commands at once."""
@@ -120,6 +160,7 @@ class Dispatcher(EngineThread):
         with ExitStack() as ends:  # all of them are called, the last one first, whatever others raise
             ends.callback(lambda: self.ended.set_result(self._gave_up))
             ends.callback(self._refuse_to_start)
+            ends.callback(self._refuse_questions)
             ends.callback(self._watch.close)
             ends.callback(self._router.close)
             ends.callback(self._inbox.close)
@@ -172,6 +213,13 @@ class Dispatcher(EngineThread):
         names = list(self._described)
         replies = await asyncio.gather(*map(ask, names))
         return {name: reply for name, reply in zip(names, replies, strict=True) if reply is not None}
+
+    async def _ask_one(self, method: Call, *args: Any) -> Any:
+        for replica_id in list(self._described):
+            reply = await self._reply(replica_id, method, *args)
+            if reply is not None:
+                return reply
+        raise EngineError("no replica is there to reply; try again")
 
     async def _reply(self, replica_id: str, method: Call, *args: Any) -> Any:
         try:
@@ -237,9 +285,10 @@ class Dispatcher(EngineThread):
 
     def lost(self, replica_id: str, why: str) -> None:
         """Continue the requests of a replica that died elsewhere."""
-        self._num_lost += 1
-        self._watch.restarted()
-        _log.warning("replica %s is lost: %s", replica_id, why)
+        if replica_id in self._described:  # else it was lost before, and cannot be connected with
+            self._num_lost += 1
+            self._watch.restarted()
+            _log.warning("replica %s is lost: %s", replica_id, why)
         self._forget(replica_id)
         self._requests.lost(replica_id, why)
         self._rest()

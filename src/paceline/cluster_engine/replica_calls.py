@@ -32,6 +32,10 @@ class ReplicaGone(Exception):
         self.replica_id = replica_id
 
 
+class ReplicaEnded(ReplicaGone):
+    """A replica's engine has ended, while its process is there: it took in nothing, and what it had has to go on elsewhere."""
+
+
 class ReplicaCalls(Protocol):
     """Calls to the replicas of one model. A call that is cancelled may have been made."""
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -28,6 +29,7 @@ from paceline.cluster import (
     ReplicaLoad,
 )
 from paceline.cluster.replica_report import ReplicaState
+from paceline.cluster_engine.replica_calls import ReplicaEnded
 from paceline.engine.commands import Cancel, RequestCommand
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.worker import messages
@@ -37,6 +39,7 @@ from paceline.observability import metric_table as table
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.streaming.chunk import FinishReason
 
 LEASE_S: Final = 10.0
 """A front that does not renew its session for so long has died."""
@@ -156,6 +159,7 @@ class ReplicaService:
         self._sessions: dict[str, _Session] = {}
         self._num_sessions = 0
         self._loading = asyncio.Lock()
+        self._has_ended = False  # the engine, so that what it has ended goes on elsewhere
         self._reports = _Reports(engine, max_digest_bytes)
         self._loop.call_later(LEASE_S / 2, self._look_at_sessions)
 
@@ -169,8 +173,9 @@ class ReplicaService:
     async def submit(self, front: str, request: bytes, adapters: dict[str, str]) -> tuple[str, int]:
         """Begin a request; what is wrong with it comes as its last part. Returns the ids of this replica and of the session.
 
-        adapters: files of adapters that it uses, which are loaded where they are not there.
+        adapters: files of adapters that it uses, which are loaded where they are not there. Raises `ReplicaEnded`.
         """
+        self._check_engine()
         message = messages.decode_down(request)
         if not isinstance(message, (messages.Generate, messages.Embed)):
             raise EngineError(f"a {type(message).__name__} is no request")
@@ -182,6 +187,8 @@ class ReplicaService:
             # front reads: it sees by the number that the request has to be sent again.
             if not session.is_over and key not in session.cancelled:
                 session.keys[key] = self._engine.relay(aged, lambda part: self._take(session, key, part))
+        except EngineStopped as stopped:
+            raise self._ended(str(stopped)) from None
         except Exception as error:  # noqa: BLE001 - the front is to know
             session.put(messages.Failed(key, as_paceline_error(error)))
         return self._replica_id, session.number
@@ -196,8 +203,17 @@ class ReplicaService:
                 await asyncio.to_thread(self._engine.load_lora, name, adapters[name])
 
     def _take(self, session: _Session, key: int, part: messages.Part) -> None:
-        """Pass a part on. On the engine's thread."""
-        session.put(part_moved_in_time(renamed(part, key), -self._clock.now()))
+        """Pass a part on, unless it is there because the engine ends: no request has to end for that. On the engine's thread."""
+        if not self._has_ended and _is_for_shutdown(part):
+            self._has_ended = True
+            with suppress(RuntimeError):  # the loop has ended, and with it this process
+                self._loop.call_soon_threadsafe(self._end_readers)
+        if not self._has_ended:
+            session.put(part_moved_in_time(renamed(part, key), -self._clock.now()))
+
+    def _end_readers(self) -> None:
+        for session in self._sessions.values():
+            session.end()
 
     async def command(self, front: str, commands: list[bytes]) -> None:
         """Pass on commands for requests of a front; those that have ended are not there any more."""
@@ -215,13 +231,15 @@ class ReplicaService:
     async def events(self, front: str) -> AsyncIterator[bytes]:
         """Yield the parts of a front's requests as they come, many at once, and end after `STREAM_FRAMES`.
 
-        A front reads its events once at a time: a second call ends the first.
+        A front reads its events once at a time: a second call ends the first. Raises `ReplicaEnded`.
         """
+        self._check_engine()
         session = self._session(front)
         reader = session.new_reader()
         for _ in range(STREAM_FRAMES):
             parts = await session.take(reader)
             if parts is None:
+                self._check_engine()
                 return
             for part in parts:
                 if isinstance(part, (messages.Freed, messages.Failed, messages.Vectors)):
@@ -229,7 +247,11 @@ class ReplicaService:
             yield messages.encode(messages.Happened(parts))
 
     async def renew(self, front: str) -> int:
-        """Keep a front's session, and end those of fronts that have died. Returns its number: another one for a new session."""
+        """Keep a front's session, and end those of fronts that have died. Returns its number: another one for a new session.
+
+        Raises `ReplicaEnded`.
+        """
+        self._check_engine()
         session = self._session(front)
         self.end_old_sessions()
         return session.number
@@ -258,6 +280,14 @@ class ReplicaService:
             session.end()
             for key in session.keys.values():
                 self._engine.command(Cancel(key))
+
+    def _check_engine(self) -> None:
+        heartbeat = self._engine.heartbeat()
+        if self._has_ended or heartbeat.state == "ended":
+            raise self._ended(f"the engine of replica {self._replica_id} has ended")
+
+    def _ended(self, why: str) -> ReplicaEnded:
+        return ReplicaEnded(why, self._replica_id)
 
     @property
     def num_open(self) -> int:
@@ -317,11 +347,13 @@ class ReplicaService:
             )
 
     async def routing_stats(self) -> RoutingStats:
-        """Return the next report for routers. Waits for the current tick."""
-        state: ReplicaState = (
-            "ready" if self._engine.heartbeat().state in ("idle", "ticking", "sleeping") else "unhealthy"
-        )
-        return await asyncio.to_thread(self._reports.make, state, self._wall_s())
+        """Return the next report for routers. Waits for the current tick, unless the engine ticks no more."""
+        heartbeat = self._engine.heartbeat()
+        is_ready = heartbeat.is_alive and heartbeat.state in ("idle", "ticking", "sleeping") and not self._has_ended
+        if is_ready:
+            with suppress(EngineStopped):  # it ended just now
+                return await asyncio.to_thread(self._reports.make, self._wall_s())
+        return self._reports.unhealthy(self._wall_s())
 
     async def scaling_stats(self) -> dict[str, float]:
         """Return what the number of replicas depends on, since the last call; see `ray_serve.scaling`."""
@@ -346,17 +378,31 @@ class _Reports:
         self._num_restarts = 0
         self._updates: list[DigestUpdate] = []
         self._num_made = 0
+        self._load = ReplicaLoad(
+            num_slots=max(1, engine.limits.num_slots),
+            num_running=0,
+            num_waiting=0,
+            waiting_tokens=0,
+            free_cells=engine.limits.num_cells,
+            prefill_token_s=0.0,
+            tick_s=0.0,
+            slot_s=0.0,
+        )
         self._lock = threading.Lock()
 
-    def make(self, state: ReplicaState, now: float) -> RoutingStats:
-        """Return the next report."""
+    def unhealthy(self, now: float) -> RoutingStats:
+        """Return a report that says so, with the load of the last one. Waits for nothing."""
+        return RoutingStats(state="unhealthy", load=self._load, made_at=now)
+
+    def make(self, now: float) -> RoutingStats:
+        """Return the next report. Raises `EngineStopped`."""
         with self._lock:
             self._begin_life(self._engine.heartbeat().num_restarts)
             digest = self._engine.prefix_digest(self._publisher.max_prefixes, block_tokens=BLOCK_TOKENS).result()
-            load = self._meter.read(self._engine.stats(), self._engine.slots())
+            self._load = self._meter.read(self._engine.stats(), self._engine.slots())
             self._add(self._publisher.publish(digest))
             self._num_made += 1
-            return RoutingStats(state=state, load=load, updates=tuple(self._updates), made_at=now)
+            return RoutingStats(state="ready", load=self._load, updates=tuple(self._updates), made_at=now)
 
     def pressure(self) -> dict[str, float]:
         """Return mean waiting time, mean inter-token latency and the part of slots in use."""
@@ -387,6 +433,16 @@ class _Reports:
             self._updates = [self._publisher.snapshot()]
         elif len(self._updates) > (_SNAPSHOT_REPEATS if self._updates[0].is_snapshot else MAX_UPDATES):
             del self._updates[0]
+
+
+def _is_for_shutdown(part: messages.Part) -> bool:
+    """Whether a part ends a request for no other reason than that its engine ends."""
+    match part:
+        case messages.Chunk(chunk=chunk) if chunk is not None:
+            return chunk.finish_reason is FinishReason.SHUTDOWN or isinstance(chunk.error, EngineStopped)
+        case messages.Failed(error=error) | messages.Vectors(error=error):
+            return isinstance(error, EngineStopped)
+    return False
 
 
 def _mean_since(before: Histogram | None, now: Histogram) -> float:

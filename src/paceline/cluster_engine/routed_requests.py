@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -13,9 +13,11 @@ import msgspec
 
 from paceline.clock import Clock
 from paceline.cluster import PromptBlocks, hash_prompt
+from paceline.cluster_engine.command_sender import CommandSender
 from paceline.cluster_engine.connections import Connections
 from paceline.cluster_engine.placements import Placements, ReplicaPlacement
-from paceline.cluster_engine.replica_calls import ReplicaCalls, ReplicaGone
+from paceline.cluster_engine.replica_calls import ReplicaCalls, ReplicaEnded, ReplicaGone
+from paceline.cluster_engine.replica_service import MAX_EARLY_CANCELS
 from paceline.cluster_engine.suspects import MAX_DEATHS, Suspects
 from paceline.engine.adapters import name_of
 from paceline.engine.commands import Cancel, EndSlow, RequestCommand, SetInterval, SetPaused
@@ -61,8 +63,9 @@ class RoutedRequests(FrontRequests):
         self._placements, self._suspects = Placements(), Suspects()
         self._sending: dict[int, asyncio.Task[None]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._commands: defaultdict[str, list[bytes]] = defaultdict(list)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._commands = CommandSender(calls, front, connections.is_known)
+        # Numbers under which a request may still come to a replica, whichever, and is not to run there.
+        self._given_up: deque[int] = deque(maxlen=MAX_EARLY_CANCELS)
         self._leaving: set[str] = set()  # replicas that go on with what they have, as there is no other
         self._num_slots: dict[str, int] = {}
         self._heeds_readers = True
@@ -105,8 +108,9 @@ class RoutedRequests(FrontRequests):
 
     def close(self) -> None:
         """End all tasks and timers; the requests have ended."""
-        for task in (*self._sending.values(), *self._telling):
+        for task in self._sending.values():
             task.cancel()
+        self._commands.close()
         for timer in self._timers.values():
             timer.cancel()
 
@@ -148,19 +152,23 @@ class RoutedRequests(FrontRequests):
 
     async def _route(self, key: int) -> None:
         """Send a request until a replica has it, or none took it in `_MAX_TRIES`."""
-        avoid: frozenset[str] = frozenset(self._leaving)
+        failed: frozenset[str] = frozenset()
         num_tries = 0
         while (request := self._replay_log.find(key)) is not None:
+            await self._connections.wait_for_members()  # before the request's age is written down
             placement = self._placements.begin(key)
+            avoid = failed | self._leaving | (self._connections.members - self._connections.joined)
             try:
                 frame, adapters = messages.encode(self._message(key, placement.number)), self._adapters_of(request)
                 blocks = self._blocks(request)
                 replica_id, session = await self._calls.route(blocks, avoid, "submit", self._front, frame, adapters)
             except ReplicaGone as gone:
+                self._give_up(placement)  # it may have come there all the same
                 self._placements.end(key)
-                if gone.replica_id is not None:  # it died while it took the request in
-                    avoid |= {gone.replica_id}
-                    if self._accuse([key], str(gone)):
+                if gone.replica_id is not None:
+                    failed |= {gone.replica_id}
+                    # Did it die while it took the request in?
+                    if not isinstance(gone, ReplicaEnded) and self._accuse([key], str(gone)):
                         return
                     if not self._suspects.may_go(key):
                         return
@@ -178,7 +186,7 @@ class RoutedRequests(FrontRequests):
         """Note where a request is, and take what came of it before that was known."""
         key = placement.key
         if self._placements.numbered(placement.number) is None:  # it ended, or was moved, meanwhile
-            self._commands[replica_id].append(messages.encode(Cancel(placement.number)))
+            self._commands.add(replica_id, messages.encode(Cancel(placement.number)))
             self.flush()
             return
         if session < self._connections.session(replica_id):  # which has ended, and the request with it
@@ -188,13 +196,21 @@ class RoutedRequests(FrontRequests):
         self._connections.expect(replica_id)
         early, placement.early = placement.early, []
         request = self._replay_log.find(key)
-        if isinstance(request, Request) and request.is_paused:
-            self._tell(key, SetPaused(key, True))
-            self._suspects.forget(key)
+        if isinstance(request, Request):
+            self._tell_changes(request)
         if request is not None and request.cancelled:
             self._end_or_tell(key, Cancel(key))
         self.received(replica_id, [part for sender, part in early if sender == replica_id])
         self.flush()
+
+    def _tell_changes(self, request: Request) -> None:
+        """Tell a replica what has changed of a request since it was sent there."""
+        key = request.key
+        if request.params.prompt_logprobs is None:
+            self._tell(key, SetInterval(key, request.options.interval))
+        if request.is_paused:
+            self._tell(key, SetPaused(key, True))
+            self._suspects.forget(key)
 
     def _message(self, key: int, number: int) -> messages.Generate | messages.Embed:
         """Return a request as a replica takes it: under its number there, with ages for times and adapters by name."""
@@ -221,23 +237,11 @@ class RoutedRequests(FrontRequests):
         placement = self._placements.find(key)
         if placement is not None and placement.replica_id is not None:
             renumbered = msgspec.structs.replace(command, key=placement.number)
-            self._commands[placement.replica_id].append(messages.encode(renumbered))
+            self._commands.add(placement.replica_id, messages.encode(renumbered))
 
     def flush(self) -> None:
         """Send the commands that were passed on, all for a replica at once."""
-        for replica_id, commands in self._commands.items():
-            task = asyncio.get_running_loop().create_task(self._command(replica_id, commands))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
-        self._commands.clear()
-
-    async def _command(self, replica_id: str, commands: list[bytes]) -> None:
-        try:
-            await self._calls.call(replica_id, "command", self._front, commands)
-        except ReplicaGone:
-            return  # its requests go on elsewhere, with what they were told
-        except Exception:  # noqa: BLE001 - they are wanted by callers, who get their end in any case
-            _log.exception("replica %s did not take commands", replica_id)
+        self._commands.flush()
 
     # ---- of replicas
 
@@ -260,6 +264,8 @@ class RoutedRequests(FrontRequests):
     def joined(self, replica_id: str, num_slots: int) -> None:
         """Move what waits on replicas that are drained to this one, or another, and what came there in an earlier session."""
         self._num_slots[replica_id] = num_slots
+        for number in self._given_up:
+            self._commands.add(replica_id, messages.encode(Cancel(number)))
         session = self._connections.session(replica_id)
         for placement in self._placements.on(replica_id):
             if placement.session < session:
@@ -279,7 +285,7 @@ class RoutedRequests(FrontRequests):
     def lost(self, replica_id: str, why: str) -> None:
         """Continue the requests of a replica that is gone; one that replicas die of ends."""
         self._leaving.discard(replica_id)
-        self._commands.pop(replica_id, None)
+        self._commands.forget(replica_id)
         here, num_slots = self._placements.on(replica_id), self._num_slots.pop(replica_id, 0)
         self._accuse(_may_have_run(here, num_slots), why)
         for placement in here:
@@ -308,6 +314,7 @@ class RoutedRequests(FrontRequests):
     def _leave_if_done(self, replica_id: str) -> None:
         if replica_id in self._leaving and not self._placements.on(replica_id):
             self._leaving.discard(replica_id)
+            self._commands.forget(replica_id)
             self._connections.leave(replica_id)
 
     def _accuse(self, keys: list[int], why: str) -> bool:
@@ -370,16 +377,17 @@ class RoutedRequests(FrontRequests):
         task = self._sending.pop(key, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
-            self._cancel_everywhere(placement)
+            self._give_up(placement)
         if placement is not None and placement.replica_id is not None:
             self._leave_if_done(placement.replica_id)
         self._send_next()
 
-    def _cancel_everywhere(self, placement: ReplicaPlacement | None) -> None:
+    def _give_up(self, placement: ReplicaPlacement | None) -> None:
         """Cancel a request that is on its way: whichever replica gets it, or has it already, is to let go of it."""
         if placement is not None and placement.replica_id is None:
-            for replica_id in self._connections.joined:
-                self._commands[replica_id].append(messages.encode(Cancel(placement.number)))
+            self._given_up.append(placement.number)
+            for replica_id in self._connections.known:
+                self._commands.add(replica_id, messages.encode(Cancel(placement.number)))
 
     def _send_next(self) -> None:
         """Send the next suspect that waited for its turn."""

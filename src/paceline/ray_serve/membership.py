@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ class Membership:
     """The replicas that take requests, and those that have done so until lately. sample: of a request, once there was one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._replicas: Mapping[str, RunningReplica] = {}
         self._listeners: list[Callable[[frozenset[str]], None]] = []
         self._known: dict[str, RunningReplica] = {}
@@ -30,28 +31,29 @@ class Membership:
             is_same = replicas.keys() == self._replicas.keys()
             self._replicas = dict(replicas)
             self._known.update(replicas)
-            listeners = tuple(self._listeners)
-        if not is_same:
-            for listener in listeners:
-                listener(frozenset(replicas))
+            if not is_same:
+                self._tell(*self._listeners)
 
     def remove(self, replica_id: str) -> None:
         """Take out a replica that has died."""
         with self._lock:
-            replicas = {name: one for name, one in self._replicas.items() if name != replica_id}
-        self.set(replicas)
+            self.set({name: one for name, one in self._replicas.items() if name != replica_id})
 
     def listen(self, listener: Callable[[frozenset[str]], None]) -> None:
-        """Call a listener now, and whenever the replicas change, on whatever thread."""
+        """Call a listener now, and whenever the replicas change: on whatever thread, with all others waiting, so it must not."""
         with self._lock:
             self._listeners.append(listener)
-            names = frozenset(self._replicas)
-        listener(names)
+            self._tell(listener)
 
     def unlisten(self, listener: Callable[[frozenset[str]], None]) -> None:
-        """Call a listener no more."""
-        with self._lock:
+        """Call a listener no more; one that does not listen stays so."""
+        with self._lock, suppress(ValueError):
             self._listeners.remove(listener)
+
+    def _tell(self, *listeners: Callable[[frozenset[str]], None]) -> None:
+        """Call listeners under the lock, so that the newest report is the last one that each gets."""
+        for listener in listeners:
+            listener(frozenset(self._replicas))
 
     def find(self, replica_id: str) -> RunningReplica | None:
         """Return a replica, also one that takes no requests any more; None where it was forgotten."""

@@ -43,9 +43,9 @@ class RayCalls:
         """Make a first call, which has Serve find the replicas; then listen to which there are."""
         while True:
             try:
-                await self._handle.options(method_name="ping").remote(RoutedPrompt(PromptBlocks(1)))
+                await self._replied(self._handle.options(method_name="ping").remote(RoutedPrompt(PromptBlocks(1))))
                 break
-            except (RayError, RayServeException):
+            except (ReplicaGone, RayError):
                 await asyncio.sleep(_FIRST_WAIT_S)
         self._membership.listen(self._tell)
 
@@ -60,18 +60,15 @@ class RayCalls:
         """See `ReplicaCalls`. A replica that dies before it takes the call is passed over by Serve."""
         response = self._handle.options(method_name=method).remote(RoutedPrompt(prompt, avoid), *args)
         try:
-            return await _replied(response)
-        except ReplicaGone as gone:
-            raise ReplicaGone(str(gone), self._name_of(gone.replica_id)) from gone
-
-    def _name_of(self, actor_id: str | None) -> str | None:
-        """Return the replica of an actor, which is what errors of Ray name."""
-        return self._membership.name_of_actor(actor_id)
+            return await self._replied(response)
+        except asyncio.CancelledError:
+            response.cancel()  # it may wait for a replica still
+            raise
 
     async def call(self, replica_id: str, method: Call, *args: Any) -> Any:
         """See `ReplicaCalls`."""
         result = self._send(replica_id, method, args, is_streaming=False)
-        return await _replied(result.get_async())
+        return await self._replied(result.get_async())
 
     async def stream(self, replica_id: str, method: Call, *args: Any) -> AsyncIterator[bytes]:
         """See `ReplicaCalls`."""
@@ -79,7 +76,7 @@ class RayCalls:
         try:
             while True:
                 try:
-                    frame = await _replied(result.__anext__())
+                    frame = await self._replied(result.__anext__())
                 except StopAsyncIteration:
                     return
                 yield frame
@@ -109,26 +106,26 @@ class RayCalls:
         if self._finding is not None and not self._finding.done():
             self._finding.cancel()
             await asyncio.wait((self._finding,))
-        else:
-            self._membership.unlisten(self._tell)
+        self._membership.unlisten(self._tell)
 
-
-async def _replied(reply: Any) -> Any:
-    """Return a reply of a replica. Raises `ReplicaGone` where its actor died, and what it raised."""
-    try:
-        return await reply
-    except RayActorError as error:
-        actor_id = getattr(error, "actor_id", None)
-        raise ReplicaGone(_first_line(error), actor_id) from error
-    except RayTaskError as error:
-        raise error.as_instanceof_cause() from None
-    except (RayError, RayServeException) as error:
-        raise ReplicaGone(_first_line(error)) from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise ReplicaGone("it cancelled the call, as it is being stopped") from None
+    async def _replied(self, reply: Any) -> Any:
+        """Return a reply of a replica. Raises `ReplicaGone` where its actor died, and what it raised."""
+        try:
+            return await reply
+        except RayActorError as error:
+            name = self._membership.name_of_actor(getattr(error, "actor_id", None))
+            raise ReplicaGone(_first_line(error), name) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, ReplicaGone):
+                raise error.cause from None
+            raise error.as_instanceof_cause() from None
+        except (RayError, RayServeException) as error:
+            raise ReplicaGone(_first_line(error)) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ReplicaGone("it cancelled the call, as it is being stopped") from None
 
 
 def _first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ from tests.cluster_world import PATIENCE_S, ClusterWorld
 from paceline.cluster_engine import ClusterEngine, ReplicaGone
 from paceline.cluster_engine.cluster_client import ClusterSettings
 from paceline.engine.adapters import LoraAdapter
-from paceline.errors import Aborted, EngineDied, QueueFull, Unsupported
+from paceline.errors import Aborted, EngineDied, EngineStopped, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.telemetry import SlotsSnapshot
@@ -434,3 +434,106 @@ def test_a_request_that_no_replica_takes_ends(monkeypatch: pytest.MonkeyPatch) -
         assert "in 3 tries, so try again later; the last one: the network is down" in str(last.error)
         world.fails_in.clear()
         assert tokens(read(submit(engine, "after"))) == alone("after", 20)
+
+
+def test_a_stream_goes_on_where_the_engine_of_its_replica_ended() -> None:
+    """An engine that ends by itself, in a replica that is there still, ends no stream: another replica continues it."""
+    with cluster("a", "b") as (world, engine):
+        world.preferred = ("a",)
+        world.replicas["a"].hold()
+        world.replicas["a"].allow(8)
+        channel = submit(engine, "a lynx", max_tokens=1000)
+        wait_for(lambda: channel.num_buffered >= 5)
+        world.replicas["a"].end()
+        assert tokens(read(channel)) == alone("a lynx", 1000)
+        wait_for(lambda: engine.replicas == ("b",))
+        assert tokens(read(submit(engine, "the next"))) == alone(
+            "the next", 20
+        )  # though the first is preferred, as before
+
+
+def test_a_request_does_not_end_since_the_only_engine_has() -> None:
+    """A request that comes to a replica whose engine has just ended waits for another one, and is not suspected for that."""
+    with cluster("a") as (world, engine):
+        world.replicas["a"].end()
+        channel = submit(engine, "patient")
+        world.add("b")
+        assert tokens(read(channel)) == alone("patient", 20)
+        assert not engine._dispatcher._requests._suspects._num_deaths
+
+
+def test_a_question_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question to a replica that does not reply is over when the engine is closed."""
+    monkeypatch.setattr("paceline.cluster_engine.dispatcher._STATE_S", 3600.0)
+    with cluster("a") as (world, engine):
+        world.hangs_in.add(("a", "slots"))
+        asked = engine.ask_slots()
+        engine.close()
+        with pytest.raises(EngineStopped, match="shut down"):
+            asked.result(PATIENCE_S)
+        with pytest.raises(EngineStopped, match="shut down"):
+            engine.ask_slots()
+        assert engine.stats().completed == 0
+
+
+def test_a_cancel_reaches_a_request_on_its_way_to_a_replica_that_leaves() -> None:
+    """A request whose replica is drained before it has confirmed it is cancelled there."""
+    with cluster("a") as (world, engine):
+        world.late_in["a", "submit"] = threading.Event()
+        world.replicas["a"].hold()
+        channel = submit(engine, "endless", max_tokens=100_000)
+        wait_for(lambda: world.replicas["a"].num_open == 1)
+        world.drain("a")
+        channel.cancel()
+        assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
+        world.replicas["a"].allow()
+        wait_for(lambda: world.replicas["a"].num_open == 0)
+        assert world.replicas["a"].num_passes < 1000
+
+
+def test_a_cancel_reaches_a_replica_that_is_connected_later() -> None:
+    """A request that was given up while it was on its way to a replica that could not be reached does not run there."""
+    with cluster("a", "b") as (world, engine):
+        world.late_in["a", "submit"] = threading.Event()
+        world.preferred = ("a",)
+        world.replicas["a"].hold()
+        channel = submit(engine, "endless", max_tokens=100_000)
+        wait_for(lambda: world.replicas["a"].num_open == 1)
+        world.hangs_in.add(("a", "command"))
+        channel.cancel()
+        assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
+        world.hangs_in.clear()
+        world.break_events("a")  # with it the command that hangs is over
+        world.replicas["a"].allow()
+        wait_for(lambda: world.replicas["a"].num_open == 0)
+        assert tokens(read(submit(engine, "after"))) == alone("after", 20)
+
+
+def test_what_changes_while_a_request_is_on_its_way_counts() -> None:
+    """An interval that a reader sets before the replica has confirmed the request is that of its chunks."""
+    with cluster("a") as (world, engine):
+        gate = world.late_in["a", "submit"] = threading.Event()
+        world.replicas["a"].hold()
+        channel = submit(engine, "in sevens")
+        wait_for(lambda: world.replicas["a"].num_open == 1)
+        channel.interval = 7
+        requests = engine._dispatcher._requests
+        wait_for(lambda: all(requests._replay_log.find(key).options.interval == 7 for key in requests._replay_log))
+        gate.set()
+        wait_for(lambda: not requests._sending and not requests._commands._tasks)
+        world.replicas["a"].allow()
+        counts = [len(one.token_ids) for one in read(channel) if one.token_ids]
+        assert len(counts) == 3 and counts[1] == 7  # the first may have been drawn before
+
+
+def test_a_replica_that_was_lost_before_it_left_is_forgotten() -> None:
+    """Nothing is kept of a replica that could not be followed any more, and then was no member."""
+    with cluster("a", "b") as (world, engine):
+        world.fails_in["a", "leave"] = ReplicaGone("unreachable", "a")
+        world.break_events("a")
+        wait_for(lambda: engine.replicas == ("b",))
+        connections = engine._dispatcher._connections
+        world.kill("a")
+        wait_for(lambda: "a" in world.forgotten)
+        wait_for(lambda: not connections._lost and set(connections._tasks) == {"b"})
+        assert tokens(read(submit(engine, "goes on"))) == alone("goes on", 20)

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster_world import PATIENCE_S, MemoryReplica
 
 from paceline.cluster import ReplicaReport, Router, hash_prompt
-from paceline.cluster_engine import ReplicaService
+from paceline.cluster_engine import ReplicaEnded, ReplicaService
 from paceline.cluster_engine.replica_service import LEASE_S, SNAPSHOT_EVERY
 from paceline.engine.commands import Cancel
 from paceline.engine.worker import messages
@@ -224,5 +224,28 @@ def test_scaling_depends_on_what_came_since_the_last_look() -> None:
         first = await service.scaling_stats()
         assert first["itl_s"] > 0
         assert await service.scaling_stats() == {"queue_s": 0.0, "itl_s": 0.0, "busy": 0.0}
+
+    with_service(test)
+
+
+def test_an_engine_that_ends_does_not_end_requests() -> None:
+    """Its fronts get no end that is none of theirs, but hear that the replica's engine is gone; routers hear so, too."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        before = await service.routing_stats()
+        replica.hold()
+        await service.submit("one", generate(1, max_tokens=100_000), {})
+        frames = service.events("one")
+        reading = asyncio.ensure_future(_all(frames))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(replica.end)
+        with pytest.raises(ReplicaEnded, match="engine of replica r has ended"):
+            await reading
+        for call in (service.submit("one", generate(2), {}), service.renew("one"), _all(service.events("one"))):
+            with pytest.raises(ReplicaEnded) as raised:
+                await call
+            assert raised.value.replica_id == "r"
+        stats = await service.routing_stats()
+        assert (before.state, stats.state) == ("ready", "unhealthy")
 
     with_service(test)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import pickle
+import threading
 import time
 import warnings
 from collections.abc import Awaitable, Callable
@@ -15,7 +17,7 @@ import msgspec
 import pytest
 
 from paceline.cluster import DigestPublisher, PromptBlocks, ReplicaLoad, hash_prompt
-from paceline.cluster_engine import RoutingStats
+from paceline.cluster_engine import ReplicaEnded, ReplicaGone, RoutingStats
 from paceline.ray_serve.membership import Membership
 from paceline.ray_serve.routed_prompt import RoutedPrompt
 from paceline.request import RequestOptions
@@ -168,3 +170,85 @@ def test_the_engine_hears_of_replicas_that_come_and_go() -> None:
     membership.unlisten(heard.append)
     membership.set({})
     assert len(heard) == 4
+
+
+def test_listeners_hear_the_newest_last() -> None:
+    """A report that comes while a listener is told of the one before is told after it; leaving twice does no harm."""
+    membership, heard = Membership(), []
+
+    def listen(names: frozenset[str]) -> None:
+        if names == {"a"}:
+            other = threading.Thread(target=membership.set, args=({"a": replica("a"), "b": replica("b")},))
+            other.start()
+            other.join(0.05)  # it waits for this call
+            others.append(other)
+        heard.append(names)
+
+    others: list[threading.Thread] = []
+    membership.set({"a": replica("a")})
+    membership.listen(listen)
+    for other in others:
+        other.join()
+    assert heard == [{"a"}, {"a", "b"}]
+    membership.unlisten(listen)
+    membership.unlisten(listen)
+
+
+def test_the_first_call_is_made_until_one_is_returned() -> None:
+    """A replica that is being stopped cancels the call that finds the replicas, and the next one finds them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from paceline.ray_serve.ray_calls import RayCalls
+
+    class Handle:
+        app_name, deployment_name, num_calls = "app", f"model-{time.monotonic_ns()}", 0
+
+        def options(self, **_: Any) -> Handle:
+            return self
+
+        async def remote(self, _: Any) -> str:
+            self.num_calls += 1
+            if self.num_calls == 1:
+                raise asyncio.CancelledError
+            return "a"
+
+    async def run() -> None:
+        handle = Handle()
+        calls, heard = RayCalls(handle), asyncio.Event()  # type: ignore[arg-type]
+        calls.watch(lambda _: heard.set())
+        async with asyncio.timeout(10):
+            await heard.wait()
+        assert handle.num_calls == 2
+        await calls.aclose()
+
+    asyncio.run(run())
+
+
+def test_what_a_replica_says_of_itself_is_known_here() -> None:
+    """A replica's own `ReplicaEnded` comes as it is; that of a dead actor has the replica's name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.exceptions import ActorDiedError, RayTaskError
+
+        from paceline.ray_serve.ray_calls import RayCalls
+
+    async def fail(error: BaseException) -> None:
+        raise error
+
+    async def run() -> None:
+        handle = SimpleNamespace(app_name="app", deployment_name=f"model-{time.monotonic_ns()}")
+        handle.options = lambda **_: handle
+        calls: Any = RayCalls(handle)  # type: ignore[arg-type]
+        calls._membership.set({"a": replica("a")})
+        own = pickle.loads(pickle.dumps(ReplicaEnded("its engine has ended", "a")))
+        with pytest.raises(ReplicaEnded, match="its engine") as raised:
+            await calls._replied(fail(RayTaskError("submit", "traceback", own).as_instanceof_cause()))
+        assert (type(raised.value), raised.value.replica_id) == (ReplicaEnded, "a")
+        died = ActorDiedError()
+        died.actor_id = "actor-a"
+        with pytest.raises(ReplicaGone) as gone:
+            await calls._replied(fail(died))
+        assert gone.value.replica_id == "a"
+        await calls.aclose()
+
+    asyncio.run(run())
