@@ -52,8 +52,8 @@ double bytes_of(const ggml_tensor * node) {
         return rows_of(node, ggml_nrows(node->src[0])) + size_of(node->src[0]);
     }
     double bytes = size_of(node);
-    for (int i = 0; i < GGML_MAX_SRC && node->src[i]; ++i) {
-        bytes += size_of(node->src[i]);
+    for (const ggml_tensor * source : node->src) {
+        bytes += source ? size_of(source) : 0;
     }
     if (node->op == GGML_OP_MUL_MAT_ID) { // at most the experts that were chosen
         const int64_t num_experts = node->src[0]->ne[2], num_chosen = std::min(num_experts, ggml_nelements(node->src[2]));

@@ -14,7 +14,9 @@ from paceline.scheduling.depth_chooser import DepthChooser
 def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:
     """Let each sequence have so many drafts where there is room, whatever they cost."""
 
-    def choose(self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int) -> list[int]:
+    def choose(
+        self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int, num_ticks: int
+    ) -> list[int]:
         return [min(cap, most_each, most // len(candidates)) for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)

@@ -6,6 +6,10 @@
 #include <cstring>
 #include <initializer_list>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 namespace paceline::attention {
 
 #if defined(__AVX512F__)
@@ -30,6 +34,18 @@ inline void store(float * to, SimdVec lanes) { std::memcpy(to, &lanes, sizeof la
 inline SimdVec broadcast(float value) { return value - SimdVec{}; } // not a sum: that would turn -0 into 0, and so be computed
 
 inline SimdVec max_of(SimdVec one, SimdVec other) { return one > other ? one : other; }
+
+// Where there is an instruction that rounds a product and a sum once, always by it: whether a compiler makes one of them by itself
+// depends on what stands beside it, and bits must not.
+inline SimdVec with_product(SimdVec sum, SimdVec a, SimdVec b) {
+#if defined(__FMA__) && defined(__AVX512F__)
+    return static_cast<SimdVec>(_mm512_fmadd_ps(static_cast<__m512>(a), static_cast<__m512>(b), static_cast<__m512>(sum)));
+#elif defined(__FMA__)
+    return static_cast<SimdVec>(_mm256_fmadd_ps(static_cast<__m256>(a), static_cast<__m256>(b), static_cast<__m256>(sum)));
+#else
+    return sum + a * b;
+#endif
+}
 
 inline bool any(SimdIntVec condition) {
     int32_t bits = 0;
@@ -84,7 +100,7 @@ template <int num_m, int num_vectors> inline void multiply_block(const Product &
         for (int i = 0; i < num_m; ++i) {
             const SimdVec factor = broadcast(a[i * product.a_row + k * product.a_step]);
             for (int j = 0; j < num_vectors; ++j) {
-                sums[i][j] += factor * columns[j];
+                sums[i][j] = with_product(sums[i][j], factor, columns[j]);
             }
         }
     }

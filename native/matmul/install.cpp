@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -36,8 +36,10 @@ const std::vector<const Kernel *> & kernels() {
 
 std::atomic<const Kernel *> current{nullptr};
 #if defined(__x86_64__)
+constexpr bool kernels_share_layouts = true;
 std::atomic<bool> ours{true};
 #else
+constexpr bool kernels_share_layouts = false;
 std::atomic<bool> ours{false}; // exact on ARM as well, but not timed there: llama.cpp's are taken unless ours are asked for
 #endif
 
@@ -64,14 +66,31 @@ bool can_multiply(const ggml_tensor * node) {
 class Traits : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int, const ggml_tensor * node, size_t & size) override {
-        size = matmul::work_size(node);
+        size = matmul::work_size(node) + agreed_bytes;
         return true;
     }
 
+    // Which kernel is in use may change at any time: where activations are laid out for one of them, all threads of an operation
+    // must have the same.
     bool compute_forward(ggml_compute_params * params, ggml_tensor * node) override {
-        compute(*current.load(), params, node);
+        if (kernels_share_layouts || params->nth == 1) {
+            compute(*current.load(), params, node);
+            return true;
+        }
+        auto ** agreed = static_cast<const Kernel **>(params->wdata);
+        if (params->ith == 0) {
+            *agreed = current;
+        }
+        ggml_barrier(params->threadpool);
+        ggml_compute_params rest = *params;
+        rest.wdata               = static_cast<uint8_t *>(params->wdata) + agreed_bytes;
+        rest.wsize -= agreed_bytes;
+        compute(**agreed, &rest, node);
         return true;
     }
+
+  private:
+    static constexpr size_t agreed_bytes = 64; // a pointer, in a line of the cache of its own
 };
 
 class PackedType : public ggml::cpu::extra_buffer_type {
@@ -115,7 +134,7 @@ template <typename Work> void in_parallel(int64_t count, size_t bytes, const Wor
         while (threads.size() + 1 < wanted) {
             threads.emplace_back(take);
         }
-    } catch (const std::system_error &) { // what there is does the work
+    } catch (const std::exception &) { // of no threads or no memory for one: what there is does the work
     }
     take();
     for (std::thread & thread : threads) {

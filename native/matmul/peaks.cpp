@@ -21,12 +21,12 @@ template <typename Work> double best_rate(int num_threads, const Work & work) {
     double best = 0;
     for (int round = 0; round < num_rounds; ++round) {
         std::atomic<int64_t> units{0};
-        std::vector<std::thread> threads;
+        std::vector<std::jthread> threads; // joined also where one cannot be begun
         const auto start = std::chrono::steady_clock::now();
         for (int i = 0; i < num_threads; ++i) {
             threads.emplace_back([&, i] { units += work(i); });
         }
-        for (std::thread & thread : threads) {
+        for (std::jthread & thread : threads) {
             thread.join();
         }
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

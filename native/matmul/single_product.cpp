@@ -89,7 +89,11 @@ std::vector<uint8_t> quantised(ggml_type type, const float * values, int64_t num
 
 std::vector<float> dequantised(ggml_type type, const void * weights, int64_t num_values) {
     std::vector<float> values(num_values);
-    ggml_get_type_traits(type)->to_float(weights, values.data(), num_values);
+    if (type == GGML_TYPE_F32) { // for which ggml has no function
+        std::memcpy(values.data(), weights, num_values * sizeof(float));
+    } else {
+        ggml_get_type_traits(type)->to_float(weights, values.data(), num_values);
+    }
     return values;
 }
 

@@ -159,9 +159,10 @@ def test_outputs_are_those_of_the_formula(
 @pytest.mark.parametrize("kind", ["causal", "sequences", "interleaved", "random"])
 @pytest.mark.parametrize("cells", [64, 1000, 5000])
 @pytest.mark.parametrize("tokens", [24, 70])  # a few that see cells of their own are laid out in vectors of their own
-def test_a_row_does_not_depend_on_what_is_computed_beside_it(kind: str, cells: int, tokens: int) -> None:
+@pytest.mark.parametrize("dim_v", [64, 25])
+def test_a_row_does_not_depend_on_what_is_computed_beside_it(kind: str, cells: int, tokens: int, dim_v: int) -> None:
     """The same bits alone and in a batch, with one thread and with more, whatever the other rows are."""
-    one = make({**LARGE, "tokens": tokens, "cells": cells}, kind)
+    one = make({**LARGE, "tokens": tokens, "cells": cells, "dim_v": dim_v}, kind)
     together, _ = one.run(n_threads=2)
     assert one.mask is not None
     for threads in (1, 3):

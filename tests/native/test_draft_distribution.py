@@ -57,7 +57,9 @@ class Likely:
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence gets three drafts, whatever they cost."""
 
-    def choose(self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int) -> list[int]:
+    def choose(
+        self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int, num_ticks: int
+    ) -> list[int]:
         return [min(cap, 3, most // len(candidates)) for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)

@@ -177,7 +177,9 @@ def test_a_sequence_catches_up_after_a_while_without_drafts(plain: LLM, monkeypa
     """Speculation that is off for a hundred tokens leaves no gap: what it proposes then is as right as before."""
     asked_at = []
 
-    def choose(self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int) -> list[int]:
+    def choose(
+        self: Any, candidates: Sequence[tuple[float, int]], rows: Any, num_cells: int, most: int, num_ticks: int
+    ) -> list[int]:
         num_tokens = rows[0].sequence.num_tokens
         if is_on := num_tokens < 30 or num_tokens > 140:
             asked_at.append(num_tokens)

@@ -72,7 +72,9 @@ def served(request: pytest.FixtureRequest, tiny_models: TinyModels) -> Served:
 def running(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
     """A server in which every sequence gets as many drafts as there is room for, whatever they cost."""
 
-    def choose(self: Any, candidates: Sequence[tuple[Any, int]], rows: Any, num_cells: int, most: int) -> list[int]:
+    def choose(
+        self: Any, candidates: Sequence[tuple[Any, int]], rows: Any, num_cells: int, most: int, num_ticks: int
+    ) -> list[int]:
         return [min(cap, 4, most // len(candidates)) for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)

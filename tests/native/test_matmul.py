@@ -397,3 +397,9 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         given: dict[str, Any] = {"type_name": "q8_0", "weights": weights, "activations": activations, **bad}
         with pytest.raises(InvalidParams):
             SingleProduct(**given).run()
+
+
+def test_weights_in_floats_are_read_as_they_are() -> None:
+    """float32 is a type like any other to who reads weights."""
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert np.array_equal(dequantise("f32", values.view(np.uint8)), values)

@@ -17,7 +17,7 @@ import numpy as np
 import PIL.Image
 import pytest
 from tests.native.conftest import TinyModels
-from tests.pictures import bmp, jpeg_header, picture, png, png_of
+from tests.pictures import bmp, gif_header, jpeg_header, picture, png, png_of
 
 from paceline.errors import Aborted, Cancelled, Closed, InvalidParams, InvalidType, ModelLoadError, Unsupported
 from paceline.media import Image
@@ -423,6 +423,24 @@ def test_a_png_is_unfolded_in_small_pieces_until_it_is_not_wanted() -> None:
     assert max(fed) <= 1 << 16
     with pytest.raises(Cancelled):
         decoded_pixels(image, mock.Mock(side_effect=[None, None, Cancelled("enough")]))
+
+
+def test_a_png_of_many_empty_chunks_is_refused_before_it_takes_memory() -> None:
+    """A file of half a megabyte could else hold a list of a thousand times as many objects, and nothing would end it."""
+    file = png(picture(1, 8, 8))
+    empty = struct.pack(">I4sI", 0, b"IDAT", zlib.crc32(b"IDAT"))
+    assert decoded_pixels(Image(file[:33] + empty * 1000 + file[33:])).shape == (8, 8, 3)
+    many = Image(file[:33] + empty * 100_000 + file[33:])
+    with pytest.raises(InvalidParams, match="100000 chunks, and this one has more"):
+        decoded_pixels(many)
+    with pytest.raises(Cancelled):
+        decoded_pixels(many, mock.Mock(side_effect=[None] * 1000 + [Cancelled("enough")]))
+
+
+def test_a_gif_of_tiny_blocks_is_refused() -> None:
+    """Each of them is a step in Python, for a byte."""
+    with pytest.raises(InvalidParams, match="more than 1048576 blocks"):
+        decoded_pixels(Image(gif_header(5, 5) + b"\x2c" + bytes(8) + b"\0\2" + b"\1\0" * ((1 << 20) + 1)))
 
 
 def test_a_jpeg_of_too_many_scans_is_refused() -> None:

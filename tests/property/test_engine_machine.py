@@ -452,7 +452,9 @@ def random_depths(seed: int) -> Callable[..., list[int]]:
     """Return what chooses depths at random, within what each sequence and the tick may have."""
     source = random.Random(seed)
 
-    def choose(candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int) -> list[int]:
+    def choose(
+        candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int, num_ticks: int
+    ) -> list[int]:
         depths = []
         for _, cap in candidates:
             depths.append(source.randint(0, min(cap, most)))

@@ -125,17 +125,21 @@ class EncodingQueue(Generic[Job]):
     # ---- the watching thread
 
     def _watch(self) -> None:
-        while True:
-            with suppress(queue.Empty):
-                event = self._events.get(timeout=self._timeout_s())
-                if isinstance(event, _Close):
-                    self._handed.put(None)
-                    return
-                self._take(event)
-            now_s = self._clock.now()
-            for entry in [one for one in self._open() if one.deadline_s <= now_s]:
-                self._drop(entry)
-            self._hand_next()
+        while self._watch_once():
+            pass
+
+    def _watch_once(self) -> bool:
+        """Wait for an event or a deadline, and do what is due; return whether there may be more. Nothing of it is kept."""
+        with suppress(queue.Empty):
+            event = self._events.get(timeout=self._timeout_s())
+            if isinstance(event, _Close):
+                self._handed.put(None)
+                return False
+            self._take(event)
+        now_s = self._clock.now()
+        self._drop_all(lambda one: one.deadline_s <= now_s)
+        self._hand_next()
+        return True
 
     def _take(self, event: _Entry[Job] | _Release | _Encoded | _LetGo) -> None:
         if isinstance(event, _Entry):
@@ -143,8 +147,11 @@ class EncodingQueue(Generic[Job]):
         elif isinstance(event, _Encoded):
             self._encoding = None
         elif isinstance(event, _Release):
-            for entry in [one for one in self._open() if one.key == event.key]:
-                self._drop(entry)
+            self._drop_all(lambda one: one.key == event.key)
+
+    def _drop_all(self, is_over: Callable[[_Entry[Job]], bool]) -> None:
+        for entry in filter(is_over, self._open()):
+            self._drop(entry)
 
     def _open(self) -> list[_Entry[Job]]:
         """Return the requests that are still wanted."""
@@ -174,9 +181,16 @@ class EncodingQueue(Generic[Job]):
 
     def _encode_all(self) -> None:
         _lower_priority()
-        while (entry := self._handed.get()) is not None:
-            self._encode(entry.job, lambda entry=entry: entry.is_given_up)  # type: ignore[misc]
+        while self._encode_next():
             self._events.put(_Encoded())
+
+    def _encode_next(self) -> bool:
+        """Wait for a request and encode it; return whether there may be more. Nothing of it is kept."""
+        entry = self._handed.get()  # while it waits, nothing of the last one is alive
+        if entry is None:
+            return False
+        self._encode(entry.job, lambda: entry.is_given_up)
+        return True
 
 
 def _lower_priority() -> None:

@@ -12,16 +12,17 @@ _CUT: Final = "the image file is damaged: it ends in the middle of its data"
 # in a scan; 0 stands for a byte of 0xFF, and D0 to D7 restart. No repetition: a search through fill bytes would be quadratic
 _MARKER: Final = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _MAX_MARKERS: Final = 1 << 16
+_MAX_BLOCKS: Final = 1 << 20  # of a GIF, of 255 bytes each but for the last, as encoders write them
 _EOI, _TEM = 0xD9, 0x01
 
 
 def check_end(kind: str, data: bytes) -> None:
     """Raise `InvalidParams` for a JPEG, GIF or BMP that was cut; of a GIF the first image counts. Its header was read before."""
-    check = _CHECKS.get(kind)
-    if check is None:
+    has_end = _CHECKS.get(kind)
+    if has_end is None:
         return
     try:
-        is_whole = check(data)
+        is_whole = has_end(data)
     except (struct.error, IndexError):
         is_whole = False
     if not is_whole:
@@ -56,9 +57,11 @@ def _palette_bytes(flags: int) -> int:
 
 def _behind_blocks(data: bytes, at: int) -> int:
     """Return where blocks end, of which each begins with its length, and the last one has none."""
-    while data[at]:
+    for _ in range(_MAX_BLOCKS):
+        if not data[at]:
+            return at + 1
         at += 1 + data[at]
-    return at + 1
+    raise InvalidParams(f"the image file is damaged: a GIF with more than {_MAX_BLOCKS} blocks in a row")
 
 
 def _has_jpeg_end(data: bytes) -> bool:

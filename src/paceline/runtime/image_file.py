@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from paceline.media import Image, check_end
 
 Pixels = npt.NDArray[np.uint8]
 
+_MAX_CHUNKS: Final = 100_000  # of a PNG; encoders put 8 KiB and more into each
 _MAX_SCANS: Final = 64  # of a JPEG, each of which goes over all of its pixels; encoders write 10
 _PIECE: Final = 1 << 20
 _FED: Final = 1 << 16  # bytes at a time: what is left of them is copied for each piece
@@ -42,7 +43,7 @@ def _check_png(image: Image, check: Callable[[], None]) -> None:
     """Unfold the data in pieces, dropping them: there must be as many bytes as the image has, or fewer than a row more."""
     inflater, size, most = zlib.decompressobj(), 0, _png_bytes(image)
     try:
-        for part in _png_data(image.data):
+        for part in _png_data(image.data, check):
             for at in range(0, len(part), _FED):
                 pending: bytes | memoryview = part[at : at + _FED]
                 while pending and not inflater.eof:
@@ -68,15 +69,17 @@ def _png_bytes(image: Image) -> int:
     return row * image.height + (16 * (image.width + image.height) if interlaced else 0) + 4096
 
 
-def _png_data(data: bytes) -> list[memoryview]:
-    parts: list[memoryview] = []
+def _png_data(data: bytes, check: Callable[[], None]) -> Iterator[memoryview]:
     view = memoryview(data)
     at = 8
-    while at < len(data):
+    for _ in range(_MAX_CHUNKS):
+        if at >= len(data):
+            raise InvalidParams("the image file is damaged: it ends in the middle of its data")
+        check()
         length, kind = struct.unpack_from(">I4s", data, at)
         if kind == b"IEND":
-            return parts
+            return
         if kind == b"IDAT":
-            parts.append(view[at + 8 : at + 8 + length])
+            yield view[at + 8 : at + 8 + length]
         at += 12 + length
-    raise InvalidParams("the image file is damaged: it ends in the middle of its data")
+    raise InvalidParams(f"a PNG may have {_MAX_CHUNKS} chunks, and this one has more; save it as a plain one")

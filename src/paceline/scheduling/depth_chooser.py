@@ -98,11 +98,13 @@ class DepthChooser:
         credible_s = min(seconds, 2 * self.deciding_s + _LITTLE_S)
         self.deciding_s += _GAIN * (credible_s - self.deciding_s)
 
-    @property
-    def rest_ticks(self) -> int:
-        """For how many ticks nothing is decided where no drafts paid: so many that deciding takes a small share of the time."""
-        share_s = _DECIDING_SHARE * self.plain_s
-        return max(KEPT_FOR, min(int(self.deciding_s / share_s), _MOST_REST)) if share_s else KEPT_FOR
+    def rest_ticks(self, *, has_room: bool = True) -> int:
+        """Return for how many ticks nothing is decided where no drafts paid: so many that deciding takes little of the time.
+
+        has_room: for all drafts that might be made; what has none may have some soon.
+        """
+        share_s = _DECIDING_SHARE * (self.plain_s + self._prompts_s)
+        return max(KEPT_FOR, min(int(self.deciding_s / share_s), _MOST_REST)) if share_s and has_room else KEPT_FOR
 
     def note_batch(self, depths: list[int], proposed: list[int], seconds: float, catch_up: CatchUp | None) -> None:
         """Learn what a proposal for several sequences takes, by what was asked for, 0 of those that lag behind, and what came."""
@@ -113,15 +115,20 @@ class DepthChooser:
         if catch_up is None or not catch_up.observe(seconds - steps_s):
             self.draft_cost.observe(steps, seconds)
 
-    def choose(self, candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int) -> list[int]:
-        """Return how many drafts each candidate gets beside these rows, some of which may have drafts; `most`: all together."""
+    def choose(
+        self, candidates: list[tuple[float, int]], rows: list[Row], num_cells: int, most: int, num_ticks: int = 1
+    ) -> list[int]:
+        """Return how many drafts each candidate gets beside these rows, some of which may have drafts.
+
+        most: all together. num_ticks: since the last call.
+        """
         self._pass_times.clear()
         self._settle()
         num_decode = sum(map(_is_decode_row, rows))
         num_beside = sum([row.num_drafts for row in rows])
         num_tokens = sum([len(row.token_ids) for row in rows]) - num_beside
         key = (num_decode, num_tokens, num_beside, [(int(100 * worth), cap.bit_length()) for worth, cap in candidates])
-        self._num_left -= 1
+        self._num_left -= num_ticks
         if self._num_left < 0 or key != self._key or not self._fit(candidates, most):
             num_outputs = sum([row.num_outputs for row in rows]) - num_beside
             self._stand_beside(_Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates)))

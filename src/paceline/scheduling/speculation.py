@@ -46,7 +46,6 @@ class Speculation:
             self._lagging = LaggingSequences(self._calls, chooser, limits, self._failed)
         self._resting_shape: _Shape | None = None  # of the last rows, where nothing paid
         self._num_rested = self._rest_ticks = 0  # ticks since then, and until it is decided anew
-        self._proposing_s = 0.0  # of the last tick
         self.num_expected = 0.0
 
     def add_drafts(
@@ -58,9 +57,7 @@ class Speculation:
         """
         self._chooser.expected_beside, self.num_expected = expected_beside, 0.0
         if not self._rests(rows):
-            begin_s, self._proposing_s = self._clock.now(), 0.0
             self._add_all(rows, kv_cache)
-            self._chooser.note_deciding(self._clock.now() - begin_s - self._proposing_s)
         if not self._failed:
             return []
         failed = [(sequence, error) for sequence, error in self._failed.items() if sequence.reason is None]
@@ -85,11 +82,13 @@ class Speculation:
         candidates = self._candidates(rows)
         if not candidates:
             return
+        begin_s = self._clock.now()
         try:
             wanted, is_trial = self._choose(candidates, rows, kv_cache.num_cells, int(room))
         except DrafterError as error:
             self._calls.abandon(candidates, error)
             return
+        self._chooser.note_deciding(self._clock.now() - begin_s)
         if not wanted:
             return
         if self._is_batch:
@@ -177,10 +176,10 @@ class Speculation:
         worths = [known.acceptance.worth for _, known, _ in candidates]
         caps = [cap if lagging is None or lagging.pays(row, known) else 0 for row, known, cap in candidates]
         in_time = [0 if known.is_late else cap for (_, known, _), cap in zip(candidates, caps, strict=True)]
-        depths = later = list(chooser.choose(list(zip(worths, in_time, strict=True)), rows, num_cells, room))
+        num_ticks = 1 + self._num_rested
+        depths = later = list(chooser.choose(list(zip(worths, in_time, strict=True)), rows, num_cells, room, num_ticks))
         if num_late and lagging is not None:
             later = lagging.depths_later(candidates, list(zip(worths, caps, strict=True)), room)
-        num_ticks = 1 + self._num_rested
         chooser.budget.pass_time(chooser.plain_s * num_ticks)
         for index, (_, known, _) in enumerate(candidates):
             known.is_catching_up = known.is_late and later[index] >= least
@@ -197,7 +196,7 @@ class Speculation:
             if depth or known.is_catching_up
         ]
         self._resting_shape = None if chooser.is_measuring or wanted else _shape(rows)
-        self._num_rested, self._rest_ticks = 0, chooser.rest_ticks
+        self._num_rested, self._rest_ticks = 0, chooser.rest_ticks(has_room=sum(caps) <= room)
         return wanted, is_trial
 
     def _try_one(self, candidates: Candidates, depths: list[int], room: int) -> bool:
@@ -252,9 +251,7 @@ class Speculation:
         try:
             self._calls.inform(row.sequence, known)
             proposed = self._calls.propose(row.sequence, depth)
-            taken_s = self._clock.now() - begin_s
-            self._proposing_s += taken_s
-            self._chooser.note_drafting(taken_s)
+            self._chooser.note_drafting(self._clock.now() - begin_s)
             self._add(row, known, proposed, depth)
         except DrafterError as error:
             self._failed.setdefault(row.sequence, error)
@@ -279,7 +276,6 @@ class Speculation:
         if proposals is None:
             return
         taken_s, proposed = self._clock.now() - begin_s, [0] * len(asked)
-        self._proposing_s = taken_s
         for index, (row, known, depth) in enumerate(asked):
             try:
                 proposed[index] = self._add(row, known, proposals[index], depth)

@@ -10,7 +10,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, Self
+from contextvars import ContextVar
+from typing import Final, Protocol, Self
 
 
 class InFlight:
@@ -146,7 +147,7 @@ def _whole_seconds(seconds: float) -> int:
 
 
 class ByteBudget:
-    """The bytes that the bodies of all requests may have together."""
+    """The bytes that the bodies of all requests may have together, with the images that are fetched for them."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = self.free_bytes = max_bytes
@@ -158,6 +159,9 @@ class ByteBudget:
 
 class ByteReservation:
     """One request's part of a `ByteBudget`; a context manager, which releases it."""
+
+    current: Final[ContextVar[ByteReservation | None]] = ContextVar("byte_reservation", default=None)
+    """Of the request that is being served, for what is read besides its body."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget, self._num_bytes = budget, 0
@@ -176,7 +180,9 @@ class ByteReservation:
         self._num_bytes = 0
 
     def __enter__(self) -> Self:
+        self._token = self.current.set(self)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.current.reset(self._token)
         self.release()

@@ -35,7 +35,14 @@ from paceline.server.api_errors import (
     invalid_request,
 )
 from paceline.server.engine_events.engine_watch import EndReason, EngineWatch
-from paceline.server.in_flight import ByteBudget, CompletionRate, InFlight, RequestRegistry, estimate_remaining_s
+from paceline.server.in_flight import (
+    ByteBudget,
+    ByteReservation,
+    CompletionRate,
+    InFlight,
+    RequestRegistry,
+    estimate_remaining_s,
+)
 from paceline.server.media_input.media_fetcher import MediaFetcher
 from paceline.server.media_input.remote_urls import remote_urls
 from paceline.server.media_input.request_media import RequestMedia
@@ -322,7 +329,7 @@ class Service:
         if urls:
             self.check_accepting()
             self._check_room()
-        fetched = await fetcher.fetch_all(urls)
+        fetched = await fetcher.fetch_all(urls, ByteReservation.current.get())
         return RequestMedia(lambda: engine.model.modalities, max_images=most, fetched=fetched)
 
     async def read_slots(self) -> SlotsSnapshot:

@@ -6,6 +6,8 @@ import math
 import os
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -157,3 +159,28 @@ def test_what_waits_with_embeddings_is_bounded(encoder: Encoder) -> None:
     encoder.queue.let_go(77)
     encoder.queue.let_go(ord("a"))
     encoder.wait_for(lambda: encoder.ended == ["encoded a", "gave up b", "encoded c"])
+
+
+def test_what_was_encoded_or_given_up_is_not_kept(encoder: Encoder) -> None:
+    """A request may hold half a gigabyte of files, and the next one may never come."""
+
+    class Job:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __str__(self) -> str:
+            return self.name
+
+    jobs = [Job("encoded"), Job("late"), Job("cancelled")]
+    alive = [weakref.ref(one) for one in jobs]
+    for key, deadline_s in enumerate((math.inf, CLOCK.now() + 0.01, math.inf)):
+        encoder.queue.put(key, jobs.pop(0), deadline_s, key)  # type: ignore[arg-type]
+    encoder.wait_for(lambda: bool(encoder.ended))
+    encoder.queue.release(2)
+    encoder.may_go.set()
+    encoder.wait_for(lambda: len(encoder.ended) == 3)
+    encoder.begun.clear()
+    end_s = CLOCK.now() + 20
+    while any(one() is not None for one in alive):
+        assert CLOCK.now() < end_s, [str(one()) for one in alive]
+        time.sleep(0.001)

@@ -39,7 +39,7 @@ def chained(*drafters: Any, depth: int | None = 4, **options: Any) -> World:
     world = World(drafter=drafters, **{"num_cells": 600, "cost": CHEAP, **options})
     for link in links(world):
         if depth is not None:
-            link._chooser.choose = lambda candidates, rows, num_cells, most: _spread(candidates, depth, most)
+            link._chooser.choose = lambda candidates, rows, num_cells, most, num_ticks: _spread(candidates, depth, most)
     return world
 
 

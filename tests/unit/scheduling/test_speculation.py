@@ -63,7 +63,7 @@ def speculative(drafter: Any, depth: int | None = 4, **options: Any) -> World:
     speculation = world.scheduler._speculation
     assert speculation is not None
     if depth is not None:
-        speculation._chooser.choose = lambda candidates, rows, num_cells, most: _spread(  # type: ignore[method-assign]
+        speculation._chooser.choose = lambda candidates, rows, num_cells, most, num_ticks: _spread(  # type: ignore[method-assign]
             candidates, depth, most
         )
     return world
@@ -700,7 +700,7 @@ def test_a_trial_that_has_no_room_is_not_used_up() -> None:
         acceptance.observe(4, 0)
     limits = make_limits(FakeBackend(clock=ManualClock()), min_draft=2)
     chooser = DepthChooser(TickCostModel(), DecodeCost(TickCostModel()), 0.05)
-    chooser.choose = lambda candidates, rows, num_cells, most: [0]  # type: ignore[method-assign]
+    chooser.choose = lambda candidates, rows, num_cells, most, num_ticks: [0]  # type: ignore[method-assign]
     chooser.budget.pass_time(10_000.0)
     one = Speculation(Fixed(1, 2), limits, chooser, ManualClock(), Instruments())
     candidates: Any = [

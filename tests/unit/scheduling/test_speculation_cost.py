@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.drafters import BatchOracle
-from tests.engine_world import make_limits
+from tests.engine_world import World, make_limits
 from tests.speculation_world import FreeDrafter, StreamWorld
 
 from paceline.observability.instruments import Instruments
@@ -151,11 +151,23 @@ def test_deciding_on_drafts_is_a_part_of_what_they_cost() -> None:
         one.note_deciding(0.0004)
     assert not any(one.choose([(0.31, 7)], Rows(1).rows, 0, 64))
     assert not one.is_measuring
-    assert one.rest_ticks == pytest.approx(0.0004 / (0.005 * 0.0005), rel=0.05)
+    assert one.rest_ticks() == pytest.approx(0.0004 / (0.005 * 0.0005), rel=0.05)
+    assert one.rest_ticks(has_room=False) == 16
     for _ in range(100):
         one.note_deciding(0.0)
     assert any(one.choose([(0.32, 7)], Rows(1).rows, 0, 64))
-    assert one.rest_ticks == 16
+    assert one.rest_ticks() == 16
+
+
+def test_a_choice_is_kept_for_some_ticks_however_many_were_decided() -> None:
+    """What takes longer with the cells in use is seen after so many ticks, also where nothing was decided in most of them."""
+    for num_ticks, num_calls in ((1, 17), (17, 1)):
+        one, _ = chooser({1: 0.01, **dict.fromkeys(range(2, 9), 0.02)})
+        one.choose([(0.1, 7)], Rows(1).rows, 0, 64)
+        for _ in range(num_calls):
+            assert one._beside.num_cells == 0
+            one.choose([(0.1, 7)], Rows(1).rows, 5000, 64, num_ticks)
+        assert one._beside.num_cells == 5000
 
 
 def test_last_tokens_of_cached_prompts_cost_what_decoding_rows_do() -> None:
@@ -260,6 +272,36 @@ def test_of_many_like_sequences_none_looks_much_better() -> None:
         sequences[1].observe(1, 0)
     assert sequences[0].probability > 0.85
     assert sequences[1].probability < 0.3
+
+
+class SlowToBegin(BatchOracle):
+    """Takes half a second to say how far it is behind, and next to nothing for anything else."""
+
+    clock: ManualClock
+    num_caught_up = 0
+
+    def lag(self, key: int) -> float:
+        self.clock.advance(0.5)
+        return 0.0
+
+    def limit_catch_up(self, num_tokens: int) -> int:
+        return num_tokens
+
+
+def test_only_decisions_count_as_deciding() -> None:
+    """Neither does what beginning with a sequence takes, nor make ticks without candidates decisions seem cheap."""
+    drafter = SlowToBegin()
+    world = World(drafter=drafter, cost=lambda rows: 0.01)
+    drafter.clock = world.clock
+    speculation: Any = world.scheduler._speculation
+    for _ in range(3):
+        world.submit("abc", max_tokens=20, ignore_eos=True)
+        world.run()
+    assert speculation._chooser.deciding_s == 0
+    speculation._chooser.deciding_s = 0.0005
+    world.submit("a long prompt " * 20, max_tokens=1)
+    world.run()
+    assert speculation._chooser.deciding_s == 0.0005
 
 
 class Asked(ModelDrafter):

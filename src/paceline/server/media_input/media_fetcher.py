@@ -17,7 +17,8 @@ from typing import Final, NoReturn
 
 import httpx
 
-from paceline.errors import InvalidParams, PacelineError
+from paceline.errors import InvalidParams, PacelineError, QueueFull
+from paceline.server.in_flight import ByteReservation
 from paceline.server.media_input.request_media import Fetched
 
 MAX_FILE_BYTES: Final = 20 << 20
@@ -66,11 +67,14 @@ class MediaFetcher:
         self._at_once = asyncio.Semaphore(_MAX_AT_ONCE)
         self._tls: ssl.SSLContext | None = None
 
-    async def fetch_all(self, urls: Collection[str]) -> Fetched:
-        """Return the file of each URL, or why there is none. Raises nothing of theirs."""
+    async def fetch_all(self, urls: Collection[str], reservation: ByteReservation | None = None) -> Fetched:
+        """Return the file of each URL, or why there is none. Raises nothing of theirs.
+
+        reservation: of the request's bytes among those of all requests, which grows by those of the files.
+        """
         if not urls:
             return {}
-        budget, at_once = _ByteCount(self._max_total_bytes), asyncio.Semaphore(_MAX_OF_REQUEST)
+        budget, at_once = _ByteCount(self._max_total_bytes, reservation), asyncio.Semaphore(_MAX_OF_REQUEST)
         async with await self._client() as client:
             found = await asyncio.gather(*(self._fetch(client, url, budget, at_once) for url in urls))
         return dict(zip(urls, found, strict=True))
@@ -154,14 +158,18 @@ class MediaFetcher:
 class _ByteCount:
     """Bytes that the images of one request may still have."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._left = most, most
+    def __init__(self, most: int, reservation: ByteReservation | None = None) -> None:
+        self._most, self._left, self._reservation = most, most, reservation
 
     def take(self, count: int) -> None:
-        """Take bytes. Raises `InvalidParams` where there are too few."""
+        """Take bytes. Raises `InvalidParams` where there are too few, and `QueueFull` where all requests have too many."""
         self._left -= count
         if self._left < 0:
             _refuse(f"has more than is left of the {self._most} bytes that the images of a request may have")
+        if self._reservation is not None and not self._reservation.grow(count):
+            raise QueueFull(
+                "with this image all requests in flight would have more bytes than they may have; try again later"
+            )
 
 
 async def _body_of(response: httpx.Response, budget: _ByteCount) -> bytes:

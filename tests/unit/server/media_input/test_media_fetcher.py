@@ -13,7 +13,8 @@ import httpx
 import pytest
 from tests.media_requests import FILE
 
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, QueueFull
+from paceline.server.in_flight import ByteBudget, ByteReservation
 from paceline.server.media_input import media_fetcher
 from paceline.server.media_input.media_fetcher import MediaFetcher, is_public
 
@@ -76,6 +77,28 @@ class Web:
         found = self.fetch(url, **options)
         assert isinstance(found, InvalidParams)
         return str(found)
+
+
+def test_images_count_among_the_bytes_of_all_requests() -> None:
+    """A small body with URLs may not have more than is free, and what it has is free again at its end."""
+    web, budget = Web(), ByteBudget(len(FILE) + 10)
+
+    async def fetched() -> None:
+        fetcher = MediaFetcher(
+            ["images.example"], max_total_bytes=1 << 20, resolve=web.resolve, transport=httpx.MockTransport(web.answer)
+        )
+        with budget.reserve() as reservation:
+            assert ByteReservation.current.get() is reservation
+            found = await fetcher.fetch_all([URL], reservation)
+            assert found == {URL: FILE}
+            assert budget.free_bytes == 10
+            with budget.reserve() as other:
+                refused = (await fetcher.fetch_all([URL], other))[URL]
+                assert isinstance(refused, QueueFull)
+        assert budget.free_bytes == budget.max_bytes
+        assert ByteReservation.current.get() is None
+
+    asyncio.run(fetched())
 
 
 def redirect(location: str) -> Callable[[httpx.Request], httpx.Response]:
