@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -183,6 +183,32 @@ def test_deleting_a_stream_ends_a_request_that_is_still_prepared(
         assert sending.result(LONG_S).json()["error"]["code"] == "cancelled"
     assert world.engine.num_open == 0
     assert world.client.get("/v1/stream", params=QUERY).status_code == 404
+    assert world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content.endswith(b"data: [DONE]\n\n")
+
+
+def test_deleting_a_stream_ends_every_request_of_it_that_has_only_begun_to_come(worlds: Worlds) -> None:
+    """From its headers on, before its body is there, and also where there are two of them; one that comes later runs."""
+    world, may_go_on = worlds(), threading.Event()
+    begun = [threading.Event(), threading.Event()]
+
+    def body(has_begun: threading.Event) -> Iterator[bytes]:
+        data = json.dumps(ENDLESS).encode()
+        yield data[:5]
+        has_begun.set()
+        assert may_go_on.wait(LONG_S)
+        yield data[5:]
+
+    headers = {**CONVERSATION, "content-type": "application/json"}
+    with ThreadPoolExecutor(2) as pool:
+        sending = [pool.submit(world.client.post, "/v1/probe", content=body(one), headers=headers) for one in begun]
+        assert all(one.wait(LONG_S) for one in begun)
+        service: Any = world.server.app.state.service
+        world.server.until(lambda: len(service.resumable_streams._waiting.get((b"", QUERY["conv_id"]), ())) == 2)
+        assert world.client.get("/v1/stream", params=QUERY).status_code == 503
+        assert world.client.delete("/v1/stream", params=QUERY).status_code == 204
+        may_go_on.set()
+        assert [one.result(LONG_S).json()["error"]["code"] for one in sending] == ["cancelled"] * 2
+    assert world.engine.num_open == 0
     assert world.client.post("/v1/probe", json=STREAM, headers=CONVERSATION).content.endswith(b"data: [DONE]\n\n")
 
 

@@ -31,6 +31,7 @@ from paceline.server.in_flight import ByteBudget
 from paceline.server.json_bodies import LLAMA_ERRORS
 from paceline.server.llama_server import llama_routes, stream_routes
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
+from paceline.server.middleware.awaited_streams import AwaitedStreams
 from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
 from paceline.server.ollama import ollama_routes
@@ -39,7 +40,7 @@ from paceline.server.pages import PageRoute, document_routes, server_facts, serv
 from paceline.server.request_context import route_path
 from paceline.server.responses_api import responses_routes
 from paceline.server.server_metrics import HttpMetrics
-from paceline.server.service import Front, Service
+from paceline.server.service import Front, KeptForClients, Service
 from paceline.server.settings import ServerSettings
 from paceline.server.web_page import WebPage
 
@@ -146,6 +147,7 @@ class ServedState(LimitedServer, Protocol):
     page: WebPage
     http_metrics: HttpMetrics
     body_budget: ByteBudget
+    kept: KeptForClients
 
 
 def server_middleware(service: ServedState) -> list[Middleware]:
@@ -167,6 +169,7 @@ def server_middleware(service: ServedState) -> list[Middleware]:
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
         Middleware(ApiKeys, settings.api_keys, serves_page_file),
+        Middleware(AwaitedStreams, service.kept.resumable_streams),
         Middleware(RequestLimit, service, settings.max_connections),
         Middleware(
             BodyReader,

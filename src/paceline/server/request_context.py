@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope
 
-from paceline.server.api_errors import ClientDisconnected
+from paceline.server.api_errors import ApiException, ClientDisconnected, api_error_of_finish
 from paceline.streaming import FinishReason, Usage
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ class RequestContext:
     """State of one HTTP request.
 
     tenant: owner of its API key; key_digest: of the key itself, empty where there are no keys; finished: finish reason and
-    usage of each generation; resumable_stream: where the bytes of its response are kept, None: nowhere.
+    usage of each generation; resumable_stream: where the bytes of its response are kept, None: nowhere. is_discarded: whether
+    its stream was ended before there was one. stop_waiting: to be called when there is one, or will be none.
     """
 
     request_id: str
@@ -33,6 +34,8 @@ class RequestContext:
     status: int = 0
     finished: list[tuple[FinishReason, Usage]] = field(default_factory=list)
     resumable_stream: ResumableStream | None = None
+    is_discarded: bool = False
+    stop_waiting: Callable[[], object] = lambda: None
 
     @classmethod
     def of(cls, scope: Scope | MutableMapping[str, Any]) -> RequestContext:
@@ -42,6 +45,15 @@ class RequestContext:
             return found
         made = scope[_KEY] = RequestContext(request_id="")
         return made
+
+    def discard(self) -> None:
+        """Note that the request's stream is not wanted any more."""
+        self.is_discarded = True
+
+    def raise_if_discarded(self) -> None:
+        """Raise `ApiException` if the request's stream is not wanted any more."""
+        if self.is_discarded:
+            raise ApiException(api_error_of_finish(FinishReason.CANCELLED))
 
     def attach(self, scope: Scope) -> None:
         """Make this the context of a scope."""

@@ -148,7 +148,7 @@ class ResumableStreams:
         self._max_streams, self._ttl_s = max_streams, ttl_s
         self._by_key: dict[Key, ResumableStream] = {}
         self._by_owner: dict[bytes, dict[str, ResumableStream]] = {}
-        self._waiting: dict[Key, Callable[[], object]] = {}  # requests whose stream is still to be opened
+        self._waiting: dict[Key, list[Callable[[], object]]] = {}  # requests whose stream is still to be opened
         self._expiry: dict[Key, asyncio.TimerHandle] = {}  # of those that have ended, in that order
         self._growing: set[ResumableStream] = set()  # those that have not, also replaced ones
         self.total_bytes = 0
@@ -158,8 +158,8 @@ class ResumableStreams:
         return len(self._by_key)
 
     def open(self, owner: bytes, conversation_id: str, cancel: Callable[[], None]) -> ResumableStream:
-        """Return a new stream. One of the same conversation is cancelled and replaced."""
-        self.discard(owner, conversation_id)
+        """Return a new stream. One of the same conversation is cancelled and replaced; requests that wait go on."""
+        self._discard_open(owner, conversation_id)
         key = (owner, conversation_id)
         stream = ResumableStream(conversation_id, self._max_stream_bytes, cancel)
         stream.on_change = self._grow
@@ -175,12 +175,15 @@ class ResumableStreams:
     def waiting(self, owner: bytes, conversation_id: str, cancel: Callable[[], object]) -> Iterator[None]:
         """Register a request that waits before it opens its stream. cancel: called where it is discarded meanwhile."""
         key = (owner, conversation_id)
-        self._waiting[key] = cancel
+        self._waiting.setdefault(key, []).append(cancel)
         try:
             yield
         finally:
-            if self._waiting.get(key) is cancel:
-                del self._waiting[key]
+            same = self._waiting.get(key, [])
+            if cancel in same:
+                same.remove(cancel)
+            if not same:
+                self._waiting.pop(key, None)
 
     def is_awaited(self, owner: bytes, conversation_id: str) -> bool:
         """Return whether a request waits that will open the stream of a conversation."""
@@ -212,8 +215,11 @@ class ResumableStreams:
 
     def discard(self, owner: bytes, conversation_id: str) -> None:
         """Forget the stream of a conversation and cancel its request; nothing where there is none."""
-        if (cancel := self._waiting.pop((owner, conversation_id), None)) is not None:
+        for cancel in self._waiting.pop((owner, conversation_id), ()):
             cancel()
+        self._discard_open(owner, conversation_id)
+
+    def _discard_open(self, owner: bytes, conversation_id: str) -> None:
         stream = self._by_key.get((owner, conversation_id))
         if stream is not None:
             self._evict((owner, conversation_id))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
@@ -76,29 +75,22 @@ async def start_prepared(
     context = RequestContext.of(request.scope)
     conversation_id = conversation_id_of(request) if streaming and resumable else None
     watcher = DisconnectWatcher(request.receive if conversation_id is None else None)
-    streams, ended = service.resumable_streams, asyncio.Event()
-    is_awaited = (
-        nullcontext() if conversation_id is None else streams.waiting(context.key_digest, conversation_id, ended.set)
-    )
+    if conversation_id is None:
+        context.stop_waiting()
     try:
-        with is_awaited:
-            prepared = await asyncio.to_thread(prepare, engine)
+        prepared = await asyncio.to_thread(prepare, engine)
         watcher.raise_if_disconnected()
-        _raise_if_ended(ended)
+        context.raise_if_discarded()
         channels = _accept(engine, prepared)
     except BaseException:
         watcher.close()
         raise
     running_request = RunningRequest(service, context, prepared, channels, watcher)
     if conversation_id is not None:
+        streams = service.resumable_streams
         context.resumable_stream = streams.open(context.key_digest, conversation_id, running_request.cancel)
+        context.stop_waiting()
     return running_request
-
-
-def _raise_if_ended(ended: asyncio.Event) -> None:
-    """Raise where a stream was ended before there was one."""
-    if ended.is_set():
-        raise ApiException(api_error_of_finish(FinishReason.CANCELLED))
 
 
 def streamed_or_whole(options: Mapping[str, Any], *, streaming: bool) -> RequestOptions:
