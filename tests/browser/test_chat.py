@@ -309,6 +309,43 @@ def test_second_tab_follows_a_reply_and_does_not_ask_for_it_again(endless: Serve
     assert other.failures == []
 
 
+def test_reply_is_stopped_from_another_tab(endless: Served, open_page: Open) -> None:
+    """Stop works where the reply is seen, not only where it was asked for, and frees the slot."""
+    chat = open_page(endless.url)
+    chat.send("Write.")
+    chat.wait_stored(100)
+    other = ChatPage(chat.page.context.new_page(), endless.url)
+    other.open(f"#{chat.conversation()}")
+    other.wait_text(100)
+    other.page.get_by_role("button", name="Stop the reply").click()
+    other.wait_state("stopped")
+    chat.wait_state("stopped")
+    endless.assert_idle()
+    assert not other.failures
+
+
+def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_page: Open) -> None:
+    """The tab goes to a new conversation, and what is done in it meanwhile does not bring the old one back."""
+    chat = open_page(endless.url)
+    chat.set_parameters(Most_tokens="5")
+    chat.send("Write.")
+    chat.wait_done()
+    other = ChatPage(chat.page.context.new_page(), endless.url)
+    other.open(f"#{chat.conversation()}")
+    other.wait_done()
+    other.listed.first.hover()
+    other.page.get_by_role("button", name="Delete Write.").click()
+    other.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    wait_count(chat.listed, 0)
+    chat.page.wait_for_function("location.hash === '#/'")
+    chat.set_parameters(Most_tokens="5")
+    chat.send("Write anew.")
+    chat.wait_done()
+    assert {one["role"] for one in chat.saved_messages()} == {"user", "assistant"}
+    assert len(chat.saved_messages()) == 2
+    assert not other.failures
+
+
 def test_conversation_goes_on_with_another_model(endless_model: Path, open_page: Open, tmp_path: Path) -> None:
     """With several models a conversation names its model; it is loaded when it is asked, and replies say whose they are."""
     for name in ("first", "second"):

@@ -1,3 +1,4 @@
+import { effect } from "@preact/signals";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type App, toast } from "./app";
@@ -75,6 +76,15 @@ function View({ app, menu }: { app: App; menu: VNode }): VNode | null {
       isLeft = true;
     };
   }, [now.view, id]);
+  useEffect(
+    () =>
+      effect(() => {
+        if (!opened?.isDeleted.value) return;
+        const at = route.peek();
+        if (at.view === "chat" && at.id === opened.id) goTo({ view: "new" }, { replace: true });
+      }),
+    [opened],
+  );
   useEffect(() => {
     document.title = now.view === "engine" ? "Engine · paceline" : `${opened?.facts.peek().title || "Chat"} · paceline`;
   });

@@ -1,5 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { ApiError } from "../src/api/errors";
+import { askForKey, keyQuestion } from "../src/api/key";
 import type { Resumed } from "../src/api/resumable";
 import type { Begun } from "../src/conversations/chat_body";
 import type { Message } from "../src/conversations/model";
@@ -234,5 +235,37 @@ describe("Reply", () => {
     expect(states.at(-1)).toMatchObject({ content: "one", state: "stopped" });
     expect(server.ended).toHaveLength(1);
     states = [];
+  });
+
+  it("ends a stream of which bytes were lost before it has the text continued", async () => {
+    const server = new Server([response(text("one "), new Error("reset")), response(text("two"), end, DONE)], [gone]);
+    const { last } = await run(server);
+    expect(last).toMatchObject({ content: "one two", state: "done" });
+    expect(server.ended).toEqual([server.ids[0]]);
+    expect(server.ids[1]).not.toBe(server.ids[0]);
+  });
+
+  it("keeps where a stream is while the server says nothing of it, and forgets it where it does", async () => {
+    const refused = new ApiError("no such key", 401, "invalid_api_key");
+    const first = await run(new Server([], [refused]), fresh({ content: "begun", stream: { id: "s", offset: 7 } }));
+    expect(first.last).toMatchObject({ state: "failed", error: "no such key", stream: { id: "s", offset: 7 } });
+    const failed = await run(new Server([refused]));
+    expect(failed.last.state).toBe("failed");
+    expect(failed.last.stream).toBeUndefined();
+  });
+});
+
+describe("a question for a key", () => {
+  it("is over when the request that asks is aborted, and stays while another waits", async () => {
+    const [one, other] = [new AbortController(), new AbortController()];
+    const asked = askForKey("a key?", one.signal);
+    const also = askForKey("a key?", other.signal);
+    one.abort();
+    await expect(asked).rejects.toMatchObject({ name: "AbortError" });
+    expect(keyQuestion.value).toBe("a key?");
+    other.abort();
+    await expect(also).rejects.toMatchObject({ name: "AbortError" });
+    expect(keyQuestion.value).toBeNull();
+    expect(() => askForKey("again?", one.signal)).toThrow();
   });
 });

@@ -1,8 +1,9 @@
 import "fake-indexeddb/auto";
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { ApiError } from "../src/api/errors";
 import { ConversationDatabase } from "../src/conversations/database";
 import type { Transport } from "../src/conversations/reply";
-import { ConversationStore } from "../src/conversations/store";
+import { ConversationStore, type OpenConversation } from "../src/conversations/store";
 import { TabChannel } from "../src/conversations/tabs";
 import { exportText, parseImport } from "../src/conversations/transfer";
 
@@ -88,6 +89,100 @@ describe("ConversationStore", () => {
       expect(await database.conversation(opened.id)).toBeUndefined();
       expect(writing.replies.peek().size).toBe(0);
     }
+  });
+
+  const until = async (condition: () => unknown): Promise<void> => {
+    while (!(await condition())) await new Promise((resolve) => setTimeout(resolve, 5));
+  };
+
+  /** A conversation with a message and its reply, in two tabs. */
+  const inTwoTabs = async (): Promise<[OpenConversation, ConversationStore, OpenConversation]> => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.flush();
+    const other = newStore();
+    await other.load();
+    return [opened, other, (await other.open(opened.id)) as OpenConversation];
+  };
+
+  it("leaves a conversation that another tab has deleted", async () => {
+    const [opened, other, theirs] = await inTwoTabs();
+    await other.delete(theirs.id);
+    await until(() => opened.isDeleted.peek());
+    expect(opened.path.peek()).toEqual([]);
+    store.update(opened, { system: "still typing" });
+    await store.send(opened, null, "too late", []);
+    await store.reply(opened, theirs.id);
+    await store.flush();
+    expect(await database.conversation(opened.id)).toBeUndefined();
+    expect(await database.messages(opened.id)).toEqual([]);
+    expect(store.list.peek()).toEqual([]);
+  });
+
+  it("removes a branch that another tab has deleted, with what follows it here", async () => {
+    const [opened, other, theirs] = await inTwoTabs();
+    const [first, reply] = opened.path.peek() as [string, string];
+    await store.send(opened, reply, "behind it", []);
+    await store.flush();
+    await other.deleteBranch(theirs, reply);
+    await until(() => opened.path.peek().length === 1);
+    await until(async () => (await database.messages(opened.id)).length === 1);
+    expect(contents(opened)).toEqual(["one"]);
+    expect((await database.messages(opened.id)).map((one) => one.id)).toEqual([first]);
+    expect(parseImport(exportText(await store.everything()))).toHaveLength(1);
+  });
+
+  it("keeps the branch that a tab shows when another adds one, and takes over titles and settings", async () => {
+    const [opened, other, theirs] = await inTwoTabs();
+    await store.send(opened, null, "a branch", []);
+    await until(() => theirs.tree.size === 4);
+    expect(contents(theirs)).toEqual(["one", 're: "one"']);
+    expect(contents(opened)).toEqual(["a branch", 're: "a branch"']);
+    other.update(theirs, { title: "renamed" });
+    await until(() => opened.facts.peek().title === "renamed");
+    store.update(opened, { system: "s" });
+    await until(() => theirs.facts.peek().system === "s");
+    expect(await database.conversation(opened.id)).toMatchObject({ title: "renamed", system: "s" });
+    expect(contents(theirs)[0]).toBe("one");
+  });
+
+  it("stops a reply that another tab generates", async () => {
+    server = new Endless();
+    const [writing, other] = [newStore(), newStore()];
+    const opened = writing.create();
+    const sending = writing.send(opened, null, "go on", []);
+    await until(async () => (await database.messages(opened.id)).some((one) => one.content.length > 20));
+    other.stop(opened.path.peek().at(-1) as string);
+    await sending;
+    expect(opened.message(opened.path.peek().at(-1) as string).peek().state).toBe("stopped");
+  });
+
+  it("goes on with a reply once the server takes the key again", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "x", []);
+    await store.flush();
+    const id = opened.path.peek().at(-1) as string;
+    await database.saveMessage({ ...opened.message(id).peek(), content: "begun, ", state: "streaming", stream: { id: "s", offset: 9 } });
+    const resume = server.resume.bind(server);
+    server.resume = async () => Promise.reject(new ApiError("no such key", 401, "invalid_api_key"));
+    const again = newStore();
+    await again.load();
+    const read = (await again.open(opened.id)) as OpenConversation;
+    await until(() => read.message(id).peek().state === "failed");
+    expect(read.message(id).peek()).toMatchObject({ error: "no such key", stream: { id: "s", offset: 9 } });
+    server.resume = resume;
+    await again.goOn(read, id);
+    expect(read.message(id).peek()).toMatchObject({ content: "begun, rest", state: "done" });
+    expect(read.message(id).peek().error).toBeUndefined();
+  });
+
+  it("exports a message whose parent was lost as the first of a conversation", async () => {
+    const opened = store.create();
+    await store.send(opened, null, "one", []);
+    await store.flush();
+    await database.deleteMessages([opened.path.peek()[0] as string]);
+    const [imported] = parseImport(exportText(await newStore().everything()));
+    expect(imported?.messages.map((one) => one.parent)).toEqual([null]);
   });
 
   it("saves a conversation as it grows, and reads it again", async () => {

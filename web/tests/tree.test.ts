@@ -55,6 +55,16 @@ describe("MessageTree", () => {
     expect(tree.size).toBe(0);
   });
 
+  it("shows what came from elsewhere only where nothing was shown", () => {
+    const tree = new MessageTree([node("q", null, 1), node("a", "q", 2)]);
+    tree.addBeside(node("b", "q", 3)); // "a" was shown as the newest, without a choice
+    expect(tree.path()).toEqual(["q", "a"]);
+    tree.addBeside(node("c", "a", 4));
+    expect(tree.path()).toEqual(["q", "a", "c"]);
+    tree.addBeside(node("r", null, 5));
+    expect(tree.path()).toEqual(["q", "a", "c"]);
+  });
+
   it("shows a first message whose parent is missing, rather than lose it", () => {
     expect(new MessageTree([node("x", "gone", 1)]).path()).toEqual(["x"]);
   });

@@ -21,7 +21,7 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
     const error = await errorOf(response);
     if (apiKey() !== key) continue; // another request has got one meanwhile
     const reason = key ? "The server does not accept this API key." : "This server asks for an API key.";
-    if (!(await askForKey(reason))) throw error;
+    if (!(await askForKey(reason, init.signal))) throw error;
   }
 }
 

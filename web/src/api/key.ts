@@ -18,10 +18,18 @@ export function apiKey(): string {
   }
 }
 
-/** Ask for a key and wait for it. Resolves to false where the question is dismissed. */
-export function askForKey(reason: string): Promise<boolean> {
+/** Ask for a key and wait for it. Resolves to false where the question is dismissed; rejects where that is aborted. */
+export function askForKey(reason: string, abort?: AbortSignal | null): Promise<boolean> {
+  abort?.throwIfAborted();
   keyQuestion.value = reason;
-  return new Promise((resolve) => waiting.push(resolve));
+  return new Promise((resolve, reject) => {
+    waiting.push(resolve);
+    abort?.addEventListener("abort", () => {
+      waiting = waiting.filter((one) => one !== resolve);
+      if (!waiting.length) keyQuestion.value = null;
+      reject(new DOMException("aborted", "AbortError"));
+    });
+  });
 }
 
 /** Take a key and let all requests go on that wait for one. */

@@ -166,6 +166,11 @@ function Ending({ app, opened, message }: { app: App; opened: OpenConversation; 
       {message.state === "failed" && (
         <div class="failure" role="alert">
           <p>{message.error}</p>
+          {message.stream && (
+            <button type="button" class="button" onClick={() => void app.store.goOn(opened, message.id)}>
+              Go on with it
+            </button>
+          )}
           {again !== null && (
             <button type="button" class="button" onClick={() => void app.store.reply(opened, again)}>
               Try again

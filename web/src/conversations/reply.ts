@@ -58,6 +58,7 @@ export class Reply {
   #tokensBefore = 0;
   #numFruitless = 0; // connections and requests since something new came
   #isAccepted = false; // the server has begun to respond: from then on it is worth to wait for it
+  #isStreamKnown = true; // what became of the stream; else it is kept, to go on later
 
   constructor(
     private message: Message,
@@ -115,7 +116,9 @@ export class Reply {
     const position = this.message.stream ?? { id: "", offset: 0 };
     await this.#pause();
     for (let wait = FIRST_WAIT_MS; ; wait = Math.min(2 * wait, MOST_WAIT_MS)) {
+      this.#isStreamKnown = false; // an error is of the key or the server, and says nothing of it
       const resumed = await this.transport.resume(position.id, position.offset, this.#abort.signal);
+      this.#isStreamKnown = true;
       if (resumed.kind === "gone") return this.#continueText();
       if (resumed.kind === "stream") {
         if (isLost) this.#note(RECONNECTED);
@@ -134,6 +137,7 @@ export class Reply {
   /** why: how the server has ended the stream; without one it is not there any more. */
   async #continueText(why?: Error): Promise<void> {
     if (this.message.finishReason) return; // all that is missing are counts
+    if (this.message.stream) void this.transport.end(this.message.stream.id); // of one that only lost bytes
     if (why) {
       if (this.#numFruitless >= MOST_FRUITLESS) throw why;
       await this.#pause();
@@ -207,8 +211,8 @@ export class Reply {
   }
 
   #finish(end: Pick<Message, "state"> & { error?: string }): void {
-    const { stream: _, ...rest } = this.message;
-    this.message = { ...rest, ...end };
+    const { stream, ...rest } = this.message;
+    this.message = { ...rest, ...end, ...(!this.#isStreamKnown && end.state === "failed" && stream && { stream }) };
     this.host.changed(this.message, true);
   }
 }

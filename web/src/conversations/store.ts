@@ -15,14 +15,20 @@ export class OpenConversation {
   readonly facts: Signal<Conversation>;
   /** The ids of the messages that are shown, in order. */
   readonly path: Signal<readonly string[]>;
+  /** Whether it was deleted, here or in another tab: nothing of it is kept or saved any more. */
+  readonly isDeleted: Signal<boolean> = signal(false);
   readonly #messages = new Map<string, Signal<Message>>();
-  readonly tree: MessageTree;
+  #tree: MessageTree;
 
   constructor(conversation: Conversation, messages: readonly Message[]) {
     this.facts = signal(conversation);
     for (const message of messages) this.#messages.set(message.id, signal(message));
-    this.tree = new MessageTree(messages, conversation.chosen);
-    this.path = signal(this.tree.path());
+    this.#tree = new MessageTree(messages, conversation.chosen);
+    this.path = signal(this.#tree.path());
+  }
+
+  get tree(): MessageTree {
+    return this.#tree;
   }
 
   get id(): string {
@@ -44,19 +50,34 @@ export class OpenConversation {
     return [...this.#messages.values()].map((one) => one.peek());
   }
 
-  /** Take in a message, new or changed. */
-  put(message: Message): void {
+  /** Take in a message, new or changed. isOurs: of this tab, which shows it. */
+  put(message: Message, isOurs = true): void {
     const known = this.#messages.get(message.id);
     if (known) {
       known.value = message;
       return;
     }
     this.#messages.set(message.id, signal(message));
-    this.tree.add(message);
+    if (isOurs) this.tree.add(message);
+    else this.tree.addBeside(message);
   }
 
-  drop(ids: readonly string[]): void {
-    for (const id of ids) this.#messages.delete(id);
+  /** Remove a message and all that follows it; return their ids. */
+  remove(id: string): string[] {
+    const removed = this.tree.remove(id);
+    this.path.value = this.tree.path(); // before what it has led to is gone
+    for (const one of removed) this.#messages.delete(one);
+    return removed;
+  }
+
+  /** Let go of everything, as it was deleted. */
+  clear(): void {
+    this.#tree = new MessageTree();
+    batch(() => {
+      this.isDeleted.value = true;
+      this.path.value = [];
+    });
+    this.#messages.clear();
   }
 }
 
@@ -110,6 +131,7 @@ export class ConversationStore {
 
   /** Add a message of a person behind `parent` and generate the reply. */
   async send(opened: OpenConversation, parent: string | null, content: string, attachments: readonly Attachment[]): Promise<void> {
+    if (lacks(opened, parent)) return;
     const message = this.#newMessage(opened, parent, "user");
     const facts = opened.facts.peek();
     if (!facts.title) opened.facts.value = { ...facts, title: titleOf(content) || (attachments[0]?.name ?? "") };
@@ -119,6 +141,7 @@ export class ConversationStore {
 
   /** Add the results of a message's tool calls, and generate the reply. */
   async sendResults(opened: OpenConversation, caller: string, results: ReadonlyMap<string, string>): Promise<void> {
+    if (lacks(opened, caller)) return;
     let parent = caller;
     for (const [toolCallId, content] of results) {
       const message = this.#newMessage(opened, parent, "tool");
@@ -130,13 +153,22 @@ export class ConversationStore {
 
   /** Generate a reply behind a message; beside those that there are, a further branch. */
   async reply(opened: OpenConversation, parent: string): Promise<void> {
+    if (lacks(opened, parent)) return;
     const message: Message = { ...this.#newMessage(opened, parent, "assistant"), state: "streaming" };
     this.#add(opened, message);
     await this.#run(opened, message);
   }
 
+  /** Go on with a reply that failed before the server said what became of its stream. */
+  async goOn(opened: OpenConversation, id: string): Promise<void> {
+    if (opened.has(id) && opened.message(id).peek().stream) await this.#takeOver(opened, opened.message(id).peek());
+  }
+
+  /** Stop a reply, in whichever tab it is generated. */
   stop(id: string): void {
-    this.replies.peek().get(id)?.stop();
+    const reply = this.replies.peek().get(id);
+    if (reply) reply.stop();
+    else this.#tabs.send({ kind: "stop", message: id });
   }
 
   /** Show the branch with this message. */
@@ -147,10 +179,15 @@ export class ConversationStore {
 
   /** Delete a message and all that follows it. */
   async deleteBranch(opened: OpenConversation, id: string): Promise<void> {
-    const removed = opened.tree.remove(id);
-    for (const one of removed) this.stop(one);
+    await this.#removeBranch(opened, id);
+    this.#tabs.send({ kind: "removed", conversation: opened.id, message: id });
+  }
+
+  async #removeBranch(opened: OpenConversation, id: string): Promise<void> {
+    const removed = opened.remove(id);
+    if (!removed.length) return;
+    for (const one of removed) this.replies.peek().get(one)?.stop();
     this.#showTree(opened);
-    opened.drop(removed);
     await this.#saving(() => this.database.deleteMessages(removed));
   }
 
@@ -196,8 +233,8 @@ export class ConversationStore {
     this.#open.delete(id);
     this.list.value = this.list.peek().filter((one) => one.id !== id);
     const messages = opened?.all().map((one) => one.id) ?? [];
-    opened?.drop(messages);
-    for (const message of messages) this.stop(message);
+    opened?.clear();
+    for (const message of messages) this.replies.peek().get(message)?.stop();
   }
 
   /** Take in conversations that were imported. */
@@ -213,7 +250,9 @@ export class ConversationStore {
   async everything(): Promise<Array<{ conversation: Conversation; messages: Message[] }>> {
     await this.flush();
     const all = await this.database.conversations();
-    return Promise.all(all.map(async (conversation) => ({ conversation, messages: await this.database.messages(conversation.id) })));
+    return Promise.all(
+      all.map(async (conversation) => ({ conversation, messages: rooted(await this.database.messages(conversation.id)) })),
+    );
   }
 
   /** Write now what waits to be written. */
@@ -235,7 +274,7 @@ export class ConversationStore {
       return null;
     }
     const opened = new OpenConversation(conversation, await this.database.messages(id));
-    for (const message of opened.all()) if (message.state === "streaming") void this.#takeOver(opened, message);
+    for (const message of opened.all()) if (isUnfinished(message)) void this.#takeOver(opened, message);
     return opened;
   }
 
@@ -243,12 +282,10 @@ export class ConversationStore {
   async #takeOver(opened: OpenConversation, message: Message): Promise<void> {
     await this.#tabs.owning(message.id, async () => {
       const saved = await this.database.message(message.id);
-      if (!saved || saved.state !== "streaming") {
-        if (saved) opened.put(saved);
-        return;
-      }
-      opened.put(saved);
-      await this.#generate(opened, saved);
+      if (!saved || opened.isDeleted.peek() || !opened.has(saved.id)) return;
+      const { error: _, ...going } = saved;
+      opened.put(isUnfinished(saved) ? { ...going, state: "streaming" } : saved);
+      if (isUnfinished(saved)) await this.#generate(opened, opened.message(saved.id).peek());
     });
   }
 
@@ -338,7 +375,7 @@ export class ConversationStore {
   #saveFacts(opened: OpenConversation): void {
     const facts = opened.facts.peek();
     this.#list(facts);
-    void this.#saving(() => this.database.saveConversation(facts));
+    void this.#saving(() => this.database.saveConversation(facts)).then(() => this.#tabs.send({ kind: "facts", conversation: opened.id }));
   }
 
   #list(conversation: Conversation): void {
@@ -365,15 +402,38 @@ export class ConversationStore {
       this.list.value = await this.database.conversations();
       return;
     }
+    if (message.kind === "stop") {
+      this.replies.peek().get(message.message)?.stop();
+      return;
+    }
     const facts = await this.database.conversation(message.conversation);
     if (facts) this.#list(facts);
     const opened = await this.#open.get(message.conversation);
-    if (!opened || this.replies.peek().has(message.message)) return;
+    if (!opened || !facts || opened.isDeleted.peek()) return;
+    // Which branches are shown is each tab's own affair.
+    opened.facts.value = { ...facts, chosen: opened.tree.chosen };
+    if (message.kind === "facts") return;
+    if (message.kind === "removed") return this.#removeBranch(opened, message.message); // with what was added here since
+    if (this.replies.peek().has(message.message)) return;
     const saved = await this.database.message(message.message);
-    if (!saved || (saved.parent !== null && !opened.has(saved.parent))) return;
-    const chosen = opened.tree.chosen;
-    opened.put(saved);
-    if (chosen[saved.parent ?? ""] !== undefined) opened.tree.choose(chosen[saved.parent ?? ""] as string);
+    if (!saved || opened.isDeleted.peek() || (saved.parent !== null && !opened.has(saved.parent))) return;
+    opened.put(saved, false);
     opened.path.value = opened.tree.path();
   }
+}
+
+/** Whether a conversation was deleted, here or in another tab, or the message in it that something was to follow. */
+function lacks(opened: OpenConversation, parent: string | null): boolean {
+  return opened.isDeleted.peek() || (parent !== null && !opened.has(parent));
+}
+
+/** Whether the server may still have what is missing of a reply. */
+function isUnfinished(message: Message): boolean {
+  return message.state === "streaming" || (message.state === "failed" && message.stream !== undefined);
+}
+
+/** Messages as they are shown: one whose parent could not be saved begins a conversation. */
+function rooted(messages: readonly Message[]): Message[] {
+  const ids = new Set(messages.map((one) => one.id));
+  return messages.map((one) => (one.parent === null || ids.has(one.parent) ? one : { ...one, parent: null }));
 }

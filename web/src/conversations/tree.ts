@@ -38,6 +38,14 @@ export class MessageTree {
     this.choose(node.id);
   }
 
+  /** Add a message of elsewhere: it is shown only where nothing else was. Its parent is there. */
+  addBeside(node: TreeNode): void {
+    const shown = this.#next(node.parent ?? "");
+    this.#nodes.set(node.id, node);
+    this.#link(node);
+    if (shown !== undefined) this.#chosen[node.parent ?? ""] = shown;
+  }
+
   /** Remove a message and all that follows it; return their ids. */
   remove(id: string): string[] {
     const node = this.#nodes.get(id);
