@@ -78,6 +78,7 @@ class EncodingInbox(Inbox):
         self._pass_on(request)
 
     def _pass_on(self, request: Request) -> None:
+        request.attachments = ()  # from here on its embeddings count, and the files may be large
         self._commands.put(Submit(request))
         for command in self._early.pop(request.key, ()):
             self._commands.put(command)

@@ -132,14 +132,14 @@ class RequestPreparer:
         if self._encoder is None:
             raise Unsupported("the worker has no projector for the images or audio of this request")
         key, namespace = request.key, (request.options.tenant, request.options.cache_salt)
-        request.attachments = tuple(restored(one.format, one.extent, one.data, one.name) for one in attachments)
+        files = tuple(restored(one.format, one.extent, one.data, one.name) for one in attachments)
         if is_given_up():
             request.embeddings = Cancelled("the request ended before its images or audio were encoded")
             request.cancelled = self._is_cancelled(key)
             return
         try:
             request.embeddings = self._encoder.encode(
-                key, request.attachments, request.media, namespace, lambda: is_given_up() or self._is_cancelled(key)
+                key, files, request.media, namespace, lambda: is_given_up() or self._is_cancelled(key)
             )
         except (Cancelled, Aborted) as error:
             # A command follows, or the deadline is past: the scheduler ends it in order.
