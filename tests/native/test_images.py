@@ -25,6 +25,7 @@ from paceline import LLM, AsyncLLM, Conversation, FinishReason, Image
 from paceline.clock import MonotonicClock
 from paceline.engine.commands import Stop, Submit
 from paceline.engine.encoding_inbox import EncodingInbox
+from paceline.engine.executor import Executor
 from paceline.engine.media_encoder import MediaEncoder
 from paceline.errors import (
     Aborted,
@@ -758,6 +759,45 @@ def test_a_picture_that_kills_the_encoder_ends_its_own_request_only(qwen: Path) 
             rest = [token for chunk in one for token in chunk.token_ids]
             assert (*first.token_ids, *rest) == ids
         assert llm.generate(good, **options).token_ids == expected[0]
+
+
+class DyingToMeasure(Instrument):
+    """Has a process of its own die in a pass when it is asked how many cells a picture of 77 pixels takes."""
+
+    def __init__(self) -> None:
+        measure, run = MediaProjector.measure_image, Executor.run
+
+        def slowly(self: Executor, plan: Any) -> Any:
+            if not plan.is_empty:
+                time.sleep(0.4)
+            return run(self, plan)
+
+        Executor.run = slowly  # type: ignore[method-assign]
+
+        def dying(self: MediaProjector, width: int, height: int) -> list[MediaPart]:
+            if width == 77:
+                time.sleep(0.3)
+                os.abort()
+            return measure(self, width, height)
+
+        MediaProjector.measure_image = dying  # type: ignore[method-assign]
+
+
+def test_a_picture_that_kills_what_measures_it_is_blamed_on_no_stream(qwen: Path) -> None:
+    """Workers die of it twice while streams run, which go on; its caller hears why, and others are served."""
+    options = {**GREEDY, "max_tokens": 5}
+    with LLM(qwen, isolation="process", instruments=["tests.native.test_images:DyingToMeasure"], **ENGINE) as llm:
+        texts = ("hello there", "and you")
+        expected = [llm.generate(one, **options).token_ids for one in texts]
+        streams = [llm.stream(one, **options) for one in texts]
+        readers = [iter(one) for one in streams]
+        begun = [next(one) for one in readers]
+        with pytest.raises(EngineDied, match="SIGABRT"):
+            llm.generate(["a", Image(png(picture(1, 77, 33))), "b"], **options)
+        for one, first, ids in zip(readers, begun, expected, strict=True):
+            rest = [token for chunk in one for token in chunk.token_ids]
+            assert (*first.token_ids, *rest) == ids
+        assert llm.generate(texts[0], **options).token_ids == expected[0]
 
 
 # ---- choices, preemption, replay, files

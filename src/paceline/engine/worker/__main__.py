@@ -204,12 +204,13 @@ class Worker:
 
     def _do_in_thread(self, message: messages.Prefix | messages.AdapterQuestion | messages.MeasureMedia) -> None:
         """Do what takes time, on a thread of its own: files are read, and the engine replies after a tick."""
-        if isinstance(message, messages.Prefix):
-            self._do_prefix(message)
-        elif isinstance(message, messages.MeasureMedia):
-            self._send(self._measured(message))
-        else:
-            self._do_adapter(message)
+        with self._box.asked():
+            if isinstance(message, messages.Prefix):
+                self._do_prefix(message)
+            elif isinstance(message, messages.MeasureMedia):
+                self._send(self._measured(message))
+            else:
+                self._do_adapter(message)
 
     def _measured(self, message: messages.MeasureMedia) -> messages.MediaMeasured:
         """Return what an image or audio of an extent becomes."""

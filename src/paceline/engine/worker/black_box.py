@@ -1,12 +1,13 @@
 """What the worker was doing when it died: the requests of the pass that ran, the one being prepared, and the one being encoded.
 
+And whether it was at a question that no request is part of, such as how many cells a picture takes, or the loading of an adapter.
 A page of memory that both processes map: writing it costs no system call, and it survives any kind of death.
 The engine's thread writes the pass, the preparing and the encoding thread their requests; the front reads when the worker is
 dead. The listening thread writes its signs of life, which the front reads at any time.
 
     0      8          16        24
-    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last two are times, see `beat`, and the one
-                                                 before them is the request being encoded
+    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last two are times, see `beat`, before them
+                                                 the request being encoded, and before that the number of open questions
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import mmap
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
@@ -28,16 +30,22 @@ from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput
 _KEYS_AT = 24
 _BEAT_AT = BOX_BYTES - 16
 _ENCODING_AT = _BEAT_AT - 8
-_MAX_KEYS = (_ENCODING_AT - _KEYS_AT) // 8
+_QUESTIONS_AT = _ENCODING_AT - 8
+_MAX_KEYS = (_QUESTIONS_AT - _KEYS_AT) // 8
 
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What a black box holds. in_pass: keys of the pass that ran; None where none did. preparing, encoding: a key, or None."""
+    """What a black box holds.
+
+    in_pass: keys of the pass that ran; None where none did. preparing, encoding: a key, or None. is_asked: whether it was at a
+    question.
+    """
 
     in_pass: frozenset[int] | None = None
     preparing: int | None = None
     encoding: int | None = None
+    is_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class BlackBox:
     def __init__(self, file: IO[bytes] | int) -> None:
         self._file = None if isinstance(file, int) else file
         self._closing = threading.Lock()
+        self._asking, self._num_questions = threading.Lock(), 0
         self._memory = mmap.mmap(file if isinstance(file, int) else file.fileno(), BOX_BYTES)
 
     @classmethod
@@ -84,6 +93,20 @@ class BlackBox:
         """Note of which request images are being encoded; None: of none. Encoding thread."""
         struct.pack_into("=Q", self._memory, _ENCODING_AT, key or 0)
 
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Note that a thread is at a question that is no request's. Any of the worker's threads."""
+        self._note_questions(1)
+        try:
+            yield
+        finally:
+            self._note_questions(-1)
+
+    def _note_questions(self, change: int) -> None:
+        with self._asking:
+            self._num_questions += change
+            struct.pack_into("=Q", self._memory, _QUESTIONS_AT, self._num_questions)
+
     def beat(self, listened_s: float, sign: Sign | None) -> None:
         """Note that the worker is alive. Listening thread. Times are of the system-wide clock, and more than 0."""
         since_s = 0.0 if sign is None or sign.state == "ended" else sign.since_s
@@ -105,8 +128,9 @@ class BlackBox:
         """Return what was written last."""
         preparing, is_in_pass, count = struct.unpack_from("=3Q", self._memory, 0)
         keys = struct.unpack_from(f"={min(count, _MAX_KEYS)}Q", self._memory, _KEYS_AT)
-        (encoding,) = struct.unpack_from("=Q", self._memory, _ENCODING_AT)
-        return LastSeen(frozenset(keys) if is_in_pass else None, preparing or None, encoding or None)
+        num_questions, encoding = struct.unpack_from("=2Q", self._memory, _QUESTIONS_AT)
+        in_pass = frozenset(keys) if is_in_pass else None
+        return LastSeen(in_pass, preparing or None, encoding or None, is_asked=num_questions > 0)
 
     def forget(self) -> None:
         """As `close`, in a forked child, where a thread that does not exist there may hold the lock."""

@@ -108,8 +108,10 @@ class OpenRequests(FrontRequests):
             if key is not None:
                 seen = (seen or set()) | {key}
         lost = death.lost_server
+        # A question that a worker may have died of is asked once more and then given up: a request would be blamed for it.
+        is_crash = death.is_crash and not death.seen.is_asked
         guilty = self._blame.died(
-            is_crash=death.is_crash, seen=seen or None, started=self._replay_log.started(), lost_server=lost is not None
+            is_crash=is_crash, seen=seen or None, started=self._replay_log.started(), lost_server=lost is not None
         )
         if guilty is None:
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.engine.worker.black_box import BlackBox, LastSeen
 
 
@@ -21,5 +23,23 @@ def test_a_request_that_is_encoded_is_seen_beside_the_others() -> None:
         box.encode(None)
         assert box.read().encoding is None
         assert box.read().preparing == 5
+    finally:
+        box.close()
+
+
+def test_questions_are_seen_as_long_as_one_is_open() -> None:
+    """Several threads may be at one each; keys of a large pass leave their place alone."""
+    box = BlackBox.create()
+    try:
+        with box.asked():
+            with box.asked():
+                assert box.read().is_asked
+            box.begin_pass(range(1, 5001))
+            seen = box.read()
+            assert seen.is_asked and seen.encoding is None and seen.in_pass is not None
+        assert not box.read().is_asked
+        with pytest.raises(ValueError, match="x"), box.asked():
+            raise ValueError("x")
+        assert not box.read().is_asked
     finally:
         box.close()
