@@ -187,6 +187,8 @@ class MemoryCalls:
             await asyncio.sleep(3600)
         if (failure := self._world.fails_in.get((replica_id, method))) is not None:
             raise failure
+        if (gate := self._world.held_in.get((replica_id, method))) is not None:
+            return await asyncio.shield(asyncio.ensure_future(self._held(gate, replica_id, method, *args)))
         result = await getattr(self._service(replica_id), method)(*args)
         if (replica_id, method) in self._world.dies_of:
             self._world.dies_of.remove((replica_id, method))
@@ -196,6 +198,12 @@ class MemoryCalls:
                 await asyncio.sleep(0.001)
         self._check(replica_id)
         return result
+
+    async def _held(self, gate: threading.Event, replica_id: str, method: Any, *args: Any) -> Any:
+        """Call a method once the gate is open, whatever has become of the caller."""
+        while not gate.is_set():
+            await asyncio.sleep(0.001)
+        return await getattr(self._service(replica_id), method)(*args)
 
     async def stream(self, replica_id: str, method: Any, *args: Any) -> AsyncIterator[bytes]:
         gone = self._gone.setdefault(replica_id, asyncio.Event())
@@ -250,7 +258,8 @@ class ClusterWorld:
 
     members: those that take requests; preferred: those that get them, where there are any; dies_of: replica and method,
     at the end of which that replica dies; hangs_in: those that do not return; fails_in: what others raise; late_in: those that
-    return, when they are done, once an event is set.
+    return, when they are done, once an event is set; held_in: those that are called once one is set, also for a caller that
+    has given up.
     """
 
     def __init__(self, *names: str, **backend_options: Any) -> None:
@@ -263,6 +272,7 @@ class ClusterWorld:
         self.hangs_in: set[tuple[str, str]] = set()
         self.fails_in: dict[tuple[str, str], Exception] = {}
         self.late_in: dict[tuple[str, str], threading.Event] = {}
+        self.held_in: dict[tuple[str, str], threading.Event] = {}
         self.routed: list[PromptBlocks] = []
         self.forgotten: list[str] = []
         self._calls: MemoryCalls | None = None

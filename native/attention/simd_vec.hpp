@@ -8,6 +8,8 @@
 
 #if defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace paceline::attention {
@@ -42,8 +44,10 @@ inline SimdVec with_product(SimdVec sum, SimdVec a, SimdVec b) {
     return static_cast<SimdVec>(_mm512_fmadd_ps(static_cast<__m512>(a), static_cast<__m512>(b), static_cast<__m512>(sum)));
 #elif defined(__FMA__)
     return static_cast<SimdVec>(_mm256_fmadd_ps(static_cast<__m256>(a), static_cast<__m256>(b), static_cast<__m256>(sum)));
+#elif defined(__aarch64__)
+    return static_cast<SimdVec>(vfmaq_f32(static_cast<float32x4_t>(sum), static_cast<float32x4_t>(a), static_cast<float32x4_t>(b)));
 #else
-    return sum + a * b;
+    return sum + a * b; // there is no such instruction
 #endif
 }
 

@@ -16,19 +16,32 @@ constexpr int num_rounds       = 5;
 constexpr int64_t num_words    = 1 << 24; // of 8 bytes, a thread: more than any cache has
 constexpr int64_t num_products = 1 << 29; // so many take far longer than to begin a thread
 
+// Joined also where one of them cannot be begun. (std::jthread is not everywhere.)
+struct Threads {
+    std::vector<std::thread> running;
+
+    ~Threads() { join(); }
+
+    void join() {
+        for (std::thread & thread : running) {
+            if (thread.joinable()) {
+                thread.join();
+            }
+        }
+    }
+};
+
 // The best of some rounds in which all threads work at the same time. Work returns its units.
 template <typename Work> double best_rate(int num_threads, const Work & work) {
     double best = 0;
     for (int round = 0; round < num_rounds; ++round) {
         std::atomic<int64_t> units{0};
-        std::vector<std::jthread> threads; // joined also where one cannot be begun
+        Threads threads;
         const auto start = std::chrono::steady_clock::now();
         for (int i = 0; i < num_threads; ++i) {
-            threads.emplace_back([&, i] { units += work(i); });
+            threads.running.emplace_back([&, i] { units += work(i); });
         }
-        for (std::jthread & thread : threads) {
-            thread.join();
-        }
+        threads.join();
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         best                 = std::max(best, static_cast<double>(units) / seconds);
     }

@@ -324,6 +324,24 @@ def test_reply_is_stopped_from_another_tab(endless: Served, open_page: Open) -> 
     assert not other.failures
 
 
+def test_reply_of_a_tab_that_is_closed_goes_on_in_another(endless: Served, open_page: Open) -> None:
+    """Also where that one had the conversation open before the reply began."""
+    chat = open_page(endless.url)
+    chat.set_parameters(Most_tokens="5")
+    chat.send("Write.")
+    chat.wait_done()
+    other = ChatPage(chat.page.context.new_page(), endless.url)
+    other.open(f"#{chat.conversation()}")
+    other.wait_done()
+    other.set_parameters(Most_tokens="3000")
+    other.send("More.")
+    wait_count(chat.replies, 2)
+    chat.wait_stored(200)
+    other.page.close()
+    chat.wait_done()
+    assert "3,000 tokens" in chat.replies.last.inner_text()
+
+
 def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_page: Open) -> None:
     """The tab goes to a new conversation, and what is done in it meanwhile does not bring the old one back."""
     chat = open_page(endless.url)
@@ -337,7 +355,7 @@ def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_pag
     other.page.get_by_role("button", name="Delete Write.").click()
     other.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     wait_count(chat.listed, 0)
-    chat.page.wait_for_function("location.hash === '#/'")
+    assert chat.conversation() == "/"
     chat.set_parameters(Most_tokens="5")
     chat.send("Write anew.")
     chat.wait_done()

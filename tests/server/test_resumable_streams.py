@@ -341,6 +341,18 @@ def test_shutting_down_ends_every_stream(worlds: Worlds) -> None:
 # ---- limits
 
 
+def test_a_request_that_comes_later_replaces_what_came_before_whichever_is_ready_first() -> None:
+    """The earlier one is cancelled where it waits still; a later one that waits goes on."""
+    streams, cancelled = ResumableStreams(), []
+    one, two, three = (lambda name=name: cancelled.append(name) for name in ("one", "two", "three"))
+    with streams.waiting(b"", "talk", one), streams.waiting(b"", "talk", two), streams.waiting(b"", "talk", three):
+        stream = streams.open(b"", "talk", lambda: cancelled.append("stream of two"), two)
+        assert cancelled == ["one"]
+        assert streams.find(b"", "talk") is stream
+        streams.open(b"", "talk", lambda: None, three)
+        assert cancelled == ["one", "stream of two", "two"]
+
+
 async def put(stream: ResumableStream, data: bytes) -> None:
     await stream.receive({"type": "http.response.body", "body": data, "more_body": True})
 

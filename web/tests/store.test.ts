@@ -170,6 +170,12 @@ describe("ConversationStore", () => {
     const read = (await again.open(opened.id)) as OpenConversation;
     await until(() => read.message(id).peek().state === "failed");
     expect(read.message(id).peek()).toMatchObject({ error: "no such key", stream: { id: "s", offset: 9 } });
+    await again.flush();
+    const later = newStore();
+    await later.load();
+    const unasked = (await later.open(opened.id)) as OpenConversation;
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    expect(unasked.message(id).peek().state).toBe("failed"); // it is not asked for again by itself
     server.resume = resume;
     await again.goOn(read, id);
     expect(read.message(id).peek()).toMatchObject({ content: "begun, rest", state: "done" });

@@ -66,7 +66,13 @@ describe("MessageTree", () => {
   });
 
   it("shows a first message whose parent is missing, rather than lose it", () => {
-    expect(new MessageTree([node("x", "gone", 1)]).path()).toEqual(["x"]);
+    const tree = new MessageTree([node("x", "gone", 1), node("y", null, 2)]);
+    expect(tree.path()).toEqual(["y"]);
+    expect(tree.siblings("x")).toEqual(["x", "y"]);
+    tree.choose("x");
+    expect(tree.path()).toEqual(["x"]);
+    expect(tree.remove("x")).toEqual(["x"]);
+    expect(tree.path()).toEqual(["y"]);
   });
 
   it("finds the path of thousands of messages", () => {

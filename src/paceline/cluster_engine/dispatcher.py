@@ -38,6 +38,7 @@ T = TypeVar("T")
 _SHUT_DOWN = "the engine over replicas was shut down; make a new one"
 
 _END_S: Final = 5.0  # for connections to end
+_TURN_S: Final = 10.0  # for a replica to reply, before another one is asked
 _STATE_S: Final = 2.0  # for replicas to report; metrics of one that does not are those of its last report
 
 
@@ -109,7 +110,10 @@ class Dispatcher(EngineThread):
         return self._run_on_loop(lambda: self._ask_all(lambda name: self._state(name, method)))
 
     def ask_one(self, method: Call, *args: Any) -> Future[Any]:
-        """Return a future of what a method of any replica returns; it fails with `EngineError` where none is there."""
+        """Return a future of what a method of any replica returns: of the next one where one is gone or does not reply soon.
+
+        It fails with `EngineError` where there is none.
+        """
         return self._run_on_loop(lambda: self._ask_one(method, *args))
 
     def _run_on_loop(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
@@ -215,8 +219,14 @@ class Dispatcher(EngineThread):
         return {name: reply for name, reply in zip(names, replies, strict=True) if reply is not None}
 
     async def _ask_one(self, method: Call, *args: Any) -> Any:
-        for replica_id in list(self._described):
-            reply = await self._reply(replica_id, method, *args)
+        names = list(self._described)
+        for replica_id in names:
+            is_last = replica_id == names[-1]
+            try:
+                async with asyncio.timeout(None if is_last else _TURN_S):
+                    reply = await self._reply(replica_id, method, *args)
+            except TimeoutError:
+                continue
             if reply is not None:
                 return reply
         raise EngineError("no replica is there to reply; try again")

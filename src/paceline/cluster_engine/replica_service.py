@@ -195,8 +195,10 @@ class ReplicaService:
 
     async def _load_missing(self, adapters: Mapping[str, str]) -> None:
         """Load the adapters that are not there, one request at a time. Raises as `load_lora`."""
-        if not adapters:
-            return
+        if adapters:  # to the end, also where this call is cancelled: the next one has to see what is loaded
+            await asyncio.shield(self._loop.create_task(self._load_in_turn(adapters)))
+
+    async def _load_in_turn(self, adapters: Mapping[str, str]) -> None:
         async with self._loading:
             known = set(self._engine.describe().adapters)
             for name in adapters.keys() - known:
@@ -314,10 +316,14 @@ class ReplicaService:
         return msgspec.msgpack.encode(self._engine.heartbeat())
 
     async def measure_media(self, question: bytes) -> bytes:
-        """Return what an image or audio of an extent becomes in a prompt, or why it cannot be in one."""
+        """Return what an image or audio of an extent becomes in a prompt, or why it cannot be in one. Raises `ReplicaEnded`."""
+        self._check_engine()
         message = messages.decode_down(question)
         assert isinstance(message, messages.MeasureMedia)  # noqa: S101 - of the same version
-        return messages.encode(await asyncio.to_thread(self._engine.measure_media, message))
+        measured = await asyncio.to_thread(self._engine.measure_media, message)
+        if isinstance(measured.error, EngineStopped):
+            raise self._ended(str(measured.error))
+        return messages.encode(measured)
 
     async def load_lora(self, name: str, path: str, in_place: bool) -> bytes:
         """Load an adapter from a file of this machine; an error is in the reply."""

@@ -196,7 +196,7 @@ class Speculation:
             if depth or known.is_catching_up
         ]
         self._resting_shape = None if chooser.is_measuring or wanted else _shape(rows)
-        self._num_rested, self._rest_ticks = 0, chooser.rest_ticks(has_room=sum(caps) <= room)
+        self._num_rested, self._rest_ticks = 0, chooser.rest_ticks(has_room=room >= max(caps))
         return wanted, is_trial
 
     def _try_one(self, candidates: Candidates, depths: list[int], room: int) -> bool:

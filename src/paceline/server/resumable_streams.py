@@ -157,10 +157,25 @@ class ResumableStreams:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def open(self, owner: bytes, conversation_id: str, cancel: Callable[[], None]) -> ResumableStream:
-        """Return a new stream. One of the same conversation is cancelled and replaced; requests that wait go on."""
+    def open(
+        self,
+        owner: bytes,
+        conversation_id: str,
+        cancel: Callable[[], None],
+        waited: Callable[[], object] | None = None,
+    ) -> ResumableStream:
+        """Return a new stream. One of the same conversation is cancelled and replaced.
+
+        waited: what the request was registered with in `waiting`. Requests that came before it are cancelled as well; those
+        that came after it go on, and replace it.
+        """
         self._discard_open(owner, conversation_id)
         key = (owner, conversation_id)
+        waiting = self._waiting.get(key, [])
+        earlier = waiting[: waiting.index(waited)] if waited in waiting else []
+        for one in earlier:
+            waiting.remove(one)
+            one()
         stream = ResumableStream(conversation_id, self._max_stream_bytes, cancel)
         stream.on_change = self._grow
         stream.on_finish = lambda: self._finish(key, stream)

@@ -88,7 +88,9 @@ async def start_prepared(
     running_request = RunningRequest(service, context, prepared, channels, watcher)
     if conversation_id is not None:
         streams = service.resumable_streams
-        context.resumable_stream = streams.open(context.key_digest, conversation_id, running_request.cancel)
+        context.resumable_stream = streams.open(
+            context.key_digest, conversation_id, running_request.cancel, context.discard
+        )
         context.stop_waiting()
     return running_request
 

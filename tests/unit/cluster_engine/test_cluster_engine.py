@@ -477,36 +477,44 @@ def test_a_question_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_cancel_reaches_a_request_on_its_way_to_a_replica_that_leaves() -> None:
-    """A request whose replica is drained before it has confirmed it is cancelled there."""
+    """A request that a replica has not confirmed is cancelled there, though it takes no more, and goes on with another one."""
     with cluster("a") as (world, engine):
-        world.late_in["a", "submit"] = threading.Event()
         world.replicas["a"].hold()
+        world.replicas["a"].pass_s = 0.002  # so that it is there for long
+        stays = submit(engine, "stays", max_tokens=100_000)
+        wait_for(lambda: bool(engine._dispatcher._requests._placements.on("a")))
+        world.late_in["a", "submit"] = threading.Event()
         channel = submit(engine, "endless", max_tokens=100_000)
-        wait_for(lambda: world.replicas["a"].num_open == 1)
+        wait_for(lambda: world.replicas["a"].num_open == 2)
         world.drain("a")
+        wait_for(lambda: engine.replicas == ())
         channel.cancel()
         assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
         world.replicas["a"].allow()
-        wait_for(lambda: world.replicas["a"].num_open == 0)
+        wait_for(lambda: world.replicas["a"].num_open == 1)
+        assert stays.finish_reason is None
         assert world.replicas["a"].num_passes < 1000
+        stays.cancel()
+        wait_for(lambda: world.replicas["a"].num_open == 0)
 
 
 def test_a_cancel_reaches_a_replica_that_is_connected_later() -> None:
-    """A request that was given up while it was on its way to a replica that could not be reached does not run there."""
+    """A request that comes to a replica long after it was given up, in another session, does not run there."""
     with cluster("a", "b") as (world, engine):
-        world.late_in["a", "submit"] = threading.Event()
+        gate = world.held_in["a", "submit"] = threading.Event()
         world.preferred = ("a",)
-        world.replicas["a"].hold()
         channel = submit(engine, "endless", max_tokens=100_000)
-        wait_for(lambda: world.replicas["a"].num_open == 1)
-        world.hangs_in.add(("a", "command"))
+        wait_for(lambda: bool(engine._dispatcher._requests._sending))
         channel.cancel()
         assert read(channel)[-1].finish_reason is FinishReason.CANCELLED
-        world.hangs_in.clear()
-        world.break_events("a")  # with it the command that hangs is over
-        world.replicas["a"].allow()
-        wait_for(lambda: world.replicas["a"].num_open == 0)
+        world.break_events("a")
+        wait_for(lambda: engine.replicas == ("b",))
+        wait_for(lambda: set(engine.replicas) == {"a", "b"})
+        wait_for(lambda: not engine._dispatcher._requests._commands._tasks)
+        gate.set()
+        del world.held_in["a", "submit"]
         assert tokens(read(submit(engine, "after"))) == alone("after", 20)
+        assert [bytes(one.prompt) for one in world.replicas["a"].requests] == [b"after"]  # type: ignore[union-attr]
 
 
 def test_what_changes_while_a_request_is_on_its_way_counts() -> None:

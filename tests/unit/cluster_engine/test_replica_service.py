@@ -176,6 +176,32 @@ def test_a_session_that_ends_while_an_adapter_loads_begins_no_request() -> None:
     with_service(test)
 
 
+def test_a_cancelled_call_does_not_cut_off_the_adapter_that_others_wait_for() -> None:
+    """It is loaded once, and the request behind it finds it loaded."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        may_load, num_loads = threading.Event(), []
+
+        def load(name: str, path: str, *, in_place: bool = False) -> None:
+            num_loads.append(name)
+            assert may_load.wait(PATIENCE_S)
+            replica.adapters = [*replica.adapters, name]
+
+        replica.load_lora = load  # type: ignore[method-assign]
+        first = asyncio.ensure_future(service.submit("one", generate(1), {"pirate": "/pirate.gguf"}))
+        await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(service.submit("one", generate(2), {"pirate": "/pirate.gguf"}))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.sleep(0.01)
+        may_load.set()
+        assert await second == ("r", 1)
+        assert num_loads == ["pirate"]
+        assert len(replica.requests) == 1
+
+    with_service(test)
+
+
 async def _all(frames: AsyncIterator[bytes]) -> list[bytes]:
     return [one async for one in frames]
 

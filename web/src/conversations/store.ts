@@ -18,6 +18,7 @@ export class OpenConversation {
   /** Whether it was deleted, here or in another tab: nothing of it is kept or saved any more. */
   readonly isDeleted: Signal<boolean> = signal(false);
   readonly #messages = new Map<string, Signal<Message>>();
+  readonly #removed = new Set<string>(); // another tab may still save them
   #tree: MessageTree;
 
   constructor(conversation: Conversation, messages: readonly Message[]) {
@@ -46,6 +47,15 @@ export class OpenConversation {
     return this.#messages.has(id);
   }
 
+  /** Whether it was deleted, here or in another tab, or the message in it that something was to follow. */
+  lacks(parent: string | null): boolean {
+    return this.isDeleted.peek() || (parent !== null && !this.has(parent));
+  }
+
+  wasRemoved(id: string): boolean {
+    return this.#removed.has(id);
+  }
+
   all(): Message[] {
     return [...this.#messages.values()].map((one) => one.peek());
   }
@@ -66,7 +76,10 @@ export class OpenConversation {
   remove(id: string): string[] {
     const removed = this.tree.remove(id);
     this.path.value = this.tree.path(); // before what it has led to is gone
-    for (const one of removed) this.#messages.delete(one);
+    for (const one of removed) {
+      this.#messages.delete(one);
+      this.#removed.add(one);
+    }
     return removed;
   }
 
@@ -131,7 +144,7 @@ export class ConversationStore {
 
   /** Add a message of a person behind `parent` and generate the reply. */
   async send(opened: OpenConversation, parent: string | null, content: string, attachments: readonly Attachment[]): Promise<void> {
-    if (lacks(opened, parent)) return;
+    if (opened.lacks(parent)) return;
     const message = this.#newMessage(opened, parent, "user");
     const facts = opened.facts.peek();
     if (!facts.title) opened.facts.value = { ...facts, title: titleOf(content) || (attachments[0]?.name ?? "") };
@@ -141,7 +154,7 @@ export class ConversationStore {
 
   /** Add the results of a message's tool calls, and generate the reply. */
   async sendResults(opened: OpenConversation, caller: string, results: ReadonlyMap<string, string>): Promise<void> {
-    if (lacks(opened, caller)) return;
+    if (opened.lacks(caller)) return;
     let parent = caller;
     for (const [toolCallId, content] of results) {
       const message = this.#newMessage(opened, parent, "tool");
@@ -153,7 +166,7 @@ export class ConversationStore {
 
   /** Generate a reply behind a message; beside those that there are, a further branch. */
   async reply(opened: OpenConversation, parent: string): Promise<void> {
-    if (lacks(opened, parent)) return;
+    if (opened.lacks(parent)) return;
     const message: Message = { ...this.#newMessage(opened, parent, "assistant"), state: "streaming" };
     this.#add(opened, message);
     await this.#run(opened, message);
@@ -274,7 +287,7 @@ export class ConversationStore {
       return null;
     }
     const opened = new OpenConversation(conversation, await this.database.messages(id));
-    for (const message of opened.all()) if (isUnfinished(message)) void this.#takeOver(opened, message);
+    for (const message of opened.all()) if (message.state === "streaming") void this.#takeOver(opened, message);
     return opened;
   }
 
@@ -406,25 +419,25 @@ export class ConversationStore {
       this.replies.peek().get(message.message)?.stop();
       return;
     }
-    const facts = await this.database.conversation(message.conversation);
-    if (facts) this.#list(facts);
     const opened = await this.#open.get(message.conversation);
+    const before = opened?.facts.peek();
+    const facts = await this.database.conversation(message.conversation);
+    const isNew = before === opened?.facts.peek(); // else it was changed here meanwhile, and is about to be saved
+    if (facts && isNew) this.#list(facts);
     if (!opened || !facts || opened.isDeleted.peek()) return;
     // Which branches are shown is each tab's own affair.
-    opened.facts.value = { ...facts, chosen: opened.tree.chosen };
+    if (isNew) opened.facts.value = { ...facts, chosen: opened.tree.chosen };
     if (message.kind === "facts") return;
     if (message.kind === "removed") return this.#removeBranch(opened, message.message); // with what was added here since
     if (this.replies.peek().has(message.message)) return;
     const saved = await this.database.message(message.message);
-    if (!saved || opened.isDeleted.peek() || (saved.parent !== null && !opened.has(saved.parent))) return;
+    if (!saved || opened.lacks(saved.parent) || opened.wasRemoved(saved.id)) return;
+    const isKnown = opened.has(saved.id);
     opened.put(saved, false);
     opened.path.value = opened.tree.path();
+    // Once the other tab lets go of it, as it is closed.
+    if (!isKnown && saved.state === "streaming" && this.#tabs.keepsApart) void this.#takeOver(opened, saved);
   }
-}
-
-/** Whether a conversation was deleted, here or in another tab, or the message in it that something was to follow. */
-function lacks(opened: OpenConversation, parent: string | null): boolean {
-  return opened.isDeleted.peek() || (parent !== null && !opened.has(parent));
 }
 
 /** Whether the server may still have what is missing of a reply. */

@@ -18,16 +18,21 @@ export class TabChannel {
     if (this.#channel) this.#channel.onmessage = (event: MessageEvent<TabMessage>) => this.onMessage(event.data);
   }
 
+  /** Whether a reply has one tab alone. Locks need a secure context. */
+  get keepsApart(): boolean {
+    return typeof navigator !== "undefined" && Boolean(navigator.locks);
+  }
+
   send(message: TabMessage): void {
     this.#channel?.postMessage(message);
   }
 
   /**
-   * Do something about a reply as its only tab. Waits while another tab has it; a tab that is closed lets go. Without
-   * locks (they need a secure context) nothing is kept apart.
+   * Do something about a reply as its only tab, where tabs are kept apart. Waits while another tab has it; a tab that is
+   * closed lets go.
    */
   async owning(reply: string, action: () => Promise<void>): Promise<void> {
-    if (typeof navigator === "undefined" || !navigator.locks) return action();
+    if (!this.keepsApart) return action();
     await navigator.locks.request(`${this.name}-${reply}`, action);
   }
 

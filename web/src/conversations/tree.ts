@@ -40,10 +40,11 @@ export class MessageTree {
 
   /** Add a message of elsewhere: it is shown only where nothing else was. Its parent is there. */
   addBeside(node: TreeNode): void {
-    const shown = this.#next(node.parent ?? "");
+    const place = this.#place(node);
+    const shown = this.#next(place);
     this.#nodes.set(node.id, node);
     this.#link(node);
-    if (shown !== undefined) this.#chosen[node.parent ?? ""] = shown;
+    if (shown !== undefined) this.#chosen[place] = shown;
   }
 
   /** Remove a message and all that follows it; return their ids. */
@@ -51,7 +52,8 @@ export class MessageTree {
     const node = this.#nodes.get(id);
     if (!node) return [];
     const removed = this.#below(id);
-    const siblings = this.#children.get(node.parent ?? "") ?? [];
+    const place = this.#place(node);
+    const siblings = this.#children.get(place) ?? [];
     const at = siblings.indexOf(id);
     siblings.splice(at, 1);
     for (const one of removed) {
@@ -60,9 +62,9 @@ export class MessageTree {
       delete this.#chosen[one];
     }
     const next = siblings[Math.max(0, at - 1)];
-    if (this.#chosen[node.parent ?? ""] === id) {
-      delete this.#chosen[node.parent ?? ""];
-      if (next) this.#chosen[node.parent ?? ""] = next;
+    if (this.#chosen[place] === id) {
+      delete this.#chosen[place];
+      if (next) this.#chosen[place] = next;
     }
     return removed;
   }
@@ -70,7 +72,7 @@ export class MessageTree {
   /** Show the path through a message: all before it, and after it as it was chosen last. */
   choose(id: string): void {
     for (let node = this.#nodes.get(id); node; node = node.parent === null ? undefined : this.#nodes.get(node.parent)) {
-      this.#chosen[node.parent ?? ""] = node.id;
+      this.#chosen[this.#place(node)] = node.id;
     }
   }
 
@@ -93,7 +95,7 @@ export class MessageTree {
   /** Return the branches at a message: itself and those with the same parent, the oldest first. */
   siblings(id: string): readonly string[] {
     const node = this.#nodes.get(id);
-    return node ? (this.#children.get(node.parent ?? "") ?? []) : [];
+    return node ? (this.#children.get(this.#place(node)) ?? []) : [];
   }
 
   #next(parent: string): string | undefined {
@@ -103,8 +105,13 @@ export class MessageTree {
     return chosen !== undefined && children.includes(chosen) ? chosen : children[children.length - 1];
   }
 
+  /** What a message follows: "" for the first ones, and for those whose parent is missing. */
+  #place(node: TreeNode): string {
+    return node.parent !== null && this.#nodes.has(node.parent) ? node.parent : "";
+  }
+
   #link(node: TreeNode): void {
-    const parent = node.parent !== null && this.#nodes.has(node.parent) ? node.parent : "";
+    const parent = this.#place(node);
     const children = this.#children.get(parent);
     if (children) children.push(node.id);
     else this.#children.set(parent, [node.id]);
