@@ -23,7 +23,7 @@ from paceline.engine.arguments import (
     streamed_arguments,
 )
 from paceline.engine.engine_factory import check_options, check_source, local_files, local_options, open_engine
-from paceline.engine.prompts import Prompt, Segments, is_batch
+from paceline.engine.prompts import Prompt, Segments, is_batch, is_single_text
 from paceline.engine.results import (
     AsyncBatch,
     batch_outcome,
@@ -181,7 +181,7 @@ class AsyncLLM(AsyncChatMethods):
 
     async def embed(
         self,
-        texts: str | Sequence[str] | Sequence[Sequence[int]],
+        texts: str | Segments | Sequence[str | Sequence[int] | Segments],
         *,
         pooling: str | None = None,
         normalize: bool | Normalization = True,
@@ -189,14 +189,15 @@ class AsyncLLM(AsyncChatMethods):
         prompt_name: str | None = None,
         **options: Any,
     ) -> npt.NDArray[np.float32]:
-        """Embed texts as `LLM.embed` does."""
+        """Embed texts, and prompts with images or audio, as `LLM.embed` does."""
         engine, kind = await self._engine(), one_vector_pooling(pooling)
         check_prompt_name(prompt_name)
         wanted = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
-        many, rest = [texts] if isinstance(texts, str) else texts, embedding_options(options)
+        is_single, rest = is_single_text(texts), embedding_options(options)
+        many: Any = [texts] if is_single else texts
         rows = await submit_async(lambda: engine.embed(many, kind, rest))
         found = vectors(rows, normalize, engine.model.n_embd_out, wanted)
-        return found[0] if isinstance(texts, str) else found
+        return found[0] if is_single else found
 
     async def classify(self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Classification]:
         """Classify texts as `LLM.classify` does."""

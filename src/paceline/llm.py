@@ -20,7 +20,7 @@ from paceline.engine.arguments import (
 )
 from paceline.engine.engine_factory import check_options, local_files, local_options, open_engine
 from paceline.engine.progress_bar import progress_bar
-from paceline.engine.prompts import Prompt, Segments, is_batch
+from paceline.engine.prompts import Prompt, Segments, is_batch, is_single_text
 from paceline.engine.results import (
     Batch,
     batch_outcome,
@@ -198,7 +198,7 @@ class LLM(ChatMethods):
 
     def embed(
         self,
-        texts: str | Sequence[str] | Sequence[Sequence[int]],
+        texts: str | Segments | Sequence[str | Sequence[int] | Segments],
         *,
         pooling: str | None = None,
         normalize: bool | Normalization = True,
@@ -206,34 +206,39 @@ class LLM(ChatMethods):
         prompt_name: str | None = None,
         **options: Any,
     ) -> npt.NDArray[np.float32]:
-        """Embed texts as vectors.
+        """Embed texts, and prompts with images or audio, as vectors.
 
         Args:
-            texts: A text, or a list of texts or of token ids.
-            pooling: How token vectors become one: "mean", "cls" or "last"; None: as the model was trained.
+            texts: A text; or segments of which one at least is an `Image` or `Audio`, one prompt as in `generate`; or a list of
+                texts, of token ids and of such prompts. A list of texts alone is always several of them.
+            pooling: How token vectors become one: "mean", "cls" or "last"; None: as the model was trained. Prompts with images or
+                audio have "last" alone, as their tokens and media are computed one after another.
             normalize: True or "l2" scales to length 1, "max_abs" to a greatest component of 1; False or "none" does not scale.
             dimensions: Only the first so many numbers of each vector, normalised after that, for models that were trained for
                 it (Matryoshka); None: all.
             prompt_name: A prefix of the model's file by its name. GGUF files carry none, so any name raises `Unsupported`.
-            **options: queue_timeout_s, timeout_s, request_id, truncate, add_special and parse_special of `RequestOptions`.
+            **options: queue_timeout_s, timeout_s, request_id, truncate, add_special, parse_special, tenant and cache_salt of
+                `RequestOptions`; the last two say who shares images and audio that were encoded.
 
         Returns:
-            float32 of shape (n_texts, n_embd), or (n_texts, dimensions); for a single text without the first axis.
+            float32 of shape (n_texts, n_embd), or (n_texts, dimensions); for a single text or prompt without the first axis.
 
         Raises:
-            InvalidParams: `dimensions` is more than a vector has.
+            InvalidParams: `dimensions` is more than a vector has, or an image or audio cannot be decoded, or nothing follows it.
             PromptTooLong: A text has more than max_embedding_tokens tokens, and truncate is not set.
-            Unsupported: The model cannot embed, or not with this pooling.
+            Unsupported: The model cannot embed, or not with this pooling, or takes no images or audio.
             QueueFull: The queue is full.
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
         engine, kind = self._engine, one_vector_pooling(pooling)
         check_prompt_name(prompt_name)
         wanted = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
-        future = engine.embed([texts] if isinstance(texts, str) else texts, kind, embedding_options(options))
+        is_single, rest = is_single_text(texts), embedding_options(options)
+        many: Any = [texts] if is_single else texts
+        future = engine.embed(many, kind, rest)
         with cancelled_if_left(future.cancel):
             found = vectors(future.result(), normalize, engine.model.n_embd_out, wanted)
-        return found[0] if isinstance(texts, str) else found
+        return found[0] if is_single else found
 
     def classify(self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Classification]:
         """Classify texts. Needs a model with a classification head.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from tests.native.conftest import TinyModels
 
 from paceline import LLM
-from paceline.engine.prompts import embeddable
+from paceline.engine.prompts import embeddable, refuse_media
 from paceline.errors import InvalidParams, NotEnoughMemory, PromptTooLong
 from paceline.request import RequestOptions, Truncate
 from paceline.testing.models import BertSpec, LlamaSpec
@@ -55,9 +57,10 @@ def test_the_tokens_at_both_ends_stay(side: Truncate, cut: list[int]) -> None:
     options = RequestOptions(truncate=side)
     special = {"bos": 1, "eos": 2}
     text = [1, 5, 6, 7, 8, 9, 10, 2]
-    assert embeddable([text, [3]], options, 5, special) == [cut, [3]]
-    assert embeddable([text], options, 2, special) == [[1, 5]]
-    assert len(embeddable([text[1:-1]], options, 5, special)[0]) == 5
+    tokenizer = SimpleNamespace(special_tokens=special, n_vocab=20)
+    assert embeddable([text, [3]], tokenizer, options, 5, refuse_media) == [cut, [3]]
+    assert embeddable([text], tokenizer, options, 2, refuse_media) == [[1, 5]]
+    assert len(embeddable([text[1:-1]], tokenizer, options, 5, refuse_media)[0]) == 5
 
 
 def test_the_longest_text_is_an_option(tiny_models: TinyModels) -> None:

@@ -42,6 +42,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import MediaPart
 from paceline.scheduling.activity import EngineActivity
+from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import SlotsSnapshot
@@ -192,8 +193,8 @@ class ClusterEngine(BaseEngine):
             params = params.replace(seed=secrets.randbits(64))
         return super().prepare(prompt, params, options)
 
-    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - replicas check it
-        return pooling
+    def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
+        return request.pooling  # replicas check it
 
     # ---- adapters and files
 

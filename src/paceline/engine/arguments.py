@@ -45,7 +45,8 @@ _OBJECTS = frozenset({"progress", "cancel"})  # among them
 _DERIVED = frozenset({"n_seq_max", "n_outputs_max", "embeddings", "pooling", "kv_unified", "attention"})
 # Options of requests that generate no text; the model defines how a reranker's pairs are tokenised.
 _RERANKING_OPTIONS = frozenset({"queue_timeout_s", "timeout_s", "request_id", "truncate"})
-_EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special"}
+# Tenants share no images and audio that were encoded.
+_EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special", "tenant", "cache_salt"}
 _PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "lora", "add_special", "parse_special"})
 # GGUF keys general.sampling.*, the fields of `SamplingParams` they stand for, and their types.
 _SAMPLING_KEYS: dict[str, tuple[str, type]] = {

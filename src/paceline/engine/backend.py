@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from paceline.kv_cache import SavedState
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
+from paceline.scheduling.embedding import EmbeddingItem, EmbeddingRequest
 from paceline.scheduling.plan import Row, RowOutput
 
 Lora = tuple[tuple[str, float], ...]
@@ -40,6 +41,13 @@ class Backend(Protocol):
         """Prepare for texts of up to num_tokens tokens, and return the pooling. May take long.
 
         Raises `RequestError`s and `NotEnoughMemory`.
+        """
+
+    def prepare_media_embedding(self, pooling: str | None, num_tokens: int, num_at_once: int) -> str:
+        """Prepare for prompts with media of up to num_tokens tokens and cells, and return the pooling. May take long.
+
+        num_at_once: cells of the largest item that one pass has to compute. Raises `Unsupported` for another pooling than that
+        of the last token, and as `prepare_embedding`.
         """
 
     def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
@@ -85,6 +93,9 @@ class Backend(Protocol):
     def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
         """Return a vector, or a score, for each text, with pooling "none" a vector for each token; one pass."""
 
+    def embed_media(self, item: EmbeddingItem) -> Any:
+        """Return the vector of a prompt with media, that of its last token. Raises why its media have no embeddings."""
+
     def detach_adapter(self, adapter: str) -> None:
         """Stop applying an adapter that no row needs any more; does nothing for one that is not applied. Engine's thread."""
 
@@ -105,3 +116,11 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the memory."""
+
+
+def prepare_embedding(backend: Backend, request: EmbeddingRequest) -> str | None:
+    """Prepare a backend for the texts of a request, and those with media, and return the pooling. Raises as the backend does."""
+    pooling = request.pooling
+    if request.media:
+        pooling = backend.prepare_media_embedding(pooling, request.longest_media_prompt, request.largest_whole_item)
+    return backend.prepare_embedding(pooling, request.longest_text) if request.longest_text else pooling

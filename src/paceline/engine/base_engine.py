@@ -19,7 +19,14 @@ from paceline.engine.adapters import AdapterRegistry, LoraAdapter, check_adapter
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
-from paceline.engine.prompts import Prompt, TextRequests, all_pairs, embeddable, embedding_texts
+from paceline.engine.prompts import (
+    EmbeddingPrompt,
+    Prompt,
+    TextRequests,
+    all_pairs,
+    embeddable,
+    embedding_request,
+)
 from paceline.errors import AdapterInUse, AdapterNotFound, EngineStopped, InvalidParams
 from paceline.kv_cache import PrefixDigest
 from paceline.observability.heartbeat import Heartbeat
@@ -74,14 +81,16 @@ class BaseEngine(ABC):
                 if lora == request.lora:  # no adapter was replaced just now
                     raise
 
-    def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
+    def embed(
+        self, texts: Sequence[Prompt | EmbeddingPrompt], pooling: str | None, options: RequestOptions
+    ) -> Future[list[Any]]:
         """See `EngineClient`."""
-        return self._embed_ids(self.embeddable(texts, options), pooling, options)
+        return self._embed_prompts(self.embeddable(texts, options), pooling, options)
 
-    def embeddable(self, texts: Sequence[Prompt], options: RequestOptions) -> list[list[int]]:
+    def embeddable(self, texts: Sequence[Prompt | EmbeddingPrompt], options: RequestOptions) -> list[EmbeddingPrompt]:
         """See `EngineClient`."""
-        ids = embedding_texts(texts, self.tokenizer, options)
-        return embeddable(ids, options, self.limits.max_embedding_tokens, self.tokenizer.special_tokens)
+        longest, measure = self.limits.max_embedding_tokens, self._text_requests.measure
+        return embeddable(texts, self.tokenizer, options, longest, measure)
 
     def pairs(self, query: str, documents: Sequence[str], options: RequestOptions) -> list[list[int]]:
         """See `EngineClient`."""
@@ -89,26 +98,24 @@ class BaseEngine(ABC):
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
         """See `EngineClient`."""
-        return self._embed_ids(self.pairs(query, documents, options), "rank", options)
+        return self._embed_prompts(self.pairs(query, documents, options), "rank", options)
 
-    def _embed_ids(self, ids: list[list[int]], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
+    def _embed_prompts(
+        self, prompts: Sequence[EmbeddingPrompt], pooling: str | None, options: RequestOptions
+    ) -> Future[list[Any]]:
         self._check_usable()
-        if not ids:
+        if not prompts:
             done: Future[list[Any]] = Future()
             done.set_result([])
             return done
-        request = EmbeddingRequest(
-            key=self._inbox.next_key(),
-            texts=ids,
-            pooling=self._checked_pooling(ids, pooling),
-            options=options,
-            submitted_s=self._clock.now(),
-        )
+        request = embedding_request(self._inbox.next_key(), prompts, pooling, options)
+        request.pooling = self._checked_pooling(request)
+        request.submitted_s = self._clock.now()
         return self._router.submit_embedding(request)
 
     @abstractmethod
-    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:
-        """Return the pooling for these texts. Raises what this process can find wrong with it or them."""
+    def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
+        """Return the pooling of a request. Raises what this process can find wrong with it or its texts."""
 
     # ---- LoRA adapters
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.config import EngineConfig
     from paceline.engine.adapters import LoraAdapter
     from paceline.engine.media_prompt import KeyedPrompt
-    from paceline.engine.prompts import Prompt
+    from paceline.engine.prompts import EmbeddingPrompt, Prompt
     from paceline.errors import EngineStopped
     from paceline.kv_cache import PrefixDigest
     from paceline.observability.heartbeat import Heartbeat
@@ -68,16 +68,22 @@ class EngineClient(Protocol):
         channel that has served before and for adapters that were unloaded; then nothing began.
         """
 
-    def embed(self, texts: Sequence[Prompt], pooling: str | None, options: RequestOptions) -> Future[list[Any]]:
+    def embed(
+        self, texts: Sequence[Prompt | EmbeddingPrompt], pooling: str | None, options: RequestOptions
+    ) -> Future[list[Any]]:
         """Accept texts to embed and return a future of one vector each, not normalised; cancelling it cancels the request.
+
+        A text may be segments with images or audio, which are embedded with pooling "last" alone.
 
         Raises as `prepare` and `accept`; what only a worker finds wrong fails the future.
         """
 
-    def embeddable(self, texts: Sequence[Prompt], options: RequestOptions) -> list[list[int]]:
+    def embeddable(self, texts: Sequence[Prompt | EmbeddingPrompt], options: RequestOptions) -> list[EmbeddingPrompt]:
         """Return the token ids of texts as they will be embedded, cut where they are too long and options.truncate is set.
 
-        Raises `InvalidParams`, and `PromptTooLong` without truncate.
+        Of segments with media it returns what they were put together to; the length of that is their number of tokens. `embed`
+        takes the result. Raises `InvalidParams`, `PromptTooLong` without truncate, and `Unsupported` for media that the model
+        does not take.
         """
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:

@@ -33,7 +33,7 @@ class EncodingInbox(Inbox):
         self.on_left = self._queue.let_go
 
     def _begin(self, request: Request | EmbeddingRequest) -> None:
-        if not isinstance(request, Request) or not request.attachments:
+        if not request.attachments:
             super()._begin(request)
             return
         self._early[request.key] = []
@@ -60,7 +60,7 @@ class EncodingInbox(Inbox):
         self._encoder.close()
         self._queue.close()
 
-    def _encode(self, request: Request, is_given_up: Callable[[], bool]) -> None:
+    def _encode(self, request: Request | EmbeddingRequest, is_given_up: Callable[[], bool]) -> None:
         namespace = request.options.tenant, request.options.cache_salt
         try:
             request.embeddings = self._encoder.encode(
@@ -73,11 +73,11 @@ class EncodingInbox(Inbox):
         if not self.is_open(request.key):  # it has ended meanwhile, and no one takes it
             self._queue.let_go(request.key)
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, request: Request | EmbeddingRequest) -> None:
         request.embeddings = Cancelled("the request ended before its images or audio were encoded")
         self._pass_on(request)
 
-    def _pass_on(self, request: Request) -> None:
+    def _pass_on(self, request: Request | EmbeddingRequest) -> None:
         request.attachments = ()  # from here on its embeddings count, and the files may be large
         self._commands.put(Submit(request))
         for command in self._early.pop(request.key, ()):

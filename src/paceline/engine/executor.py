@@ -133,7 +133,10 @@ class Executor:
         vectors: list[Any] = [None] * len(items)
         errors: list[PacelineError | None] = [None] * len(items)
         try:
-            vectors = self._backend.embed([item.token_ids for item in items], pooling)
+            if items[0].media:  # alone, as the queue has it
+                vectors = [self._backend.embed_media(items[0])]
+            else:
+                vectors = self._backend.embed([item.token_ids for item in items], pooling)
         except Exception as error:  # noqa: BLE001 - as above
             if len(items) > 1 and not isinstance(error, Aborted):
                 half = len(items) // 2

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.clock import MonotonicClock
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import engine_arguments, refuse_rpc, sampling_defaults
+from paceline.engine.backend import prepare_embedding
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
 from paceline.engine.commands import DetachAdapter, Digest, Inspect, Observe
 from paceline.engine.core import Engine
@@ -33,6 +34,7 @@ from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.scheduling.activity import EngineActivity
+from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.telemetry import SlotsSnapshot
 
 
@@ -94,8 +96,8 @@ class InProcessEngine(BaseEngine):
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.
         self._runner.end_when_lost(self)
 
-    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str:
-        return self._backend.prepare_embedding(pooling, max(map(len, ids)))
+    def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
+        return prepare_embedding(self._backend, request)
 
     def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
         """See `EngineClient`."""

@@ -24,11 +24,13 @@ from paceline.engine.constrained_sampler import ConstrainedSampler, greedy_row_s
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.mask_filler import MaskFiller, MaskJob
 from paceline.errors import Aborted, AdapterNotFound, InvalidParams, PacelineError, Unsupported
-from paceline.kv_cache import TEXT_LAYOUT
+from paceline.kv_cache import TEXT_LAYOUT, MediaItem
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, MediaPart, Model, Sampler, Tokenizer
+from paceline.runtime.media_embedder import MediaEmbedder, media_pooling
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
+from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.heads_drafter import DraftWish
 from paceline.scheduling.plan import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
@@ -69,6 +71,7 @@ class LlamaBackend:
         self._scratch = 0 if context is None else context.n_seq_max - 1
         self._embedder_options = dict(embedder_options)
         self._embedders: dict[str | None, Embedder] = {}
+        self._media_embedder: MediaEmbedder | None = None
         self._making = threading.Lock()
         self._masks: MaskFiller | None = None
         self._may_skip_positions = model.metadata.get("general.architecture") in _SKIP_POSITIONS
@@ -116,6 +119,15 @@ class LlamaBackend:
                 self._embedders[pooling] = self._embedders.setdefault(embedder.pooling, embedder)
             self._embedders[pooling].reserve(num_tokens)
             return self._embedders[pooling].pooling
+
+    def prepare_media_embedding(self, pooling: str | None, num_tokens: int, num_at_once: int) -> str:
+        """See `Backend`; makes the context for it when it is first needed."""
+        chosen = media_pooling(self._model, pooling)
+        with self._making:
+            if self._media_embedder is None:
+                self._media_embedder = MediaEmbedder(self._model, **self._embedder_options)
+            self._media_embedder.reserve(num_tokens, num_at_once)
+        return chosen
 
     def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
         """Share the positions before `end` of a sequence id, without computing any.
@@ -270,6 +282,14 @@ class LlamaBackend:
             return list(embedder.embed_tokens(texts, normalize="none"))
         return list(embedder.embed(texts, normalize="none"))
 
+    def embed_media(self, item: EmbeddingItem) -> npt.NDArray[np.float32]:
+        """See `Backend`; float32 (dimension,), not normalised."""
+        assert self._media_embedder is not None  # noqa: S101 - it was prepared
+        found = item.request.embeddings
+        return self._media_embedder.embed(
+            [one if isinstance(one, list) else _media_part(found, one) for one in item.segments()]
+        )
+
     def load_adapter(self, adapter: str, path: str) -> None:
         """See `Backend`."""
         self._adapters[adapter] = self._model.load_adapter(path)
@@ -300,14 +320,15 @@ class LlamaBackend:
 
     def abort(self) -> None:
         """Abort running passes, which raise `Aborted`; those of a draft model, too."""
-        for one in (self._context, *self._drafting, *self._embedders.values()):
+        for one in (self._context, *self._drafting, *self._embedders.values(), self._media_embedder):
             if one is not None:
                 one.abort()
 
     def close(self) -> None:
         """Free the contexts and adapters; the model belongs to its owner."""
         with self._making:
-            for one in (self._context, *self._embedders.values(), *tuple(self._adapters.values())):
+            embedders = (*self._embedders.values(), self._media_embedder)
+            for one in (self._context, *embedders, *tuple(self._adapters.values())):
                 if one is not None:
                     one.close()
         self._masks = None
@@ -326,13 +347,19 @@ def _seq_id(row: Row) -> int:
 
 def _embeddings(row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32] | None]:
     """Return the embeddings of the item that a row is a part of, and their places. Raises why there are none."""
-    found, item = row.sequence.request.embeddings, row.item
+    part = _media_part(row.sequence.request.embeddings, row.item)
+    assert part.embeddings is not None  # noqa: S101 - as `_media_part` checks
+    return part.embeddings, part.places
+
+
+def _media_part(found: Any, item: MediaItem | None) -> MediaPart:
+    """Return what an item was encoded to, of what a request has by the items' starts. Raises why there is none."""
     if isinstance(found, PacelineError):
         raise found
-    part = None if item is None else found.get(item.start)
+    part = None if item is None or found is None else found.get(item.start)
     if not isinstance(part, MediaPart) or part.embeddings is None:
         raise Unsupported("the embeddings of a media item are missing: llama.cpp computes items that were encoded")
-    return part.embeddings, part.places
+    return part
 
 
 def _plain_step(context: Context, rows: Many[Row]) -> list[RowOutput]:

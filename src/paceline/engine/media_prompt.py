@@ -36,14 +36,21 @@ class ComposedPrompt:
     media: tuple[MediaItem, ...]
     attachments: tuple[Attachment, ...]
 
-    def check_length(self, max_positions: int, before: str = "") -> None:
-        """Raise `PromptTooLong` where a sequence cannot have as many tokens. before: the segment that is not measured yet."""
+    def __len__(self) -> int:
+        """Return the number of its tokens and of the cells of its items."""
+        return len(self.ids)
+
+    def check_length(self, max_positions: int, before: str = "", raising: str = "n_ctx") -> None:
+        """Raise `PromptTooLong` where a sequence cannot have as many tokens.
+
+        before: the segment that is not measured yet. raising: the option with which it could.
+        """
         num_tokens = len(self.ids)
         if num_tokens > max_positions:
             where = f" before {before}" if before else ""
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens{where}, {num_tokens - len(self.text_ids)} of them of images and audio, and "
-                f"a sequence can have {max_positions}; leave some out, raise n_ctx, "
+                f"a sequence can have {max_positions}; leave some out, raise {raising}, "
                 "or set image_max_tokens where it has a meaning",
                 num_tokens,
                 max_positions,
@@ -71,31 +78,30 @@ def has_media(prompt: object) -> bool:
     return isinstance(prompt, (list, tuple)) and any(map(is_attachment, prompt))
 
 
-def composed(
-    segments: Sequence[Any], tokenizer: Any, options: RequestOptions, measure: Measure, max_positions: int
+def composed(  # noqa: PLR0913 - names for messages
+    segments: Sequence[Any],
+    tokenizer: Any,
+    options: RequestOptions,
+    measure: Measure,
+    max_positions: int,
+    *,
+    place: str = "prompt",
+    raising: str = "n_ctx",
 ) -> ComposedPrompt:
-    """Put segments together.
+    """Put segments together. place: the prompt's name in messages. raising: the option that would allow longer ones.
 
     Raises `InvalidParams`, naming the segment, what `measure` raises, and `PromptTooLong` for more tokens than positions.
     """
     if options.truncate is not None:
         raise InvalidParams("truncate cuts texts, and this prompt has images or audio; leave it out")
-    attachments = tuple(filter(is_attachment, segments))
-    if len(attachments) > MAX_ATTACHMENTS:
-        raise InvalidParams(f"a prompt may have {MAX_ATTACHMENTS} images and audio, not {len(attachments)}")
-    num_bytes = sum(len(one.data) for one in attachments)
-    if num_bytes > MAX_BYTES:
-        raise InvalidParams(
-            f"the images and audio of a prompt may have {MAX_BYTES} bytes in all, not {num_bytes}; make them smaller"
-        )
-    _check_seconds(segments)
+    attachments = check_attachments(place, segments)
     ids: list[int] = [tokenizer.bos] if options.add_special and tokenizer.add_bos else []
     media: list[MediaItem] = []
-    for index, segment in _joined(segments):
-        name = f"prompt[{index}]"
+    for index, segment in _joined(place, segments):
+        name = f"{place}[{index}]"
         if is_attachment(segment):
             # measuring takes a while: none where the prompt is too long as it is
-            ComposedPrompt(ids, tuple(media), attachments).check_length(max_positions, segment.name or name)
+            ComposedPrompt(ids, tuple(media), attachments).check_length(max_positions, segment.name or name, raising)
             _add_attachment(ids, media, segment, _measured(name, segment, measure))
         elif isinstance(segment, str):
             text = validation.text(name, segment)
@@ -105,11 +111,28 @@ def composed(
     if options.add_special and tokenizer.add_eos:
         ids.append(tokenizer.special_tokens["eos"])
     found = ComposedPrompt(ids, tuple(media), attachments)
-    found.check_length(max_positions)
+    found.check_length(max_positions, raising=raising)
     return found
 
 
-def _check_seconds(segments: Sequence[Any]) -> None:
+def check_attachments(place: str, segments: Sequence[Any], owner: str = "a prompt") -> tuple[Attachment, ...]:
+    """Return the images and audio among segments. Raises `InvalidParams` where they are too many, too large or too long in all.
+
+    place, owner: what has these segments.
+    """
+    attachments = tuple(filter(is_attachment, segments))
+    if len(attachments) > MAX_ATTACHMENTS:
+        raise InvalidParams(f"{owner} may have {MAX_ATTACHMENTS} images and audio, not {len(attachments)}")
+    num_bytes = sum(len(one.data) for one in attachments)
+    if num_bytes > MAX_BYTES:
+        raise InvalidParams(
+            f"the images and audio of {owner} may have {MAX_BYTES} bytes in all, not {num_bytes}; make them smaller"
+        )
+    _check_seconds(place, segments, owner)
+    return attachments
+
+
+def _check_seconds(place: str, segments: Sequence[Any], owner: str) -> None:
     """Raise `InvalidParams` where audio lasts too long in all, naming the first segment that is too much."""
     seconds = 0.0
     for index, segment in enumerate(segments):
@@ -117,19 +140,19 @@ def _check_seconds(segments: Sequence[Any]) -> None:
             seconds += segment.seconds
             if seconds > MAX_SECONDS:
                 raise InvalidParams(
-                    f"{segment.name or f'prompt[{index}]'}: the audio of a prompt may last {MAX_SECONDS} s in all, and with "
+                    f"{segment.name or f'{place}[{index}]'}: the audio of {owner} may last {MAX_SECONDS} s in all, and with "
                     f"this one it lasts {seconds:.0f} s; leave some out, or send several requests"
                 )
 
 
-def _joined(segments: Sequence[Any]) -> list[tuple[int, Any]]:
+def _joined(place: str, segments: Sequence[Any]) -> list[tuple[int, Any]]:
     """Return the segments with neighbouring texts as one, and indexes in the prompt. Raises `InvalidType` for others."""
     found: list[tuple[int, Any]] = []
     for index, one in enumerate(segments):
         is_ids = isinstance(one, Sequence) and not isinstance(one, (str, bytes, bytearray))
         if not isinstance(one, str) and not is_attachment(one) and not is_ids:
             kind = "a token id of its own; put ids into a list" if isinstance(one, Integral) else type(one).__name__
-            raise InvalidType(f"prompt[{index}] must be a text, an Image, an Audio or a list of token ids, not {kind}")
+            raise InvalidType(f"{place}[{index}] must be a text, an Image, an Audio or a list of token ids, not {kind}")
         if isinstance(one, str) and found and isinstance(found[-1][1], str):
             found[-1] = found[-1][0], found[-1][1] + one
         else:

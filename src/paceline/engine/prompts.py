@@ -12,17 +12,27 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from paceline import validation
 from paceline.clock import Clock
 from paceline.engine.adapters import AdapterRegistry
-from paceline.engine.media_prompt import ComposedPrompt, KeyedPrompt, Measure, composed, has_media
+from paceline.engine.media_prompt import (
+    ComposedPrompt,
+    KeyedPrompt,
+    Measure,
+    check_attachments,
+    composed,
+    has_media,
+)
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
-from paceline.kv_cache import MAX_DIGEST_PREFIXES, PromptLayout, hash_prefix, pack_tokens
+from paceline.kv_cache import MAX_DIGEST_PREFIXES, MediaItem, PromptLayout, hash_prefix, pack_tokens
 from paceline.media import Attachment, AudioExtent, MediaExtent
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate
 from paceline.scheduling.activity import MAX_NODES
+from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request, prefix_namespace
 
@@ -33,6 +43,8 @@ if TYPE_CHECKING:
 Segments = Sequence[str | Attachment | Sequence[int]]
 """Texts, lists of token ids and at least one `Image` or `Audio`."""
 Prompt = str | Sequence[int] | Segments
+EmbeddingPrompt = list[int] | ComposedPrompt
+"""What an embedding request is made of: token ids, or segments with media put together."""
 _MAX_SHOWN_LABELS = 8  # in a message
 
 
@@ -212,25 +224,76 @@ def _embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: Reque
     return ids
 
 
-def embedding_texts(texts: Sequence[Prompt], tokenizer: Tokenizer, options: RequestOptions) -> list[list[int]]:
-    """Return the token ids of texts to be embedded. Raises `InvalidType` if this is no list, and `InvalidParams`."""
-    _check_list("texts", texts)
-    return [_embedding_ids(f"texts[{index}]", text, tokenizer, options) for index, text in enumerate(texts)]
+def is_single_text(texts: object) -> bool:
+    """Whether this is one input to embed and no list of them: a str, or segments with an image or audio."""
+    return isinstance(texts, str) or has_media(texts)
 
 
 def embeddable(
-    texts: list[list[int]], options: RequestOptions, longest: int, special_tokens: Mapping[str, int]
-) -> list[list[int]]:
-    """Return the texts, cut to `longest` tokens if options.truncate is set. Raises `PromptTooLong`.
+    texts: Sequence[Prompt | ComposedPrompt], tokenizer: Any, options: RequestOptions, longest: int, measure: Measure
+) -> list[EmbeddingPrompt]:
+    """Return the token ids of texts to be embedded, and those of segments with media put together.
 
-    A bos token in front and an eos or sep token at the end stay: models pool at them.
+    Texts are cut to `longest` tokens if options.truncate is set. A bos token in front and an eos or sep token at the end stay:
+    models pool at them. Raises `InvalidType` if this is no list, `InvalidParams`, `PromptTooLong`, and what `measure` raises.
     """
-    found = []
+    _check_list("texts", texts)
+    texts = list(texts)
+    with_media = [one for one in texts if has_media(one)]
+    if len(with_media) > 1:
+        segments = [segment for one in with_media for segment in one]  # type: ignore[union-attr]
+        check_attachments("texts", segments, "an embedding request")
+    found: list[EmbeddingPrompt] = []
     for index, text in enumerate(texts):
-        if len(text) > longest and options.truncate is None:
-            raise _too_long_to_embed(f"text {index}", len(text), longest)
-        found.append(text if options.truncate is None else _cut(text, longest, options.truncate, special_tokens))
+        if isinstance(text, ComposedPrompt):
+            found.append(text)
+        elif has_media(text):
+            found.append(_embedding_segments(f"texts[{index}]", text, tokenizer, options, longest, measure))
+        else:
+            ids = _embedding_ids(f"texts[{index}]", text, tokenizer, options)
+            if len(ids) > longest and options.truncate is None:
+                raise _too_long_to_embed(f"text {index}", len(ids), longest)
+            found.append(
+                ids if options.truncate is None else _cut(ids, longest, options.truncate, tokenizer.special_tokens)
+            )
     return found
+
+
+def _embedding_segments(
+    name: str, segments: Any, tokenizer: Any, options: RequestOptions, longest: int, measure: Measure
+) -> ComposedPrompt:
+    """Put the segments of an input with media together. Raises as `composed`, and `InvalidParams` where media are its end."""
+    found = composed(segments, tokenizer, options, measure, longest, place=name, raising="max_embedding_tokens")
+    if found.media and found.media[-1].end == len(found.ids):
+        raise InvalidParams(
+            f"{name} must end with a token, as the vector is that of its last one; put a text behind the last image or audio"
+        )
+    return found
+
+
+def embedding_request(
+    key: int, prompts: Sequence[EmbeddingPrompt], pooling: str | None, options: RequestOptions
+) -> EmbeddingRequest:
+    """Return the request of prompts, submitted at time 0; items of media start where they do with all of them joined."""
+    texts: list[list[int]] = []
+    media: list[MediaItem] = []
+    attachments: list[Attachment] = []
+    start = 0
+    for prompt in prompts:
+        if isinstance(prompt, ComposedPrompt):
+            media += [msgspec.structs.replace(one, start=start + one.start) for one in prompt.media]
+            attachments += prompt.attachments
+        texts.append(prompt.ids if isinstance(prompt, ComposedPrompt) else prompt)
+        start += len(prompt)
+    return EmbeddingRequest(
+        key=key,
+        texts=texts,
+        pooling=pooling,
+        options=options,
+        submitted_s=0.0,
+        media=tuple(media),
+        attachments=tuple(attachments),
+    )
 
 
 def _cut(text: list[int], longest: int, side: Truncate, special_tokens: Mapping[str, int]) -> list[int]:

@@ -188,7 +188,7 @@ def has_head(path: Path) -> bool:
     return any(tensor.name.startswith(b"cls.") for tensor in read_gguf(path).tensors)
 
 
-def _own_pooling(model: Model) -> Pooling:
+def own_pooling(model: Model) -> Pooling:
     """Return the pooling that the model's file names, by llama.cpp's number."""
     architecture = model.metadata.get("general.architecture", "")
     number = model.metadata.get(f"{architecture}.pooling_type", "0")
@@ -198,7 +198,7 @@ def _own_pooling(model: Model) -> Pooling:
 def _checked_pooling(model: Model, pooling: Pooling | None) -> Pooling:
     if pooling is not None:
         validation.choice("pooling", pooling, _POOLING_NAMES)
-    chosen = _own_pooling(model) if pooling is None else pooling
+    chosen = own_pooling(model) if pooling is None else pooling
     if chosen == "rank" and not any(has_head(path) for path in model.paths):
         raise Unsupported('pooling "rank" needs a model with a classification head (a reranker), and this one has none')
     return chosen

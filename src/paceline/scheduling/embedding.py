@@ -1,14 +1,20 @@
-"""Embedding requests: texts that become vectors, many to a pass, and when they get a tick."""
+"""Embedding requests: texts and prompts with media that become vectors, and when they get a tick.
+
+Many texts share a pass; a prompt with images or audio has a tick of its own.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from paceline.errors import Aborted, Cancelled, DeadlineExceeded, EngineStopped, PacelineError
-from paceline.kv_cache import Operation
+from paceline.kv_cache import MediaItem, Operation
+from paceline.media import Attachment
 from paceline.request import RequestOptions
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.events import Embedded, Event, Released, Started
@@ -21,18 +27,57 @@ from paceline.streaming.chunk import FinishReason, Usage
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class EmbeddingRequest:
-    """Token ids of texts, to be pooled in one way. `vectors` fills up as ticks pass."""
+    """Token ids of texts, to be pooled in one way. `vectors` fills up as ticks pass.
+
+    media: items of images and audio, which start at cells of all texts one behind another, where there are zeros for them.
+    attachments: what they are of, in order, until they are encoded. embeddings: of items by their starts, or why there are none.
+    """
 
     key: int
     texts: list[list[int]]
     pooling: str | None
     options: RequestOptions
     submitted_s: float
+    media: tuple[MediaItem, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    embeddings: Any = None
     cancelled: bool = False
     started_s: float | None = None
     vectors: list[Any] = field(default_factory=list)
     num_planned: int = 0
     num_done: int = 0
+    _media_of: dict[int, list[MediaItem]] = field(init=False, default_factory=dict)
+    _starts: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Note which text each item is in."""
+        if self.media:
+            self._starts = list(accumulate(map(len, self.texts[:-1]), initial=0))
+            for item in self.media:
+                self._media_of.setdefault(bisect_right(self._starts, item.start) - 1, []).append(item)
+
+    def media_of(self, index: int) -> tuple[MediaItem, ...]:
+        """Return the items of a text."""
+        return tuple(self._media_of.get(index, ()))
+
+    def start_of(self, index: int) -> int:
+        """Return the cell at which a text starts, where all stand one behind another; 0 for a request without media."""
+        return self._starts[index] if self._starts else 0
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text without media; 0 if there is none."""
+        return max((len(one) for index, one in enumerate(self.texts) if index not in self._media_of), default=0)
+
+    @property
+    def longest_media_prompt(self) -> int:
+        """Tokens of the longest text with media; 0 if there is none."""
+        return max((len(self.texts[index]) for index in self._media_of), default=0)
+
+    @property
+    def largest_whole_item(self) -> int:
+        """Cells of the largest item that one pass has to compute, as its attention is not causal; 0 if there is none."""
+        return max((one.num_cells for one in self.media if not one.is_causal), default=0)
 
     @property
     def num_tokens(self) -> int:
@@ -83,8 +128,25 @@ class EmbeddingItem:
 
     @property
     def token_ids(self) -> list[int]:
-        """Its tokens."""
+        """Its tokens, with zeros in the cells of media items."""
         return self.request.texts[self.index]
+
+    @property
+    def media(self) -> tuple[MediaItem, ...]:
+        """Its media items."""
+        return self.request.media_of(self.index)
+
+    def segments(self) -> list[list[int] | MediaItem]:
+        """Return its token ids and media items in order."""
+        found: list[list[int] | MediaItem] = []
+        start, ids = self.request.start_of(self.index), self.token_ids
+        begin = 0
+        for item in self.media:
+            if item.start - start > begin:
+                found.append(ids[begin : item.start - start])
+            found.append(item)
+            begin = item.end - start
+        return [*found, ids[begin:]] if begin < len(ids) else found
 
 
 class EmbeddingQueue:
@@ -97,7 +159,10 @@ class EmbeddingQueue:
         return len(self.requests)
 
     def take(self, max_texts: int, max_tokens: int) -> list[EmbeddingItem]:
-        """Return the texts of the next pass, in order: at least one, and as many as both limits allow."""
+        """Return the texts of the next pass, in order: at least one, and as many as both limits allow.
+
+        One with media is alone.
+        """
         items: list[EmbeddingItem] = []
         num_tokens = 0
         for request in self.requests:
@@ -105,10 +170,13 @@ class EmbeddingQueue:
                 continue
             for index in range(request.num_planned, len(request.texts)):
                 num_tokens += len(request.texts[index])
-                if items and (num_tokens > max_tokens or len(items) == max_texts):
+                has_media = bool(request.media_of(index))
+                if items and (has_media or num_tokens > max_tokens or len(items) == max_texts):
                     return items
                 items.append(EmbeddingItem(request, index))
                 request.num_planned = index + 1
+                if has_media:
+                    return items
         return items
 
 

@@ -24,6 +24,7 @@ from paceline.engine.executor import as_paceline_error
 from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
+from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row, RowKind, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
@@ -260,6 +261,14 @@ class FakeBackend:
         """Return the pooling, which makes no difference to the cost."""
         return pooling or "mean"
 
+    def prepare_media_embedding(self, pooling: str | None, num_tokens: int, num_at_once: int) -> str:  # noqa: ARG002 - as above
+        """Return the pooling, which is that of the last token. Raises `Unsupported` for another."""
+        if pooling not in (None, "last"):
+            raise Unsupported(
+                f'pooling: a prompt with images or audio is embedded with pooling "last", not "{pooling}"'
+            )
+        return "last"
+
     def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
         """Copy as the kind of memory allows."""
         self.memory.copy(from_seq_id, to_seq_id, end)
@@ -322,6 +331,14 @@ class FakeBackend:
         """Return three numbers for each text, or with "none" for each token; they depend on tokens and pooling."""
         self._begin((), sum(map(len, texts)))
         return [_numbers(text, pooling) for text in texts]
+
+    def embed_media(self, item: EmbeddingItem) -> list[Any]:
+        """Return three numbers, which depend on tokens and on what is in the images. Raises the error of encoding them."""
+        self._begin((), len(item.token_ids))
+        if isinstance(item.request.embeddings, PacelineError):
+            raise item.request.embeddings
+        parts = (one if isinstance(one, list) else one.key_tokens() for one in item.segments())
+        return _numbers([token for part in parts for token in part], "last")
 
     def load_adapter(self, adapter: str, path: str) -> None:
         """Load a file of any content, on which depends what the adapter changes. Raises `AdapterError` for one that is empty."""

@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,8 +95,11 @@ class Worker:
         self._inbox = Inbox(_UNBOUNDED)
         self._metrics = Metrics()
         self._clock = MonotonicClock()
-        self._work: queue.SimpleQueue[messages.Setup | messages.Generate | messages.Embed] = queue.SimpleQueue()
-        self._encoding: EncodingQueue[messages.Generate] | None = None
+        self._work: queue.SimpleQueue[messages.Setup | messages.Generate | messages.Embed | _GivenUp] = (
+            queue.SimpleQueue()
+        )
+        self._encoding: EncodingQueue[messages.Generate | messages.Embed] | None = None
+        self._queueing = threading.Lock()  # for encoding, by the listening thread and the preparing one
         self._encoder: MediaEncoder | None = None
         self._projectors: list[Path] = []  # beside the model
         self._preparer: RequestPreparer | None = None
@@ -269,10 +272,21 @@ class Worker:
         self._ready.expect(message.key)
         if isinstance(message, messages.Embed) or not message.attachments or self._encoding is None:
             self._work.put(message)
-            return
-        life, options = message.life, RequestOptions(**message.options)
+        else:
+            self._have_encoded(message)
+
+    def _have_encoded(self, message: messages.Generate | messages.Embed) -> None:
+        """Queue a request whose images or audio are encoded before it is prepared. Listening or preparing thread."""
+        assert self._encoding is not None  # noqa: S101 - as the caller saw
+        options = RequestOptions(**message.options)
+        life = messages.Life(message.started_s) if isinstance(message, messages.Embed) else message.life
         deadline_s = next_deadline_s(options, message.submitted_s, life.started_s, life.first_token_s)
-        self._encoding.put(message.key, message, deadline_s, turn_s(message.submitted_s, options.priority))
+        with self._queueing:
+            self._encoding.put(message.key, message, deadline_s, turn_s(message.submitted_s, options.priority))
+
+    def _give_up(self, message: messages.Generate | messages.Embed) -> None:
+        """Have a request prepared whose images or audio will not be encoded, as it has ended. Watching thread."""
+        self._work.put(_GivenUp(message))
 
     # ---- the preparing thread
 
@@ -286,6 +300,11 @@ class Worker:
         while True:
             if isinstance(message, messages.Setup):
                 self._set_up(message)
+            elif isinstance(message, _GivenUp):
+                self._ready.prepare(message.message)
+            elif isinstance(message, messages.Embed) and message.attachments and self._encoding is not None:
+                if self._ready.reserve(message):
+                    self._have_encoded(message)
             else:
                 self._ready.prepare(message)
             message = self._work.get()
@@ -341,7 +360,7 @@ class Worker:
         self._preparer = preparer = RequestPreparer(self._inbox, sink, backend, self._box, lost, self._encoder)
         if self._encoder is not None:
             self._encoding = EncodingQueue(
-                encode=preparer.encode, give_up=self._work.put, abort=self._encoder.cancel, clock=self._clock
+                encode=preparer.encode, give_up=self._give_up, abort=self._encoder.cancel, clock=self._clock
             )
             preparer.on_encoded, self._inbox.on_left = self._encoding.hold, self._encoding.let_go
         engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box), calibration)
@@ -360,6 +379,13 @@ class Worker:
         logger.addHandler(_ToFront(self._send))
         logger.setLevel(level)
         logger.propagate = False
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """A request that has ended before its images or audio were encoded."""
+
+    message: messages.Generate | messages.Embed
 
 
 class _ToFront(logging.Handler):

@@ -22,7 +22,7 @@ from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 12
+PROTOCOL = 13
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -94,7 +94,7 @@ class Generate(_Message, frozen=True, tag="generate"):
 
 
 class Embed(_Message, frozen=True, tag="embed"):
-    """Texts to be embedded."""
+    """Texts to be embedded. media: their items, see `EmbeddingRequest`. attachments: what they are of, in order."""
 
     key: int
     texts: list[list[int]]
@@ -102,6 +102,8 @@ class Embed(_Message, frozen=True, tag="embed"):
     options: dict[str, Any]
     submitted_s: float
     started_s: float | None
+    media: tuple[MediaItem, ...] = ()
+    attachments: tuple[AttachmentData, ...] = ()
 
 
 class AskStats(_Message, frozen=True, tag="ask"):

@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline import validation
 from paceline.engine.worker import messages
-from paceline.media import restored
+from paceline.media import Attachment, restored
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -52,7 +52,7 @@ def relayed_request(message: messages.Generate, key: int, options: RequestOption
         vocabulary=vocabulary,
         echo=message.echo,
         media=message.media,
-        attachments=tuple(restored(one.format, one.extent, one.data, one.name) for one in message.attachments),
+        attachments=attachments_of(message),
     )
     life = message.life
     request.started_s, request.first_token_s = life.started_s, life.first_token_s
@@ -69,7 +69,14 @@ def relayed_embedding(message: messages.Embed, key: int, options: RequestOptions
         options=options,
         submitted_s=message.submitted_s,
         started_s=message.started_s,
+        media=message.media,
+        attachments=attachments_of(message),
     )
+
+
+def attachments_of(message: messages.Generate | messages.Embed) -> tuple[Attachment, ...]:
+    """Return the images and audio of a message."""
+    return tuple(restored(one.format, one.extent, one.data, one.name) for one in message.attachments)
 
 
 def parts_of(events: Iterable[Event]) -> list[messages.Part]:

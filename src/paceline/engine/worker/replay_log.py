@@ -147,6 +147,8 @@ class ReplayLog:
                 options=changed_options(request.options),
                 submitted_s=request.submitted_s,
                 started_s=request.started_s,
+                media=request.media,
+                attachments=_attachment_data(request),
             )
         return messages.Generate(
             key=key,
@@ -158,9 +160,7 @@ class ReplayLog:
             life=messages.Life(request.started_s, request.first_token_s, request.num_cached, request.cached_from),
             states=self._states[key],
             media=request.media,
-            attachments=tuple(
-                messages.AttachmentData(one.format, one.extent, one.data, one.name) for one in request.attachments
-            ),
+            attachments=_attachment_data(request),
         )
 
     # ---- without a worker
@@ -200,6 +200,10 @@ class ReplayLog:
             sequence.reason = sequence.reason or FinishReason.ERROR
         request.num_open = 0
         return [Ended(key, StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error)), *self._close(key)]
+
+
+def _attachment_data(request: Request | EmbeddingRequest) -> tuple[messages.AttachmentData, ...]:
+    return tuple(messages.AttachmentData(one.format, one.extent, one.data, one.name) for one in request.attachments)
 
 
 def changed_options(options: RequestOptions) -> dict[str, Any]:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from paceline.engine.adapters import name_of
-from paceline.engine.backend import Backend
+from paceline.engine.backend import Backend, prepare_embedding
 from paceline.engine.commands import Cancel, Command, RequestCommand
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
 from paceline.engine.media_encoder import MediaEncoder, num_bytes
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
+from paceline.engine.worker.relay import attachments_of
 from paceline.engine.worker.socket_sink import SocketSink
 from paceline.errors import Aborted, AdapterError, Cancelled, PacelineError, Unsupported
-from paceline.media import restored
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -62,9 +62,32 @@ class RequestPreparer:
                 return
         self._inbox.put(command)
 
-    def encode(self, message: messages.Generate, is_given_up: Callable[[], bool]) -> None:
+    def encode(self, message: messages.Generate | messages.Embed, is_given_up: Callable[[], bool]) -> None:
         """As `prepare`, for a request with images or audio, which are encoded first. Encoding thread."""
         self._prepare(message, self._box.encode, is_given_up)
+
+    def reserve(self, message: messages.Embed) -> bool:
+        """Make what an embedding request with images or audio needs, before they are encoded. Preparing thread.
+
+        Threads of a context have the priority of the one that makes it, and that of encoding is low. Returns False where it
+        cannot be made, and the front knows.
+        """
+        self._box.prepare(message.key)
+        try:
+            self._texts(message)
+        except Exception as error:  # noqa: BLE001 - the thread survives a request that fails
+            self._fail(message.key, error)
+            return False
+        finally:
+            self._box.prepare(None)
+        return True
+
+    def _fail(self, key: int, error: Exception) -> None:
+        self._sink.fail(key, as_paceline_error(error))
+        self._inbox.on_left(key)
+        with self._lock:
+            for command in self._pending.pop(key, ()):
+                self._inbox.put(command)
 
     def prepare(self, message: messages.Generate | messages.Embed) -> None:
         """Prepare a request, or report to the front what is wrong with it. Preparing thread.
@@ -81,9 +104,10 @@ class RequestPreparer:
     ) -> None:
         note(message.key)
         try:
+            request: Request | EmbeddingRequest
             request = self._request(message) if isinstance(message, messages.Generate) else self._texts(message)
-            if isinstance(request, Request) and isinstance(message, messages.Generate) and message.attachments:
-                self._encode(request, message.attachments, is_given_up)
+            if message.attachments:
+                self._encode(request, message, is_given_up)
             self._sink.accept(request)
         except Exception as error:  # noqa: BLE001 - the thread survives a request that fails
             self._sink.fail(message.key, as_paceline_error(error))
@@ -126,13 +150,16 @@ class RequestPreparer:
         return request
 
     def _encode(
-        self, request: Request, attachments: Sequence[messages.AttachmentData], is_given_up: Callable[[], bool]
+        self,
+        request: Request | EmbeddingRequest,
+        message: messages.Generate | messages.Embed,
+        is_given_up: Callable[[], bool],
     ) -> None:
         """Have the attachments encoded, as long as the request is wanted. Raises what is wrong with them."""
         if self._encoder is None:
             raise Unsupported("the worker has no projector for the images or audio of this request")
         key, namespace = request.key, (request.options.tenant, request.options.cache_salt)
-        files = tuple(restored(one.format, one.extent, one.data, one.name) for one in attachments)
+        files = attachments_of(message)
         if is_given_up():
             request.embeddings = Cancelled("the request ended before its images or audio were encoded")
             request.cancelled = self._is_cancelled(key)
@@ -152,15 +179,17 @@ class RequestPreparer:
             return any(isinstance(one, Cancel) for one in self._pending.get(key, ()))
 
     def _texts(self, message: messages.Embed) -> EmbeddingRequest:
-        pooling = self._backend.prepare_embedding(message.pooling, max(map(len, message.texts)))
-        return EmbeddingRequest(
+        request = EmbeddingRequest(
             key=message.key,
             texts=message.texts,
-            pooling=pooling,
+            pooling=message.pooling,
             options=RequestOptions(**message.options),
             submitted_s=message.submitted_s,
             started_s=message.started_s,
+            media=message.media,
         )
+        request.pooling = prepare_embedding(self._backend, request)
+        return request
 
 
 def _yes() -> bool:

@@ -266,8 +266,8 @@ class WorkerEngine(BaseEngine):
         except PacelineError as error:
             return messages.MediaMeasured(question.number, (), error)
 
-    def _checked_pooling(self, ids: list[list[int]], pooling: str | None) -> str | None:  # noqa: ARG002 - the worker checks it
-        return pooling
+    def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
+        return request.pooling  # the worker checks it
 
     def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
         """See `EngineClient`."""
