@@ -188,6 +188,40 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def read_inputs(
+    tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions, images: MarkedImages
+) -> list[Prompt]:
+    """Return inputs as `tokenize_inputs`, and those with images or audio as segments, which the engine tokenises.
+
+    These are objects with multimodal_data, as `read_prompts` has them, and ones whose content has parts as in OpenAI's chats.
+    Raises as both, and as `RequestMedia.read_part`.
+    """
+    _check_not_empty(name, value)
+    found: list[Prompt] = []
+    for each, one in _named(name, value):
+        segments: Any = None
+        if isinstance(one, dict) and "content" in one:
+            segments = _segments_of_parts(each, one["content"], images)
+        elif isinstance(one, dict) and "prompt_string" in one and one.get("multimodal_data"):
+            segments = segments_of(each, one, images)
+        found += tokenize_inputs(tokenizer, each, one, options) if segments is None else [segments]
+    return found
+
+
+def _segments_of_parts(name: str, parts: object, images: MarkedImages) -> list[Any] | None:
+    """Return the texts and media of content parts; None where all are texts, or this is no list of parts."""
+    if not isinstance(parts, list):
+        return None
+    places = [f"{name}.content[{at}]" for at in range(len(parts))]
+    media = [images.media.read_part(place, part) for place, part in zip(places, parts, strict=True)]
+    if not any(media):
+        return None
+    return [
+        _text_of_part(place, part) if read is None else read
+        for place, part, read in zip(places, parts, media, strict=True)
+    ]
+
+
 def tokenize_inputs(tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions) -> list[list[int]]:
     """Return token ids in the shapes of `tokenize_prompts`, and of objects with text parts.
 
@@ -217,7 +251,8 @@ def _text_of_part(name: str, part: Any) -> str:
         raise InvalidType(f'{name} must be an object such as {{"type": "text", "text": "..."}}, not {part!r:.80}')
     if part.get("type") != "text":
         raise InvalidParams(
-            f"{name}.type must be text, the one thing that this model reads, not {part.get('type')!r:.80}"
+            f"{name}.type must be text, or image_url or input_audio where images and audio are taken, not "
+            f"{part.get('type')!r:.80}"
         )
     text = part.get("text", "")
     if not isinstance(text, str):

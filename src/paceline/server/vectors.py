@@ -10,11 +10,12 @@ from typing import Any
 
 from starlette.requests import Request
 
+from paceline.engine.prompts import EmbeddingPrompt
 from paceline.engine.results import submit_async
 from paceline.errors import Cancelled, InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.server.request_context import DisconnectWatcher, RequestContext
-from paceline.server.request_fields import tokenize_inputs
+from paceline.server.request_fields import MarkedImages, read_inputs, tokenize_inputs
 from paceline.server.service import Service
 from paceline.streaming import FinishReason, Usage
 
@@ -41,13 +42,13 @@ def can_rerank(service: Service) -> bool:
 async def compute_vectors(
     service: Service,
     request: Request,
-    ids: Sequence[Sequence[int]],
+    ids: Sequence[EmbeddingPrompt],
     pooling: str | None,
     options: RequestOptions,
     *,
     field: str = "input",
 ) -> list[Any]:
-    """Return a vector, not normalised, for each list of token ids; with pooling "none" a row per token.
+    """Return a vector, not normalised, for each list of token ids or prompt with media; with pooling "none" a row per token.
 
     The usage is recorded for the access log. field: name of the texts in the body. Raises `InvalidParams` for more
     than `MAX_TEXTS` or `MAX_NUMBERS`, and as `call_engine`.
@@ -69,7 +70,18 @@ async def tokenize_texts(service: Service, field: str, value: Any, options: Requ
     """Return the token ids of the texts in a body's field, truncated or refused if they are too long to embed."""
     engine = service.engine()
     ids = await asyncio.to_thread(tokenize_inputs, engine.tokenizer, field, value, options)
-    return await asyncio.to_thread(engine.embeddable, ids, options)
+    found = await asyncio.to_thread(engine.embeddable, ids, options)
+    return [one if isinstance(one, list) else one.ids for one in found]
+
+
+async def read_embedding_inputs(
+    service: Service, field: str, value: Any, options: RequestOptions
+) -> list[EmbeddingPrompt]:
+    """As `tokenize_texts`, for inputs that may have images and audio. Raises as `read_inputs` and `Service.request_media`."""
+    engine = service.engine()
+    images = MarkedImages(service.media_marker, await service.request_media(value))
+    prompts = await asyncio.to_thread(read_inputs, engine.tokenizer, field, value, options, images)
+    return await asyncio.to_thread(engine.embeddable, prompts, options)
 
 
 def vector_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
@@ -81,6 +93,11 @@ def vector_options(service: Service, request: Request, model: str | None) -> dic
         raise Unsupported(f"model: LoRA adapters do not apply to vectors and scores; take {service.names[0]!r}")
     given = service.options(request)
     return {name: given[name] for name in ("request_id", "timeout_s") if name in given}
+
+
+def embedding_input_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
+    """As `vector_options`, with the tenant: encoded images and audio are not shared with others."""
+    return {**vector_options(service, request, model), "tenant": RequestContext.of(request.scope).tenant}
 
 
 def _model_pooling(service: Service) -> str:

@@ -20,14 +20,21 @@ from paceline.server.api_errors import invalid_request, not_supported
 from paceline.server.json_bodies import JsonRoute, large_json_response
 from paceline.server.llama_server.llama_bodies import EmbeddingBody, RerankBody
 from paceline.server.service import Service
-from paceline.server.vectors import can_embed, can_rerank, compute_vectors, tokenize_texts, vector_options
+from paceline.server.vectors import (
+    can_embed,
+    can_rerank,
+    compute_vectors,
+    embedding_input_options,
+    read_embedding_inputs,
+    vector_options,
+)
 
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
-    @router.post("/embedding", summary="Turn texts into vectors, as llama-server does")
+    @router.post("/embedding", summary="Turn texts and images into vectors, as llama-server does")
     @router.post("/embeddings", include_in_schema=False)
     async def embed(body: EmbeddingBody, request: Request) -> Response:
         """Compute embeddings: a list of `index` and `embedding`.
@@ -37,10 +44,10 @@ def routes(service: Service) -> APIRouter:
         if not can_embed(service):
             raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
         options = RequestOptions(
-            **vector_options(service, request, body.model), truncate=body.truncate, parse_special=True
+            **embedding_input_options(service, request, body.model), truncate=body.truncate, parse_special=True
         )
         field, value = _input(body)
-        ids = await tokenize_texts(service, field, value, options)
+        ids = await read_embedding_inputs(service, field, value, options)
         rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
         return await large_json_response(
             await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize)

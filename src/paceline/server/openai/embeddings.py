@@ -23,7 +23,7 @@ from paceline.server.openai.openai_bodies import EMBEDDING_OPTIONS, OpenAIEmbedd
 from paceline.server.openai.parsing import given_fields, model_warning
 from paceline.server.request_fields import merge_options
 from paceline.server.service import Service
-from paceline.server.vectors import can_embed, compute_vectors, tokenize_texts, vector_options
+from paceline.server.vectors import can_embed, compute_vectors, embedding_input_options, read_embedding_inputs
 
 Vectors = npt.NDArray[np.float32]
 
@@ -34,7 +34,7 @@ def routes(service: Service) -> APIRouter:
     """Return the route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
-    @router.post("/v1/embeddings", summary="Turn texts into vectors", responses=OPENAI_ERRORS)
+    @router.post("/v1/embeddings", summary="Turn texts and images into vectors", responses=OPENAI_ERRORS)
     async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
         """Compute embeddings, as OpenAI's endpoint. Vectors have length 1."""
         engine = service.engine()
@@ -48,8 +48,8 @@ def routes(service: Service) -> APIRouter:
                 *model_warning(body, service.known_names),
             )
             check_embedding_body(body, engine.model.n_embd_out)
-            options = parse_embedding_options(body, vector_options(service, request, body.model))
-            ids = await tokenize_texts(service, "input", body.input, options)
+            options = parse_embedding_options(body, embedding_input_options(service, request, body.model))
+            ids = await read_embedding_inputs(service, "input", body.input, options)
             rows = await compute_vectors(service, request, ids, _pooling(body, service), options)
         name = service.names[0] if body.model is None else body.model
         members = {"model": name, **({"warnings": warnings} if warnings else {})}

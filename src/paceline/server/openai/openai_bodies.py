@@ -195,8 +195,8 @@ class OpenAIEmbeddingBody(EmbeddingFields):
     """The body of /v1/embeddings."""
 
     input: Any = Field(
-        description="A text, token ids, both mixed in a list, an object with prompt_string or with content (a list of text "
-        "parts), or a list of any of these."
+        description="A text, token ids, both mixed in a list, an object with prompt_string (and multimodal_data) or with content "
+        "(a list of parts, texts and images), or a list of any of these."
     )
     encoding_format: str | None = Field(
         None,
