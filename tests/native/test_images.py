@@ -423,7 +423,7 @@ def test_every_block_of_the_guide_runs(
     names: dict[str, Any] = {"__name__": "page"}
     for number, block in enumerate(blocks):
         exec(compile(block, f"block {number}", "exec", dont_inherit=True), names)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     assert "['image', 'text']" in capsys.readouterr().out
 
 

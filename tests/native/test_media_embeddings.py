@@ -13,12 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.cluster_world import ClusterWorld
 from tests.exact import EXACT
 from tests.native.test_images import marked
 from tests.native.test_media_projector import PAIRS
 from tests.pictures import picture, png
+from tests.sounds import tone
 
-from paceline import LLM, AsyncLLM, Image
+from paceline import LLM, AsyncLLM, Audio, Image
+from paceline.cluster_engine import ClusterEngine
+from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -33,7 +37,7 @@ from paceline.request import RequestOptions
 from paceline.runtime import Context, Embedder, MediaProjector, Model
 from paceline.runtime.embedder import normalized
 from paceline.runtime.media_embedder import MediaEmbedder
-from paceline.testing.models import BertSpec, Qwen2VlSpec, Qwen25VisionSpec, write_model
+from paceline.testing.models import BertSpec, LlamaSpec, Qwen2VlSpec, Qwen25VisionSpec, UltravoxAudioSpec, write_model
 
 pytestmark = pytest.mark.native
 
@@ -294,3 +298,55 @@ def test_a_worker_that_dies_is_replaced_and_the_vectors_come(qwen: Path) -> None
         with pytest.raises(EngineDied, match="SIGABRT"):
             llm.embed(["a", marked(4, 255), "b"])
         assert np.allclose(llm.embed(prompts), expected, atol=CLOSE)
+
+
+# ---- a cluster
+
+
+class WorkerReplicas(ClusterWorld):
+    """Replicas whose engines are workers with a model that sees."""
+
+    def __init__(self, model: Path, *names: str) -> None:
+        self._model = model
+        super().__init__(*names)
+
+    def _make(self, name: str) -> None:
+        self.replicas[name] = WorkerEngine(self._model, ENGINE)  # type: ignore[assignment]
+        self.members[name] = None
+
+    def engine(self, **options: Any) -> ClusterEngine:
+        return ClusterEngine([str(self._model)], {**ENGINE, **options}, self._make_calls)
+
+
+def test_a_cluster_embeds_images(qwen: Path) -> None:
+    """As an engine of its own does, also where the replica dies; what is wrong with an image reaches the caller."""
+    prompts: list[Any] = [["a", Image(picture(1)), "b"], "text", ["c", Image(picture(2)), "d"]]
+    with LLM(qwen, **ENGINE) as llm:
+        expected = llm.embed(prompts)
+    world = WorkerReplicas(qwen, "one", "two")
+    engine = world.engine()
+    try:
+        found = engine.embed(prompts, None, RequestOptions()).result(60)
+        assert np.allclose(normalized(np.stack(found), "l2"), expected, atol=CLOSE)
+        damaged = engine.embed([["a", Image(png(picture(1))[:300]), "b"]], None, RequestOptions())
+        with pytest.raises(InvalidParams, match="image 0: the image file is damaged"):
+            damaged.result(60)
+        with pytest.raises(Unsupported, match='pooling "last", not "mean"'):
+            engine.embed(prompts, "mean", RequestOptions()).result(60)
+        world.preferred = ("one",)
+        world.dies_of.append(("one", "submit"))
+        found = engine.embed(prompts, None, RequestOptions()).result(60)
+        assert np.allclose(normalized(np.stack(found), "l2"), expected, atol=CLOSE)
+    finally:
+        engine.close()
+        world.close()
+
+
+def test_audio_is_embedded_too(tmp_path: Path) -> None:
+    """What is heard makes a difference, and the same makes none."""
+    write_model(tmp_path / "mmproj.gguf", UltravoxAudioSpec())
+    with LLM(write_model(tmp_path / "model.gguf", LlamaSpec(pooling="last")), **ENGINE) as llm:
+        heard = [Audio(tone(1.0, pitch=pitch), 16000) for pitch in (300, 700, 300)]
+        found = llm.embed([["hear", one, QUESTION] for one in heard])
+        assert np.allclose(found[0], found[2], atol=CLOSE)
+        assert not np.allclose(found[0], found[1], atol=1e-2)

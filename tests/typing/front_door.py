@@ -30,6 +30,10 @@ def blocking(llm: paceline.LLM) -> None:
             assert_type(chunk, paceline.StreamChunk)
             assert_type(chunk.finish_reason, paceline.FinishReason | None)
     assert_type(llm.embed(["one", "two"]), npt.NDArray[np.float32])
+    assert_type(llm.embed([[1, 2], [3]]), npt.NDArray[np.float32])
+    assert_type(llm.embed([paceline.Image("cat.png"), "a cat"], pooling="last"), npt.NDArray[np.float32])
+    assert_type(llm.embed([pictured, "text", [1, 2]]), npt.NDArray[np.float32])
+    assert_type(llm.embed([pictured, pictured]), npt.NDArray[np.float32])
     assert_type(llm.rerank("query", ["one"])[0].score, float)
 
 

@@ -9,7 +9,7 @@ from tests.pictures import picture
 from tests.sounds import wav_of_bytes
 
 from paceline.engine.media_prompt import composed, has_media
-from paceline.engine.prompts import is_batch
+from paceline.engine.prompts import embeddable, embedding_request, is_batch, is_single_text
 from paceline.errors import InvalidParams, PromptTooLong, Unsupported
 from paceline.media import MAX_SECONDS, Audio, Image
 from paceline.request import RequestOptions
@@ -135,3 +135,58 @@ def test_errors_name_segments_as_the_caller_counts_them() -> None:
     """Also behind texts that are put together."""
     with pytest.raises(InvalidParams, match=r"prompt\[3\]"):
         compose("a", "b", ONE, [999999])
+
+
+# ---- inputs to embed
+
+
+def to_embed(*texts: Any, longest: int = 1000, **options: Any) -> Any:
+    return embeddable(texts, Tokenizer(), RequestOptions(**options), longest, lambda _: PARTS)
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_single"),
+    [
+        ("a", True),
+        (["a", ONE, "b"], True),
+        ([ONE], True),
+        (["a", "b"], False),
+        ([["a", ONE, "b"]], False),
+        ([["a", ONE, "b"], "c"], False),
+        ([[1, 2], [3]], False),
+        ([], False),
+    ],
+)
+def test_an_image_among_segments_makes_them_one_input(texts: Any, is_single: bool) -> None:
+    """A list of texts alone is several."""
+    assert is_single_text(texts) is is_single
+
+
+def test_items_of_a_request_start_where_its_texts_are_joined() -> None:
+    """What was put together is taken as it is, and its length counts its cells."""
+    found = to_embed("ab", ["c", ONE, "d"], [5, 6], [OTHER, "e"])
+    assert [len(one) for one in found] == [2, 19, 2, 18]
+    assert to_embed(*found) == found
+    request = embedding_request(7, found, "last", RequestOptions())
+    assert request.attachments == (ONE, OTHER)
+    assert [one.start for one in request.media] == [2 + 4, 2 + 10, 23 + 3, 23 + 9]
+    assert [len(request.media_of(index)) for index in range(4)] == [0, 2, 0, 2]
+    assert request.longest_text == 2
+    assert request.longest_media_prompt == 19
+    assert request.largest_whole_item == 5
+
+
+def test_inputs_with_images_are_refused_by_their_place() -> None:
+    """With the option that would help."""
+    with pytest.raises(PromptTooLong, match="raise max_embedding_tokens"):
+        to_embed("a", ["b", ONE, "c"], longest=10)
+    with pytest.raises(InvalidParams, match="truncate"):
+        to_embed([ONE, "c"], truncate="left")
+    with pytest.raises(InvalidParams, match=r"texts\[1\]\[1\]"):
+        to_embed("a", [ONE, [999]])
+    with pytest.raises(InvalidParams, match="an embedding request may have 64 images and audio, not 66"):
+        to_embed(*[[ONE, "a"]] * 66)
+    no_end = Tokenizer()
+    no_end.add_eos = False
+    with pytest.raises(InvalidParams, match=r"texts\[0\] must end with a token"):
+        embeddable([["a", ONE]], no_end, RequestOptions(), 1000, lambda _: PARTS[1:2])

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from tests.engine_world import World
 
-from paceline.errors import Aborted, Cancelled, DeadlineExceeded, DecodeError, EngineStopped
+from paceline.engine.commands import Submit
+from paceline.errors import Aborted, Cancelled, DeadlineExceeded, DecodeError, EngineStopped, InvalidParams
+from paceline.kv_cache import MediaItem
 from paceline.request import RequestOptions
-from paceline.scheduling.embedding import EmbeddingQueue, EmbeddingRequest
+from paceline.scheduling.embedding import EmbeddingItem, EmbeddingQueue, EmbeddingRequest
 from paceline.scheduling.plan import PlanOutput
 from paceline.testing.fake_backend import FakeCost
 
@@ -17,6 +19,16 @@ from paceline.testing.fake_backend import FakeCost
 def request(*lengths: int, pooling: str | None = "mean", **options: Any) -> EmbeddingRequest:
     texts = [[65] * length for length in lengths]
     return EmbeddingRequest(key=1, texts=texts, pooling=pooling, options=RequestOptions(**options), submitted_s=0)
+
+
+def pictured(*lengths: int, media: dict[int, int], **options: Any) -> EmbeddingRequest:
+    """A request whose texts are so long; media: cells at which items of two cells start in them, by the texts' indexes."""
+    starts = [sum(lengths[:index]) for index in range(len(lengths))]
+    items = tuple(MediaItem(starts[index] + start, 2, 1, b"%d" % index) for index, start in media.items())
+    texts = [[65] * length for length in lengths]
+    return EmbeddingRequest(
+        key=1, texts=texts, pooling="last", options=RequestOptions(**options), submitted_s=0, media=items
+    )
 
 
 def queue_of(*requests: EmbeddingRequest) -> EmbeddingQueue:
@@ -49,6 +61,46 @@ def test_only_texts_that_are_pooled_alike_share_a_pass() -> None:
     assert [item.request for item in queue.take(10, 10)] == [one, third]
     queue.requests.remove(one)
     assert [item.request for item in queue.take(10, 10)] == [other]
+
+
+def test_a_text_with_media_has_a_pass_of_its_own() -> None:
+    """Those around it share theirs, as far as they are together."""
+    one, other = pictured(3, 4, 3, 3, media={1: 1}), pictured(2, 4, media={1: 0})
+    queue = queue_of(one, other)
+    passes = []
+    while items := queue.take(10, 100):
+        passes.append([(item.request is one, item.index) for item in items])
+    assert passes == [[(True, 0)], [(True, 1)], [(True, 2), (True, 3), (False, 0)], [(False, 1)]]
+
+
+def test_segments_of_a_text_are_its_tokens_and_items() -> None:
+    """Where its items start is counted from the first text on."""
+    found = pictured(3, 6, 4, media={1: 2, 2: 0})
+    first, second = found.media
+    assert EmbeddingItem(found, 0).segments() == [[65] * 3]
+    assert EmbeddingItem(found, 1).segments() == [[65] * 2, first, [65] * 2]
+    assert EmbeddingItem(found, 2).segments() == [second, [65] * 2]
+    assert [EmbeddingItem(found, index).media for index in range(3)] == [(), (first,), (second,)]
+    assert (found.longest_text, found.longest_media_prompt, found.largest_whole_item) == (3, 6, 0)
+
+
+def test_an_encoding_that_failed_ends_its_request_alone() -> None:
+    """With the reason; neighbours get their vectors."""
+    world = World()
+    requests = [pictured(3, 4, media={1: 1}) for _ in range(3)]
+    requests[1].embeddings = InvalidParams("image 0 is damaged")
+    for number, one in enumerate(requests):
+        one.key = 100 + number
+        world.embedding_requests[one.key] = one
+        world.commands.queue.append(Submit(one))
+    text = world.submit_embedding(["text"])
+    world.run()
+    errors = [world.embedded[one.key].error for one in requests]
+    assert [type(one) for one in errors] == [type(None), InvalidParams, type(None)]
+    assert world.embedded[100].vectors == world.embedded[102].vectors
+    assert world.embedded[100].vectors[0] != world.embedded[100].vectors[1]
+    assert world.embedded[text].error is None
+    world.check_done()
 
 
 def test_vectors_come_back_in_the_order_of_the_texts() -> None:

@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.pictures import picture
 
 from paceline.engine.commands import Cancel
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import WorkerEngine
-from paceline.errors import EngineStopped, InvalidParams
+from paceline.errors import EngineStopped, InvalidParams, Unsupported
+from paceline.kv_cache import MediaItem
+from paceline.media import Image
 from paceline.scheduling.sequence import GenerationState
 from paceline.streaming import FinishReason
 from paceline.testing.fake_engine_client import fake_worker_engine
@@ -125,6 +128,22 @@ def test_texts_to_embed_are_relayed(engine: WorkerEngine) -> None:
     request = messages.Embed(key=1, texts=[[1, 2], [3]], pooling=None, options={}, submitted_s=0.0, started_s=None)
     parts = relayed(engine, request)
     assert [len(one.vectors) for one in parts if isinstance(one, messages.Vectors)] == [2]
+
+
+def test_texts_with_media_are_relayed(engine: WorkerEngine) -> None:
+    """With their items; images that the worker has no projector for fail."""
+    items = (MediaItem(2, 2, 1, b"one"), MediaItem(6, 2, 1, b"two"))
+    texts = [[1, 2, 0, 0, 3], [4, 0, 0, 3], [5]]
+    request = messages.Embed(
+        key=1, texts=texts, pooling="last", options={}, submitted_s=0.0, started_s=None, media=items
+    )
+    (found,) = [one for one in relayed(engine, request) if isinstance(one, messages.Vectors)]
+    assert (len(set(found.vectors)), found.error) == (3, None)
+    image = Image(picture(1))
+    data = messages.AttachmentData(image.format, image.extent, image.data)
+    parts = relayed(engine, msgspec.structs.replace(request, attachments=(data,)))
+    errors = [one.error for one in parts if isinstance(one, messages.Vectors)]
+    assert [type(one) for one in errors] == [Unsupported]
 
 
 def test_closing_ends_relayed_requests_with_parts_of_the_front() -> None:
