@@ -303,11 +303,18 @@ class Worker:
             elif isinstance(message, _GivenUp):
                 self._ready.prepare(message.message)
             elif isinstance(message, messages.Embed) and message.attachments and self._encoding is not None:
-                if self._ready.reserve(message):
-                    self._have_encoded(message)
+                self._reserve(message)
             else:
                 self._ready.prepare(message)
             message = self._work.get()
+
+    def _reserve(self, message: messages.Embed) -> None:
+        """Make what an embedding request with images needs, then queue it for encoding, unless it was cancelled meanwhile."""
+        assert self._encoding is not None  # noqa: S101 - as the caller saw
+        if self._ready.reserve(message):
+            self._have_encoded(message)
+            if self._ready.is_cancelled(message.key):  # else its cancel comes behind it
+                self._encoding.release(message.key)
 
     def _set_up(self, setup: messages.Setup) -> None:
         try:

@@ -162,19 +162,20 @@ class RequestPreparer:
         files = attachments_of(message)
         if is_given_up():
             request.embeddings = Cancelled("the request ended before its images or audio were encoded")
-            request.cancelled = self._is_cancelled(key)
+            request.cancelled = self.is_cancelled(key)
             return
         try:
             request.embeddings = self._encoder.encode(
-                key, files, request.media, namespace, lambda: is_given_up() or self._is_cancelled(key)
+                key, files, request.media, namespace, lambda: is_given_up() or self.is_cancelled(key)
             )
         except (Cancelled, Aborted) as error:
             # A command follows, or the deadline is past: the scheduler ends it in order.
-            request.embeddings, request.cancelled = error, self._is_cancelled(key)
+            request.embeddings, request.cancelled = error, self.is_cancelled(key)
             return
         self.on_encoded(key, num_bytes(request.embeddings.values()))
 
-    def _is_cancelled(self, key: int) -> bool:
+    def is_cancelled(self, key: int) -> bool:
+        """Return whether a request that is not ready was cancelled. Any thread."""
         with self._lock:
             return any(isinstance(one, Cancel) for one in self._pending.get(key, ()))
 
