@@ -199,7 +199,7 @@ def test_a_prompt_ends_with_a_token(tmp_path: Path) -> None:
     text, vision = PAIRS["llava"]
     write_model(tmp_path / "mmproj.gguf", vision)
     with LLM(write_model(tmp_path / "llava.gguf", text), **ENGINE) as llm:
-        with pytest.raises(InvalidParams, match=r"texts\[0\] must end with a token"):
+        with pytest.raises(InvalidParams, match=r"texts\[0\]: a prompt must end with a token"):
             llm.embed(["what is this?", Image(picture(1))], pooling="last")
         with pytest.raises(Unsupported, match='"last", this model\'s own is "mean"'):
             llm.embed([Image(picture(1)), "?"])

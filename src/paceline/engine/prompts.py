@@ -266,7 +266,8 @@ def _embedding_segments(
     found = composed(segments, tokenizer, options, measure, longest, place=name, raising="max_embedding_tokens")
     if found.media and found.media[-1].end == len(found.ids):
         raise InvalidParams(
-            f"{name} must end with a token, as the vector is that of its last one; put a text behind the last image or audio"
+            f"{found.attachments[-1].name or name}: a prompt must end with a token, as its vector is that of the last one; put a "
+            "text behind the last image or audio"
         )
     return found
 

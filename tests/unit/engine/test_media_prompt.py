@@ -188,5 +188,5 @@ def test_inputs_with_images_are_refused_by_their_place() -> None:
         to_embed(*[[ONE, "a"]] * 66)
     no_end = Tokenizer()
     no_end.add_eos = False
-    with pytest.raises(InvalidParams, match=r"texts\[0\] must end with a token"):
+    with pytest.raises(InvalidParams, match=r"texts\[0\]: a prompt must end with a token"):
         embeddable([["a", ONE]], no_end, RequestOptions(), 1000, lambda _: PARTS[1:2])
