@@ -62,6 +62,8 @@ def test_openais_endpoint_takes_both_shapes(world: OpenAIServer, expected: Any) 
         for one in (INPUT, parts):
             assert np.allclose(vectors_of(client, one), expected[:1], atol=CLOSE)
             assert np.allclose(vectors_of(client, ["text", one, "text"]), expected[[1, 0, 1]], atol=CLOSE)
+        assert len(vectors_of(client, [["te", "xt"], INPUT, [1, "a"], {"content": [text_part("a")]}])) == 4
+        assert len(vectors_of(client, [1, "a", 2])) == 1
         found = posted(client, "/v1/embeddings", input=["a", INPUT])
         assert found["usage"]["prompt_tokens"] > 10
         assert np.allclose(vectors_of(client, INPUT, pooling="last", encoding_format="float"), expected[:1], atol=CLOSE)

@@ -197,6 +197,9 @@ def read_inputs(
     Raises as both, and as `RequestMedia.read_part`.
     """
     _check_not_empty(name, value)
+    if isinstance(value, list) and not is_prompt_list(value):
+        return [*tokenize_inputs(tokenizer, name, value, options)]
+    add, parse = options.add_special, options.parse_special
     found: list[Prompt] = []
     for each, one in _named(name, value):
         segments: Any = None
@@ -204,7 +207,10 @@ def read_inputs(
             segments = _segments_of_parts(each, one["content"], images)
         elif isinstance(one, dict) and "prompt_string" in one and one.get("multimodal_data"):
             segments = segments_of(each, one, images)
-        found += tokenize_inputs(tokenizer, each, one, options) if segments is None else [segments]
+        if segments is None:
+            text = _text_of_parts(each, one)
+            segments = _tokenize_prompt(tokenizer, each, text, add_special=add, parse_special=parse)
+        found.append(segments)
     return found
 
 
