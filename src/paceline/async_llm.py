@@ -181,7 +181,7 @@ class AsyncLLM(AsyncChatMethods):
 
     async def embed(
         self,
-        texts: str | Segments | Sequence[str | Sequence[int] | Segments],
+        texts: str | Sequence[str | Attachment | Sequence[int] | Segments],
         *,
         pooling: str | None = None,
         normalize: bool | Normalization = True,

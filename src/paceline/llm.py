@@ -198,7 +198,7 @@ class LLM(ChatMethods):
 
     def embed(
         self,
-        texts: str | Segments | Sequence[str | Sequence[int] | Segments],
+        texts: str | Sequence[str | Attachment | Sequence[int] | Segments],
         *,
         pooling: str | None = None,
         normalize: bool | Normalization = True,
