@@ -21,9 +21,8 @@ from paceline.runtime.native_core import Closeable
 _FIRST_ROOM: Final = 2048  # tokens of a prompt that there is memory for from the beginning
 _PASS: Final = 512  # tokens of a pass, unless an item has more that attend to one another
 _SEQ_ID, _SCRATCH = 0, 1  # the scratch sequence is for an item of M-RoPE that takes several passes
-_STEP: Final = (
-    4  # llama.cpp needs n_batch to be a multiple of its sequences, of which recurrent models have twice as many
-)
+# llama.cpp needs n_batch to be a multiple of its sequences, of which recurrent models have twice as many.
+_STEP: Final = 4
 
 
 class MediaEmbedder(Closeable):
@@ -73,10 +72,8 @@ class MediaEmbedder(Closeable):
         """
         wanted = validation.integer("num_tokens", num_tokens, 1, self.max_tokens)
         at_once = validation.integer("num_at_once", num_at_once, 0, self.max_tokens)
-        if (
-            wanted <= self._room and at_once <= self._pass
-        ):  # a call never waits while another thread makes a larger context
-            return
+        if wanted <= self._room and at_once <= self._pass:
+            return  # a call never waits while another thread makes a larger context
         with self._growing:
             self._context.native  # noqa: B018 - raises `Closed`
             if wanted > self._room or at_once > self._pass:
