@@ -510,7 +510,7 @@ def test_a_cancel_reaches_a_replica_that_is_connected_later() -> None:
         world.break_events("a")
         wait_for(lambda: engine.replicas == ("b",))
         wait_for(lambda: set(engine.replicas) == {"a", "b"})
-        wait_for(lambda: not engine._dispatcher._requests._commands._tasks)
+        wait_for(lambda: any(one.cancelled for one in world._known._services["a"]._sessions.values()))
         gate.set()
         del world.held_in["a", "submit"]
         assert tokens(read(submit(engine, "after"))) == alone("after", 20)
@@ -531,7 +531,7 @@ def test_what_changes_while_a_request_is_on_its_way_counts() -> None:
         wait_for(lambda: not requests._sending and not requests._commands._tasks)
         world.replicas["a"].allow()
         counts = [len(one.token_ids) for one in read(channel) if one.token_ids]
-        assert len(counts) == 3 and counts[1] == 7  # the first may have been drawn before
+        assert sum(one >= 7 for one in counts) == 2, counts  # the first may have been drawn before
 
 
 def test_a_replica_that_was_lost_before_it_left_is_forgotten() -> None:
