@@ -26,7 +26,7 @@ ENGINE: dict[str, Any] = {**EXACT, "num_slots": 2, "n_ctx": 1024}
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence gets drafts, whatever they cost; in this process."""
 
-    def choose(self: Any, candidates: Any, rows: Any, num_cells: int, most: int) -> list[int]:
+    def choose(self: Any, candidates: Any, rows: Any, num_cells: int, most: int, *_: int) -> list[int]:
         return [min(cap, 4, most // len(candidates)) for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)
