@@ -205,6 +205,8 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
     }
 }
 
+constexpr int prefetched_bytes = 4096; // ahead of what is multiplied with one row of activations
+
 // Sums of `tokens` rows of a tile, for `vectors` vectors of rows of the group from row `first_row` on.
 template <typename Isa, Format format, int vectors, int tokens>
 void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * tile, int num_tokens, int place,
@@ -223,6 +225,12 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
     for (int64_t super = 0; super < num_blocks; ++super, group += L::bytes) {
         const uint8_t * block = group + Scales::bytes;
         for (int b = 0; b < L::blocks; ++b, block += Codes::bytes, codes += next_block, scalars += next_block) {
+            if constexpr (tokens == 1) { // as fast as memory can be: what a processor guesses by itself is too late
+#pragma GCC unroll 16
+                for (int line = 0; line < Codes::bytes; line += 64) {
+                    __builtin_prefetch(block + prefetched_bytes + line);
+                }
+            }
 #pragma GCC unroll 2
             for (int half = 0; half < Codes::scales; ++half) {
                 typename Dot::Sum dots[vectors][tokens];
