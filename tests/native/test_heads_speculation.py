@@ -91,7 +91,9 @@ def mtp(tiny_models: TinyModels) -> Tried:
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence gets as many drafts as there is room for, whatever they cost."""
 
-    def choose(self: Any, candidates: Sequence[tuple[Any, int]], rows: Any, num_cells: int, most: int, *_: int) -> list[int]:
+    def choose(
+        self: Any, candidates: Sequence[tuple[Any, int]], rows: Any, num_cells: int, most: int, *_: int
+    ) -> list[int]:
         return [min(cap, 6, most // len(candidates)) for _, cap in candidates]
 
     monkeypatch.setattr(DepthChooser, "choose", choose)
