@@ -2,7 +2,7 @@
 
 python -m benchmarks.engine_events [--model FILE] [--streams 1,8,32] [--tokens N] [--pairs N] [--isolation thread|process]
 
-A client in a process of its own reads the events as the web page does, ten times a second with the radix tree, and draws
+A client in a process of its own reads the events as the web page does, at the default interval and with the radix tree, and draws
 nothing: a browser that runs on the server's machine takes its own share. Two ratios are shown, watched to not watched: of
 tokens/s, where below 1 being watched costs, and of the processor time that a token takes, of server, worker and client
 together, where above 1 it costs. Each is a geometric mean over the pairs with its standard error. Run it on a quiet machine.

@@ -309,6 +309,18 @@ def test_second_tab_follows_a_reply_and_does_not_ask_for_it_again(endless: Serve
     assert other.failures == []
 
 
+def conversation_in_two_tabs(server: Served, open_page: Open) -> tuple[ChatPage, ChatPage]:
+    """Open a conversation with one reply in two tabs of a browser."""
+    chat = open_page(server.url)
+    chat.set_parameters(Most_tokens="5")
+    chat.send("Write.")
+    chat.wait_done()
+    other = ChatPage(chat.page.context.new_page(), server.url)
+    other.open(f"#{chat.conversation()}")
+    other.wait_done()
+    return chat, other
+
+
 def test_reply_is_stopped_from_another_tab(endless: Served, open_page: Open) -> None:
     """Stop works where the reply is seen, not only where it was asked for, and frees the slot."""
     chat = open_page(endless.url)
@@ -326,13 +338,7 @@ def test_reply_is_stopped_from_another_tab(endless: Served, open_page: Open) -> 
 
 def test_reply_of_a_tab_that_is_closed_goes_on_in_another(endless: Served, open_page: Open) -> None:
     """Also where that one had the conversation open before the reply began."""
-    chat = open_page(endless.url)
-    chat.set_parameters(Most_tokens="5")
-    chat.send("Write.")
-    chat.wait_done()
-    other = ChatPage(chat.page.context.new_page(), endless.url)
-    other.open(f"#{chat.conversation()}")
-    other.wait_done()
+    chat, other = conversation_in_two_tabs(endless, open_page)
     other.set_parameters(Most_tokens="3000")
     other.send("More.")
     wait_count(chat.replies, 2)
@@ -344,13 +350,7 @@ def test_reply_of_a_tab_that_is_closed_goes_on_in_another(endless: Served, open_
 
 def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_page: Open) -> None:
     """The tab goes to a new conversation, and what is done in it meanwhile does not bring the old one back."""
-    chat = open_page(endless.url)
-    chat.set_parameters(Most_tokens="5")
-    chat.send("Write.")
-    chat.wait_done()
-    other = ChatPage(chat.page.context.new_page(), endless.url)
-    other.open(f"#{chat.conversation()}")
-    other.wait_done()
+    chat, other = conversation_in_two_tabs(endless, open_page)
     other.listed.first.hover()
     other.page.get_by_role("button", name="Delete Write.").click()
     other.page.get_by_role("dialog").get_by_role("button", name="Delete").click()

@@ -1,4 +1,4 @@
-"""What happens to a cluster in production, as checks that take as long as they are told."""
+"""What happens to a cluster in production, as checks; how long they take is an argument."""
 
 from __future__ import annotations
 

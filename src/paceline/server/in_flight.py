@@ -166,6 +166,11 @@ class ByteReservation:
     def __init__(self, budget: ByteBudget) -> None:
         self._budget, self._num_bytes = budget, 0
 
+    @property
+    def max_bytes(self) -> int:
+        """What all requests may have together."""
+        return self._budget.max_bytes
+
     def grow(self, num_bytes: int) -> bool:
         """Reserve `num_bytes` more; return False, and reserve none, where fewer are free."""
         if num_bytes > self._budget.free_bytes:

@@ -173,7 +173,7 @@ def test_the_engine_hears_of_replicas_that_come_and_go() -> None:
 
 
 def test_listeners_hear_the_newest_last() -> None:
-    """A report that comes while a listener is told of the one before is told after it; leaving twice does no harm."""
+    """A set that is reported during a call of a listener comes after it; a second `unlisten` does nothing."""
     membership, heard = Membership(), []
 
     def listen(names: frozenset[str]) -> None:

@@ -77,14 +77,19 @@ class RequestPreparer:
             self._texts(message)
         except Exception as error:  # noqa: BLE001 - the thread survives a request that fails
             self._fail(message.key, error)
+            self._pass_on_pending(message.key)
             return False
         finally:
             self._box.prepare(None)
         return True
 
     def _fail(self, key: int, error: Exception) -> None:
+        """Report to the front what is wrong with a request, and hold nothing for it."""
         self._sink.fail(key, as_paceline_error(error))
         self._inbox.on_left(key)
+
+    def _pass_on_pending(self, key: int) -> None:
+        """Put the commands that came while a request was prepared behind it."""
         with self._lock:
             for command in self._pending.pop(key, ()):
                 self._inbox.put(command)
@@ -110,13 +115,10 @@ class RequestPreparer:
                 self._encode(request, message, is_given_up)
             self._sink.accept(request)
         except Exception as error:  # noqa: BLE001 - the thread survives a request that fails
-            self._sink.fail(message.key, as_paceline_error(error))
-            self._inbox.on_left(message.key)
+            self._fail(message.key, error)
         finally:
             note(None)
-        with self._lock:
-            for command in self._pending.pop(message.key, ()):
-                self._inbox.put(command)
+        self._pass_on_pending(message.key)
 
     def _request(self, message: messages.Generate) -> Request:
         params, options = SamplingParams(**message.params), RequestOptions(**message.options)

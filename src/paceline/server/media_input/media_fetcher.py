@@ -167,8 +167,9 @@ class _ByteCount:
         if self._left < 0:
             _refuse(f"has more than is left of the {self._most} bytes that the images of a request may have")
         if self._reservation is not None and not self._reservation.grow(count):
+            most = self._reservation.max_bytes
             raise QueueFull(
-                "with this image all requests in flight would have more bytes than they may have; try again later"
+                f"with this image all requests in flight would have more than {most} bytes; try again later"
             )
 
 

@@ -95,6 +95,7 @@ def test_images_count_among_the_bytes_of_all_requests() -> None:
             with budget.reserve() as other:
                 refused = (await fetcher.fetch_all([URL], other))[URL]
                 assert isinstance(refused, QueueFull)
+                assert f"more than {budget.max_bytes} bytes" in str(refused)
         assert budget.free_bytes == budget.max_bytes
         assert ByteReservation.current.get() is None
 
