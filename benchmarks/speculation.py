@@ -7,7 +7,7 @@ python -m benchmarks.speculation --ngram
 python -m benchmarks.speculation --demo
 python -m benchmarks.speculation --acceptance 0.9 --widths 16 --cached --servers paceline,paceline-drafts
 
-The models are `walk_models`: what a draft model proposes is right with a set probability. The servers stay for all rounds, with
+The models are `walk_models`: what a draft model proposes is right with a set probability. The servers stay for all rounds of a launch, with
 and without drafts; each round has prompts of its own, and goes through them in turn. llama-server drafts three tokens a slot by
 default; --n-max gives both another bound. With its defaults the idle threads of one model's context poll while the other's
 compute, on the same cores, so it runs with drafts a second time without polling: "tuned". --ngram measures prompt lookup instead
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import statistics
 import sys
 import tempfile
@@ -99,7 +100,7 @@ def main() -> None:
     """Measure every acceptance at every width, and print a line for each."""
     options = parse(sys.argv[1:])
     print(
-        "drafts, width: tokens/s (of the same without drafts); ratio to llama-server with drafts, with its defaults and tuned"
+        "drafts, width: tokens/s (ratio to the same without drafts); ratio to llama-server with drafts, with its defaults and tuned"
     )
     for acceptance in [None] if options.ngram or options.demo else options.acceptance:
         measure(options, acceptance)
@@ -110,7 +111,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--acceptance", type=_floats, default=[0.5, 0.7, 0.9], help="separated by commas")
     parser.add_argument("--widths", type=_ints, default=[1, 4, 16], help="separated by commas")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="of each launch")
+    parser.add_argument("--launches", type=int, default=1, help="how often the servers are started")
     parser.add_argument("--cached", action="store_true", help="the same prompts in all rounds")
     parser.add_argument(
         "--servers", type=lambda text: text.split(","), default=list(SERVERS), help="separated by commas"
@@ -146,6 +148,21 @@ def measure(options: argparse.Namespace, acceptance: float | None) -> None:
     """Run all widths at one acceptance; None: with prompt lookup."""
     drafting = demo_drafting() if options.demo else drafting_with(options.heads, acceptance)
     prompts = _prompts(drafting.model, options)
+    found: dict[int, dict[str, list[Outcome]]] = {width: defaultdict(list) for width in options.widths}
+    for number in range(options.launches):
+        measure_once(options, drafting, prompts, number * options.rounds, found)
+    for width in options.widths:
+        report(drafting.name, width, found[width], options.rounds)
+
+
+def measure_once(
+    options: argparse.Namespace,
+    drafting: Drafting,
+    prompts: PromptMaker,
+    first_round: int,
+    found: dict[int, dict[str, list[Outcome]]],
+) -> None:
+    """Start the servers, and add what they do in all rounds at all widths to `found`."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {
@@ -154,13 +171,11 @@ def measure(options: argparse.Namespace, acceptance: float | None) -> None:
             if name in options.servers
         }
         for width in options.widths:
-            found: dict[str, list[Outcome]] = defaultdict(list)
-            for number in range(-1 if options.cached else 0, options.rounds):
+            for number in range(first_round - options.cached, first_round + options.rounds):
                 for name in list(servers) if number % 2 else list(reversed(servers)):
                     outcome = run(workload(width), prompts, servers[name], 0 if options.cached else number)
-                    if number >= 0:
-                        found[name].append(outcome)
-            report(drafting.name, width, found)
+                    if number >= first_round:
+                        found[width][name].append(outcome)
 
 
 def drafting_with(heads: str | None, acceptance: float | None) -> Drafting:
@@ -224,14 +239,14 @@ def _longest_gap(reply: Reply) -> float:
     return max((after - before for before, after in zip(reply.times_s, reply.times_s[1:], strict=False)), default=0.0)
 
 
-def report(drafts: str, width: int, found: dict[str, list[Outcome]]) -> None:
+def report(drafts: str, width: int, found: dict[str, list[Outcome]], num_rounds: int) -> None:
     """Print the medians of one width, and the ratios of paceline with drafts to llama-server with them."""
     print(f"{drafts}, {width}", end="")
     for name, outcomes in found.items():
         speed, base = _speed(outcomes), found.get("paceline" if name.startswith("paceline") else "llama-server")
         ttft_s = statistics.median(one.ttft_s for one in outcomes)
         gap_s = max(one.longest_gap_s for one in outcomes)
-        ratio = f" ({speed / _speed(base):.2f})" if base and base is not outcomes else ""
+        ratio = f" ({_ratio(outcomes, base, num_rounds)})" if base and base is not outcomes else ""
         print(f"; {name} {speed:.1f}{ratio}, TTFT {ttft_s:.2f} s, longest gap {gap_s:.2f} s", end="")
     for name in ("llama-server-drafts", "llama-server-tuned"):
         if name not in found or "paceline-drafts" not in found:
@@ -242,6 +257,18 @@ def report(drafts: str, width: int, found: dict[str, list[Outcome]]) -> None:
         ]
         print(f"; {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) of {name}", end="")
     print(flush=True)
+
+
+def _ratio(outcomes: list[Outcome], base: list[Outcome], num_rounds: int) -> str:
+    """Return the geometric mean over the rounds, with its standard error: over launches, where there are several.
+
+    Two processes of the same server differ by a few per cent for as long as they live.
+    """
+    logs = [math.log(one.tokens_per_s / other.tokens_per_s) for one, other in zip(outcomes, base, strict=True)]
+    of_launches = [statistics.fmean(logs[first : first + num_rounds]) for first in range(0, len(logs), num_rounds)]
+    parts = of_launches if len(of_launches) > 1 else logs
+    error = f" +- {statistics.stdev(parts) / math.sqrt(len(parts)):.3f}" if len(parts) > 1 else ""
+    return f"{math.exp(statistics.fmean(logs)):.3f}{error}"
 
 
 def _speed(outcomes: list[Outcome]) -> float:

@@ -23,7 +23,7 @@ _TRIED = (3, 4, 5, 6, 7, 8, 12, 16)  # drafts of a trial, where two lose more
 _LEAST_EVERY, _MOST_EVERY = 4, 64  # ticks with drafts until one without
 _PLAIN_COST = 0.005  # of the speed, that ticks without drafts may cost where these pay
 _GAIN = 0.1  # of a new measurement of what a proposal takes
-_DECIDING_SHARE, _MOST_REST = 0.005, 256  # of the time, and most ticks without a decision
+_DECIDING_SHARE, _MOST_REST = 0.003, 256  # of the time, and most ticks without a decision
 _LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
 
 

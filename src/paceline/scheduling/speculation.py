@@ -12,7 +12,7 @@ from paceline.clock import Clock
 from paceline.errors import DrafterError
 from paceline.kv_cache import KVCache
 from paceline.scheduling.acceptance import Acceptance, UsualAcceptance
-from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.scheduling.depth_chooser import KEPT_FOR, DepthChooser
 from paceline.scheduling.draft_cost import DraftCost
 from paceline.scheduling.drafter import BatchDrafter, Drafter, LaggingDrafter
 from paceline.scheduling.drafter_calls import DrafterCalls
@@ -67,10 +67,15 @@ class Speculation:
 
     def _rests(self, rows: list[Row]) -> bool:
         """Return whether nothing paid a few ticks ago beside rows like these: then drafters are not called again so soon."""
-        if self._resting_shape is None or self._resting_shape != _shape(rows) or self._num_rested >= self._rest_ticks:
+        if self._resting_shape is None or self._num_rested >= self._rest_ticks or self._resting_shape != _shape(rows):
             return False
         self._num_rested += 1
         return True
+
+    def _rest(self, rows: list[Row], num_ticks: int) -> None:
+        """Decide nothing for so many ticks, as long as the rows are like these."""
+        self._resting_shape = _shape(rows) if num_ticks else None
+        self._num_rested, self._rest_ticks = 0, num_ticks
 
     def _add_all(self, rows: list[Row], kv_cache: KVCache) -> None:
         limits, num_tokens = self._limits, sum([len(row.token_ids) for row in rows])
@@ -81,6 +86,8 @@ class Speculation:
             return
         candidates = self._candidates(rows)
         if not candidates:
+            if num_tokens == len(rows):  # all decode, and none may have drafts
+                self._rest(rows, KEPT_FOR)
             return
         begin_s = self._clock.now()
         try:
@@ -195,8 +202,8 @@ class Speculation:
             for (row, known, _), depth in zip(candidates, depths, strict=True)
             if depth or known.is_catching_up
         ]
-        self._resting_shape = None if chooser.is_measuring or wanted else _shape(rows)
-        self._num_rested, self._rest_ticks = 0, chooser.rest_ticks(has_room=room >= max(caps))
+        has_rest = not (chooser.is_measuring or wanted)
+        self._rest(rows, chooser.rest_ticks(has_room=room >= max(caps)) if has_rest else 0)
         return wanted, is_trial
 
     def _try_one(self, candidates: Candidates, depths: list[int], room: int) -> bool:

@@ -511,6 +511,32 @@ def test_a_request_may_go_without(off: dict[str, Any]) -> None:
     assert usage(with_drafts).accepted_tokens > 0
 
 
+def test_who_may_draft_is_asked_rarely_while_nobody_may_and_at_once_when_one_joins() -> None:
+    """Beside a request without drafts; a new one has some in its first tick with drafts to spare."""
+    options = {"max_tokens": 60, "ignore_eos": True}
+    world = speculative(Oracle(futures("xyz", **options)))
+    speculation = world.scheduler._speculation
+    assert isinstance(speculation, Speculation)
+    num_asked, candidates = 0, speculation._candidates
+
+    def counting(rows: list[Row]) -> Any:
+        nonlocal num_asked
+        num_asked += 1
+        return candidates(rows)
+
+    speculation._candidates = counting  # type: ignore[method-assign]
+    world.submit("abc", **options, speculation=False)
+    while world.scheduler._tick < 32:
+        world.tick()
+    assert 0 < num_asked <= 4
+    later = world.submit("xyz", max_tokens=9, ignore_eos=True)
+    num_before = world.scheduler._tick
+    while later.terminal is None:
+        world.tick()
+    assert usage(later).accepted_tokens > 0
+    assert world.scheduler._tick - num_before <= 4
+
+
 def test_a_request_that_may_have_fewer_drafts_than_are_verified_goes_without() -> None:
     """Its `max_draft` is below the engine's `min_draft`."""
     options = {"max_tokens": 30, "ignore_eos": True}

@@ -87,7 +87,7 @@ def test_trials_are_made_by_one_sequence_at_a_time() -> None:
     world = StreamWorld(drafter=FreeDrafter(0.0))
     world.tokens_per_s(16, 16)
     world.passes.clear()
-    world.tokens_per_s(16, 32, seed=1)
+    world.tokens_per_s(16, 64, seed=1)
     decoding = [
         rows
         for rows in world.passes
@@ -151,7 +151,10 @@ def test_deciding_on_drafts_is_a_part_of_what_they_cost() -> None:
         one.note_deciding(0.0004)
     assert not any(one.choose([(0.31, 7)], Rows(1).rows, 0, 64))
     assert not one.is_measuring
-    assert one.rest_ticks() == pytest.approx(0.0004 / (0.005 * 0.0005), rel=0.05)
+    assert one.rest_ticks() == 256
+    for _ in range(100):
+        one.note_deciding(0.0002)
+    assert one.rest_ticks() == pytest.approx(0.0002 / (0.003 * 0.0005), rel=0.05)
     assert one.rest_ticks(has_room=False) == 16
     for _ in range(100):
         one.note_deciding(0.0)

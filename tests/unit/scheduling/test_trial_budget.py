@@ -15,17 +15,17 @@ def spent_budget() -> TrialBudget:
 
 
 def test_a_part_of_the_time_is_put_aside_and_spent() -> None:
-    """Half a hundredth of it; what a trial wins does not count."""
+    """Three thousandths of it; what a trial wins does not count."""
     budget = spent_budget()
     assert budget.affords(0.0)
     assert not budget.affords(0.001)
     budget.pass_time(10.0)
-    assert budget.saved_s == pytest.approx(0.05)
-    assert budget.affords(0.049)
-    budget.spend(0.03)
+    assert budget.saved_s == pytest.approx(0.03)
+    assert budget.affords(0.029)
+    budget.spend(0.02)
     budget.spend(-5.0)
-    assert budget.saved_s == pytest.approx(0.02)
-    assert not budget.affords(0.021)
+    assert budget.saved_s == pytest.approx(0.01)
+    assert not budget.affords(0.011)
 
 
 def test_a_trial_that_took_longer_than_known_is_paid_back_before_the_next() -> None:
@@ -33,9 +33,9 @@ def test_a_trial_that_took_longer_than_known_is_paid_back_before_the_next() -> N
     budget = spent_budget()
     budget.spend(0.04)
     assert not budget.affords(0.0)
-    budget.pass_time(7.0)
+    budget.pass_time(13.0)
     assert not budget.affords(0.0)
-    budget.pass_time(2.0)
+    budget.pass_time(0.5)  # 0.0405 of 0.04
     assert budget.affords(0.0)
 
 
