@@ -187,7 +187,7 @@ class Speculation:
         depths = later = list(chooser.choose(list(zip(worths, in_time, strict=True)), rows, num_cells, room, num_ticks))
         if num_late and lagging is not None:
             later = lagging.depths_later(candidates, list(zip(worths, caps, strict=True)), room)
-        chooser.budget.pass_time(chooser.plain_s * num_ticks)
+        chooser.budget.pass_time(chooser.plain_s, num_ticks)
         for index, (_, known, _) in enumerate(candidates):
             known.is_catching_up = known.is_late and later[index] >= least
             if depths[index] >= least:

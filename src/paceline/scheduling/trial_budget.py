@@ -7,7 +7,8 @@ passes without drafts is spent when it is known. While more was spent than put a
 from __future__ import annotations
 
 _SHARE = 0.003  # of the time
-_FIRST_SAVED_S, _USUALLY_SAVED_S, _MOST_SAVED_S = 0.03, 0.1, 60.0
+_FIRST_TICKS, _FIRST_SAVED_S = 8, 0.03  # what is there at the beginning: so many ticks, but no more
+_USUALLY_SAVED_S, _MOST_SAVED_S = 0.1, 60.0
 
 
 class TrialBudget:
@@ -18,10 +19,15 @@ class TrialBudget:
     """
 
     def __init__(self) -> None:
-        self.saved_s, self._most_s = _FIRST_SAVED_S, _USUALLY_SAVED_S
+        self.saved_s, self._most_s = 0.0, _USUALLY_SAVED_S
+        self._is_new = True
 
-    def pass_time(self, seconds: float) -> None:
-        """Put a share of the time that ticks take aside."""
+    def pass_time(self, tick_s: float, num_ticks: float = 1) -> None:
+        """Put a share of the time that so many ticks take aside. The first one brings what there is at the beginning."""
+        if self._is_new and tick_s:
+            self.saved_s += min(_FIRST_TICKS * tick_s, _FIRST_SAVED_S)
+            self._is_new = False
+        seconds = tick_s * num_ticks
         self.saved_s = min(max(self.saved_s, self._most_s), self.saved_s + _SHARE * seconds)
 
     def affords(self, expected_s: float) -> bool:

@@ -10,6 +10,7 @@ from paceline.scheduling.trial_budget import TrialBudget
 def spent_budget() -> TrialBudget:
     """A budget without what it begins with."""
     budget = TrialBudget()
+    budget.pass_time(1.0)
     budget.spend(budget.saved_s)
     return budget
 
@@ -55,7 +56,13 @@ def test_an_hour_without_trials_pays_for_few() -> None:
     assert budget.saved_s == pytest.approx(60.0)
 
 
-def test_the_first_trial_need_not_be_saved_for() -> None:
-    """So that short loads learn something, too."""
-    assert TrialBudget().affords(0.03)
-    assert not TrialBudget().affords(0.031)
+@pytest.mark.parametrize(("tick_s", "expected_s"), [(0.5, 0.03), (0.0004, 0.0032)])
+def test_the_first_trial_need_not_be_saved_for(tick_s: float, expected_s: float) -> None:
+    """So that short loads learn something, too; little where ticks are short, as it is their time. Once."""
+    budget = TrialBudget()
+    budget.pass_time(0.0)
+    assert budget.saved_s == 0.0
+    for _ in range(2):
+        budget.pass_time(tick_s)
+        assert budget.saved_s == pytest.approx(expected_s + 0.003 * tick_s)
+        expected_s += 0.003 * tick_s
