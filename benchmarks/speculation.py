@@ -7,14 +7,14 @@ python -m benchmarks.speculation --ngram
 python -m benchmarks.speculation --demo
 python -m benchmarks.speculation --acceptance 0.9 --widths 16 --cached --servers paceline,paceline-drafts
 
-The models are `walk_models`: what a draft model proposes is right with a set probability. The servers stay for all rounds of a launch, with
-and without drafts; each round has prompts of its own, and goes through them in turn. llama-server drafts three tokens a slot by
-default; --n-max gives both another bound. With its defaults the idle threads of one model's context poll while the other's
-compute, on the same cores, so it runs with drafts a second time without polling: "tuned". --ngram measures prompt lookup instead
-of a draft model, on prompts that hold their output: a stretch of the walk, twice. --heads measures draft heads of a set
-acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it. --demo measures the demo model with
-its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, and a round before them that is not
-counted.
+The models are `walk_models`: what a draft model proposes is right with a set probability. The servers stay for all rounds of a
+launch, with and without drafts; each round has prompts of its own, and goes through them in turn. llama-server drafts three
+tokens a slot by default; --n-max gives both another bound. With its defaults the idle threads of one model's context poll while
+the other's compute, on the same cores, so it runs with drafts a second time without polling: "tuned". --ngram measures prompt
+lookup instead of a draft model, on prompts that hold their output: a stretch of the walk, twice. --heads measures draft heads
+of a set acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it. --demo measures the demo
+model with its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, and a round before them
+that is not counted.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main() -> None:
     """Measure every acceptance at every width, and print a line for each."""
     options = parse(sys.argv[1:])
     print(
-        "drafts, width: tokens/s (ratio to the same without drafts); ratio to llama-server with drafts, with its defaults and tuned"
+        "drafts, width: tokens/s (ratio to those without drafts); ratio to llama-server with drafts, its defaults and tuned"
     )
     for acceptance in [None] if options.ngram or options.demo else options.acceptance:
         measure(options, acceptance)
