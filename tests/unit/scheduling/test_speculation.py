@@ -537,6 +537,19 @@ def test_who_may_draft_is_asked_rarely_while_nobody_may_and_at_once_when_one_joi
     assert world.scheduler._tick - num_before <= 4
 
 
+def test_a_prompt_that_is_cached_but_for_its_last_token_has_drafts_at_once() -> None:
+    """That token is no decoding row yet, so the tick that computes it begins no rest."""
+    options = {"max_tokens": 9, "ignore_eos": True}
+    prompt = "the quick brown fox"
+    world = speculative(Oracle(futures(prompt, **options)))
+    for _ in range(2):
+        outcome, num_before = world.submit(prompt, **options), world.scheduler._tick
+        while outcome.terminal is None:
+            world.tick()
+    assert usage(outcome).cached_tokens == len(prompt) - 1
+    assert world.scheduler._tick - num_before <= 4
+
+
 def test_a_request_that_may_have_fewer_drafts_than_are_verified_goes_without() -> None:
     """Its `max_draft` is below the engine's `min_draft`."""
     options = {"max_tokens": 30, "ignore_eos": True}
