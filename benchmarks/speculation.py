@@ -176,6 +176,7 @@ def measure_once(
                     outcome = run(workload(width), prompts, servers[name], 0 if options.cached else number)
                     if number >= first_round:
                         found[width][name].append(outcome)
+            print(f"launch {1 + first_round // options.rounds}: measured {width} streams", file=sys.stderr, flush=True)
 
 
 def drafting_with(heads: str | None, acceptance: float | None) -> Drafting:

@@ -147,7 +147,7 @@ def test_several_chats_stream_at_once(endless: Served, open_page: Open) -> None:
     for word in ("One.", "Two."):
         chat.page.get_by_role("link", name=word).click()
         chat.wait_done()
-        chat.replies.last.get_by_text("3,000 tokens").wait_for()
+        assert "3,000 tokens" in chat.replies.last.inner_text()
     wait_count(pulses, 0)
 
 
@@ -255,6 +255,8 @@ def test_deleted_conversation_is_gone_for_good(served: Served, open_page: Open, 
     chat.page.get_by_text("Conversations stay in this browser.").wait_for()
     chat.page.reload()
     chat.page.get_by_text("Conversations stay in this browser.").wait_for()
+    assert chat.listed.count() == 0
+    assert chat.saved_messages() == []
 
 
 def test_conversation_that_is_deleted_while_its_reply_grows_leaves_nothing(endless: Served, open_page: Open) -> None:

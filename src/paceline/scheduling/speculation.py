@@ -44,7 +44,7 @@ class Speculation:
         self._lagging: LaggingSequences | None = None
         if isinstance(drafter, LaggingDrafter):
             self._lagging = LaggingSequences(self._calls, chooser, limits, self._failed)
-        self._resting_shape: _Shape | None = None  # of the last rows, where nothing paid
+        self._resting_shape: _Shape | None = None  # of the last rows, where no drafts paid or none were allowed
         self._num_rested = self._rest_ticks = 0  # ticks since then, and until it is decided anew
         self.num_expected = 0.0
 
@@ -66,7 +66,7 @@ class Speculation:
         return failed
 
     def _rests(self, rows: list[Row]) -> bool:
-        """Return whether nothing paid a few ticks ago beside rows like these: then drafters are not called again so soon."""
+        """Return whether drafters are not called again: a few ticks ago, beside such rows, no drafts paid or none were allowed."""
         if self._resting_shape is None or self._num_rested >= self._rest_ticks or self._resting_shape != _shape(rows):
             return False
         self._num_rested += 1

@@ -22,7 +22,7 @@ class TrialBudget:
         self.saved_s, self._most_s = 0.0, _USUALLY_SAVED_S
         self._is_new = True
 
-    def pass_time(self, tick_s: float, num_ticks: float = 1) -> None:
+    def pass_time(self, tick_s: float, num_ticks: int = 1) -> None:
         """Put a share of the time that so many ticks take aside. The first one brings what there is at the beginning."""
         if self._is_new and tick_s:
             self.saved_s += min(_FIRST_TICKS * tick_s, _FIRST_SAVED_S)
