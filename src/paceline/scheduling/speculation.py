@@ -66,7 +66,7 @@ class Speculation:
         return failed
 
     def _rests(self, rows: list[Row]) -> bool:
-        """Return whether drafters are not called again: a few ticks ago, beside such rows, no drafts paid or none were allowed."""
+        """Return whether drafters are not called again: a few ticks ago, beside such rows, none paid or were allowed."""
         if self._resting_shape is None or self._num_rested >= self._rest_ticks or self._resting_shape != _shape(rows):
             return False
         self._num_rested += 1
