@@ -3,7 +3,7 @@
 python -m benchmarks.attention [--part operation|model] [--model FILE] [--threads N]
 
 operation  one operation, with heads as in common models, for one token, for prompts, and for streams whose cells lie behind each
-           other's (own) or, as after decoding beside each other, between them.
+           other's (own) or, as after decoding beside each other, between them; drafts: four tokens of each stream.
 model      a prompt's tokens/s in ticks of 64 and of 512 tokens, and tokens/s of streams, at several lengths of context.
 
 Ratios within one run, interleaved, medians; run it on a quiet machine.
@@ -25,16 +25,26 @@ from benchmarks.model import half_billion
 from paceline import Context, Model
 from paceline.runtime.attention import Kernel, SingleAttention, use_kernel
 
-Traffic = Literal["of a prompt", "streams, own", "streams, between"]
+Traffic = Literal["of a prompt", "streams, own", "streams, between", "drafts, between"]
 
 # query heads, heads of keys, width of a head
-HEADS = {"Qwen2 0.5B": (14, 2, 64), "Llama 8B": (32, 8, 128), "Gemma 2B": (8, 1, 256), "no shared heads": (16, 16, 64)}
+HEADS = {
+    "Qwen2 0.5B": (14, 2, 64),
+    "Llama 8B": (32, 8, 128),
+    "Gemma 2B": (8, 1, 256),
+    "two to a key": (32, 16, 128),
+    "no shared heads": (16, 16, 64),
+    "Phi 2": (32, 32, 80),
+    "demo model": (8, 4, 32),
+}
 _CASES: tuple[tuple[int, Traffic], ...] = (
     (1, "of a prompt"),
+    (8, "of a prompt"),
     (8, "streams, own"),
     (8, "streams, between"),
     (32, "streams, own"),
     (32, "streams, between"),
+    (16, "drafts, between"),
     (64, "of a prompt"),
     (512, "of a prompt"),
 )
@@ -50,6 +60,7 @@ def operation_pass(heads: tuple[int, int, int], num_tokens: int, num_cells: int,
         "of a prompt": cell <= num_cells - num_tokens + token,
         "streams, own": cell * num_tokens // num_cells == token,
         "streams, between": cell % num_tokens == token,
+        "drafts, between": cell % max(1, num_tokens // 4) == token // 4,
     }[traffic]
     return SingleAttention(
         queries=rng.normal(size=(1, num_tokens, num_heads, dim)).astype(np.float32),

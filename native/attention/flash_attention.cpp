@@ -5,6 +5,7 @@
 
 #include "common.h"
 #include "ggml-cpu-impl.h"
+#include "simd-mappings.h"
 
 #include "block.hpp"
 #include "work_partition.hpp"
@@ -127,6 +128,32 @@ size_t their_size(int num_threads, const ggml_tensor * node) {
     return static_cast<size_t>(num_threads * std::max(tiles, sums)) * sizeof(float);
 }
 
+// Numbers that llama.cpp's kernel multiplies at once; what is behind a head's last whole step it multiplies one by one.
+#if defined(GGML_F16_STEP)
+constexpr int64_t step = GGML_F16_STEP;
+#else
+constexpr int64_t step = 1;
+#endif
+
+enum class Suits { always, where_shared, never };
+
+// A stream's rows fill few lanes where heads share no keys: llama.cpp's products by the row are faster there, but where they go
+// number by number, or tokens share cells.
+Suits suits(const ggml_tensor * node) {
+    const ggml_tensor *q = node->src[0], *k = node->src[1];
+    const int64_t group  = q->ne[2] / k->ne[2], num_tokens = q->ne[1], num_streams = q->ne[3];
+    if (group >= 4 || num_tokens >= 40 || (group >= 2 && k->ne[0] < step)) {
+        return Suits::always;
+    }
+    return num_tokens > 1 && num_streams == 1 ? Suits::where_shared : Suits::never;
+}
+
+// As measured with 8 and with 16 lanes (docs/adr/0019).
+bool shares_enough(const ggml_tensor * node) {
+    const bool has_rest = node->src[1]->ne[0] % step != 0 || node->src[2]->ne[0] % step != 0;
+    return mean_shared_rows(node) >= (has_rest ? 2.5 : 7.5);
+}
+
 } // namespace
 
 bool handles(const ggml_tensor * node) {
@@ -141,8 +168,7 @@ bool handles(const ggml_tensor * node) {
     if (ggml_is_empty(k) || k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2] != 0 || q->ne[3] != k->ne[3] || q->ne[3] != v->ne[3]) {
         return false;
     }
-    // A stream's rows fill few lanes where heads share no keys; llama.cpp's products by the row are faster there.
-    return q->ne[2] / k->ne[2] >= 4 || q->ne[1] >= 40;
+    return suits(node) != Suits::never;
 }
 
 size_t work_size(int num_threads, const ggml_tensor * node) {
@@ -153,7 +179,8 @@ bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted) {
     enum Choice : int32_t { theirs, dense, by_token };
     auto * agreed = reinterpret_cast<int32_t *>(aligned(params->wdata)); // may change at any time, but must be one for all threads
     if (params->ith == 0) {
-        const bool is_ours = is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node);
+        const bool is_ours = is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node) &&
+                             (suits(node) == Suits::always || shares_enough(node));
         *agreed            = !is_ours ? theirs : best_layout(node) == Layout::dense ? dense : by_token;
     }
     set_counter(params);

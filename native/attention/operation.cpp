@@ -58,6 +58,15 @@ Layout best_layout(const ggml_tensor * node) {
     return by_token <= dense ? Layout::by_token : Layout::dense;
 }
 
+double mean_shared_rows(const ggml_tensor * node) {
+    const Operation op(node, Layout::dense);
+    if (!op.mask) {
+        return static_cast<double>(op.num_rows());
+    }
+    const SeenCells seen = seen_cells(op);
+    return seen.all == 0 ? 0.0 : static_cast<double>(op.group * seen.all) / static_cast<double>(seen.all - seen.shared);
+}
+
 Operation::Operation(const ggml_tensor * node, Layout layout)
     : node(node), q(node->src[0]), k(node->src[1]), v(node->src[2]), mask(node->src[3]), sinks(node->src[4]),
       scale(param(node, 0)), max_bias(param(node, 1)), softcap(param(node, 2)), dim_k(q->ne[0]), dim_v(v->ne[0]),
