@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+import msgspec
+
 from paceline.kv_cache.interfaces import CacheSequence
 from paceline.kv_cache.radix_tree import Namespace, Node
 
@@ -14,8 +16,7 @@ MOST_VISITED: Final = 4096
 """Nodes that one view looks at, shown or only counted, which takes about a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True):
     """Tokens start to end of all paths through a node.
 
     id: the same as long as the node exists; parent: the id of the node above, None where it begins a prompt. running: the
@@ -74,15 +75,16 @@ def view_tree(
 
 
 def _view_of(node: Node, number: int, parent: int | None, running: Collection[CacheSequence]) -> NodeView:
-    having = tuple(cast(CacheSequence, owner) for owner in node.owners if owner in running)
+    owners = node.owners
+    having = tuple([cast(CacheSequence, owner) for owner in owners if owner in running]) if owners else ()
     return NodeView(
         id=number,
         parent=parent,
         start=node.start,
         end=node.end,
         running=having,
-        num_cached=len(node.owners) - len(having),
-        on_device=bool(node.owners),
+        num_cached=len(owners) - len(having),
+        on_device=bool(owners),
         on_host=node.block is not None,
         has_state=node.state is not None,
     )

@@ -29,7 +29,7 @@ LEAST_S: Final = 0.1
 """Between two looks, however often watchers want to see something."""
 
 _IDLE_S: Final = 1.0  # between looks at an engine without requests
-_TREE_S: Final = 0.5
+_TREE_S: Final = 1.0
 _STATS_S: Final = 1.0
 
 EndReason = Literal["shutdown", "unloaded", "failed"]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.engine import EngineClient
 
 _MOST_PAST: Final = 100  # merged columns of the ticks before a snapshot
+_SOON: Final = 0.1  # of the interval, by which an event may come early: to wait for so little costs a wake-up more
 
 
 class EngineEvent(NamedTuple):
@@ -103,7 +104,7 @@ class EventReader(Watcher):
             if self._ended is not None:
                 return EngineEvent("end", {"reason": self._ended})
             wait_s = self._sent_s + self.interval_s - time.monotonic()
-            if wait_s > 0.001:
+            if wait_s > _SOON * self.interval_s:
                 await asyncio.sleep(wait_s)
                 continue
             self._changed.clear()
