@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from benchmarks.mean_ratio import MeanRatio
 from benchmarks.processes import cpu_s, tree
 from benchmarks.server import Running, serving
 
@@ -95,18 +95,17 @@ def measure(running: Running, num_streams: int, num_tokens: int, num_pairs: int)
         "streams": num_streams,
         "pairs": num_pairs,
         "tokens_per_s": round(statistics.median(alone.tokens_per_s for _, alone in pairs), 1),
-        "rate": _mean_ratio([seen.tokens_per_s / alone.tokens_per_s for seen, alone in pairs]),
-        "cpu_of_a_token": _mean_ratio([seen.cpu_s / alone.cpu_s for seen, alone in pairs]),
+        "rate": _figures([seen.tokens_per_s / alone.tokens_per_s for seen, alone in pairs]),
+        "cpu_of_a_token": _figures([seen.cpu_s / alone.cpu_s for seen, alone in pairs]),
     }
     print(json.dumps(result), flush=True)
 
 
-def _mean_ratio(ratios: list[float]) -> dict[str, float]:
-    """Return the geometric mean, its standard error, and the extremes."""
-    logs = [math.log(one) for one in ratios]
-    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
-    found = {"mean": math.exp(statistics.fmean(logs)), "error": error, "least": min(ratios), "most": max(ratios)}
-    return {name: round(value, 4) for name, value in found.items()}
+def _figures(ratios: list[float]) -> dict[str, float]:
+    """Return the mean with its standard error, and the extremes."""
+    found = MeanRatio.of(ratios)
+    figures = {"mean": found.mean, "error": found.error, "least": min(ratios), "most": max(ratios)}
+    return {name: round(value, 4) for name, value in figures.items()}
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import walk_models
+from benchmarks.mean_ratio import MeanRatio
 from benchmarks.peers import builds
 from benchmarks.peers.client import Reply
 from benchmarks.peers.driver import PromptMaker, Run
@@ -265,11 +266,10 @@ def _ratio(outcomes: list[Outcome], base: list[Outcome], num_rounds: int) -> str
 
     Two processes of the same server differ by a few per cent for as long as they live.
     """
-    logs = [math.log(one.tokens_per_s / other.tokens_per_s) for one, other in zip(outcomes, base, strict=True)]
-    of_launches = [statistics.fmean(logs[first : first + num_rounds]) for first in range(0, len(logs), num_rounds)]
-    parts = of_launches if len(of_launches) > 1 else logs
-    error = f" +- {statistics.stdev(parts) / math.sqrt(len(parts)):.3f}" if len(parts) > 1 else ""
-    return f"{math.exp(statistics.fmean(logs)):.3f}{error}"
+    ratios = [one.tokens_per_s / other.tokens_per_s for one, other in zip(outcomes, base, strict=True)]
+    found = MeanRatio.of(ratios, num_rounds if len(ratios) > num_rounds else 1)
+    error = "" if math.isnan(found.error) else f" +- {found.error:.3f}"
+    return f"{found.mean:.3f}{error}"
 
 
 def _speed(outcomes: list[Outcome]) -> float:
