@@ -24,6 +24,8 @@ _LEAST_EVERY, _MOST_EVERY = 4, 64  # ticks with drafts until one without
 _PLAIN_COST = 0.005  # of the speed, that ticks without drafts may cost where these pay
 _GAIN = 0.1  # of a new measurement of what a proposal takes
 _DECIDING_SHARE, _MOST_REST = 0.003, 256  # of the time, and most ticks without a decision
+_ENOUGH = 16  # drafts of a sequence: where so many do not pay, more do not
+_ABOUT = 0.01  # of a probability, which is as good as none
 _LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
 
 
@@ -45,6 +47,26 @@ class _Beside:
     @property
     def only_decodes(self) -> bool:
         return self.num_tokens == self.num_decode
+
+
+@dataclass(slots=True)
+class _NonePaid:
+    """A choice of no drafts, for which others need none of their own for num_left ticks.
+
+    beside: rows that decode, tokens, and drafts in the rows; candidates: ascending; most: drafts, all together.
+    """
+
+    beside: tuple[int, int, int]
+    candidates: list[tuple[float, int]]
+    most: int
+    num_left: int
+
+    def covers(self, candidates: list[tuple[float, int]], most: int) -> bool:
+        """Return whether none pay for these either: no draft is worth more, and no more could be made of those that count."""
+        if len(candidates) != len(self.candidates) or most > self.most < _ENOUGH * len(candidates):
+            return False
+        pairs = zip(sorted(candidates), self.candidates, strict=True)
+        return all(worth <= before + _ABOUT and (cap <= had or had >= _ENOUGH) for (worth, cap), (before, had) in pairs)
 
 
 class DepthChooser:
@@ -86,6 +108,7 @@ class DepthChooser:
         self._key: object = None
         self._depths: list[int] = []
         self._num_left = 0
+        self._none_paid: _NonePaid | None = None
         self._plain_every = _LEAST_EVERY
 
     def note_drafting(self, seconds: float) -> None:
@@ -129,7 +152,9 @@ class DepthChooser:
         num_tokens = sum([len(row.token_ids) for row in rows]) - num_beside
         key = (num_decode, num_tokens, num_beside, [(int(100 * worth), cap.bit_length()) for worth, cap in candidates])
         self._num_left -= num_ticks
-        if self._num_left < 0 or key != self._key or not self._fit(candidates, most):
+        if self._still_none_pays(key[:3], candidates, most, num_ticks):
+            self._key, self._depths, self._num_left = key, [0] * len(candidates), 0
+        elif self._num_left < 0 or key != self._key or not self._fit(candidates, most):
             num_outputs = sum([row.num_outputs for row in rows]) - num_beside
             self._stand_beside(_Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates)))
             self._prompts_s = self._prefill_s()
@@ -139,6 +164,8 @@ class DepthChooser:
             self._depths = choose_depths(candidates, num_decode + self.expected_beside, self._times(), most)
             self._plain_every = self._ticks_until_plain(candidates)
             self._key, self._num_left, self.num_decode = key, KEPT_FOR, num_decode
+            if not any(self._depths):
+                self._none_paid = _NonePaid(key[:3], sorted(candidates), most, self.rest_ticks())
         self.is_measuring = any(self._depths) and self._is_plain_wanted()
         return [0] * len(candidates) if self.is_measuring else self._depths
 
@@ -188,7 +215,7 @@ class DepthChooser:
         """
         if is_trial or not self.is_known(sum(depths)):
             self._trial = list(depths), num_expected
-            self._num_left = 0  # what is seen now counts at once
+            self._num_left, self._none_paid = 0, None  # what is seen now counts at once
 
     def _most_without_prompts(self, candidates: list[tuple[float, int]], num_rows: int, most: int) -> int:
         """Return how many drafts would pay if all rows decoded, as far as such passes were seen; `most` where none was.
@@ -212,6 +239,22 @@ class DepthChooser:
             return sum(choose_depths(candidates, num_rows + self.expected_beside, times, most))
         finally:
             self._stand_beside(beside)
+
+    def _still_none_pays(
+        self, beside: tuple[int, int, int], candidates: list[tuple[float, int]], most: int, num_ticks: int
+    ) -> bool:
+        """Return whether no drafts pay since a while ago none did for candidates that were as good, or better.
+
+        So a request that follows another is not worth the time of a choice.
+        """
+        none_paid = self._none_paid
+        if none_paid is None:
+            return False
+        none_paid.num_left -= num_ticks
+        if none_paid.num_left < 0 or none_paid.beside != beside:
+            self._none_paid = None
+            return False
+        return none_paid.covers(candidates, most)
 
     # ---- trials, and passes to compare with
 

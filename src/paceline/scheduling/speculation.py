@@ -23,8 +23,6 @@ from paceline.scheduling.plan import Row, RowOutput
 from paceline.scheduling.sequence import Sequence
 from paceline.scheduling.telemetry import TelemetrySink
 
-_USUAL_DRAFTS = 16  # where so many do not pay for a sequence, more do not for another in its place
-
 
 class Speculation:
     """Calls the drafter for drafts, and reports to it what came of them. On the engine's thread.
@@ -47,7 +45,6 @@ class Speculation:
         if isinstance(drafter, LaggingDrafter):
             self._lagging = LaggingSequences(self._calls, chooser, limits, self._failed)
         self._resting_shape: _Shape | None = None  # of the last rows, where no drafts paid or none were allowed
-        self._resting_keys: list[int] | None = None  # of their sequences, where it depends on these
         self._num_rested = self._rest_ticks = 0  # ticks since then, and until it is decided anew
         self.num_expected = 0.0
 
@@ -70,20 +67,14 @@ class Speculation:
 
     def _rests(self, rows: list[Row]) -> bool:
         """Return whether drafters are not called again: a few ticks ago, beside such rows, none paid or were allowed."""
-        if self._num_rested >= self._rest_ticks or self._resting_shape != _shape(rows):
-            return False
-        if self._resting_keys is not None and self._resting_keys != _keys(rows):
+        if self._resting_shape is None or self._num_rested >= self._rest_ticks or self._resting_shape != _shape(rows):
             return False
         self._num_rested += 1
         return True
 
-    def _rest(self, rows: list[Row], num_ticks: int, *, of_these: bool) -> None:
-        """Decide nothing for so many ticks, as long as the rows are like these.
-
-        of_these: whether that goes for these sequences alone, not for others in their place.
-        """
+    def _rest(self, rows: list[Row], num_ticks: int) -> None:
+        """Decide nothing for so many ticks, as long as the rows are like these."""
         self._resting_shape = _shape(rows) if num_ticks else None
-        self._resting_keys = _keys(rows) if num_ticks and of_these else None
         self._num_rested, self._rest_ticks = 0, num_ticks
 
     def _add_all(self, rows: list[Row], kv_cache: KVCache) -> None:
@@ -96,7 +87,7 @@ class Speculation:
         candidates = self._candidates(rows)
         if not candidates:
             if num_tokens == len(rows) and all([row.sequence.is_decoding for row in rows]):  # noqa: C419 - the faster way
-                self._rest(rows, KEPT_FOR, of_these=True)
+                self._rest(rows, KEPT_FOR)
             return
         begin_s = self._clock.now()
         try:
@@ -197,24 +188,22 @@ class Speculation:
         if num_late and lagging is not None:
             later = lagging.depths_later(candidates, list(zip(worths, caps, strict=True)), room)
         chooser.budget.pass_time(chooser.plain_s, num_ticks)
-        for index, (row, known, _) in enumerate(candidates):
+        for index, (_, known, _) in enumerate(candidates):
             known.is_catching_up = known.is_late and later[index] >= least
             if depths[index] >= least:
                 known.acceptance.note_drafts()
                 known.is_on_trial = False
             else:
                 depths[index] = 0
-                known.acceptance.note_plain(min(num_ticks, row.sequence.output.num_generated))
+                known.acceptance.note_plain(num_ticks)
         is_trial = not chooser.is_measuring and self._try_one(candidates, depths, room - sum(depths))
         wanted = [
             (row, known, depth)
             for (row, known, _), depth in zip(candidates, depths, strict=True)
             if depth or known.is_catching_up
         ]
-        reach = min(max(caps), _USUAL_DRAFTS)
-        are_usual = room >= reach >= min(self._limits.max_draft, _USUAL_DRAFTS)
         has_rest = not (chooser.is_measuring or wanted)
-        self._rest(rows, chooser.rest_ticks(has_room=room >= reach) if has_rest else 0, of_these=not are_usual)
+        self._rest(rows, chooser.rest_ticks(has_room=room >= max(caps)) if has_rest else 0)
         return wanted, is_trial
 
     def _try_one(self, candidates: Candidates, depths: list[int], room: int) -> bool:
@@ -318,14 +307,14 @@ class Speculation:
         return len(drafts)
 
 
-_Shape: TypeAlias = tuple[int, int, int]
+_Shape: TypeAlias = tuple[list[int], int, int]
 
 
 def _shape(rows: list[Row]) -> _Shape:
-    """Return what changes where prompts come and go or other rows decode, and is quick to say."""
+    """Return what changes where sequences or prompts come and go, and is quick to say.
+
+    A new sequence in the place of one that has ended is another: that had no room for drafts before its end.
+    """
     first, last = rows[0], rows[-1]
-    return (len(rows), len(first.token_ids) - first.num_drafts, len(last.token_ids) - last.num_drafts)
-
-
-def _keys(rows: list[Row]) -> list[int]:
-    return [row.sequence.key for row in rows]
+    keys = [row.sequence.key for row in rows]
+    return (keys, len(first.token_ids) - first.num_drafts, len(last.token_ids) - last.num_drafts)

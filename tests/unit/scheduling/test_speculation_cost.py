@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.drafters import BatchOracle
@@ -13,10 +14,12 @@ from tests.engine_world import World, make_limits
 from tests.speculation_world import FreeDrafter, StreamWorld
 
 from paceline.observability.instruments import Instruments
+from paceline.scheduling import depth_chooser
 from paceline.scheduling.acceptance import Acceptance, UsualAcceptance
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.scheduling.draft_depth import choose_depths
 from paceline.scheduling.drafting_sequence import Candidates, DraftingSequence
 from paceline.scheduling.model_drafter import ModelDrafter
 from paceline.scheduling.plan import Row
@@ -158,7 +161,7 @@ def test_deciding_on_drafts_is_a_part_of_what_they_cost() -> None:
     assert one.rest_ticks(has_room=False) == 16
     for _ in range(100):
         one.note_deciding(0.0)
-    assert any(one.choose([(0.32, 7)], Rows(1).rows, 0, 64))
+    assert any(one.choose([(0.33, 7)], Rows(1).rows, 0, 64))
     assert one.rest_ticks() == 16
 
 
@@ -171,6 +174,52 @@ def test_a_choice_is_kept_for_some_ticks_however_many_were_decided() -> None:
             assert one._beside.num_cells == 0
             one.choose([(0.1, 7)], Rows(1).rows, 5000, 64, num_ticks)
         assert one._beside.num_cells == 5000
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num_ticks", "is_chosen_anew"),
+    [
+        ([(0.30, 20)], [(0.25, 30)], 20, False),  # a request that follows, no better
+        ([(0.30, 20)], [(0.34, 20)], 20, True),
+        ([(0.30, 4)], [(0.30, 8)], 20, True),  # that one had no room
+        ([(0.30, 20)], [(0.25, 30)], 300, True),  # long ago
+        ([(0.30, 20), (0.10, 20)], [(0.05, 20), (0.30, 20)], 20, False),
+        ([(0.30, 20), (0.10, 20)], [(0.30, 20), (0.30, 20)], 20, True),
+        ([(0.30, 20)], [(0.30, 20), (0.10, 20)], 20, True),
+    ],
+)
+def test_a_choice_of_no_drafts_holds_for_others_that_are_no_better(
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[tuple[float, int]],
+    after: list[tuple[float, int]],
+    num_ticks: int,
+    is_chosen_anew: bool,
+) -> None:
+    """For as many ticks as nothing is decided: a short request is not worth the time of a choice of its own."""
+    one, num_chosen = counted_chooser(monkeypatch)
+    rows = Rows(*[1] * max(len(before), len(after))).rows
+    assert not any(one.choose(before, rows, 0, 64))
+    assert not any(one.choose(after, rows, 0, 64, num_ticks))
+    assert num_chosen() == 1 + is_chosen_anew
+
+
+def test_what_a_trial_shows_counts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice of no drafts from before it holds no longer."""
+    one, num_chosen = counted_chooser(monkeypatch)
+    one.choose([(0.3, 20)], Rows(1).rows, 0, 64)
+    one.note_drafts([2], 0.4, is_trial=True)
+    one.choose([(0.25, 30)], Rows(1).rows, 0, 64)
+    assert num_chosen() == 2
+
+
+def counted_chooser(monkeypatch: pytest.MonkeyPatch) -> tuple[DepthChooser, Callable[[], int]]:
+    """One that is dear beside its passes, in which drafts do not pay, and how often it has compared depths."""
+    one, _ = chooser({1: 0.0005, 2: 0.001, **dict.fromkeys(range(3, 9), 0.004)})
+    for _ in range(100):
+        one.note_deciding(0.0003)
+    compare = Mock(side_effect=choose_depths)
+    monkeypatch.setattr(depth_chooser, "choose_depths", compare)
+    return one, lambda: compare.call_count
 
 
 def test_last_tokens_of_cached_prompts_cost_what_decoding_rows_do() -> None:

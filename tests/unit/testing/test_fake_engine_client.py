@@ -47,7 +47,7 @@ def test_a_wrong_request_is_refused_and_the_next_one_is_served() -> None:
 
 def test_it_drafts_with_the_drafter_of_its_config() -> None:
     """It gets the tokens of every sequence, within the config's limits; draft heads have no model to follow."""
-    params = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0)
     drafter: Any = NgramModDrafter(size_n=3)
     plain, engine = (
         FakeEngineClient(),
