@@ -128,30 +128,34 @@ size_t their_size(int num_threads, const ggml_tensor * node) {
     return static_cast<size_t>(num_threads * std::max(tiles, sums)) * sizeof(float);
 }
 
-// Numbers that llama.cpp's kernel multiplies at once; what is behind a head's last whole step it multiplies one by one.
-#if defined(GGML_F16_STEP)
-constexpr int64_t step = GGML_F16_STEP;
+// Numbers of a head that llama.cpp's kernel multiplies at once. What is behind the last whole step it multiplies one by one, unless
+// the processor has vectors of any length.
+int64_t numbers_at_once([[maybe_unused]] const ggml_tensor * cells, [[maybe_unused]] bool are_keys) {
+#if defined(GGML_SIMD) && !defined(__ARM_FEATURE_SVE)
+    return cells->type == GGML_TYPE_F32 ? GGML_F32_STEP : are_keys ? GGML_F16_DOT_STEP : GGML_F16_STEP;
 #else
-constexpr int64_t step = 1;
+    return 1;
 #endif
+}
 
-enum class Suits { always, where_shared, never };
+bool has_rest(const ggml_tensor * cells, bool are_keys) { return cells->ne[0] % numbers_at_once(cells, are_keys) != 0; }
+
+enum class Handled { always, where_shared, never };
 
 // A stream's rows fill few lanes where heads share no keys: llama.cpp's products by the row are faster there, but where they go
 // number by number, or tokens share cells.
-Suits suits(const ggml_tensor * node) {
+Handled handled(const ggml_tensor * node) {
     const ggml_tensor *q = node->src[0], *k = node->src[1];
     const int64_t group  = q->ne[2] / k->ne[2], num_tokens = q->ne[1], num_streams = q->ne[3];
-    if (group >= 4 || num_tokens >= 40 || (group >= 2 && k->ne[0] < step)) {
-        return Suits::always;
+    if (group >= 4 || num_tokens >= 40 || (group >= 2 && k->ne[0] < numbers_at_once(k, true))) {
+        return Handled::always;
     }
-    return num_tokens > 1 && num_streams == 1 ? Suits::where_shared : Suits::never;
+    return num_tokens > 1 && num_streams == 1 ? Handled::where_shared : Handled::never;
 }
 
-// As measured with 8 and with 16 lanes (docs/adr/0019).
-bool shares_enough(const ggml_tensor * node) {
-    const bool has_rest = node->src[1]->ne[0] % step != 0 || node->src[2]->ne[0] % step != 0;
-    return mean_shared_rows(node) >= (has_rest ? 2.5 : 7.5);
+// Rows that must share cells, as measured with 8 and with 16 lanes (docs/adr/0019).
+double least_shared_rows(const ggml_tensor * node) {
+    return has_rest(node->src[1], true) || has_rest(node->src[2], false) ? 2.5 : 7.5;
 }
 
 } // namespace
@@ -168,7 +172,7 @@ bool handles(const ggml_tensor * node) {
     if (ggml_is_empty(k) || k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2] != 0 || q->ne[3] != k->ne[3] || q->ne[3] != v->ne[3]) {
         return false;
     }
-    return suits(node) != Suits::never;
+    return handled(node) != Handled::never;
 }
 
 size_t work_size(int num_threads, const ggml_tensor * node) {
@@ -179,9 +183,13 @@ bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted) {
     enum Choice : int32_t { theirs, dense, by_token };
     auto * agreed = reinterpret_cast<int32_t *>(aligned(params->wdata)); // may change at any time, but must be one for all threads
     if (params->ith == 0) {
-        const bool is_ours = is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node) &&
-                             (suits(node) == Suits::always || shares_enough(node));
-        *agreed            = !is_ours ? theirs : best_layout(node) == Layout::dense ? dense : by_token;
+        *agreed = theirs;
+        if (is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node)) {
+            const Sharing sharing(node);
+            if (handled(node) == Handled::always || sharing.mean_rows >= least_shared_rows(node)) {
+                *agreed = sharing.layout == Layout::dense ? dense : by_token;
+            }
+        }
     }
     set_counter(params);
     ggml_barrier(params->threadpool);

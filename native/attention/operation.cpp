@@ -44,27 +44,23 @@ SeenCells seen_cells(const Operation & op) {
 
 } // namespace
 
-Layout best_layout(const ggml_tensor * node) {
+Sharing::Sharing(const ggml_tensor * node) : layout(Layout::dense) {
     const Operation op(node, Layout::dense);
+    mean_rows = static_cast<double>(op.mask ? op.group : op.num_rows());
     if (!op.mask || op.num_streams > 1 || op.num_tokens < 2 || op.num_tokens > max_compared || op.group % num_lanes == 0) {
-        return Layout::dense;
-    }
-    // Lanes of the vectors that see a cell: of a dense layout, tokens that share it share vectors, too, and each of the others
-    // reaches into so many.
-    const SeenCells seen    = seen_cells(op);
-    const int64_t reached   = op.group + num_lanes - std::gcd(op.group, static_cast<int64_t>(num_lanes));
-    const int64_t dense     = op.group * seen.shared + reached * (seen.all - seen.shared);
-    const int64_t by_token  = Operation(node, Layout::by_token).rows_per_token * seen.all;
-    return by_token <= dense ? Layout::by_token : Layout::dense;
-}
-
-double mean_shared_rows(const ggml_tensor * node) {
-    const Operation op(node, Layout::dense);
-    if (!op.mask) {
-        return static_cast<double>(op.num_rows());
+        return;
     }
     const SeenCells seen = seen_cells(op);
-    return seen.all == 0 ? 0.0 : static_cast<double>(op.group * seen.all) / static_cast<double>(seen.all - seen.shared);
+    if (seen.all == 0) {
+        return;
+    }
+    mean_rows = static_cast<double>(op.group * seen.all) / static_cast<double>(seen.all - seen.shared);
+    // Lanes of the vectors that see a cell: of a dense layout, tokens that share it share vectors, too, and each of the others
+    // reaches into so many.
+    const int64_t reached  = op.group + num_lanes - std::gcd(op.group, static_cast<int64_t>(num_lanes));
+    const int64_t dense    = op.group * seen.shared + reached * (seen.all - seen.shared);
+    const int64_t by_token = Operation(node, Layout::by_token).rows_per_token * seen.all;
+    layout                 = by_token <= dense ? Layout::by_token : Layout::dense;
 }
 
 Operation::Operation(const ggml_tensor * node, Layout layout)

@@ -46,12 +46,13 @@ struct Rows {
     bool is_filling(const Operation & operation, int row) const { return place_of(operation, row) >= operation.group; }
 };
 
-// The layout in which fewer vectors see cells: tokens that see cells of their own do not share a vector. Reads the mask.
-Layout best_layout(const ggml_tensor * node);
+// How rows share cells. Reads the mask, once, where something depends on it.
+struct Sharing {
+    explicit Sharing(const ggml_tensor * node);
 
-// Rows that see a cell together, on average: the heads of a group, for as many tokens one after the other. Reads the mask, which
-// must be of one stream.
-double mean_shared_rows(const ggml_tensor * node);
+    double mean_rows; // that see a cell together, on average: the heads of a group, for as many tokens one after the other
+    Layout layout;    // in which fewer vectors see cells: tokens that see cells of their own do not share a vector
+};
 
 const char * at(const ggml_tensor * tensor, int64_t i1, int64_t i2, int64_t i3);
 void to_floats(float * to, const char * from, ggml_type type, int64_t count);
