@@ -68,6 +68,21 @@ def test_events_come_at_most_ten_times_a_second(worlds: Any) -> None:
         assert max(tick["n"] for tick in events.ticks) > 1
 
 
+def test_the_tree_comes_at_most_once_a_second(worlds: Any) -> None:
+    """Though it grows with every request: a view of it takes time between two passes."""
+    world = worlds(**ROOM)
+    with watching(world.client, interval_ms=100) as events:
+        events.next()
+        began_s, num_trees = time.monotonic(), 0
+        for number in range(1000):
+            world.post(prompts=[f"{number} {PROMPT}"], sampling={"max_tokens": 2})
+            num_trees += "tree" in events.next()[1]
+            if num_trees == 3:
+                break
+        assert num_trees == 3
+        assert time.monotonic() - began_s > 1.85  # the first of them may come at once
+
+
 def test_an_idle_engine_is_quiet(worlds: Any) -> None:
     """After the first events there are comments alone."""
     world = worlds({"heartbeat_s": 0.2})

@@ -13,7 +13,7 @@ from paceline.kv_cache.interfaces import CacheSequence
 from paceline.kv_cache.radix_tree import Namespace, Node
 
 MOST_VISITED: Final = 4096
-"""Nodes that one view looks at, shown or only counted, which takes about a millisecond."""
+"""Nodes that one view looks at, shown or only counted, which takes a millisecond or two."""
 
 
 class NodeView(msgspec.Struct, frozen=True):

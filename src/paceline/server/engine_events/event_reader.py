@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.engine import EngineClient
 
 _MOST_PAST: Final = 100  # merged columns of the ticks before a snapshot
-_SOON: Final = 0.1  # of the interval, by which an event may come early: to wait for so little costs a wake-up more
+_SOON_S: Final = 0.01  # by which an event may come early, as to wait for so little costs a wake-up more
 
 
 class EngineEvent(NamedTuple):
@@ -35,7 +35,7 @@ class EngineEvent(NamedTuple):
 
 
 class EventReader(Watcher):
-    """One client's events. facts: members of each snapshot beside what was found; interval_s: least time between events.
+    """One client's events. facts: members of each snapshot beside what was found; interval_s: least between events, to 10 ms.
 
     max_nodes: of the tree, 0: no tree. num_past: most ticks before the first event. Use as a context manager: leaving it ends
     the watch.
@@ -104,7 +104,7 @@ class EventReader(Watcher):
             if self._ended is not None:
                 return EngineEvent("end", {"reason": self._ended})
             wait_s = self._sent_s + self.interval_s - time.monotonic()
-            if wait_s > _SOON * self.interval_s:
+            if wait_s > _SOON_S:
                 await asyncio.sleep(wait_s)
                 continue
             self._changed.clear()
