@@ -129,7 +129,7 @@ size_t their_size(int num_threads, const ggml_tensor * node) {
 }
 
 // Numbers of a head that llama.cpp's kernel multiplies at once. What is behind the last whole step it multiplies one by one, unless
-// the processor has vectors of any length.
+// the processor has vectors of any length. 1 there, and where it has none: nothing was measured on such.
 int64_t numbers_at_once([[maybe_unused]] const ggml_tensor * cells, [[maybe_unused]] bool are_keys) {
 #if defined(GGML_SIMD) && !defined(__ARM_FEATURE_SVE)
     return cells->type == GGML_TYPE_F32 ? GGML_F32_STEP : are_keys ? GGML_F16_DOT_STEP : GGML_F16_STEP;
@@ -140,17 +140,17 @@ int64_t numbers_at_once([[maybe_unused]] const ggml_tensor * cells, [[maybe_unus
 
 bool has_rest(const ggml_tensor * cells, bool are_keys) { return cells->ne[0] % numbers_at_once(cells, are_keys) != 0; }
 
-enum class Handled { always, where_shared, never };
+enum class Used { always, where_shared, never };
 
 // A stream's rows fill few lanes where heads share no keys: llama.cpp's products by the row are faster there, but where they go
 // number by number, or tokens share cells.
-Handled handled(const ggml_tensor * node) {
+Used used_for(const ggml_tensor * node) {
     const ggml_tensor *q = node->src[0], *k = node->src[1];
     const int64_t group  = q->ne[2] / k->ne[2], num_tokens = q->ne[1], num_streams = q->ne[3];
     if (group >= 4 || num_tokens >= 40 || (group >= 2 && k->ne[0] < numbers_at_once(k, true))) {
-        return Handled::always;
+        return Used::always;
     }
-    return num_tokens > 1 && num_streams == 1 ? Handled::where_shared : Handled::never;
+    return num_tokens > 1 && num_streams == 1 ? Used::where_shared : Used::never;
 }
 
 // Rows that must share cells, as measured with 8 and with 16 lanes (docs/adr/0019).
@@ -172,7 +172,7 @@ bool handles(const ggml_tensor * node) {
     if (ggml_is_empty(k) || k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2] != 0 || q->ne[3] != k->ne[3] || q->ne[3] != v->ne[3]) {
         return false;
     }
-    return handled(node) != Handled::never;
+    return used_for(node) != Used::never;
 }
 
 size_t work_size(int num_threads, const ggml_tensor * node) {
@@ -186,7 +186,7 @@ bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted) {
         *agreed = theirs;
         if (is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node)) {
             const Sharing sharing(node);
-            if (handled(node) == Handled::always || sharing.mean_rows >= least_shared_rows(node)) {
+            if (used_for(node) == Used::always || sharing.mean_rows >= least_shared_rows(node)) {
                 *agreed = sharing.layout == Layout::dense ? dense : by_token;
             }
         }

@@ -180,7 +180,7 @@ def test_the_stream_ends_when_the_server_does(worlds: Any) -> None:
 
 
 def test_the_stream_ends_when_the_engine_fails(worlds: Any) -> None:
-    """Whoever comes later is told the same."""
+    """A client that connects later gets the same end."""
     world = worlds()
     with watching(world.client) as events:
         events.next()

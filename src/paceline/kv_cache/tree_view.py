@@ -76,7 +76,7 @@ def view_tree(
 
 def _view_of(node: Node, number: int, parent: int | None, running: Collection[CacheSequence]) -> NodeView:
     owners = node.owners
-    having = tuple([cast(CacheSequence, owner) for owner in owners if owner in running]) if owners else ()
+    having = tuple([cast(CacheSequence, owner) for owner in owners if owner in running])
     return NodeView(
         id=number,
         parent=parent,

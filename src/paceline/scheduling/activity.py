@@ -261,9 +261,7 @@ def _tenant_tree(tenant: str, view: TreeView, names: Mapping[object, tuple[int, 
             parent=one.parent,
             start=one.start,
             end=one.end,
-            running=tuple([names[owner] for owner in one.running[:MOST_OWNERS] if owner in names])
-            if one.running
-            else (),
+            running=tuple([names[owner] for owner in one.running[:MOST_OWNERS] if owner in names]),
             num_cached=one.num_cached,
             on_device=one.on_device,
             on_host=one.on_host,

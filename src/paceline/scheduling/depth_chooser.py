@@ -25,7 +25,6 @@ _PLAIN_COST = 0.005  # of the speed, that ticks without drafts may cost where th
 _GAIN = 0.1  # of a new measurement of what a proposal takes
 _DECIDING_SHARE, _MOST_REST = 0.003, 256  # of the time, and most ticks without a decision
 _ENOUGH = 16  # drafts of a sequence: where so many do not pay, more do not
-_ABOUT = 0.01  # of a probability, which is as good as none
 _LITTLE_S = 0.001  # by which a measurement may be above twice the last estimate
 
 
@@ -66,7 +65,7 @@ class _NonePaid:
         if len(candidates) != len(self.candidates) or most > self.most < _ENOUGH * len(candidates):
             return False
         pairs = zip(sorted(candidates), self.candidates, strict=True)
-        return all(worth <= before + _ABOUT and (cap <= had or had >= _ENOUGH) for (worth, cap), (before, had) in pairs)
+        return all(worth <= before and (cap <= had or had >= _ENOUGH) for (worth, cap), (before, had) in pairs)
 
 
 class DepthChooser:

@@ -161,7 +161,7 @@ def test_deciding_on_drafts_is_a_part_of_what_they_cost() -> None:
     assert one.rest_ticks(has_room=False) == 16
     for _ in range(100):
         one.note_deciding(0.0)
-    assert any(one.choose([(0.33, 7)], Rows(1).rows, 0, 64))
+    assert any(one.choose([(0.32, 7)], Rows(1).rows, 0, 64))
     assert one.rest_ticks() == 16
 
 
@@ -180,7 +180,8 @@ def test_a_choice_is_kept_for_some_ticks_however_many_were_decided() -> None:
     ("before", "after", "num_ticks", "is_chosen_anew"),
     [
         ([(0.30, 20)], [(0.25, 30)], 20, False),  # a request that follows, no better
-        ([(0.30, 20)], [(0.34, 20)], 20, True),
+        ([(0.30, 20)], [(0.30, 20)], 20, False),
+        ([(0.30, 20)], [(0.301, 20)], 20, True),
         ([(0.30, 4)], [(0.30, 8)], 20, True),  # that one had no room
         ([(0.30, 20)], [(0.25, 30)], 300, True),  # long ago
         ([(0.30, 20), (0.10, 20)], [(0.05, 20), (0.30, 20)], 20, False),

@@ -31,7 +31,9 @@ def routes(service: Service) -> APIRouter:
     )
     async def events(
         request: Request,
-        interval_ms: Annotated[int, Query(ge=100, le=60_000, description="Least time between two events.")] = 250,
+        interval_ms: Annotated[
+            int, Query(ge=100, le=60_000, description="Least time between two events, to 10 ms.")
+        ] = 250,
         max_nodes: Annotated[int, Query(ge=0, le=MAX_NODES, description="Of the radix tree; 0: no tree.")] = 256,
         history: Annotated[int, Query(ge=0, le=MOST_TICKS, description="Past ticks in the first event.")] = 256,
     ) -> Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,7 +57,7 @@ class Look:
         return self._made[key]
 
 
-class Watcher:
+class Watcher(ABC):
     """One who watches: takes looks, and learns of the end.
 
     wants_nodes: of the radix tree, None: no tree. interval_s: how often it looks, at most.
@@ -65,13 +66,13 @@ class Watcher:
     wants_nodes: int | None = None
     interval_s: float = LEAST_S
 
+    @abstractmethod
     def take(self, look: Look) -> None:
         """Take in what was found just now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, reason: EndReason) -> None:
         """Learn that there is nothing more to see."""
-        raise NotImplementedError
 
 
 class EngineWatch:
