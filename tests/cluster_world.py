@@ -87,10 +87,9 @@ class MemoryReplica:
 
     # ---- a link of the sink
 
-    def send(self, data: bytes) -> None:
-        message = messages.decode_up(data)
-        if isinstance(message, messages.Happened):
-            for part in message.parts:
+    def send(self, *sent: bytes) -> None:
+        for message in map(messages.decode_up, sent):
+            for part in message.parts if isinstance(message, messages.Happened) else ():
                 self._takers[part.key](part)
 
     # ---- see `RelayEngine`

@@ -39,10 +39,14 @@ class WireLink:
 
     def __init__(self) -> None:
         self._reader = FrameReader()
-        self.received: list[messages.Up] = []
+        self.writes: list[list[messages.Up]] = []
 
-    def send(self, message: bytes) -> None:
-        self.received += [messages.decode_up(one) for one in self._reader.feed(framed(message))]
+    @property
+    def received(self) -> list[messages.Up]:
+        return [one for write in self.writes for one in write]
+
+    def send(self, *sent: bytes) -> None:
+        self.writes.append([messages.decode_up(one) for one in self._reader.feed(b"".join(map(framed, sent)))])
 
 
 class WorkerLife:
@@ -70,7 +74,7 @@ class WorkerLife:
         self.sink.deliver(self.engine.tick())
         self.check()
         parts = [part for one in self.link.received if isinstance(one, messages.Happened) for part in one.parts]
-        self.link.received.clear()
+        self.link.writes.clear()
         return parts
 
     def check(self) -> None:

@@ -26,12 +26,23 @@ from paceline.request import RequestOptions
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.plan import Row, RowOutput
+from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.sequence import Request
 from paceline.streaming import StreamChannel
 from paceline.testing.fake_backend import FakeBackend
 
 LONG_S = 60.0  # no wait of a test that passes takes so long
 _MANY_CELLS = 200_000  # so many that no test gets to the end of them, however long a busy machine lets a test wait
+
+
+def fail_the_next_tick(scheduler: Scheduler) -> None:
+    """With a mistake of the engine's own."""
+
+    def broken(*_: Any) -> Any:
+        del scheduler.apply  # type: ignore[method-assign]
+        raise AssertionError("our own mistake")
+
+    scheduler.apply = broken  # type: ignore[method-assign]
 
 
 class GatedBackend(FakeBackend):

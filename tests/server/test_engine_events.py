@@ -122,6 +122,35 @@ def test_a_second_watcher_gets_the_ticks_that_the_first_has_seen(worlds: Any) ->
         first.until(lambda state: state["rates"]["generated_per_s"] == 0)  # it goes on
 
 
+def test_a_watcher_that_joins_does_not_wait_for_a_slower_one(worlds: Any) -> None:
+    """The look that comes for the first one in a minute is made at once for the second."""
+    world = worlds(**ROOM)
+    with (
+        world.raw(prompts=["abc"], sampling=ENDLESS, stream=True),
+        watching(world.client, interval_ms=60_000) as first,
+    ):
+        first.next()
+        began_s = time.monotonic()
+        with watching(world.client) as second:
+            assert second.next()[0] == "snapshot"
+            second.until(lambda _: len(second.ticks) > 50)
+        assert time.monotonic() - began_s < LONG_S
+        assert first.names == ["snapshot"]
+
+
+def test_a_failed_tick_does_not_end_the_stream(worlds: Any) -> None:
+    """Nor does it end the engine: its log begins anew."""
+    world = worlds(**ROOM)
+    with watching(world.client) as events:
+        with world.raw(prompts=["abc"], sampling=ENDLESS, stream=True):
+            events.until(lambda state: bool(state["slots"]))
+            world.fail_the_next_tick()
+            events.until(lambda state: not state["slots"])
+        assert events.names.count("snapshot") >= 2
+        with world.raw(prompts=["def"], sampling=ENDLESS, stream=True):
+            events.until(lambda state: bool(state["slots"]))
+
+
 def test_tenants_see_their_own_requests_and_sums_of_the_rest(worlds: Any) -> None:
     """No name, key, slot or number of tokens of another tenant is in any event."""
     world = worlds(KEYS, num_slots=3, **ROOM)
@@ -315,5 +344,10 @@ def test_a_watched_engine_falls_asleep_and_is_not_woken() -> None:
         assert client.post("/v1/probe", json={"prompts": ["abc"]}).status_code == 200
         asleep = events.until(lambda state: state["engine"]["state"] == "sleeping")
         assert (asleep["engine"]["worker_pid"], asleep["engine"]["is_alive"]) == (None, True)
-        assert client.post("/v1/probe", json={"prompts": ["abc"]}).status_code == 200
-        events.until(lambda state: state["engine"]["worker_pid"] is not None)
+        endless = {
+            "prompts": ["abc"],
+            "sampling": ENDLESS,
+            "stream": True,
+        }  # else it may sleep again before the next look
+        with client.stream("POST", "/v1/probe", json=endless):
+            events.until(lambda state: state["engine"]["worker_pid"] is not None)

@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import httpx
+from tests.running_engine import fail_the_next_tick
 from tests.server import probe
 from tests.server.running import RunningServer
 from tests.server.stand_in import StandInEngine, StandInLLM
@@ -32,6 +33,9 @@ class World:
         headers = f"x-request-id: {request_id}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
         connection.sendall(f"POST /v1/probe HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n\r\n".encode() + data)
         return connection
+
+    def fail_the_next_tick(self) -> None:
+        fail_the_next_tick(self.engine._runner._engine._scheduler)
 
     def close(self) -> None:
         self.engine.backend.gate.set()

@@ -238,6 +238,9 @@ class ClusterEngine(BaseEngine):
                 self._totals.report(name, snapshot)
         return self._totals.together(self.metrics.snapshot())
 
+    def reported_stats(self, max_age_s: float) -> None:
+        """See `EngineClient`: replicas report nothing unasked."""
+
     def replica_stats(self) -> dict[str, MetricsSnapshot]:
         """Return the metrics of each replica, as it reports them."""
         replies = self._dispatcher.ask_state("stats").result()
@@ -264,9 +267,11 @@ class ClusterEngine(BaseEngine):
         num_waiting = max(0, self._inbox.num_open - num_on_replicas, sum(one.num_waiting for one in found.values()))
         return SlotsSnapshot(tuple(replace(one, id=index) for index, one in enumerate(views)), num_waiting)
 
-    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
-        """See `EngineClient`: the slots of all replicas. Ticks and trees are the replicas' own, and are left out."""
-        activity_numbers(after, max_nodes)
+    def ask_activity(
+        self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
+    ) -> Future[EngineActivity]:
+        """See `EngineClient`: the slots of all replicas, without delay. Ticks and trees are the replicas' own, and left out."""
+        activity_numbers(after, max_nodes, delay_s)
         now_s = self._clock.now()
         return map_future(
             self.ask_slots(),

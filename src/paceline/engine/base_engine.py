@@ -183,7 +183,9 @@ class BaseEngine(ABC):
         """See `EngineClient`."""
 
     @abstractmethod
-    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
+    def ask_activity(
+        self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
+    ) -> Future[EngineActivity]:
         """See `EngineClient`."""
 
     def slots(self) -> SlotsSnapshot:

@@ -141,6 +141,12 @@ class EngineClient(Protocol):
     def stats(self) -> MetricsSnapshot:
         """Return all metrics, see docs/metrics.md. What a worker did after its last report is lost with it."""
 
+    def reported_stats(self, max_age_s: float) -> MetricsSnapshot | None:
+        """Return all metrics as of a worker's last report; None where that is older than max_age_s. Waits for nothing.
+
+        A worker reports once a second while it ticks.
+        """
+
     def ask_slots(self) -> Future[SlotsSnapshot]:
         """Return a future of what each slot does after the current tick; while there is no worker, all slots are idle.
 
@@ -165,12 +171,17 @@ class EngineClient(Protocol):
         Raises as `ask_slots`, and `InvalidParams`.
         """
 
-    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
+    def ask_activity(
+        self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
+    ) -> Future[EngineActivity]:
         """Return a future of what the engine does after the current tick, and of the ticks behind a number.
 
         after: `EngineActivity.last_number` of the last reply, 0 at first; the engine records ticks from the first question on,
         until none has come for five seconds. max_nodes: of the radix tree, for each tenant, up to 4096; None: no tree. While
         there is no worker nothing is done. Looking at the tree takes a part of a tick.
+
+        delay_s: seconds, up to 1: the result is of the first tick that ends so much later, sooner where the engine has nothing
+        to do. It comes with what that tick generated, and so wakes no thread that would sleep otherwise.
 
         Raises as `ask_slots`, and `InvalidParams`.
         """

@@ -103,11 +103,15 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """Ask what the engine does: ticks and marks behind a number, and at most max_nodes of the radix tree; None: no tree."""
+    """Ask what the engine does: ticks and marks behind a number, and at most max_nodes of the radix tree; None: no tree.
+
+    due_s: on the engine's clock; the reply comes after the first tick that ends later, or that finds nothing to do.
+    """
 
     key: int
     after: int
     max_nodes: int | None
+    due_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,8 +137,8 @@ class Engine:
                 self._scheduler.inspect(key)
             case Digest(key, max_prefixes, block_tokens):
                 self._scheduler.digest(key, max_prefixes, block_tokens)
-            case Observe(key, after, max_nodes):
-                self._scheduler.observe(key, after, max_nodes)
+            case Observe(key, after, max_nodes, due_s):
+                self._scheduler.observe(key, after, max_nodes, due_s)
             case DetachAdapter(key, adapter):
                 self._executor.detach_adapter(adapter)
                 self._scheduler.forget_adapter(key, adapter)

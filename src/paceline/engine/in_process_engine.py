@@ -126,6 +126,10 @@ class InProcessEngine(BaseEngine):
         """See `EngineClient`."""
         return self.metrics.snapshot()
 
+    def reported_stats(self, max_age_s: float) -> MetricsSnapshot:  # noqa: ARG002
+        """See `EngineClient`: nothing is older."""
+        return self.metrics.snapshot()
+
     def ask_slots(self) -> Future[SlotsSnapshot]:
         """See `EngineClient`."""
         self._runner.check_process()
@@ -136,10 +140,13 @@ class InProcessEngine(BaseEngine):
         self._runner.check_process()
         return self._ask(Digest(self._inbox.next_key(), *digest_sizes(max_prefixes, block_tokens)))
 
-    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
+    def ask_activity(
+        self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
+    ) -> Future[EngineActivity]:
         """See `EngineClient`."""
         self._runner.check_process()
-        return self._ask(Observe(self._inbox.next_key(), *activity_numbers(after, max_nodes)))
+        after, max_nodes, delay_s = activity_numbers(after, max_nodes, delay_s)
+        return self._ask(Observe(self._inbox.next_key(), after, max_nodes, self._clock.now() + delay_s))
 
     def _ask(self, question: Inspect | Digest | Observe) -> Future[Any]:
         return map_future(self._router.ask(question), itemgetter(0))

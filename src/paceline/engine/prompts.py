@@ -31,7 +31,7 @@ from paceline.media import Attachment, AudioExtent, MediaExtent
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate
-from paceline.scheduling.activity import MAX_NODES
+from paceline.scheduling.activity import MAX_NODES, MOST_DELAY_S
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request, prefix_namespace
@@ -117,10 +117,11 @@ def digest_sizes(max_prefixes: int, block_tokens: int | None) -> tuple[int, int 
     return max_prefixes, validation.integer("block_tokens", block_tokens, 1, 2**31 - 1)
 
 
-def activity_numbers(after: int, max_nodes: int | None) -> tuple[int, int | None]:
+def activity_numbers(after: int, max_nodes: int | None, delay_s: float) -> tuple[int, int | None, float]:
     """Return the arguments of `EngineClient.ask_activity`. Raises `InvalidParams` for what it refuses."""
     after = validation.integer("after", after, 0, 2**53)
-    return after, None if max_nodes is None else validation.integer("max_nodes", max_nodes, 0, MAX_NODES)
+    delay_s = validation.number("delay_s", delay_s, 0.0, MOST_DELAY_S)
+    return after, None if max_nodes is None else validation.integer("max_nodes", max_nodes, 0, MAX_NODES), delay_s
 
 
 def prefix_hash(token_ids: Sequence[int], options: RequestOptions) -> str:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LEASE_S: Final = 5.0
 """A log that no question has been put to for so long ends."""
 
+MOST_DELAY_S: Final = 1.0
+"""Of a reply, so that what is recorded meanwhile is kept."""
+
 MOST_TICKS: Final = 1024
 MOST_MARKS: Final = 256
 MOST_WAITING: Final = 64

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from paceline.clock import Clock
 from paceline.errors import Aborted, NoKvSlot, PacelineError
@@ -44,6 +45,14 @@ from paceline.scheduling.view import BatchStrategy
 from paceline.streaming.chunk import FinishReason
 
 _LEARN_EVERY = 8
+
+
+class _Inspection(NamedTuple):
+    """A question about the state after a tick. due_s: on the engine's clock, 0: after the next one."""
+
+    key: int
+    snapshot: Callable[[], SlotsSnapshot | PrefixDigest | EngineActivity]
+    due_s: float = 0.0
 
 
 class Scheduler:
@@ -93,7 +102,7 @@ class Scheduler:
         self._is_stopping = False
         self._needs_poll = True
         self._waits_for_readers = True
-        self._inspections: list[tuple[int, Callable[[], SlotsSnapshot | PrefixDigest | EngineActivity]]] = []
+        self._inspections: list[_Inspection] = []
         self._interval_changed: set[int] = set()
         self.is_idle = True
 
@@ -168,16 +177,19 @@ class Scheduler:
 
     def inspect(self, key: int) -> None:
         """Emit `Inspected` with what each slot does, after the next tick."""
-        self._inspections.append((key, self.slots))
+        self._inspections.append(_Inspection(key, self.slots))
 
     def digest(self, key: int, max_prefixes: int, block_tokens: int | None = None) -> None:
         """Emit `Inspected` with hashes of the cached prefixes, after the next tick."""
-        self._inspections.append((key, lambda: self.kv_cache.digest(max_prefixes, block_tokens)))
+        self._inspections.append(_Inspection(key, lambda: self.kv_cache.digest(max_prefixes, block_tokens)))
 
-    def observe(self, key: int, after: int, max_nodes: int | None) -> None:
-        """Emit `Inspected` with what the engine does, after the next tick, and record ticks for a while; see `EngineActivity`."""
+    def observe(self, key: int, after: int, max_nodes: int | None, due_s: float = 0.0) -> None:
+        """Emit `Inspected` with what the engine does, see `EngineActivity`, and record ticks for a while.
+
+        That is after the first tick from due_s on, or the first that finds nothing to do.
+        """
         self._telemetry.log.ask(self._clock.now())
-        self._inspections.append((key, lambda: self._activity(after, max_nodes)))
+        self._inspections.append(_Inspection(key, lambda: self._activity(after, max_nodes), due_s))
 
     def forget_adapter(self, key: int, adapter: str) -> None:
         """Drop all that was computed with an adapter, of which no request is open, and emit `AdapterDetached`."""
@@ -291,9 +303,17 @@ class Scheduler:
         if self._interval_changed:
             self._flush_by_interval()
         if self._inspections:
-            self._events += [Inspected(key, snapshot()) for key, snapshot in self._inspections]
-            self._inspections.clear()
+            self._take_inspections()
         return self._take_events()
+
+    def _take_inspections(self) -> None:
+        now_s, inspections = self._clock.now(), self._inspections
+        self._inspections = []
+        for one in inspections:
+            if self.is_idle or one.due_s <= now_s:
+                self._events.append(Inspected(one.key, one.snapshot()))
+            else:
+                self._inspections.append(one)
 
     def _apply_transfers(self, plan: Plan, transfers: TransferOutput, now_s: float) -> set[Sequence]:
         """Take in the outcome of the operations; return the sequences that restart, as theirs failed."""

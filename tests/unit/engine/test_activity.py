@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -52,7 +54,11 @@ def test_what_an_engine_does_is_the_same_from_a_thread_and_a_process(kind: str) 
         second = engine.ask_activity(first.last_number).result(LONG_S)
         assert second.ticks[0].number > first.last_number
         assert (second.started_s, second.trees) == (first.started_s, None)
-        for wrong in ({"after": -1}, {"max_nodes": 5000}):
+        due_s = time.monotonic() + 0.2
+        third = engine.ask_activity(second.last_number, delay_s=0.2).result(LONG_S)
+        assert time.monotonic() >= due_s
+        assert third.ticks[-1].number > second.ticks[-1].number
+        for wrong in ({"after": -1}, {"max_nodes": 5000}, {"delay_s": -1}, {"delay_s": 1.1}, {"delay_s": math.nan}):
             with pytest.raises(InvalidParams):
                 engine.ask_activity(**wrong)
         channel.cancel()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.engine_world import World
 from tests.isolated_world import WorkerLife
-from tests.running_engine import LONG_S, Running
+from tests.running_engine import LONG_S, Running, fail_the_next_tick
 from tests.unit.engine.test_output_router import Door, chunk, ending
 
+from paceline.engine.commands import Observe
 from paceline.engine.pending_results import end_each
 from paceline.engine.worker import messages
 from paceline.errors import DecodeError, EngineError, EngineStopped
@@ -99,16 +101,6 @@ def test_what_fails_in_one_event_keeps_no_other_from_its_reader() -> None:
 # ---- the engine's thread
 
 
-def fail_the_next_tick(engine: Running) -> None:
-    """With a mistake of the engine's own."""
-
-    def broken(*_: Any) -> Any:
-        del engine.scheduler.apply  # type: ignore[method-assign]
-        raise AssertionError("our own mistake")
-
-    engine.scheduler.apply = broken  # type: ignore[method-assign]
-
-
 def test_others_keep_what_they_held_back_where_one_request_cannot_be_ended() -> None:
     """After a failure of the engine's own each request ends in order but for the one, and its failure is reported."""
     world = World(eos_every=10**9)
@@ -147,7 +139,7 @@ def test_where_a_stream_cannot_be_ended_at_all_the_engine_ends_and_everything_el
     engine.wait_for_pass()
     sender = list(engine.router._senders.values())[1]
     sender.finish = NoMemory(sender.finish)  # type: ignore[method-assign]
-    fail_the_next_tick(engine)
+    fail_the_next_tick(engine.scheduler)
     engine.backend.gate.set()
     for channel in (channels[0], channels[2]):
         assert last_of(channel).finish_reason is FinishReason.ERROR
@@ -181,6 +173,25 @@ def test_each_step_of_the_end_is_taken_whatever_the_one_before_it_raises(step: s
 
 
 # ---- processes
+
+
+def test_replies_go_out_with_the_tick_that_they_are_of() -> None:
+    """In one write, so that the front wakes up once; where the engine fails before, the front learns that there is none."""
+    worker = WorkerLife(ManualClock(), {"num_seq_ids": 8, "eos_every": 10**9})
+    worker.hear(messages.Generate(1, [65, 66], {"max_tokens": 9}, {}, "", 0.0, messages.Life(), [None]))
+    worker.sink.inspect(Observe(7, 0, None), partial(messages.ActivityReply, 21))
+    worker.sink.deliver(worker.engine.tick())
+    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, messages.ActivityReply]
+    reply = worker.link.writes[-1][1]
+    assert isinstance(reply, messages.ActivityReply)
+    assert reply.activity is not None
+    assert (reply.number, reply.activity.slots.num_processing) == (21, 1)
+    worker.sink.inspect(Observe(8, 0, None, due_s=1e9), partial(messages.ActivityReply, 22))
+    worker.sink.deliver(worker.engine.tick())
+    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened]
+    worker.sink.end_all(DecodeError("the device is gone"))
+    assert worker.link.received[-1] == messages.ActivityReply(22, None)
+    worker.close()
 
 
 def test_a_worker_reports_the_failure_of_all_requests_but_one_that_cannot_be_encoded(

@@ -20,12 +20,17 @@ ENDLESS = 10**9
 def observe(world: World, after: int = 0, max_nodes: int | None = None) -> EngineActivity:
     """Tick once, and return what the engine shows then."""
     world.commands.queue.append(Observe(10**6, after, max_nodes))
+    (found,) = replies(world)
+    return found
+
+
+def replies(world: World) -> list[EngineActivity]:
+    """Tick once, and return the replies that come then."""
     world.num_ticks += 1
     events = world.engine.tick()
-    (found,) = [event.snapshot for event in events if isinstance(event, Inspected)]
     world.take([event for event in events if not isinstance(event, Inspected)])
-    assert isinstance(found, EngineActivity)
-    return found
+    found = [event.snapshot for event in events if isinstance(event, Inspected)]
+    return [one for one in found if isinstance(one, EngineActivity)]
 
 
 def what(marks: tuple[Mark, ...]) -> list[tuple[str, int | None]]:
@@ -45,6 +50,25 @@ def test_nothing_is_recorded_before_someone_asks() -> None:
     second = observe(world, first.last_number)
     assert [one.record.index for one in second.ticks] == [7, 8, 9, 10]
     assert observe(world, second.last_number).ticks[0].number == second.last_number + 1
+
+
+def test_a_reply_may_be_of_a_later_tick() -> None:
+    """Of the first that ends when it is due, or finds nothing to do; other questions do not wait for it."""
+    world = World(eos_every=ENDLESS)
+    key = world.submit("abc", max_tokens=None)
+    now_s = world.clock.now()
+    world.commands.queue.append(Observe(10**6, 0, None, now_s + 1.0))
+    assert replies(world) == []
+    assert len(observe(world).ticks) == 2
+    world.clock.advance(1.0)
+    (due,) = replies(world)
+    assert (due.now_s >= now_s + 1.0, len(due.ticks)) == (True, 3)
+    world.commands.queue.append(Observe(10**6, 0, None, world.clock.now() + 1.0))
+    assert replies(world) == []
+    world.cancel(key)
+    (idle,) = replies(world)
+    assert idle.slots.num_processing == 0
+    assert replies(world) == []
 
 
 def test_a_log_that_is_not_asked_for_ends() -> None:

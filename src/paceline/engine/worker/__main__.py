@@ -21,7 +21,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,6 @@ from paceline.engine.commands import (
     EndSlow,
     Inspect,
     Observe,
-    Question,
     RequestCommand,
     SetInterval,
     SetPaused,
@@ -184,23 +182,16 @@ class Worker:
 
     def _inspect(self, message: messages.AskSlots | messages.AskDigest | messages.AskActivity) -> None:
         """Ask the engine's thread, whose reply comes after the current tick."""
-        key = self._inbox.next_key()
+        key, sink = self._inbox.next_key(), self._socket_sink
+        assert sink is not None  # noqa: S101 - the front waits for Ready
         match message:
             case messages.AskSlots(number):
-                self._pass_question(Inspect(key), partial(messages.SlotsReply, number))
+                sink.inspect(Inspect(key), partial(messages.SlotsReply, number))
             case messages.AskDigest(number, max_prefixes, block_tokens):
-                self._pass_question(Digest(key, max_prefixes, block_tokens), partial(messages.DigestReply, number))
-            case messages.AskActivity(number, after, max_nodes):
-                self._pass_question(Observe(key, after, max_nodes), partial(messages.ActivityReply, number))
-
-    def _pass_question(self, question: Question, message: Callable[[Any], messages.Up]) -> None:
-        sink = self._socket_sink
-        assert sink is not None  # noqa: S101 - the front waits for Ready
-
-        def reply(asked: Future[list[Any]]) -> None:
-            self._send(message(None if asked.exception() else asked.result()[0]))
-
-        sink.ask(question).add_done_callback(reply)
+                sink.inspect(Digest(key, max_prefixes, block_tokens), partial(messages.DigestReply, number))
+            case messages.AskActivity(number, after, max_nodes, delay_s):
+                due_s = self._clock.now() + delay_s
+                sink.inspect(Observe(key, after, max_nodes, due_s), partial(messages.ActivityReply, number))
 
     def _send(self, message: messages.Up) -> None:
         self._link.send(messages.encode(message))

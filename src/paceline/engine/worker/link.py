@@ -39,11 +39,11 @@ class Link:
         """Return the socket's descriptor."""
         return self._socket.fileno()
 
-    def send(self, message: bytes) -> None:
-        """Send a message, in order; do nothing if the other side is gone."""
+    def send(self, *messages: bytes) -> None:
+        """Send messages, in order and at once; do nothing if the other side is gone."""
         if self._is_over:
             return
-        self._queue.put(framed(message))
+        self._queue.put(b"".join(map(framed, messages)))
         self.flush()
         if self.is_backed_up and self._on_backlog is not None:
             self._on_backlog()

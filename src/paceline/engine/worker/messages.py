@@ -22,7 +22,7 @@ from paceline.scheduling.sequence import GenerationState
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 13
+PROTOCOL = 14
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -127,11 +127,12 @@ class AskDigest(_Message, frozen=True, tag="digest?"):
 
 
 class AskActivity(_Message, frozen=True, tag="activity?"):
-    """Ask what the engine does; see `Observe`."""
+    """Ask what the engine does; see `Observe`. delay_s: from when the worker receives this, as its clock is its own."""
 
     number: int
     after: int
     max_nodes: int | None
+    delay_s: float = 0.0
 
 
 class Prefix(_Message, frozen=True, tag="prefix"):

@@ -61,9 +61,9 @@ class Questions:
         """Return a future of hashes of the cached prefixes after the current tick; None if there is no worker."""
         return self._ask(lambda number: messages.AskDigest(number, max_prefixes, block_tokens))
 
-    def ask_activity(self, after: int, max_nodes: int | None) -> Future[EngineActivity | None]:
-        """Return a future of what the engine does after the current tick; None if there is no worker."""
-        return self._ask(lambda number: messages.AskActivity(number, after, max_nodes))
+    def ask_activity(self, after: int, max_nodes: int | None, delay_s: float) -> Future[EngineActivity | None]:
+        """Return a future of what the engine does after the current tick, or so much later; None if there is no worker."""
+        return self._ask(lambda number: messages.AskActivity(number, after, max_nodes, delay_s))
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
         """Return a future of the result. Waits for a worker; if it dies, the next one loads, once; else `EngineDied`."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Question
+from paceline.engine.commands import Digest, Inspect, Observe, Question
 from paceline.engine.inbox import Inbox
 from paceline.engine.pending_results import PendingResults, end_each
 from paceline.engine.worker import messages
@@ -56,6 +56,7 @@ class SocketSink:
         self._link, self._inbox, self._backend, self._report = link, inbox, backend, report
         self._sent: dict[int, _SentState] = {}
         self._results = PendingResults()
+        self._replies: dict[int, Callable[[Any], messages.Up]] = {}
         self._reported_s = 0.0
 
     def accept(self, request: Request | EmbeddingRequest) -> None:
@@ -69,6 +70,14 @@ class SocketSink:
         self._inbox.put(command)
         return future
 
+    def inspect(self, command: Inspect | Digest | Observe, reply: Callable[[Any], messages.Up]) -> None:
+        """Have the front's question about the engine's state go back with the tick's events. Listening thread.
+
+        reply: makes the message of what was found, or of None if the engine ends before.
+        """
+        self._replies[command.key] = reply
+        self._inbox.put(command)
+
     def fail(self, key: int, error: PacelineError) -> None:
         """Report a request that could not be prepared. Preparing thread.
 
@@ -79,12 +88,17 @@ class SocketSink:
         self._sent.pop(key, None)
 
     def deliver(self, events: list[Event]) -> None:
-        """Send a tick's events."""
+        """Send a tick's events, and replies to questions, at once: the front wakes up once for them."""
         parts: list[messages.Part] = []
+        replies: list[messages.Up] = []
         for event in events:
-            parts += self._parts(event)
-        if parts:
-            self._link.send(messages.encode(messages.Happened(parts)))
+            if isinstance(event, Inspected) and (reply := self._replies.pop(event.key, None)) is not None:
+                replies.append(reply(event.snapshot))
+            else:
+                parts += self._parts(event)
+        sent = [messages.Happened(parts), *replies] if parts else replies
+        if sent:
+            self._link.send(*map(messages.encode, sent))
         if time.monotonic() - self._reported_s > _REPORT_EVERY_S and events:
             self._report()
             self._reported_s = time.monotonic()
@@ -132,8 +146,10 @@ class SocketSink:
                 self.fail(key, error)
                 self._inbox.ended(key)
             self._results.resolve(key, [], error)
+            if (reply := self._replies.pop(key, None)) is not None:
+                self._link.send(messages.encode(reply(None)))
 
-        end_each([*self._sent, *self._results], end)
+        end_each([*self._sent, *self._results, *self._replies], end)
 
     def close(self) -> None:
         """End what is still open, as the thread has ended."""

@@ -242,7 +242,7 @@ class Supervisor(EngineThread):
                 self._refusal = error
                 worker.kill()
             case messages.Stats(_, samples):
-                self.totals.report(samples)
+                self.totals.report(samples, self._clock.now())
                 self.questions.take(message)
             case messages.AdapterDone(_, adapter, path, error):
                 if path is not None and error is None:  # before the caller knows, so that no later worker lacks it

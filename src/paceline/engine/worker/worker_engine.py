@@ -304,6 +304,12 @@ class WorkerEngine(BaseEngine):
                 self._supervisor.questions.ask_stats().result(_STATS_S)
         return self._supervisor.totals.together(self.metrics.snapshot())
 
+    def reported_stats(self, max_age_s: float) -> MetricsSnapshot | None:
+        """See `EngineClient`."""
+        totals = self._supervisor.totals
+        is_new = self._clock.now() - totals.reported_s <= max_age_s
+        return totals.together(self.metrics.snapshot()) if is_new else None
+
     def ask_slots(self) -> Future[SlotsSnapshot]:
         """See `EngineClient`."""
         self._supervisor.check_process()
@@ -327,10 +333,12 @@ class WorkerEngine(BaseEngine):
             return PrefixDigest()
         return reply
 
-    def ask_activity(self, after: int = 0, *, max_nodes: int | None = None) -> Future[EngineActivity]:
+    def ask_activity(
+        self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
+    ) -> Future[EngineActivity]:
         """See `EngineClient`."""
         self._supervisor.check_process()
-        asked = self._supervisor.questions.ask_activity(*activity_numbers(after, max_nodes))
+        asked = self._supervisor.questions.ask_activity(*activity_numbers(after, max_nodes, delay_s))
         return map_future(asked, self._or_inactive)
 
     def _or_inactive(self, reply: EngineActivity | None) -> EngineActivity:

@@ -8,6 +8,7 @@ metrics are added up, and what it did since is lost.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
@@ -175,23 +176,26 @@ class TracingSink:
 
 
 class WorkerTotals:
-    """The metrics that all workers of an engine have reported. Any thread."""
+    """The metrics that all workers of an engine have reported. Any thread. reported_s: when the current one did so last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.reported_s = -math.inf
         self._past: dict[_Place, Sample] = {}
         self._now: dict[_Place, Sample] = {}
 
-    def report(self, samples: Iterable[Sample]) -> None:
+    def report(self, samples: Iterable[Sample], now_s: float = -math.inf) -> None:
         """Replace the metrics of the current worker."""
         with self._lock:
             self._now = {(one.name, one.labels): one for one in samples}
+            self.reported_s = now_s
 
     def died(self) -> None:
         """Add up the counters and histograms of a dead worker; drop its gauges."""
         with self._lock:
             self._past = _added(self._past, (one for one in self._now.values() if one.kind != "gauge"))
             self._now = {}
+            self.reported_s = -math.inf
 
     def together(self, front: MetricsSnapshot) -> MetricsSnapshot:
         """Return all metrics in the order of the table; those of requests, and the number of slots, are the front's."""

@@ -11,18 +11,28 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from paceline.errors import PacelineError
+from paceline.errors import EngineStopped, PacelineError
 from paceline.observability.activity_members import RateMeter, Rates, count_members, histogram_members
-from paceline.scheduling.activity import MOST_MARKS, MOST_TICKS, EngineActivity, Mark, TenantTree, TickActivity
+from paceline.scheduling.activity import (
+    MOST_DELAY_S,
+    MOST_MARKS,
+    MOST_TICKS,
+    EngineActivity,
+    Mark,
+    TenantTree,
+    TickActivity,
+)
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
     from paceline.observability.heartbeat import Heartbeat
+    from paceline.observability.metrics_snapshot import MetricsSnapshot
 
 _log = logging.getLogger("paceline.server")
 
@@ -32,6 +42,8 @@ LEAST_S: Final = 0.1
 _IDLE_S: Final = 1.0  # between looks at an engine without requests
 _TREE_S: Final = 1.0
 _STATS_S: Final = 1.0
+_STATS_AGE_S: Final = 2.0  # that do while ticks pass
+_SOON_S: Final = 0.01  # by which a look may come early, as to sleep for so little costs a wake-up more
 
 EndReason = Literal["shutdown", "unloaded", "failed"]
 
@@ -83,7 +95,6 @@ class EngineWatch:
         self._watchers: list[Watcher] = []
         self._task: asyncio.Task[None] | None = None
         self._ended: EndReason | None = None
-        self._is_joined = asyncio.Event()
         self._forget()
 
     def _forget(self) -> None:
@@ -115,10 +126,10 @@ class EngineWatch:
             watcher.end(self._ended)
             return
         self._watchers.append(watcher)
-        self._is_joined.set()
         self._looked_s = -1e9  # now, also where the engine is idle
-        if self._task is None:
-            self._task = asyncio.create_task(self._watch())
+        if self._task is not None:
+            self._task.cancel()  # it waits for a look that would come later
+        self._task = asyncio.create_task(self._watch())
 
     def remove(self, watcher: Watcher) -> None:
         """Let someone go; the last one ends the looks."""
@@ -144,41 +155,50 @@ class EngineWatch:
     async def _watch(self) -> None:
         try:
             while self._watchers:
-                began_s = time.monotonic()
-                if self._is_due(began_s):
-                    await self._look(began_s)
-                await self._pause(began_s)
+                await self._turn()
         except PacelineError:  # it has ended, or is not loaded any more
             self.end(self._why_ended())
         except Exception:  # noqa: BLE001 - its clients are to know
             _log.exception("the stream of engine events failed")
             self.end("failed")
 
-    async def _pause(self, began_s: float) -> None:
-        """Wait until the next look, which the watcher that wants to see most decides; for one that has just come, not long."""
-        self._is_joined.clear()
-        interval_s = max(LEAST_S, min((one.interval_s for one in self._watchers), default=LEAST_S))
-        wait_s = interval_s - (time.monotonic() - began_s)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_joined.wait(), max(0.01, wait_s))
+    async def _turn(self) -> None:
+        """Look once, as often as the watcher that wants to see most; an engine without requests is looked at once a second."""
+        now_s, engine = time.monotonic(), self._engine()
+        interval_s = max(LEAST_S, min(one.interval_s for one in self._watchers))
+        if engine.num_open > 0 or any(self._rates.member().values()):
+            await self._look_when_due(engine, self._looked_s + interval_s)
+            return
+        if now_s - self._looked_s >= _IDLE_S:
+            await self._look(engine, 0.0)
+            self._looked_s = time.monotonic()
+        await asyncio.sleep(interval_s)
 
-    def _is_due(self, now_s: float) -> bool:
-        """Whether there may be something to see: an engine without requests is looked at once a second."""
-        is_moving = self._engine().num_open > 0 or any(self._rates.member().values())
-        return is_moving or now_s - self._looked_s >= _IDLE_S
+    async def _look_when_due(self, engine: EngineClient, due_s: float) -> None:
+        """Look at an engine that ticks: it replies with the tick that ends then, so that no thread has to wake up for it."""
+        wait_s = due_s - time.monotonic()
+        if wait_s > MOST_DELAY_S:
+            await asyncio.sleep(wait_s - MOST_DELAY_S)
+            return
+        await self._look(engine, max(0.0, wait_s))
+        self._looked_s = max(due_s, time.monotonic())
+        early_s = due_s - time.monotonic()  # it had nothing to do
+        if early_s > _SOON_S:
+            await asyncio.sleep(early_s)
 
-    async def _look(self, now_s: float) -> None:
-        engine, last = self._engine(), self._last
+    async def _look(self, engine: EngineClient, delay_s: float) -> None:
+        last = self._last
         after = 0 if last is None else last.last_number
-        max_nodes = self._wanted_nodes(now_s)
-        asked = engine.ask_activity(after, max_nodes=max_nodes)
-        activity = await asyncio.wrap_future(asked)
-        self._looked_s = now_s
+        max_nodes = self._wanted_nodes(time.monotonic())
+        activity = await _reply(engine.ask_activity(after, max_nodes=max_nodes, delay_s=delay_s))
+        if activity is None:
+            return
         is_first = last is None or activity.started_s != last.started_s
         if is_first:
             self._begin_anew()
             if after:  # its numbers are those of another log
-                activity = await asyncio.wrap_future(engine.ask_activity(0, max_nodes=max_nodes))
+                activity = await _reply(engine.ask_activity(0, max_nodes=max_nodes)) or activity
+        now_s = time.monotonic()
         self._take(activity, now_s)
         self._refresh_stats(engine, now_s)
         look = Look(
@@ -214,17 +234,33 @@ class EngineWatch:
         return max(wanted) if wanted and now_s - self._tree_s >= _TREE_S else None
 
     def _refresh_stats(self, engine: EngineClient, now_s: float) -> None:
-        """Ask for the metrics in a thread, as a worker may take its time; what comes is in a later look."""
+        """Take the metrics that a worker reports while it ticks; else ask for them in a thread, for a later look."""
         if now_s - self._stats_s < _STATS_S or (self._stats_task is not None and not self._stats_task.done()):
             return
         self._stats_s = now_s
-        self._stats_task = asyncio.create_task(self._ask_stats(engine))
+        self._rss_bytes = _rss_bytes(engine.heartbeat().worker_pid)
+        reported = engine.reported_stats(_STATS_AGE_S) if engine.num_open else None
+        if reported is None:
+            self._stats_task = asyncio.create_task(self._ask_stats(engine))
+        else:
+            self._take_stats(reported)
 
     async def _ask_stats(self, engine: EngineClient) -> None:
         with suppress(PacelineError):
-            metrics = await asyncio.to_thread(engine.stats)
-            self._stats = {"counts": count_members(metrics), "histograms": histogram_members(metrics)}
-            self._rss_bytes = await asyncio.to_thread(_rss_bytes, engine.heartbeat().worker_pid)
+            self._take_stats(await asyncio.to_thread(engine.stats))
+
+    def _take_stats(self, metrics: MetricsSnapshot) -> None:
+        self._stats = {"counts": count_members(metrics), "histograms": histogram_members(metrics)}
+
+
+async def _reply(asked: Future[EngineActivity]) -> EngineActivity | None:
+    """Wait for a reply; None after a failed tick, from which the engine goes on."""
+    try:
+        return await asyncio.wrap_future(asked)
+    except EngineStopped:
+        raise
+    except PacelineError:
+        return None
 
 
 def _rss_bytes(pid: int | None) -> int | None:

@@ -320,6 +320,18 @@ def test_the_metrics_are_of_front_and_worker_together() -> None:
         one.metrics.check()
 
 
+def test_what_a_worker_reported_is_there_without_asking() -> None:
+    """As long as it is new enough."""
+    with engine(num_slots=2) as one:
+        assert one.reported_stats(LONG_S) is None
+        channel = start(one, "hello", max_tokens=300)
+        while (reported := one.reported_stats(LONG_S)) is None:
+            assert isinstance(channel.get(), StreamChunk)
+        assert reported.submitted == 1
+        assert reported.number("paceline_tokens_generated_total") > 0
+        assert one.reported_stats(0.0) is None
+
+
 def test_logs_of_the_worker_come_out_of_the_loggers_here(caplog: pytest.LogCaptureFixture) -> None:
     """An instrument that fails there is a log record here."""
     with engine(instruments=["tests.faulty_backend:Broken"]) as one:

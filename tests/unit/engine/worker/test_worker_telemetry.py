@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch, WorkerTotals
 from paceline.observability.metrics import Metrics
 from paceline.params import SamplingParams
@@ -42,9 +44,11 @@ def test_counters_go_on_over_a_death_and_gauges_do_not() -> None:
     totals.report(worker_with(2, 0.5).snapshot())
     running = worker_with(3, 0.5)
     running.request_started(1, 0, 0, 0.0)
-    totals.report(running.snapshot())
+    totals.report(running.snapshot(), 5.0)
     assert totals.together(front.snapshot()).number("paceline_slots_in_use") == 1
+    assert totals.reported_s == 5.0
     totals.died()
+    assert totals.reported_s == -math.inf
     assert totals.together(front.snapshot()).number("paceline_slots_in_use") == 0
     totals.report(worker_with(4, 0.01).snapshot())
     both = totals.together(front.snapshot())
