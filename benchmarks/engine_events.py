@@ -1,11 +1,17 @@
-"""What it costs to be watched: tokens/s of a server with a client of `/v1/engine/events` and without, in interleaved pairs.
+"""What it costs to be watched: `/v1/engine/events`, read as the web page does, at the default interval and with the radix tree.
 
-python -m benchmarks.engine_events [--model FILE] [--streams 1,8,32] [--tokens N] [--pairs N] [--isolation thread|process]
+python -m benchmarks.engine_events [--part looks|pairs] [--model FILE] [--streams 1,8,32] [--isolation thread|process]
 
-A client in a process of its own reads the events as the web page does, at the default interval and with the radix tree, and draws
-nothing: a browser that runs on the server's machine takes its own share. Two ratios are shown, watched to not watched: of
-tokens/s, where below 1 being watched costs, and of the processor time that a token takes, of server, worker and client
-together, where above 1 it costs. Each is a geometric mean over the pairs with its standard error. Run it on a quiet machine.
+looks  how much longer decode passes take beside which a look is handled, with the time before them, than the passes between
+       looks, by the events themselves: the share of the time that looks take, with its standard error, and the milliseconds of
+       each. Both kinds of passes come several times a second, so what else the machine does counts for both.
+       The tree has more nodes than are shown. Passes have to take longer than 10 ms, as events merge shorter ones.
+pairs  tokens/s of a server with a client that watches and without, in interleaved pairs. Two ratios, watched to not watched:
+       of tokens/s, where below 1 being watched costs, and of the processor time that a token takes, of server, worker and
+       client together, where above 1 it costs. Each is a geometric mean over the pairs with its standard error.
+
+The client is a process, or a thread of this one, on the same machine; it draws nothing: a browser that runs there takes its own
+share. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +31,13 @@ from dataclasses import dataclass
 import httpx
 
 from benchmarks.mean_ratio import MeanRatio
+from benchmarks.model import half_billion
 from benchmarks.processes import cpu_s, tree
 from benchmarks.server import Running, serving
+
+_NODES = 300  # of the tree, more than the 256 that are shown
+_LEAST_PASSES = 2  # between looks, to compare with
+_SETTLING_S = 5.0
 
 WATCHER = """
 import sys, urllib.request
@@ -101,6 +113,87 @@ def measure(running: Running, num_streams: int, num_tokens: int, num_pairs: int)
     print(json.dumps(result), flush=True)
 
 
+# ---- looks
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Decode passes between two looks, each from the end of the one before it, in seconds. first: beside the earlier look."""
+
+    first_s: float
+    others_s: list[float]
+
+    @property
+    def cost_s(self) -> float:
+        """What the look has added."""
+        return self.first_s - statistics.mean(self.others_s)
+
+
+def look_costs(url: str, num_streams: int, seconds: float) -> Iterator[Passes]:
+    """Watch for so long, and yield the passes of each event in which all streams decoded one token a pass."""
+    until_s, ended_s = time.monotonic() + seconds, None
+    with httpx.stream("GET", f"{url}/v1/engine/events", timeout=600) as events:
+        for line in events.iter_lines():
+            if time.monotonic() > until_s:
+                return
+            if not line.startswith("data: "):
+                continue
+            periods: list[float | None] = []
+            for tick in json.loads(line.removeprefix("data: ")).get("ticks", []):
+                end_s = tick["t"] + tick["ms"] / 1000
+                decodes = tick["n"] == 1 and [row[4] for row in tick["rows"]] == [1] * num_streams
+                periods.append(end_s - ended_s if ended_s is not None and decodes else None)
+                ended_s = end_s if decodes else None
+            first_s, *others_s = periods or [None]
+            found = [one for one in others_s if one is not None]
+            if first_s is not None and len(found) >= _LEAST_PASSES:
+                yield Passes(first_s, found)
+
+
+def measure_looks(running: Running, num_streams: int, num_tokens: int, seconds: float) -> None:
+    """Print what looks take of the time."""
+    url, is_over = f"http://127.0.0.1:{running.port}", threading.Event()
+    limits = httpx.Limits(max_connections=num_streams + 4)
+    with httpx.Client(base_url=url, timeout=600, limits=limits) as client, ThreadPoolExecutor(num_streams) as threads:
+        for number in range(_NODES):
+            body = {"prompt": f"{number} owls lived at the edge of the wood", "n_predict": 1}
+            assert client.post("/completion", json=body).status_code == 200
+
+        def generate(index: int) -> None:
+            number = 0
+            while not is_over.is_set():
+                number += 1
+                body = {
+                    "prompt": f"Story {number} of {index}",
+                    "n_predict": num_tokens,
+                    "ignore_eos": True,
+                    "stream": True,
+                }
+                with client.stream("POST", "/completion", json=body) as response:
+                    for _ in response.iter_raw():
+                        if is_over.is_set():
+                            return
+
+        streams = [threads.submit(generate, index) for index in range(num_streams)]
+        time.sleep(_SETTLING_S)
+        found = list(look_costs(url, num_streams, seconds))
+        is_over.set()
+        for stream in streams:
+            stream.result()
+    costs, pass_s = [one.cost_s for one in found], statistics.mean(one for each in found for one in each.others_s)
+    each_s, error_s = statistics.mean(costs), statistics.stdev(costs) / len(costs) ** 0.5
+    period_s = statistics.mean(one.first_s + sum(one.others_s) for one in found)
+    result = {
+        "streams": num_streams,
+        "looks": len(found),
+        "pass_ms": round(1000 * pass_s, 2),
+        "look_ms": round(1000 * each_s, 2),
+        "share": round(each_s / period_s, 4),
+        "error": round(error_s / period_s, 4),
+    }
+    print(json.dumps(result), flush=True)
+
+
 def _figures(ratios: list[float]) -> dict[str, float]:
     """Return the mean with its standard error, and the extremes."""
     found = MeanRatio.of(ratios)
@@ -111,18 +204,26 @@ def _figures(ratios: list[float]) -> dict[str, float]:
 def main() -> None:
     """Start a server for each number of streams, and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a GGUF file; the demo model without one")
+    parser.add_argument("--part", choices=("looks", "pairs"), default="looks")
+    parser.add_argument(
+        "--model", help="a GGUF file; a random one of half a billion parameters, or for pairs the demo model"
+    )
     parser.add_argument("--streams", default="1,8,32", help="numbers of streams, between commas")
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for looks, with each number of streams")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--isolation", choices=("thread", "process"), default="process")
     arguments = parser.parse_args()
     for num_streams in map(int, arguments.streams.split(",")):
         flags = ["--parallel", str(num_streams), "--isolation", arguments.isolation]
-        flags += ["--ctx-size", str(num_streams * (arguments.tokens + 128))]
-        flags += ["-m", arguments.model] if arguments.model else []
+        flags += ["--ctx-size", str(num_streams * (arguments.tokens + 128) + 32 * _NODES)]
+        model = arguments.model or (half_billion(None) if arguments.part == "looks" else None)
+        flags += ["-m", str(model)] if model else []
         with serving(["-m", "paceline", "serve"], flags) as running:
-            measure(running, num_streams, arguments.tokens, arguments.pairs)
+            if arguments.part == "looks":
+                measure_looks(running, num_streams, arguments.tokens, arguments.seconds)
+            else:
+                measure(running, num_streams, arguments.tokens, arguments.pairs)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
@@ -123,14 +124,20 @@ class MemoryReplica:
         return self._metrics.snapshot()
 
     def slots(self) -> SlotsSnapshot:
-        return self._sink.ask(Inspect(self._inbox.next_key())).result(PATIENCE_S)[0]  # type: ignore[no-any-return]
+        return self._inspect(Inspect(self._inbox.next_key())).result(PATIENCE_S)  # type: ignore[no-any-return]
 
     def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Any:
-        from paceline.engine.pending_results import map_future
+        return self._inspect(Digest(self._inbox.next_key(), max_prefixes, block_tokens))
 
-        return map_future(
-            self._sink.ask(Digest(self._inbox.next_key(), max_prefixes, block_tokens)), lambda one: one[0]
-        )
+    def _inspect(self, question: Inspect | Digest) -> Future[Any]:
+        found: Future[Any] = Future()
+
+        def reply(snapshot: Any) -> messages.Up:
+            found.set_result(snapshot)
+            return messages.SlotsReply(0, None)  # to nobody
+
+        self._sink.inspect(question, reply)
+        return found
 
     def heartbeat(self) -> Heartbeat:
         return self._runner.heartbeat()

@@ -142,9 +142,9 @@ class EngineClient(Protocol):
         """Return all metrics, see docs/metrics.md. What a worker did after its last report is lost with it."""
 
     def reported_stats(self, max_age_s: float) -> MetricsSnapshot | None:
-        """Return all metrics as of a worker's last report; None where that is older than max_age_s. Waits for nothing.
+        """Return all metrics, those of ticks as of a worker's last report; None where that is older than max_age_s.
 
-        A worker reports once a second while it ticks.
+        Waits for nothing. A worker reports once a second while it ticks.
         """
 
     def ask_slots(self) -> Future[SlotsSnapshot]:
@@ -180,8 +180,8 @@ class EngineClient(Protocol):
         until none has come for five seconds. max_nodes: of the radix tree, for each tenant, up to 4096; None: no tree. While
         there is no worker nothing is done. Looking at the tree takes a part of a tick.
 
-        delay_s: seconds, up to 1: the result is of the first tick that ends so much later, sooner where the engine has nothing
-        to do. It comes with what that tick generated, and so wakes no thread that would sleep otherwise.
+        delay_s: seconds, up to 1: the result is of the first tick that ends so much later, or finds nothing to do. A worker
+        sends it in one write with what that tick generated, so that the supervising thread wakes up once for both.
 
         Raises as `ask_slots`, and `InvalidParams`.
         """

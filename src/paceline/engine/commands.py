@@ -105,7 +105,7 @@ class Digest:
 class Observe:
     """Ask what the engine does: ticks and marks behind a number, and at most max_nodes of the radix tree; None: no tree.
 
-    due_s: on the engine's clock; the reply comes after the first tick that ends later, or that finds nothing to do.
+    due_s: on the engine's clock; the reply comes after the first tick that ends then or later, or finds nothing to do.
     """
 
     key: int

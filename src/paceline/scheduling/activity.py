@@ -26,7 +26,7 @@ LEASE_S: Final = 5.0
 """A log that no question has been put to for so long ends."""
 
 MOST_DELAY_S: Final = 1.0
-"""Of a reply, so that what is recorded meanwhile is kept."""
+"""Of a reply: less than `LEASE_S`, so that the log stays on until then."""
 
 MOST_TICKS: Final = 1024
 MOST_MARKS: Final = 256

@@ -17,7 +17,7 @@ from paceline.errors import EngineStopped, InvalidParams
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.streaming import StreamChannel, StreamChunk
-from paceline.testing import FakeEngineClient
+from paceline.testing import FakeBackend, FakeEngineClient
 from paceline.testing.fake_engine_client import fake_worker_engine
 
 LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
@@ -32,7 +32,7 @@ def start(engine: FakeEngineClient | WorkerEngine, **options: Any) -> StreamChan
 
 def made(kind: str) -> FakeEngineClient | WorkerEngine:
     if kind == "thread":
-        return FakeEngineClient()
+        return FakeEngineClient(backend=FakeBackend(num_seq_ids=8, **LONG))
     return fake_worker_engine(backend_options=LONG, restarts=RestartLimits(first_wait_s=0.0))
 
 

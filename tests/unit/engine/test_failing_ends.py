@@ -194,6 +194,33 @@ def test_replies_go_out_with_the_tick_that_they_are_of() -> None:
     worker.close()
 
 
+def test_a_question_that_cannot_be_replied_to_learns_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its reply could not be encoded, beside requests that go on, or not be sent at first."""
+    worker = WorkerLife(ManualClock(), {"num_seq_ids": 8, "eos_every": 10**9})
+    worker.hear(messages.Generate(1, [65, 66], {"max_tokens": 9}, {}, "", 0.0, messages.Life(), [None]))
+    tick = worker.engine.tick
+
+    def reply(activity: Any) -> messages.Up:
+        if activity is not None:
+            raise MemoryError
+        return messages.ActivityReply(21, None)
+
+    worker.sink.inspect(Observe(7, 0, None), reply)
+    worker.sink.deliver(tick())
+    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, messages.ActivityReply]
+    assert worker.link.writes[-1][1] == messages.ActivityReply(21, None)
+    worker.sink.inspect(Observe(8, 0, None), partial(messages.ActivityReply, 22))
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.link, "send", NoMemory(worker.link.send))
+        with pytest.raises(MemoryError):
+            worker.sink.deliver(tick())
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.link, "send", NoMemory(worker.link.send, 1))
+        worker.sink.end_all(DecodeError("the device is gone"))
+    assert messages.ActivityReply(22, None) in worker.link.received
+    worker.close()
+
+
 def test_a_worker_reports_the_failure_of_all_requests_but_one_that_cannot_be_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

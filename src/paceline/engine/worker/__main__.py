@@ -181,7 +181,7 @@ class Worker:
         self._send(messages.Stats(number, list(self._metrics.snapshot())))
 
     def _inspect(self, message: messages.AskSlots | messages.AskDigest | messages.AskActivity) -> None:
-        """Ask the engine's thread, whose reply comes after the current tick."""
+        """Ask the engine's thread, whose reply goes out with the events of a tick."""
         key, sink = self._inbox.next_key(), self._socket_sink
         assert sink is not None  # noqa: S101 - the front waits for Ready
         match message:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from paceline.errors import EngineError
 
 _READ_BYTES = 2**18
-_PARTS = 64  # frames that go out in one call
+_PARTS = 64  # calls of `send` whose messages go out in one write
 MAX_BYTES = 2**30
 _HEADER = 4
 
@@ -40,7 +40,7 @@ class Link:
         return self._socket.fileno()
 
     def send(self, *messages: bytes) -> None:
-        """Send messages, in order and at once; do nothing if the other side is gone."""
+        """Send messages, in order and in one write if the socket takes them; do nothing if the other side is gone."""
         if self._is_over:
             return
         self._queue.put(b"".join(map(framed, messages)))

@@ -62,7 +62,7 @@ class Questions:
         return self._ask(lambda number: messages.AskDigest(number, max_prefixes, block_tokens))
 
     def ask_activity(self, after: int, max_nodes: int | None, delay_s: float) -> Future[EngineActivity | None]:
-        """Return a future of what the engine does after the current tick, or so much later; None if there is no worker."""
+        """Return a future of what the engine does after the first tick from delay_s on; None if there is no worker."""
         return self._ask(lambda number: messages.AskActivity(number, after, max_nodes, delay_s))
 
     def ask_prefix(self, message: messages.Prefix) -> Future[messages.PrefixDone]:
@@ -149,6 +149,7 @@ class Questions:
 
         An adapter that was to be freed is gone: no later worker loads it (`Supervisor.forget_adapter`).
         """
+        self._give_up_on_state()
         for number in self._results:
             is_done = isinstance(self._messages.get(number), messages.FreeAdapter)
             self._resolve(number, None, None if is_done else error)

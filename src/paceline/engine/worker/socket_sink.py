@@ -1,7 +1,8 @@
-"""Sends what a worker's tick brought to the front, as one message. Engine's thread, unless noted otherwise."""
+"""Sends what a worker's tick brought to the front, in one write. Engine's thread, unless noted otherwise."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,6 +34,8 @@ from paceline.scheduling.events import (
 )
 from paceline.scheduling.sequence import Request
 from paceline.streaming.chunk import StreamChunk
+
+_log = logging.getLogger("paceline.engine")
 
 _REPORT_EVERY_S = 1.0
 _ANY = 2**31
@@ -88,24 +91,37 @@ class SocketSink:
         self._sent.pop(key, None)
 
     def deliver(self, events: list[Event]) -> None:
-        """Send a tick's events, and replies to questions, at once: the front wakes up once for them."""
+        """Send a tick's events and the replies to questions in one write: the front wakes up once for both."""
         parts: list[messages.Part] = []
-        replies: list[messages.Up] = []
+        replies: dict[int, bytes] = {}
         for event in events:
-            if isinstance(event, Inspected) and (reply := self._replies.pop(event.key, None)) is not None:
-                replies.append(reply(event.snapshot))
+            if isinstance(event, Inspected):
+                replies |= self._reply(event)
             else:
                 parts += self._parts(event)
-        sent = [messages.Happened(parts), *replies] if parts else replies
-        if sent:
-            self._link.send(*map(messages.encode, sent))
+        happened = [messages.encode(messages.Happened(parts))] if parts else []
+        if happened or replies:
+            self._link.send(*happened, *replies.values())
+        for key in replies:
+            self._replies.pop(key, None)
         if time.monotonic() - self._reported_s > _REPORT_EVERY_S and events:
             self._report()
             self._reported_s = time.monotonic()
 
+    def _reply(self, event: Inspected) -> dict[int, bytes]:
+        """Return the reply by its key; none where `end_all` has sent it. One that cannot be encoded says that there is none."""
+        reply = self._replies.get(event.key)
+        if reply is None:
+            return {}
+        try:
+            return {event.key: messages.encode(reply(event.snapshot))}
+        except Exception:  # noqa: BLE001 - the tick's requests go on
+            _log.exception("what the engine does could not be sent")
+            return {event.key: messages.encode(reply(None))}
+
     def _parts(self, event: Event) -> list[messages.Part]:
         parts: list[messages.Part] = []
-        if isinstance(event, (Exported, Imported, Inspected, AdapterDetached)):
+        if isinstance(event, (Exported, Imported, AdapterDetached)):
             self._resolve(event)
             return parts
         if not isinstance(event, Embedded) and event.key not in self._sent:
@@ -128,13 +144,11 @@ class SocketSink:
                 parts = [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
         return parts
 
-    def _resolve(self, event: Exported | Imported | Inspected | AdapterDetached) -> None:
+    def _resolve(self, event: Exported | Imported | AdapterDetached) -> None:
         """Resolve the future of a question by its event."""
         match event:
             case Exported(key, ranges) | Imported(key, ranges):
                 self._results.resolve(key, ranges)
-            case Inspected(key, snapshot):
-                self._results.resolve(key, [snapshot])
             case AdapterDetached(key):
                 self._results.resolve(key, [])
 
@@ -146,8 +160,9 @@ class SocketSink:
                 self.fail(key, error)
                 self._inbox.ended(key)
             self._results.resolve(key, [], error)
-            if (reply := self._replies.pop(key, None)) is not None:
+            if (reply := self._replies.get(key)) is not None:
                 self._link.send(messages.encode(reply(None)))
+                self._replies.pop(key, None)
 
         end_each([*self._sent, *self._results, *self._replies], end)
 

@@ -39,11 +39,13 @@ _log = logging.getLogger("paceline.server")
 LEAST_S: Final = 0.1
 """Between two looks, however often watchers want to see something."""
 
+SOON_S: Final = 0.01
+"""By which a look or an event may come early: to sleep for so little costs a wake-up more."""
+
 _IDLE_S: Final = 1.0  # between looks at an engine without requests
 _TREE_S: Final = 1.0
 _STATS_S: Final = 1.0
-_STATS_AGE_S: Final = 2.0  # that do while ticks pass
-_SOON_S: Final = 0.01  # by which a look may come early, as to sleep for so little costs a wake-up more
+_STATS_AGE_S: Final = 1.5  # of the oldest report that is taken while requests are open
 
 EndReason = Literal["shutdown", "unloaded", "failed"]
 
@@ -102,6 +104,8 @@ class EngineWatch:
         self._last: EngineActivity | None = None
         self._trees: tuple[TenantTree, ...] = ()
         self._tree_s = self._stats_s = self._looked_s = -1e9
+        self._waits_until_s = -1e9  # what the task sleeps for, or has delayed its look to
+        self._is_joined = self._is_ticking = False
         self._stats: dict[str, Any] = {}
         self._stats_task: asyncio.Task[None] | None = None
         self._rss_bytes: int | None = None
@@ -126,10 +130,13 @@ class EngineWatch:
             watcher.end(self._ended)
             return
         self._watchers.append(watcher)
-        self._looked_s = -1e9  # now, also where the engine is idle
-        if self._task is not None:
-            self._task.cancel()  # it waits for a look that would come later
-        self._task = asyncio.create_task(self._watch())
+        self._is_joined = True
+        if self._task is not None and self._waits_until_s > max(time.monotonic(), self._looked_s + LEAST_S) + SOON_S:
+            self._task.cancel()
+            self._task = None
+        if self._task is None:
+            self._waits_until_s = -1e9
+            self._task = asyncio.create_task(self._watch())
 
     def remove(self, watcher: Watcher) -> None:
         """Let someone go; the last one ends the looks."""
@@ -156,48 +163,45 @@ class EngineWatch:
         try:
             while self._watchers:
                 await self._turn()
-        except PacelineError:  # it has ended, or is not loaded any more
+        except EngineStopped:  # or unloaded
             self.end(self._why_ended())
         except Exception:  # noqa: BLE001 - its clients are to know
             _log.exception("the stream of engine events failed")
             self.end("failed")
 
     async def _turn(self) -> None:
-        """Look once, as often as the watcher that wants to see most; an engine without requests is looked at once a second."""
+        """Look if that is due, else wait: as often as the watcher that wants to see most, once a second without requests."""
         now_s, engine = time.monotonic(), self._engine()
         interval_s = max(LEAST_S, min(one.interval_s for one in self._watchers))
-        if engine.num_open > 0 or any(self._rates.member().values()):
-            await self._look_when_due(engine, self._looked_s + interval_s)
+        is_moving = engine.num_open > 0 or any(self._rates.member().values())
+        due_s = self._looked_s + (LEAST_S if self._is_joined else interval_s if is_moving else max(interval_s, _IDLE_S))
+        # An engine that ticks replies with the tick that ends when the look is due: no thread has to wake up for that.
+        delay_s = min(max(0.0, due_s - now_s), MOST_DELAY_S) if is_moving and self._is_ticking else 0.0
+        if due_s - delay_s - now_s > SOON_S:
+            await self._sleep_until(min(due_s - delay_s, now_s + interval_s))
             return
-        if now_s - self._looked_s >= _IDLE_S:
-            await self._look(engine, 0.0)
-            self._looked_s = time.monotonic()
-        await asyncio.sleep(interval_s)
+        self._waits_until_s = due_s
+        has_ticks = await self._look(engine, delay_s)
+        self._looked_s = time.monotonic()
+        self._is_ticking = has_ticks and due_s - self._looked_s < SOON_S  # else it had nothing to do
 
-    async def _look_when_due(self, engine: EngineClient, due_s: float) -> None:
-        """Look at an engine that ticks: it replies with the tick that ends then, so that no thread has to wake up for it."""
-        wait_s = due_s - time.monotonic()
-        if wait_s > MOST_DELAY_S:
-            await asyncio.sleep(wait_s - MOST_DELAY_S)
-            return
-        await self._look(engine, max(0.0, wait_s))
-        self._looked_s = max(due_s, time.monotonic())
-        early_s = due_s - time.monotonic()  # it had nothing to do
-        if early_s > _SOON_S:
-            await asyncio.sleep(early_s)
+    async def _sleep_until(self, until_s: float) -> None:
+        self._waits_until_s = until_s
+        await asyncio.sleep(until_s - time.monotonic())
 
-    async def _look(self, engine: EngineClient, delay_s: float) -> None:
+    async def _look(self, engine: EngineClient, delay_s: float) -> bool:
+        """Return whether the engine has ticked since the last look."""
         last = self._last
         after = 0 if last is None else last.last_number
-        max_nodes = self._wanted_nodes(time.monotonic())
-        activity = await _reply(engine.ask_activity(after, max_nodes=max_nodes, delay_s=delay_s))
+        max_nodes = self._wanted_nodes(time.monotonic() + delay_s)
+        activity = await _outcome(engine.ask_activity(after, max_nodes=max_nodes, delay_s=delay_s))
         if activity is None:
-            return
+            return False
         is_first = last is None or activity.started_s != last.started_s
         if is_first:
             self._begin_anew()
             if after:  # its numbers are those of another log
-                activity = await _reply(engine.ask_activity(0, max_nodes=max_nodes)) or activity
+                activity = await _outcome(engine.ask_activity(0, max_nodes=max_nodes)) or activity
         now_s = time.monotonic()
         self._take(activity, now_s)
         self._refresh_stats(engine, now_s)
@@ -211,8 +215,10 @@ class EngineWatch:
             rss_bytes=self._rss_bytes,
             is_first=is_first,
         )
+        self._is_joined = False
         for watcher in tuple(self._watchers):
             watcher.take(look)
+        return bool(activity.ticks)
 
     def _begin_anew(self) -> None:
         self._rates.clear()
@@ -239,7 +245,7 @@ class EngineWatch:
             return
         self._stats_s = now_s
         self._rss_bytes = _rss_bytes(engine.heartbeat().worker_pid)
-        reported = engine.reported_stats(_STATS_AGE_S) if engine.num_open else None
+        reported = engine.reported_stats(_STATS_AGE_S if engine.num_open else 0.0)
         if reported is None:
             self._stats_task = asyncio.create_task(self._ask_stats(engine))
         else:
@@ -253,13 +259,14 @@ class EngineWatch:
         self._stats = {"counts": count_members(metrics), "histograms": histogram_members(metrics)}
 
 
-async def _reply(asked: Future[EngineActivity]) -> EngineActivity | None:
-    """Wait for a reply; None after a failed tick, from which the engine goes on."""
+async def _outcome(asked: Future[EngineActivity]) -> EngineActivity | None:
+    """Wait for the reply to a question; None where a failed tick ended it, from which the engine goes on."""
     try:
         return await asyncio.wrap_future(asked)
     except EngineStopped:
         raise
-    except PacelineError:
+    except PacelineError as error:
+        _log.debug("a look at the engine failed with a tick of it: %s", error)
         return None
 
 

@@ -18,13 +18,12 @@ from paceline.observability.activity_members import (
     tree_member,
 )
 from paceline.scheduling.activity import MOST_MARKS, MOST_TICKS, TenantTree
-from paceline.server.engine_events.engine_watch import EndReason, EngineWatch, Look, Watcher
+from paceline.server.engine_events.engine_watch import SOON_S, EndReason, EngineWatch, Look, Watcher
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
 
 _MOST_PAST: Final = 100  # merged columns of the ticks before a snapshot
-_SOON_S: Final = 0.01  # by which an event may come early, as to wait for so little costs a wake-up more
 
 
 class EngineEvent(NamedTuple):
@@ -104,7 +103,7 @@ class EventReader(Watcher):
             if self._ended is not None:
                 return EngineEvent("end", {"reason": self._ended})
             wait_s = self._sent_s + self.interval_s - time.monotonic()
-            if wait_s > _SOON_S:
+            if wait_s > SOON_S:
                 await asyncio.sleep(wait_s)
                 continue
             self._changed.clear()

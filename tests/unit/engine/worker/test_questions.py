@@ -76,6 +76,16 @@ def test_after_a_death_the_next_worker_loads_again() -> None:
     assert (loaded.result(0).token_ids, unsent.result(0).token_ids) == ([1], [1])
 
 
+def test_state_is_not_refused_where_no_worker_may_come() -> None:
+    """There is none to be told, as without a worker at any time."""
+    questions = Questions(lambda: None)
+    activity, loaded = questions.ask_activity(0, None, 0.0), questions.ask_prefix(prefix("load"))
+    questions.refuse(EngineDied("its servers are away"))
+    assert activity.result(0) is None
+    with pytest.raises(EngineDied):
+        loaded.result(0)
+
+
 def test_a_load_of_which_two_workers_died_is_given_up() -> None:
     """Its file may be what they died of. Freeing is asked for until it is done, since it fails with no file."""
     questions, load = Questions(lambda: None), messages.LoadAdapter
