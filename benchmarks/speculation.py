@@ -5,6 +5,7 @@ python -m benchmarks.speculation --heads mtp
 python -m benchmarks.speculation --heads eagle3 --acceptance 0.7
 python -m benchmarks.speculation --ngram
 python -m benchmarks.speculation --demo
+python -m benchmarks.speculation --demo --servers paceline-off,paceline-drafts --rounds 100
 python -m benchmarks.speculation --acceptance 0.9 --widths 16 --cached --servers paceline,paceline-drafts
 
 The models are `walk_models`: what a draft model proposes is right with a set probability. The servers stay for all rounds of a
@@ -14,7 +15,8 @@ the other's compute, on the same cores, so it runs with drafts a second time wit
 lookup instead of a draft model, on prompts that hold their output: a stretch of the walk, twice. --heads measures draft heads
 of a set acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it. --demo measures the demo
 model with its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, and a round before them
-that is not counted.
+that is not counted. "paceline-off", where it is named, is the server with drafts, asked for none by its requests: it has itself to
+be compared with, as two processes of the same server differ by a few per cent.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks import walk_models
 from benchmarks.mean_ratio import MeanRatio
 from benchmarks.peers import builds
-from benchmarks.peers.client import Reply
+from benchmarks.peers.client import Call, LlamaServerDialect, Reply
 from benchmarks.peers.driver import PromptMaker, Run
 from benchmarks.peers.servers import Launch, Programs, Running, launch, serving
 from benchmarks.peers.workloads import PlannedRequest, Segment, Workload
@@ -43,6 +46,7 @@ from paceline.demo import demo_draft_model_path, demo_model_path
 
 NUM_PROMPT, NUM_GENERATED = 64, 96
 SERVERS = ("paceline", "paceline-drafts", "llama-server", "llama-server-drafts", "llama-server-tuned")
+_OFF = "paceline-off"
 _NO_POLLING = ("--poll", "0", "--spec-draft-poll", "0")
 
 
@@ -53,6 +57,13 @@ class Outcome:
     tokens_per_s: float
     ttft_s: float
     longest_gap_s: float
+
+
+class WithoutDrafts(LlamaServerDialect):
+    """Requests that allow no drafts."""
+
+    def body(self, call: Call) -> dict[str, Any]:
+        return {**super().body(call), "speculation": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     kinds.add_argument("--demo", action="store_true", help="the demo model and its draft model")
     kinds.add_argument("--heads", choices=("mtp", "eagle3"), help="draft heads in the place of a draft model")
     parser.add_argument("--paceline", type=Path, default=Path(sys.executable), help="interpreter of its environment")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if _OFF in options.servers and "paceline-drafts" not in options.servers:
+        parser.error(f"--servers: {_OFF} is the server paceline-drafts, which has to be named as well")
+    return options
 
 
 def workload(width: int) -> Workload:
@@ -171,6 +185,9 @@ def measure_once(
             for name, how in launches(options, drafting).items()
             if name in options.servers
         }
+        if _OFF in options.servers:
+            with_drafts = servers["paceline-drafts"]
+            servers[_OFF] = replace(with_drafts, how=replace(with_drafts.how, dialect=WithoutDrafts()))
         for width in options.widths:
             for number in range(first_round - options.cached, first_round + options.rounds):
                 for name in list(servers) if number % 2 else list(reversed(servers)):
@@ -246,6 +263,8 @@ def report(drafts: str, width: int, found: dict[str, list[Outcome]], num_rounds:
     print(f"{drafts}, {width}", end="")
     for name, outcomes in found.items():
         speed, base = _speed(outcomes), found.get("paceline" if name.startswith("paceline") else "llama-server")
+        if name == "paceline-drafts":
+            base = found.get(_OFF, base)
         ttft_s = statistics.median(one.ttft_s for one in outcomes)
         gap_s = max(one.longest_gap_s for one in outcomes)
         ratio = f" ({_ratio(outcomes, base, num_rounds)})" if base and base is not outcomes else ""
