@@ -15,8 +15,8 @@ the other's compute, on the same cores, so it runs with drafts a second time wit
 lookup instead of a draft model, on prompts that hold their output: a stretch of the walk, twice. --heads measures draft heads
 of a set acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it. --demo measures the demo
 model with its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, and a round before them
-that is not counted. "paceline-off", where it is named, is the server with drafts, asked for none by its requests: it has itself to
-be compared with, as two processes of the same server differ by a few per cent.
+that is not counted. "paceline-off", where it is named, is the server with drafts, asked for none by its requests: it has itself
+to be compared with, as two processes of the same server differ by a few per cent.
 """
 
 from __future__ import annotations
