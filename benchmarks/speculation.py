@@ -263,11 +263,12 @@ def report(drafts: str, width: int, found: dict[str, list[Outcome]], num_rounds:
     print(f"{drafts}, {width}", end="")
     for name, outcomes in found.items():
         speed, base = _speed(outcomes), found.get("paceline" if name.startswith("paceline") else "llama-server")
-        if name == "paceline-drafts":
-            base = found.get(_OFF, base)
+        in_group = num_rounds
+        if name == "paceline-drafts" and _OFF in found:
+            base, in_group = found[_OFF], 1
         ttft_s = statistics.median(one.ttft_s for one in outcomes)
         gap_s = max(one.longest_gap_s for one in outcomes)
-        ratio = f" ({_ratio(outcomes, base, num_rounds)})" if base and base is not outcomes else ""
+        ratio = f" ({_ratio(outcomes, base, in_group)})" if base and base is not outcomes else ""
         print(f"; {name} {speed:.1f}{ratio}, TTFT {ttft_s:.2f} s, longest gap {gap_s:.2f} s", end="")
     for name in ("llama-server-drafts", "llama-server-tuned"):
         if name not in found or "paceline-drafts" not in found:
@@ -280,13 +281,13 @@ def report(drafts: str, width: int, found: dict[str, list[Outcome]], num_rounds:
     print(flush=True)
 
 
-def _ratio(outcomes: list[Outcome], base: list[Outcome], num_rounds: int) -> str:
-    """Return the geometric mean over the rounds, with its standard error: over launches, where there are several.
+def _ratio(outcomes: list[Outcome], base: list[Outcome], in_group: int) -> str:
+    """Return the geometric mean over the rounds, with its standard error: over groups, such as launches, where there are several.
 
     Two processes of the same server differ by a few per cent for as long as they live.
     """
     ratios = [one.tokens_per_s / other.tokens_per_s for one, other in zip(outcomes, base, strict=True)]
-    found = MeanRatio.of(ratios, num_rounds if len(ratios) > num_rounds else 1)
+    found = MeanRatio.of(ratios, in_group if len(ratios) > in_group else 1)
     error = "" if math.isnan(found.error) else f" +- {found.error:.3f}"
     return f"{found.mean:.3f}{error}"
 
