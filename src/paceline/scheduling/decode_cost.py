@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 
+from paceline.scheduling.attention_cost import AttentionCost
 from paceline.scheduling.cost_model import BLOCK_TOKENS, TILE_TOKENS, TickCostModel
 
 _NUM_SETTLED = 7  # passes after which a time is known well
@@ -19,13 +20,14 @@ _CREDIBLE = math.log(1.5)  # largest logarithm of a ratio that is taken as it is
 _SPEED_GAIN = 0.3  # part of a change in the machine's speed that is believed in one pass
 _REST_GAIN = 1 / 16  # of a new rest in the mean of them
 _LEAST_S = 1e-6
+_LEAST_SHARE = 0.2  # of a pass that is not attention's
 
 
 class DecodeCost:
-    """Seconds of a pass by its decoding rows, without what attention adds for cells in use."""
+    """Seconds of a pass by its decoding rows, without what attention adds for the cells that they attend to."""
 
     def __init__(self, cost_model: TickCostModel) -> None:
-        self._cost_model = cost_model
+        self._cost_model, self._attention = cost_model, AttentionCost()
         self._seconds: dict[int, float] = {}
         self._num_seen: dict[int, int] = {}
         self._sizes: list[int] = []  # keys, ascending
@@ -73,11 +75,14 @@ class DecodeCost:
         """Return whether it is known what such a pass takes at least."""
         return self.least_seconds(num_rows) is not None
 
-    def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:
-        """Learn from a pass that only decoded: so many rows, and the cells in use at its end."""
-        model = self._cost_model
-        without_cells = model.mean_seconds(num_rows, 0, num_rows) / model.mean_seconds(num_rows, num_cells, num_rows)
-        found_s = max(seconds, _LEAST_S) * without_cells
+    def attention_s(self, num_attended: float) -> float:
+        """Return what attention adds to a pass whose rows attend to so many cells in all."""
+        return self._attention.seconds(num_attended)
+
+    def observe(self, num_rows: int, num_attended: int, seconds: float) -> None:
+        """Learn from a pass that only decoded: so many rows, and the cells that they attended to, added up."""
+        self._learn_attention(num_rows, num_attended, seconds)
+        found_s = max(seconds - self.attention_s(num_attended), _LEAST_SHARE * seconds, _LEAST_S)
         if not self._sizes:
             self._note(num_rows, found_s)
             return
@@ -88,6 +93,14 @@ class DecodeCost:
             return
         speed = self._speed_step(ratio)
         self._follow(num_rows, speed, _GAIN * (ratio - speed))
+
+    def _learn_attention(self, num_rows: int, num_attended: int, seconds: float) -> None:
+        """Correct what attention adds, and take it from the rest: what passes take over as many cells stays as it was."""
+        before_s = self._attention.per_cell_s
+        self._attention.observe(num_rows, num_attended, seconds)
+        more_s = (self._attention.per_cell_s - before_s) * num_attended / num_rows
+        if more_s:
+            self._seconds = {size: max(one - more_s * size, _LEAST_SHARE * one) for size, one in self._seconds.items()}
 
     def _note(self, num_rows: int, seconds: float) -> None:
         if num_rows not in self._seconds:

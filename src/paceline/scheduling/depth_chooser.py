@@ -33,7 +33,7 @@ class _Beside:
     """What the drafts of a tick stand beside.
 
     num_decode: rows that decode. num_tokens, num_outputs: of all rows, drafts that they have from other drafters left out;
-    num_drafts: those. num_candidates: rows that may have drafts.
+    num_drafts: those. num_candidates: rows that may have drafts. context: cells that a row which decodes attends to, on average.
     """
 
     num_decode: int
@@ -42,6 +42,7 @@ class _Beside:
     num_drafts: int
     num_cells: int
     num_candidates: int
+    context: float = 0.0
 
     @property
     def only_decodes(self) -> bool:
@@ -155,7 +156,10 @@ class DepthChooser:
             self._key, self._depths, self._num_left = key, [0] * len(candidates), 0
         elif self._num_left < 0 or key != self._key or not self._fit(candidates, most):
             num_outputs = sum([row.num_outputs for row in rows]) - num_beside
-            self._stand_beside(_Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates)))
+            context = sum([row.position + 1 for row in rows if _is_decode_row(row)]) / max(1, num_decode)
+            self._stand_beside(
+                _Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates), context)
+            )
             self._prompts_s = self._prefill_s()
             self._limit_s = math.inf if num_decode == 1 else max(self._itl_target_s - self._prompts_s, self.plain_s)
             if not self._beside.only_decodes:
@@ -329,10 +333,10 @@ class DepthChooser:
         model, beside = self._model, self._beside
         total, num_decode = beside.num_tokens + num_drafts, beside.num_decode
         if beside.only_decodes and (least_s := self._decode_cost.least_seconds(total)) is not None:
-            return least_s * self._with_cells(total)
+            return least_s + self._attention_s(total)
         added_s = model.mean_seconds(total, beside.num_cells, beside.num_outputs + num_drafts)
         added_s -= model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs)
-        return self._decode_cost.seconds(num_decode) * self._with_cells(num_decode) + added_s
+        return self._decode_cost.seconds(num_decode) + self._attention_s(num_decode) + added_s
 
     def _prefill_s(self) -> float:
         """Return what a pass takes longer for the prompts in it."""
@@ -342,12 +346,9 @@ class DepthChooser:
         decode_s = model.mean_seconds(beside.num_decode, beside.num_cells, beside.num_decode)
         return max(0.0, model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs) - decode_s)
 
-    def _with_cells(self, num_rows: int) -> float:
-        """Return how many times as long a decoding pass takes with the cells in use; `DecodeCost` takes out the same."""
-        model = self._model
-        return model.mean_seconds(num_rows, self._beside.num_cells, num_rows) / model.mean_seconds(
-            num_rows, 0, num_rows
-        )
+    def _attention_s(self, num_rows: int) -> float:
+        """Return what attention adds for so many rows, drafts among them."""
+        return self._decode_cost.attention_s(num_rows * self._beside.context)
 
 
 def _is_decode_row(row: Row) -> bool:

@@ -359,7 +359,9 @@ class Scheduler:
         num_tokens = sum([len(row.token_ids) for row in plan.rows]) - num_left_out
         pass_s = output.step_s - max([result.waited_s for result in output.rows])
         if not plan.lora and num_tokens == len(plan.rows) + num_drafts and all(row.draws for row in plan.rows):
-            self._decode_cost.observe(num_tokens, plan.num_cells + num_tokens, pass_s)
+            pairs = zip(plan.rows, output.rows, strict=True)
+            num_attended = sum([(row.position + 1) * (1 + result.num_verified) for row, result in pairs])
+            self._decode_cost.observe(num_tokens, num_attended, pass_s)
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
             num_outputs = sum([row.num_outputs for row in plan.rows]) - num_left_out
             self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, pass_s, num_outputs)
