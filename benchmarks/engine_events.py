@@ -37,6 +37,7 @@ from benchmarks.server import Running, serving
 
 _NODES = 300  # of the tree, more than the 256 that are shown
 _LEAST_PASSES = 2  # between looks, to compare with
+_LEAST_LOOKS = 10
 _SETTLING_S = 5.0
 
 WATCHER = """
@@ -170,16 +171,23 @@ def measure_looks(running: Running, num_streams: int, num_tokens: int, seconds: 
                     "stream": True,
                 }
                 with client.stream("POST", "/completion", json=body) as response:
+                    response.raise_for_status()
                     for _ in response.iter_raw():
                         if is_over.is_set():
                             return
 
         streams = [threads.submit(generate, index) for index in range(num_streams)]
         time.sleep(_SETTLING_S)
-        found = list(look_costs(url, num_streams, seconds))
-        is_over.set()
+        try:
+            found = list(look_costs(url, num_streams, seconds))
+        finally:
+            is_over.set()
         for stream in streams:
             stream.result()
+    if len(found) < _LEAST_LOOKS:
+        raise SystemExit(
+            f"{len(found)} looks with passes to compare with; measure for longer, or a model whose passes take longer"
+        )
     costs, pass_s = [one.cost_s for one in found], statistics.mean(one for each in found for one in each.others_s)
     each_s, error_s = statistics.mean(costs), statistics.stdev(costs) / len(costs) ** 0.5
     period_s = statistics.mean(one.first_s + sum(one.others_s) for one in found)

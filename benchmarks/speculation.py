@@ -16,7 +16,8 @@ lookup instead of a draft model, on prompts that hold their output: a stretch of
 of a set acceptance: a next-token-prediction head in the target's file, or an EAGLE-3 file beside it. --demo measures the demo
 model with its draft model, on the beginnings of stories. --cached has the same prompts in all rounds, and a round before them
 that is not counted. "paceline-off", where it is named, is the server with drafts, asked for none by its requests: it has itself
-to be compared with, as two processes of the same server differ by a few per cent.
+to be compared with, as two processes of the same server differ by a few per cent. Its rounds show the engine what passes without
+drafts take, which one that always drafts sees more seldom.
 """
 
 from __future__ import annotations

@@ -11,33 +11,37 @@ from __future__ import annotations
 import math
 from statistics import median
 
+_DRAFT_SHARE = 0.5  # of what a token's attention takes, for a draft behind it: keys and values are read once for both
 _BLOCK = 16  # passes
 _FORGET = 0.9  # weight of the past, at each difference
 _INERTIA = 64.0**2  # squared cells: smaller differences say little
-_LEAST_BLOCKS = 4  # differences of as many, old ones counted for less
+_LEAST_WEIGHT = 3  # of differences, old ones counted for less
 _ERRORS = 2.0  # standard errors, by which less is used than was found
 _MOST_PASSES_AGO = 512  # of the block that another is compared with
 _CREDIBLE = 2.0  # times the shorter time, by which two may differ
 
 
+def attended_cells(context: float, num_rows: int, num_drafts: int) -> float:
+    """Return the cells that decoding rows attend to in all, as attention counts them.
+
+    context: cells that a row attends to on average. A draft counts as half a row, since it shares the cells of its sequence.
+    """
+    return context * (num_rows + _DRAFT_SHARE * num_drafts)
+
+
 class AttentionCost:
-    """Seconds for a cell that a token attends to."""
+    """Learns seconds for a cell that a token attends to."""
 
     def __init__(self) -> None:
         self.per_cell_s = 0.0
-        self._blocks: dict[int, list[tuple[int, float]]] = {}  # by rows, the passes since the last block
-        self._last: dict[
-            int, tuple[float, float, int]
-        ] = {}  # by rows, its cells and seconds, and the pass with which it ended
+        # By rows: the passes since the last block; that block's cells and seconds, and the number of the pass that ended it.
+        self._blocks: dict[int, list[tuple[float, float]]] = {}
+        self._last: dict[int, tuple[float, float, int]] = {}
         self._num_passes = 0
         self._cells2 = self._products = self._seconds2 = self._weight = 0.0
 
-    def seconds(self, num_attended: float) -> float:
-        """Return what attention adds to a pass whose tokens attend to so many cells in all."""
-        return self.per_cell_s * num_attended
-
-    def observe(self, num_rows: int, num_attended: int, seconds: float) -> None:
-        """Learn from a pass that only decoded."""
+    def observe(self, num_rows: int, num_attended: float, seconds: float) -> None:
+        """Learn from a pass that only decoded, without drafts: so many rows, and the cells that they attended to, added up."""
         self._num_passes += 1
         block = self._blocks.setdefault(num_rows, [])
         block.append((num_attended, seconds))
@@ -57,7 +61,7 @@ class AttentionCost:
         self._seconds2 = _FORGET * self._seconds2 + credible**2
         self._weight = _FORGET * self._weight + 1
         found_s, squares = 0.0, self._cells2 + _INERTIA
-        if self._weight >= _LEAST_BLOCKS:
+        if self._weight >= _LEAST_WEIGHT:
             found_s = self._products / squares
             rest = max(0.0, self._seconds2 - found_s * self._products) / (self._weight - 1)
             found_s -= _ERRORS * math.sqrt(rest / squares)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.scheduling.acceptance import Acceptance, expected_tokens
+from paceline.scheduling.attention_cost import attended_cells
 from paceline.scheduling.catch_up import CatchUp
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
@@ -33,7 +34,7 @@ class _Beside:
     """What the drafts of a tick stand beside.
 
     num_decode: rows that decode. num_tokens, num_outputs: of all rows, drafts that they have from other drafters left out;
-    num_drafts: those. num_candidates: rows that may have drafts. context: cells that a row which decodes attends to, on average.
+    num_drafts: those. num_candidates: rows that may have drafts.
     """
 
     num_decode: int
@@ -42,7 +43,6 @@ class _Beside:
     num_drafts: int
     num_cells: int
     num_candidates: int
-    context: float = 0.0
 
     @property
     def only_decodes(self) -> bool:
@@ -101,6 +101,7 @@ class DepthChooser:
             int, int
         ] = {}  # ticks with drafts since one without, by the sequences that decode
         self._beside = _Beside(0, 0, 0, 0, 0, 0)
+        self._context = 0.0  # cells that a row which decodes attends to, on average
         self._pass_times: dict[int, float] = {}  # by drafts, beside those rows, since the last choice
         self._limit_s = math.inf  # what decoding may take
         self._prompts_s = 0.0  # what prompts add to it
@@ -147,7 +148,9 @@ class DepthChooser:
         """
         self._pass_times.clear()
         self._settle()
-        num_decode = sum(map(_is_decode_row, rows))
+        decoding = [row for row in rows if _is_decode_row(row)]
+        num_decode = len(decoding)
+        self._context = sum([row.sequence.layout.cell(row.position) + 1 for row in decoding]) / max(1, num_decode)
         num_beside = sum([row.num_drafts for row in rows])
         num_tokens = sum([len(row.token_ids) for row in rows]) - num_beside
         key = (num_decode, num_tokens, num_beside, [(int(100 * worth), cap.bit_length()) for worth, cap in candidates])
@@ -156,10 +159,7 @@ class DepthChooser:
             self._key, self._depths, self._num_left = key, [0] * len(candidates), 0
         elif self._num_left < 0 or key != self._key or not self._fit(candidates, most):
             num_outputs = sum([row.num_outputs for row in rows]) - num_beside
-            context = sum([row.position + 1 for row in rows if _is_decode_row(row)]) / max(1, num_decode)
-            self._stand_beside(
-                _Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates), context)
-            )
+            self._stand_beside(_Beside(num_decode, num_tokens, num_outputs, num_beside, num_cells, len(candidates)))
             self._prompts_s = self._prefill_s()
             self._limit_s = math.inf if num_decode == 1 else max(self._itl_target_s - self._prompts_s, self.plain_s)
             if not self._beside.only_decodes:
@@ -271,7 +271,7 @@ class DepthChooser:
         """Return whether a pass with so many drafts was seen; beside prompts nothing is, and the cost model has to do."""
         beside = self._beside
         num_rows = beside.num_tokens + beside.num_drafts + num_drafts
-        return not beside.only_decodes or self._decode_cost.seen_seconds(num_rows) is not None
+        return not beside.only_decodes or self._decode_cost.has_seen(num_rows)
 
     def _ticks_until_plain(self, candidates: list[tuple[float, int]]) -> int:
         """Return after how many ticks with drafts one without is made: the less they win, the less that costs."""
@@ -330,13 +330,16 @@ class DepthChooser:
 
     def _pass_s(self, num_drafts: int) -> float:
         """Return what decoding takes of a pass with so many drafts; what the drafts add to a prompt's part is theirs."""
-        model, beside = self._model, self._beside
+        model, beside, costs = self._model, self._beside, self._decode_cost
         total, num_decode = beside.num_tokens + num_drafts, beside.num_decode
-        if beside.only_decodes and (least_s := self._decode_cost.least_seconds(total)) is not None:
-            return least_s + self._attention_s(total)
-        added_s = model.mean_seconds(total, beside.num_cells, beside.num_outputs + num_drafts)
-        added_s -= model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs)
-        return self._decode_cost.seconds(num_decode) + self._attention_s(num_decode) + added_s
+        if total and beside.only_decodes:
+            cells_per_row = attended_cells(self._context, num_decode, num_drafts) / total
+            if (least_s := costs.least_seconds(total, cells_per_row)) is not None:
+                return least_s
+        added_s = model.mean_seconds(total, 0, beside.num_outputs + num_drafts)
+        added_s -= model.mean_seconds(beside.num_tokens, 0, beside.num_outputs)
+        added_s += costs.attention_s(attended_cells(self._context, 0, num_drafts))
+        return costs.seconds(num_decode, self._context) + added_s
 
     def _prefill_s(self) -> float:
         """Return what a pass takes longer for the prompts in it."""
@@ -345,10 +348,6 @@ class DepthChooser:
             return 0.0
         decode_s = model.mean_seconds(beside.num_decode, beside.num_cells, beside.num_decode)
         return max(0.0, model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs) - decode_s)
-
-    def _attention_s(self, num_rows: int) -> float:
-        """Return what attention adds for so many rows, drafts among them."""
-        return self._decode_cost.attention_s(num_rows * self._beside.context)
 
 
 def _is_decode_row(row: Row) -> bool:

@@ -26,6 +26,7 @@ from paceline.kv_cache import (
 )
 from paceline.scheduling.activity import ActivityLog, EngineActivity, tenant_trees, waiting_sequences
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
+from paceline.scheduling.attention_cost import attended_cells
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.depth_chooser import DepthChooser
@@ -111,7 +112,7 @@ class Scheduler:
         kept = list(passes)
         self.cost_model.calibrate(kept)
         for num_tokens, num_cells, seconds, num_outputs in kept:
-            if num_outputs == num_tokens:
+            if num_outputs == num_tokens:  # of single tokens, each of which attended to its own cells
                 self._decode_cost.observe(num_tokens, num_cells, seconds)
 
     # ---- commands
@@ -359,9 +360,8 @@ class Scheduler:
         num_tokens = sum([len(row.token_ids) for row in plan.rows]) - num_left_out
         pass_s = output.step_s - max([result.waited_s for result in output.rows])
         if not plan.lora and num_tokens == len(plan.rows) + num_drafts and all(row.draws for row in plan.rows):
-            pairs = zip(plan.rows, output.rows, strict=True)
-            num_attended = sum([(row.position + 1) * (1 + result.num_verified) for row, result in pairs])
-            self._decode_cost.observe(num_tokens, num_attended, pass_s)
+            num_attended = sum([_attended(row, result) for row, result in zip(plan.rows, output.rows, strict=True)])
+            self._decode_cost.observe(num_tokens, num_attended, pass_s, has_drafts=num_drafts > 0)
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
             num_outputs = sum([row.num_outputs for row in plan.rows]) - num_left_out
             self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, pass_s, num_outputs)
@@ -509,3 +509,7 @@ class Scheduler:
         for sequence in running:
             assert sequence.num_computed_tokens <= sequence.num_tokens <= self._limits.max_positions  # noqa: S101
         assert all(one.num_computed_tokens == 0 and one.slot is None for one in waiting)  # noqa: S101
+
+
+def _attended(row: Row, result: RowOutput) -> float:
+    return attended_cells(row.sequence.layout.cell(row.position) + 1, 1, result.num_verified)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("paceline.server")
 
 LEAST_S: Final = 0.1
-"""Between two looks, however often watchers want to see something."""
+"""Between two looks that find something, however often watchers want to see it."""
 
 SOON_S: Final = 0.01
 """By which a look or an event may come early: to sleep for so little costs a wake-up more."""
@@ -97,13 +97,14 @@ class EngineWatch:
         self._watchers: list[Watcher] = []
         self._task: asyncio.Task[None] | None = None
         self._ended: EndReason | None = None
+        self._looked_s = -1e9
         self._forget()
 
     def _forget(self) -> None:
         self._rates = RateMeter()
         self._last: EngineActivity | None = None
         self._trees: tuple[TenantTree, ...] = ()
-        self._tree_s = self._stats_s = self._looked_s = -1e9
+        self._tree_s = self._stats_s = -1e9
         self._waits_until_s = -1e9  # what the task sleeps for, or has delayed its look to
         self._is_joined = self._is_ticking = False
         self._stats: dict[str, Any] = {}
@@ -181,9 +182,11 @@ class EngineWatch:
             await self._sleep_until(min(due_s - delay_s, now_s + interval_s))
             return
         self._waits_until_s = due_s
-        has_ticks = await self._look(engine, delay_s)
-        self._looked_s = time.monotonic()
-        self._is_ticking = has_ticks and due_s - self._looked_s < SOON_S  # else it had nothing to do
+        has_ticks, now_s = await self._look(engine, delay_s), time.monotonic()
+        is_early = due_s - now_s > SOON_S  # as it had nothing to do: it is asked again when the look is due
+        self._is_ticking = has_ticks and not is_early
+        if not is_early:
+            self._looked_s = now_s
 
     async def _sleep_until(self, until_s: float) -> None:
         self._waits_until_s = until_s
@@ -196,6 +199,7 @@ class EngineWatch:
         max_nodes = self._wanted_nodes(time.monotonic() + delay_s)
         activity = await _outcome(engine.ask_activity(after, max_nodes=max_nodes, delay_s=delay_s))
         if activity is None:
+            self._is_joined = True  # its watchers have seen nothing
             return False
         is_first = last is None or activity.started_s != last.started_s
         if is_first:
