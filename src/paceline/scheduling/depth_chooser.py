@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.scheduling.acceptance import Acceptance, expected_tokens
-from paceline.scheduling.attention_cost import attended_cells
 from paceline.scheduling.catch_up import CatchUp
 from paceline.scheduling.cost_model import TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
@@ -101,7 +100,6 @@ class DepthChooser:
             int, int
         ] = {}  # ticks with drafts since one without, by the sequences that decode
         self._beside = _Beside(0, 0, 0, 0, 0, 0)
-        self._context = 0.0  # cells that a row which decodes attends to, on average
         self._pass_times: dict[int, float] = {}  # by drafts, beside those rows, since the last choice
         self._limit_s = math.inf  # what decoding may take
         self._prompts_s = 0.0  # what prompts add to it
@@ -148,9 +146,7 @@ class DepthChooser:
         """
         self._pass_times.clear()
         self._settle()
-        decoding = [row for row in rows if _is_decode_row(row)]
-        num_decode = len(decoding)
-        self._context = sum([row.sequence.layout.cell(row.position) + 1 for row in decoding]) / max(1, num_decode)
+        num_decode = sum(map(_is_decode_row, rows))
         num_beside = sum([row.num_drafts for row in rows])
         num_tokens = sum([len(row.token_ids) for row in rows]) - num_beside
         key = (num_decode, num_tokens, num_beside, [(int(100 * worth), cap.bit_length()) for worth, cap in candidates])
@@ -271,7 +267,7 @@ class DepthChooser:
         """Return whether a pass with so many drafts was seen; beside prompts nothing is, and the cost model has to do."""
         beside = self._beside
         num_rows = beside.num_tokens + beside.num_drafts + num_drafts
-        return not beside.only_decodes or self._decode_cost.has_seen(num_rows)
+        return not beside.only_decodes or self._decode_cost.seen_seconds(num_rows) is not None
 
     def _ticks_until_plain(self, candidates: list[tuple[float, int]]) -> int:
         """Return after how many ticks with drafts one without is made: the less they win, the less that costs."""
@@ -330,16 +326,13 @@ class DepthChooser:
 
     def _pass_s(self, num_drafts: int) -> float:
         """Return what decoding takes of a pass with so many drafts; what the drafts add to a prompt's part is theirs."""
-        model, beside, costs = self._model, self._beside, self._decode_cost
+        model, beside = self._model, self._beside
         total, num_decode = beside.num_tokens + num_drafts, beside.num_decode
-        if total and beside.only_decodes:
-            cells_per_row = attended_cells(self._context, num_decode, num_drafts) / total
-            if (least_s := costs.least_seconds(total, cells_per_row)) is not None:
-                return least_s
-        added_s = model.mean_seconds(total, 0, beside.num_outputs + num_drafts)
-        added_s -= model.mean_seconds(beside.num_tokens, 0, beside.num_outputs)
-        added_s += costs.attention_s(attended_cells(self._context, 0, num_drafts))
-        return costs.seconds(num_decode, self._context) + added_s
+        if beside.only_decodes and (least_s := self._decode_cost.least_seconds(total)) is not None:
+            return least_s * self._with_cells(total)
+        added_s = model.mean_seconds(total, beside.num_cells, beside.num_outputs + num_drafts)
+        added_s -= model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs)
+        return self._decode_cost.seconds(num_decode) * self._with_cells(num_decode) + added_s
 
     def _prefill_s(self) -> float:
         """Return what a pass takes longer for the prompts in it."""
@@ -348,6 +341,13 @@ class DepthChooser:
             return 0.0
         decode_s = model.mean_seconds(beside.num_decode, beside.num_cells, beside.num_decode)
         return max(0.0, model.mean_seconds(beside.num_tokens, beside.num_cells, beside.num_outputs) - decode_s)
+
+    def _with_cells(self, num_rows: int) -> float:
+        """Return how many times as long a decoding pass takes with the cells in use; `DecodeCost` takes out the same."""
+        model = self._model
+        return model.mean_seconds(num_rows, self._beside.num_cells, num_rows) / model.mean_seconds(
+            num_rows, 0, num_rows
+        )
 
 
 def _is_decode_row(row: Row) -> bool:

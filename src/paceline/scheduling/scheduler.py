@@ -26,7 +26,6 @@ from paceline.kv_cache import (
 )
 from paceline.scheduling.activity import ActivityLog, EngineActivity, tenant_trees, waiting_sequences
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
-from paceline.scheduling.attention_cost import attended_cells
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
 from paceline.scheduling.depth_chooser import DepthChooser
@@ -112,7 +111,7 @@ class Scheduler:
         kept = list(passes)
         self.cost_model.calibrate(kept)
         for num_tokens, num_cells, seconds, num_outputs in kept:
-            if num_outputs == num_tokens:  # of single tokens, each of which attended to its own cells
+            if num_outputs == num_tokens:
                 self._decode_cost.observe(num_tokens, num_cells, seconds)
 
     # ---- commands
@@ -185,9 +184,9 @@ class Scheduler:
         self._inspections.append(_Inspection(key, lambda: self.kv_cache.digest(max_prefixes, block_tokens)))
 
     def observe(self, key: int, after: int, max_nodes: int | None, due_s: float = 0.0) -> None:
-        """Record ticks for a while, and emit `Inspected` with what the engine does; see `EngineActivity`.
+        """Emit `Inspected` with what the engine does, see `EngineActivity`, and record ticks for a while.
 
-        The event comes after the first tick that ends at due_s or later, or finds nothing to do.
+        That is after the first tick from due_s on, or the first that finds nothing to do.
         """
         self._telemetry.log.ask(self._clock.now())
         self._inspections.append(_Inspection(key, lambda: self._activity(after, max_nodes), due_s))
@@ -360,8 +359,7 @@ class Scheduler:
         num_tokens = sum([len(row.token_ids) for row in plan.rows]) - num_left_out
         pass_s = output.step_s - max([result.waited_s for result in output.rows])
         if not plan.lora and num_tokens == len(plan.rows) + num_drafts and all(row.draws for row in plan.rows):
-            num_attended = sum([_attended(row, result) for row, result in zip(plan.rows, output.rows, strict=True)])
-            self._decode_cost.observe(num_tokens, num_attended, pass_s, has_drafts=num_drafts > 0)
+            self._decode_cost.observe(num_tokens, plan.num_cells + num_tokens, pass_s)
         if num_tokens > len(plan.rows) or self._tick % _LEARN_EVERY == 0:
             num_outputs = sum([row.num_outputs for row in plan.rows]) - num_left_out
             self.cost_model.observe(num_tokens, plan.num_cells + num_tokens, pass_s, num_outputs)
@@ -509,7 +507,3 @@ class Scheduler:
         for sequence in running:
             assert sequence.num_computed_tokens <= sequence.num_tokens <= self._limits.max_positions  # noqa: S101
         assert all(one.num_computed_tokens == 0 and one.slot is None for one in waiting)  # noqa: S101
-
-
-def _attended(row: Row, result: RowOutput) -> float:
-    return attended_cells(row.sequence.layout.cell(row.position) + 1, 1, result.num_verified)

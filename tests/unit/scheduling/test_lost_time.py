@@ -17,7 +17,7 @@ from paceline.scheduling.view import SchedulerView, TokenAllocation
 class LinearCost(DecodeCost):
     """A machine that takes 20 ms for a pass and 10 for a row of it."""
 
-    def seconds(self, num_rows: int, cells_per_row: float = 0.0) -> float:
+    def seconds(self, num_rows: int) -> float:
         return 0.02 + 0.01 * num_rows
 
 
@@ -105,7 +105,7 @@ def test_passes_that_only_decode_are_learnt_from(monkeypatch: pytest.MonkeyPatch
     """With their number of rows, and none with a piece of a prompt."""
     learnt: list[tuple[int, float]] = []
 
-    def observe(self: Any, num_rows: int, num_attended: float, seconds: float, **_: Any) -> None:
+    def observe(self: Any, num_rows: int, num_cells: int, seconds: float) -> None:
         learnt.append((num_rows, round(seconds, 6)))
 
     monkeypatch.setattr(DecodeCost, "observe", observe)
@@ -122,7 +122,7 @@ def test_passes_that_only_decode_are_learnt_from(monkeypatch: pytest.MonkeyPatch
 def test_single_tokens_of_a_prompt_are_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt in chunks of one token is not taken for rows that decode, but for its last one, which draws."""
     learnt: list[int] = []
-    monkeypatch.setattr(DecodeCost, "observe", lambda *measured, **_: learnt.append(measured[1]))
+    monkeypatch.setattr(DecodeCost, "observe", lambda _, num_rows, num_cells, seconds: learnt.append(num_rows))
     world = World(strategy="decode_maximal", num_cells=2048, limits={"chunk_size": 1})
     world.submit("x" * 20, max_tokens=3, ignore_eos=True)
     world.tick(19)
@@ -138,7 +138,7 @@ def test_measured_passes_are_learnt_from() -> None:
     before_s = world.scheduler.cost_model.mean_seconds(64, 64, 0)
     seen: list[tuple[int, int, float]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeCost, "observe", lambda _, *measured, **__: seen.append(measured))
+        patch.setattr(DecodeCost, "observe", lambda _, *measured: seen.append(measured))
         world.scheduler.calibrate(passes)
     assert seen == [(1, 1, 0.03), (8, 8, 0.1)]
     assert abs(world.scheduler.cost_model.mean_seconds(64, 64, 0) - 0.4) < abs(before_s - 0.4)

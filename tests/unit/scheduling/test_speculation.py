@@ -457,7 +457,7 @@ def test_drafts_that_are_left_out_of_a_pass_are_not_counted_as_computed(monkeypa
     """Neither in usage, nor in a tick's record, nor where costs are learned; and what masks took before it is no cost of rows."""
     observed: list[tuple[int, float]] = []
 
-    def observe(self: Any, num_rows: int, num_attended: float, seconds: float, **_: Any) -> None:
+    def observe(self: Any, num_rows: int, num_cells: int, seconds: float) -> None:
         observed.append((num_rows, seconds))
 
     options = {"max_tokens": 30, "regex": "[a-e]{17}x"}

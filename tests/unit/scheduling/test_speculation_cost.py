@@ -13,7 +13,6 @@ from tests.drafters import BatchOracle
 from tests.engine_world import World, make_limits
 from tests.speculation_world import FreeDrafter, StreamWorld
 
-from paceline.kv_cache import TEXT_LAYOUT
 from paceline.observability.instruments import Instruments
 from paceline.scheduling import depth_chooser
 from paceline.scheduling.acceptance import Acceptance, UsualAcceptance
@@ -106,8 +105,8 @@ class Rows:
     """Rows of so many sequences that decode, and of prompts that have so many tokens left."""
 
     def __init__(self, num_decode: int, *prompts: int) -> None:
-        self.sequence: Any = type("Decoding", (), {"is_decoding": True, "layout": TEXT_LAYOUT})
-        self.prompt: Any = type("Prompt", (), {"is_decoding": False, "layout": TEXT_LAYOUT})
+        self.sequence: Any = type("Decoding", (), {"is_decoding": True})
+        self.prompt: Any = type("Prompt", (), {"is_decoding": False})
         self.rows: list[Any] = [Row(self.sequence, 0, [1], True, [], None) for _ in range(num_decode)]
         self.rows += [Row(self.prompt, 0, [1] * num_tokens, True, [], None) for num_tokens in prompts]
 
