@@ -184,9 +184,9 @@ class Scheduler:
         self._inspections.append(_Inspection(key, lambda: self.kv_cache.digest(max_prefixes, block_tokens)))
 
     def observe(self, key: int, after: int, max_nodes: int | None, due_s: float = 0.0) -> None:
-        """Emit `Inspected` with what the engine does, see `EngineActivity`, and record ticks for a while.
+        """Record ticks for a while, and emit `Inspected` with what the engine does; see `EngineActivity`.
 
-        That is after the first tick from due_s on, or the first that finds nothing to do.
+        The event comes after the first tick that ends at due_s or later, or finds nothing to do.
         """
         self._telemetry.log.ask(self._clock.now())
         self._inspections.append(_Inspection(key, lambda: self._activity(after, max_nodes), due_s))
