@@ -134,7 +134,7 @@ class MemoryReplica:
 
         def reply(snapshot: Any) -> messages.Up:
             found.set_result(snapshot)
-            return messages.SlotsReply(0, None)  # to nobody
+            return messages.SlotsReply(0, None)  # which `send` ignores
 
         self._sink.inspect(question, reply)
         return found

@@ -68,7 +68,7 @@ def test_events_come_at_most_ten_times_a_second(worlds: Any) -> None:
         assert max(tick["n"] for tick in events.ticks) > 1
 
 
-def test_the_tree_comes_about_once_a_second(worlds: Any) -> None:
+def test_the_tree_comes_at_most_once_a_second(worlds: Any) -> None:
     """Though it grows with every request: a view of it takes time between two passes."""
     world = worlds(**ROOM)
     with watching(world.client, interval_ms=100) as events:
@@ -80,9 +80,7 @@ def test_the_tree_comes_about_once_a_second(worlds: Any) -> None:
             if num_trees == 3:
                 break
         assert num_trees == 3
-        assert (
-            time.monotonic() - began_s > 1.6
-        )  # the first may come at once, and others sooner where the engine is idle
+        assert time.monotonic() - began_s > 1.85  # the first of them may come at once
 
 
 def test_an_idle_engine_is_quiet(worlds: Any) -> None:

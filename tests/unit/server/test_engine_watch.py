@@ -224,7 +224,7 @@ def test_those_who_join_share_the_look_that_is_on_its_way() -> None:
 
 
 def test_the_tree_is_wanted_a_second_after_the_last() -> None:
-    """By the time that the reply will come."""
+    """By the time that it is asked for, so that it never comes sooner."""
 
     async def steps() -> None:
         engine, viewer = AskedEngine(), Viewer(0.25, wants_nodes=8)

@@ -196,7 +196,7 @@ class EngineWatch:
         """Return whether the engine has ticked since the last look."""
         last = self._last
         after = 0 if last is None else last.last_number
-        max_nodes = self._wanted_nodes(time.monotonic() + delay_s)
+        max_nodes = self._wanted_nodes(time.monotonic())
         activity = await _outcome(engine.ask_activity(after, max_nodes=max_nodes, delay_s=delay_s))
         if activity is None:
             self._is_joined = True  # its watchers have seen nothing
