@@ -36,6 +36,7 @@ HEADS = {
     "no shared heads": (16, 16, 64),
     "Phi 2": (32, 32, 80),
     "demo model": (8, 4, 32),
+    "DeepSeek 2 Lite": (16, 1, 576),
 }
 _CASES: tuple[tuple[int, Traffic], ...] = (
     (1, "of a prompt"),

@@ -9,5 +9,7 @@ function(paceline_add_attention name)
     endif()
     paceline_add_own_kernels(${name} attention)
     get_target_property(options llama_cpp PACELINE_CPU_OPTIONS)
-    target_compile_options(${name}_attention PRIVATE ${options})
+    # Where a compiler joins a product and a sum differs from place to place, and bits must not: the source says it, and this takes
+    # back what own_kernels.cmake allows.
+    target_compile_options(${name}_attention PRIVATE ${options} -ffp-contract=off)
 endfunction()

@@ -5,7 +5,6 @@
 
 #include "common.h"
 #include "ggml-cpu-impl.h"
-#include "simd-mappings.h"
 
 #include "block.hpp"
 #include "work_partition.hpp"
@@ -111,13 +110,8 @@ bool are_rows_of(const ggml_tensor * tensor, ggml_type type) {
     return tensor->type == type && tensor->nb[0] == ggml_type_size(type);
 }
 
-// In either layout: the mask, which decides, is not there when ggml plans.
 size_t our_size(int num_threads, const ggml_tensor * node) {
-    int64_t most = 0;
-    for (const Layout layout : {Layout::dense, Layout::by_token}) {
-        most = std::max(most, WorkPartition(Operation(node, layout), num_threads).total_floats);
-    }
-    return static_cast<size_t>(most) * sizeof(float);
+    return static_cast<size_t>(WorkPartition(Operation(node), num_threads).total_floats) * sizeof(float);
 }
 
 // As ggml plans it: tiles for many tokens, partial sums of each thread for one.
@@ -126,36 +120,6 @@ size_t their_size(int num_threads, const ggml_tensor * node) {
     const int64_t tiles = GGML_FA_TILE_Q * (dim_k + dim_v + 2 * GGML_FA_TILE_KV) + GGML_FA_TILE_KV * (dim_k + dim_v);
     const int64_t sums  = num_heads * (2 + dim_v) + dim_k + 2 * dim_v;
     return static_cast<size_t>(num_threads * std::max(tiles, sums)) * sizeof(float);
-}
-
-// Numbers of a head that llama.cpp's kernel multiplies at once. What is behind the last whole step it multiplies one by one, unless
-// the processor has vectors of any length. 1 there, and where it has none: nothing was measured on such.
-int64_t numbers_at_once([[maybe_unused]] const ggml_tensor * cells, [[maybe_unused]] bool are_keys) {
-#if defined(GGML_SIMD) && !defined(__ARM_FEATURE_SVE)
-    return cells->type == GGML_TYPE_F32 ? GGML_F32_STEP : are_keys ? GGML_F16_DOT_STEP : GGML_F16_STEP;
-#else
-    return 1;
-#endif
-}
-
-bool has_rest(const ggml_tensor * cells, bool are_keys) { return cells->ne[0] % numbers_at_once(cells, are_keys) != 0; }
-
-enum class Used { always, where_shared, never };
-
-// A stream's rows fill few lanes where heads share no keys: llama.cpp's products by the row are faster there, but where they go
-// number by number, or tokens share cells.
-Used used_for(const ggml_tensor * node) {
-    const ggml_tensor *q = node->src[0], *k = node->src[1];
-    const int64_t group  = q->ne[2] / k->ne[2], num_tokens = q->ne[1], num_streams = q->ne[3];
-    if (group >= 4 || num_tokens >= 40 || (group >= 2 && k->ne[0] < numbers_at_once(k, true))) {
-        return Used::always;
-    }
-    return num_tokens > 1 && num_streams == 1 ? Used::where_shared : Used::never;
-}
-
-// Rows that must share cells, as measured with 8 and with 16 lanes (docs/adr/0019).
-double least_shared_rows(const ggml_tensor * node) {
-    return has_rest(node->src[1], true) || has_rest(node->src[2], false) ? 2.5 : 7.5;
 }
 
 } // namespace
@@ -169,10 +133,10 @@ bool handles(const ggml_tensor * node) {
     if (!are_floats || !are_rows_of(q, GGML_TYPE_F32) || !are_rows_of(k, k->type) || !are_rows_of(v, k->type)) {
         return false;
     }
-    if (ggml_is_empty(k) || k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2] != 0 || q->ne[3] != k->ne[3] || q->ne[3] != v->ne[3]) {
+    if (node->src[3] && node->src[3]->ne[2] != 1) { // a mask for each head
         return false;
     }
-    return used_for(node) != Used::never;
+    return !ggml_is_empty(k) && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3];
 }
 
 size_t work_size(int num_threads, const ggml_tensor * node) {
@@ -180,24 +144,17 @@ size_t work_size(int num_threads, const ggml_tensor * node) {
 }
 
 bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted) {
-    enum Choice : int32_t { theirs, dense, by_token };
-    auto * agreed = reinterpret_cast<int32_t *>(aligned(params->wdata)); // may change at any time, but must be one for all threads
+    auto * agreed = reinterpret_cast<int32_t *>(aligned(params->wdata)); // is_wanted may change at any time, and is one for all threads
     if (params->ith == 0) {
-        *agreed = theirs;
-        if (is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node)) {
-            const Sharing sharing(node);
-            if (used_for(node) == Used::always || sharing.mean_rows >= least_shared_rows(node)) {
-                *agreed = sharing.layout == Layout::dense ? dense : by_token;
-            }
-        }
+        *agreed = is_wanted && !params->use_ref && params->wsize >= our_size(params->nth, node);
     }
     set_counter(params);
     ggml_barrier(params->threadpool);
-    if (*agreed == theirs) {
+    if (!*agreed) {
         ggml_barrier(params->threadpool); // all threads have read it; llama.cpp's kernel may write there
         return false;
     }
-    const Operation op(node, *agreed == dense ? Layout::dense : Layout::by_token);
+    const Operation op(node);
     ThreadWork work(params, op);
     for_each_item(params, work.num_units(), [&](int64_t index) { work.compute(index); });
     if (work.num_merges() > 0) {

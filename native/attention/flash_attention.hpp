@@ -1,4 +1,4 @@
-// Attention on a CPU in place of llama.cpp's kernel, where this one is faster: see docs/adr/0019.
+// Attention on a CPU in place of llama.cpp's kernel: see docs/adr/0019.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ bool handles(const ggml_tensor * node);
 size_t work_size(int num_threads, const ggml_tensor * node);
 
 // Called by each of the threads. Writes node->data and returns true; returns false in all of them where the first passes
-// is_wanted = false or has too little memory, or tokens share too few cells.
+// is_wanted = false or has too little memory.
 bool compute(ggml_compute_params * params, ggml_tensor * node, bool is_wanted);
 
 } // namespace paceline::attention

@@ -81,22 +81,30 @@ void SoftmaxState::merge(const SoftmaxState & other) {
         set(column, highest, load(row_sum + column) * my_factor + load(other.row_sum + column) * their_factor);
         for (int64_t i = 0; i < dim_v; ++i) {
             const int64_t place = i * width + column;
-            store(outputs + place, load(outputs + place) * my_factor + load(other.outputs + place) * their_factor);
+            store(outputs + place, with_product(load(outputs + place) * my_factor, load(other.outputs + place), their_factor));
         }
     }
 }
 
 bool SoftmaxState::is_finite() const {
-    SimdVec zero{}; // becomes NaN with the first infinity or NaN
+    constexpr int num_sums = 4;  // beside each other, so that none waits for the one before
+    SimdVec zeros[num_sums] = {}; // become NaN with the first infinity or NaN
     for (int64_t column = 0; column < width; column += num_lanes) {
-        if (has_seen(load(row_max + column))) {
-            zero += load(row_sum + column) * 0.0f;
-            for (int64_t i = 0; i < dim_v; ++i) {
-                zero += load(outputs + i * width + column) * 0.0f;
+        if (!has_seen(load(row_max + column))) {
+            continue;
+        }
+        zeros[0] += load(row_sum + column) * 0.0f;
+        int64_t i = 0;
+        for (; i + num_sums <= dim_v; i += num_sums) {
+            for (int j = 0; j < num_sums; ++j) {
+                zeros[j] += load(outputs + (i + j) * width + column) * 0.0f;
             }
         }
+        for (; i < dim_v; ++i) {
+            zeros[0] += load(outputs + i * width + column) * 0.0f;
+        }
     }
-    return !any(zero != SimdVec{});
+    return !any(zeros[0] + zeros[1] + zeros[2] + zeros[3] != SimdVec{});
 }
 
 } // namespace paceline::attention

@@ -7,13 +7,7 @@
 
 namespace paceline::attention {
 
-inline constexpr int64_t chunk_cells = 256;              // reduced by themselves,
-inline constexpr int64_t span_cells  = 4 * chunk_cells;  // merged into spans in order, and these in order:
-// so a row's result does not depend on how many cells there are beyond those it sees, on other rows, or on threads.
-
 inline constexpr int64_t line_floats = 16; // of a cache line: threads do not share one
-
-inline int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // By blocks of rows; with too few of them for the threads, by spans or chunks of a block's cells as well, whose states are
 // merged afterwards (split-KV).

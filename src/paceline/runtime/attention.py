@@ -1,8 +1,7 @@
 """Attention on a CPU: which kernel computes it, paceline's or llama.cpp's, and a single operation.
 
-paceline's kernel replaces llama.cpp's flash attention where query heads share keys, tokens are many or share cells, or heads are
-narrow: docs/adr/0019.
-It is not used without flash attention, on a GPU, or with a quantized KV cache.
+paceline's kernel replaces llama.cpp's flash attention (docs/adr/0019). It is not used without flash attention, on a GPU, or
+with a KV cache that is quantized or BF16.
 """
 
 from __future__ import annotations
