@@ -92,6 +92,9 @@ Block::Costs::Costs(const Operation & op)
 void Block::attend_chunk(int64_t first_cell, int num_cells, SoftmaxState & state) {
     state.clear();
     attend_token_rows(first_cell, state);
+    if (std::none_of(takes_rows_, takes_rows_ + rows_.num_vectors(), [](bool takes) { return takes; })) {
+        return;
+    }
     for (int tile = 0; tile * tile_cells < num_cells; ++tile) {
         attend_tile(first_cell + tile * tile_cells, tile, std::min(tile_cells, num_cells - tile * tile_cells), state);
     }
@@ -123,9 +126,6 @@ void Block::attend_token_rows(int64_t first_cell, SoftmaxState & state) {
 // Vectors that see most of a tile are multiplied with all of it, several at a time, others with the cells that they see. Cells that a
 // row does not see leave no trace in its sums, so that its bits are the same either way.
 void Block::attend_tile(int64_t first_cell, int tile, int num_cells, SoftmaxState & state) {
-    if (std::none_of(takes_rows_, takes_rows_ + rows_.num_vectors(), [](bool takes) { return takes; })) {
-        return;
-    }
     const TileMask mask(mask_, tile, num_cells, rows_, takes_rows_, slopes_, masks_);
     const auto is_whole = [&](int vector) { return takes_rows_[vector] && mask.takes_tile(vector, num_cells); };
     bool is_read = false;

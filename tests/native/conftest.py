@@ -61,3 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.native)
+
+
+@pytest.fixture
+def own_attention() -> Iterator[None]:
+    """Compute attention by paceline's kernel during the test."""
+    before = attention.kernel()
+    attention.use_kernel("paceline")
+    yield
+    attention.use_kernel(before)

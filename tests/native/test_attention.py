@@ -1,122 +1,26 @@
-"""Attention on a CPU by our own kernel, against the formula in double precision and against llama.cpp's."""
+"""One attention operation on a CPU by our own kernel: the formula's outputs, and the same bits whatever is beside a row."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.native.conftest import TinyModels
+from tests.native.attention_cases import LARGE, LATENT, MASKS, make, reference
 
 from paceline.errors import InvalidParams
-from paceline.runtime import Context, Model, build_info
-from paceline.runtime.attention import SingleAttention, kernel, use_kernel, use_kernel_of_environment
-from paceline.testing.models import Gemma3Spec, LlamaSpec, ModelSpec, Qwen2Spec
+from paceline.runtime import build_info
+from paceline.runtime.attention import SingleAttention
 
 pytestmark = [
     pytest.mark.native,
+    pytest.mark.usefixtures("own_attention"),
     pytest.mark.skipif(not build_info().own_attention, reason="built without it: another tree or compiler"),
 ]
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-Array = npt.NDArray[np.floating[Any]]
-
-
-@pytest.fixture(autouse=True)
-def ours() -> Iterator[None]:
-    before = kernel()
-    use_kernel("paceline")
-    yield
-    use_kernel(before)
-
-
-def reference(one: SingleAttention) -> Array:
-    """Softmax of scaled scores by the formula, in double precision."""
-    num_heads, num_kv_heads = one.queries.shape[2], one.keys.shape[2]
-    keys, values = (np.repeat(a.astype(np.float64), num_heads // num_kv_heads, 2) for a in (one.keys, one.values))
-    scores = np.einsum("sthd,schd->shtc", one.queries.astype(np.float64), keys) * one.scale
-    if one.softcap:
-        scores = one.softcap * np.tanh(scores / one.softcap)
-    if one.mask is not None:
-        slopes = np.array([slope(head, num_heads, one.max_bias) for head in range(num_heads)])
-        scores = scores + slopes[None, :, None, None] * one.mask.astype(np.float64)[:, None]
-    largest = scores.max(-1, keepdims=True)
-    if one.sinks is not None:
-        largest = np.maximum(largest, one.sinks[None, :, None, None])
-    largest = np.where(np.isinf(largest), 0, largest)
-    weights = np.exp(scores - largest)
-    total = weights.sum(-1, keepdims=True)
-    if one.sinks is not None:
-        total = total + np.exp(one.sinks[None, :, None, None] - largest)
-    weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-    return np.einsum("shtc,schd->sthd", weights, values)
-
-
-def slope(head: int, num_heads: int, max_bias: float) -> float:
-    """ALiBi (Press et al. 2022), for numbers of heads that are no power of two as well."""
-    if max_bias <= 0:
-        return 1.0
-    power = 2 ** int(np.log2(num_heads))
-    if head < power:
-        return float((2.0 ** (-max_bias / power)) ** (head + 1))
-    return float((2.0 ** (-max_bias / 2 / power)) ** (2 * (head - power) + 1))
-
-
-MASKS = [
-    "none", "causal", "sequences", "interleaved", "window", "random", "nothing", "numbers", "drafts", "mixed", "hidden",
-]  # fmt: skip
-
-
-def mask_of(kind: str, shape: tuple[int, int, int], rng: np.random.Generator) -> npt.NDArray[np.float16] | None:
-    _, tokens, cells = shape
-    token, cell = np.arange(tokens)[:, None], np.arange(cells)[None, :]
-    if kind == "none":
-        return None
-    if kind == "numbers":
-        return rng.normal(size=shape).astype(np.float16)
-    seen = {
-        "causal": cell <= cells - tokens + token,
-        "sequences": cell * tokens // cells == token,
-        "interleaved": cell % tokens == token,  # as streams that decode beside each other leave them
-        "window": (cell > token) & (cell <= token + cells // 3),
-        "random": rng.random((tokens, cells)) < 0.4,
-        "nothing": (token % 3 == 1) & (cell > 70),
-        "drafts": cell % 4 == token // 4,  # four tokens of each stream
-        # streams, a prompt, and streams again
-        "mixed": np.where((token < 8) | (token > tokens - 4), cell % tokens == token, cell <= cells - tokens + token),
-        "hidden": np.zeros((tokens, cells), bool),
-    }[kind]
-    return np.broadcast_to(np.where(seen, np.float16(0), np.float16(-np.inf)), shape)
-
-
-def make(
-    shape: dict[str, int], kind: str, cell_type: type[np.floating[Any]] = np.float16, seed: int = 0, **options: Any
-) -> SingleAttention:
-    rng = np.random.default_rng(seed)
-    streams, tokens, cells = shape.get("streams", 1), shape["tokens"], shape["cells"]
-    kv_heads, group, dim_k, dim_v = shape["kv_heads"], shape["group"], shape["dim_k"], shape["dim_v"]
-    with_sinks = options.pop("with_sinks", False)
-    spread = options.pop("spread", 1.0)
-    return SingleAttention(
-        queries=(spread * rng.normal(size=(streams, tokens, kv_heads * group, dim_k))).astype(np.float32),
-        keys=rng.normal(size=(streams, cells, kv_heads, dim_k)).astype(cell_type),
-        values=rng.normal(size=(streams, cells, kv_heads, dim_v)).astype(cell_type),
-        mask=mask_of(kind, (streams, tokens, cells), rng),
-        sinks=rng.normal(size=kv_heads * group).astype(np.float32) if with_sinks else None,
-        scale=dim_k**-0.5,
-        **options,
-    )
-
 
 shapes = st.fixed_dictionaries(
     {
@@ -129,8 +33,6 @@ shapes = st.fixed_dictionaries(
         "dim_v": st.sampled_from([1, 3, 8, 25, 64]),
     }
 )
-LARGE = {"tokens": 9, "cells": 4500, "kv_heads": 2, "group": 7, "dim_k": 64, "dim_v": 64}
-LATENT = {"tokens": 2, "cells": 300, "kv_heads": 1, "group": 128, "dim_k": 576, "dim_v": 512}
 
 
 @QUIET
@@ -289,106 +191,6 @@ def test_large_scores_and_hidden_rows_give_numbers() -> None:
     assert np.allclose(outputs, reference(one), atol=2e-2)  # among such scores a rounding decides now and then
     assert not outputs[:, [0, 2, 3]].any()
     assert outputs[:, 1].any()
-
-
-def test_the_kernel_can_be_chosen() -> None:
-    """Both compute the same but for rounding, and the last setting selects the kernel."""
-    one = make(LARGE, "causal")
-    ours, _ = one.run()
-    use_kernel("llama.cpp")
-    assert kernel() == "llama.cpp"
-    theirs, _ = one.run()
-    assert np.allclose(ours, theirs, atol=5e-3)
-    assert not np.array_equal(ours, theirs)
-    with pytest.raises(InvalidParams, match="kernel must be 'paceline' or 'llama.cpp', not 'vllm'"):
-        use_kernel("vllm")  # type: ignore[arg-type]
-    assert kernel() == "llama.cpp"
-
-
-def test_the_choice_may_change_at_any_time() -> None:
-    """While operations run on several threads: each is computed by one of the two, whole."""
-    passes = [make({**LARGE, "tokens": tokens, "cells": 700}, "causal") for tokens in (1, 9, 70)]
-    wanted = [reference(one) for one in passes]
-    is_over = threading.Event()
-
-    def change() -> None:
-        for number in itertools.count():
-            use_kernel("paceline" if number % 2 else "llama.cpp")
-            if is_over.is_set():
-                return
-
-    def run(index: int) -> bool:
-        return all(np.allclose(passes[index].run(n_threads=3)[0], wanted[index], atol=2e-2) for _ in range(150))
-
-    with ThreadPoolExecutor(4) as threads:
-        changing = threads.submit(change)
-        found = [threads.submit(run, index) for index in range(3)]
-        try:
-            results = [future.result() for future in found]
-        finally:
-            is_over.set()
-        changing.result()
-    assert results == [True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [("llama.cpp", "llama.cpp"), ("paceline", "paceline"), ("", "paceline"), ("best", "InvalidParams")],
-)
-def test_the_environment_chooses(word: str, expected: str) -> None:
-    """PACELINE_CPU_ATTENTION selects the kernel; another name is refused."""
-    script = (
-        "from paceline.runtime.attention import kernel\n"
-        "try:\n    print(kernel())\n"
-        "except Exception as error:\n    print(type(error).__name__)"
-    )
-    environment = {**os.environ, "PACELINE_CPU_ATTENTION": word}
-    completed = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert completed.stdout.strip() == expected
-
-
-def test_a_context_reads_the_environment(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown kernel name raises when a context is made, and changes nothing."""
-    use_kernel_of_environment.cache_clear()
-    monkeypatch.setenv("PACELINE_CPU_ATTENTION", "best")
-    with pytest.raises(InvalidParams, match="PACELINE_CPU_ATTENTION must be 'paceline' or 'llama.cpp', not 'best'"):
-        Context(llama, n_ctx=256)
-    with pytest.raises(InvalidParams, match="PACELINE_CPU_ATTENTION must be 'paceline' or 'llama.cpp', not 'best'"):
-        kernel()
-    monkeypatch.delenv("PACELINE_CPU_ATTENTION")
-    Context(llama, n_ctx=256).close()
-
-
-def last_logits(model: Model, pieces: int, **options: Any) -> npt.NDArray[np.float32]:
-    """Of the last of 150 tokens, given in pieces of so many."""
-    tokens = [(7 * i) % 200 + 3 for i in range(150)]
-    with Context(model, n_ctx=512, n_batch=256, n_ubatch=256, **options) as context:
-        for start in range(0, len(tokens), pieces):
-            piece = tokens[start : start + pieces]
-            context.decode(piece)
-        return context.logits(len(piece) - 1)
-
-
-SPECS = [kind(n_head_kv=heads) for kind in (LlamaSpec, Gemma3Spec, Qwen2Spec) for heads in (1, 4)]  # of four heads
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.architecture}-{spec.n_head_kv}")
-def test_a_models_logits_are_those_without_flash_attention(tiny_models: TinyModels, spec: ModelSpec) -> None:
-    """Prompts in pieces, and token by token: the logits of plain attention, but for cells of half precision."""
-    with Model.load(tiny_models(spec)) as model:
-        wanted = last_logits(model, 150, flash_attn="off", type_k="f32", type_v="f32")
-        for pieces in (150, 40, 1):
-            assert np.allclose(last_logits(model, pieces, flash_attn="on"), wanted, atol=0.05)  # of logits up to 9
-
-
-def test_logits_do_not_depend_on_how_a_prompt_was_cut(tiny_models: TinyModels) -> None:
-    """In one pass or token by token the same, but for keys that round another way."""
-    with Model.load(tiny_models(LlamaSpec(n_head_kv=1))) as model:
-        whole = last_logits(model, 150, flash_attn="on")
-        for pieces in (64, 7, 1):
-            assert np.allclose(last_logits(model, pieces, flash_attn="on"), whole, atol=1e-3)
 
 
 @pytest.mark.parametrize(
