@@ -205,7 +205,19 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
     }
 }
 
-constexpr int prefetched_bytes = 4096; // ahead of what is multiplied with one row of activations
+// With one row of activations, memory is as fast as it can be only where every line is asked for ahead, those with scales too:
+// what a processor guesses by itself comes too late. A few at each step (a pair of a block), as many at once make it wait.
+constexpr int prefetched_bytes = 6144;
+
+template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, int step) {
+    constexpr int steps = 4 * L::blocks, share = L::bytes / steps;
+    static_assert(L::bytes % steps == 0);
+    const uint8_t * ahead = superblock + prefetched_bytes + step * share;
+#pragma GCC unroll 8
+    for (int line = 0; line < share; line += 64) {
+        __builtin_prefetch(ahead + line);
+    }
+}
 
 // Sums of `tokens` rows of a tile, for `vectors` vectors of rows of the group from row `first_row` on.
 template <typename Isa, Format format, int vectors, int tokens>
@@ -225,12 +237,6 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
     for (int64_t super = 0; super < num_blocks; ++super, group += L::bytes) {
         const uint8_t * block = group + Scales::bytes;
         for (int b = 0; b < L::blocks; ++b, block += Codes::bytes, codes += next_block, scalars += next_block) {
-            if constexpr (tokens == 1) { // as fast as memory can be: what a processor guesses by itself is too late
-#pragma GCC unroll 16
-                for (int line = 0; line < Codes::bytes; line += 64) {
-                    __builtin_prefetch(block + prefetched_bytes + line);
-                }
-            }
 #pragma GCC unroll 2
             for (int half = 0; half < Codes::scales; ++half) {
                 typename Dot::Sum dots[vectors][tokens];
@@ -247,6 +253,9 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                 }
 #pragma GCC unroll 4
                 for (int pair = half * half_pairs; pair < (half + 1) * half_pairs; ++pair) {
+                    if constexpr (tokens == 1) {
+                        prefetch<L>(group, 4 * b + pair);
+                    }
                     I one[vectors], two[vectors];
 #pragma GCC unroll 4
                     for (int v = 0; v < vectors; ++v) {

@@ -12,7 +12,7 @@ namespace paceline::matmul {
 namespace {
 
 constexpr int64_t alignment = 64;
-constexpr int64_t units_per_thread = 8; // a thread that is late by one unit holds the others up by an eighth of its work at most
+constexpr int64_t items_per_thread = 32; // a thread that is late by an item holds the others up by so little of its work
 
 int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
@@ -81,16 +81,38 @@ class Rows {
     int32_t *starts_, *order_; // starts_[matrix]: its first row in order_
 };
 
-// Shares of the products of one matrix: runs of groups of weights times ranges of tiles.
-struct Partition {
-    Partition(int64_t num_groups, int64_t num_tiles, int64_t num_units) {
-        run       = std::max<int64_t>(1, num_groups / num_units);
-        num_runs  = (num_groups + run - 1) / run;
-        range     = num_runs >= num_units / 2 ? num_tiles : std::max<int64_t>(1, num_tiles * num_runs / num_units);
-        num_ranges = num_tiles == 0 ? 0 : (num_tiles + range - 1) / range;
+// The products of one matrix, in items: a group of its weights times a range of tiles.
+struct Items {
+    Items(int64_t num_groups, int64_t num_tiles, int64_t num_wanted) {
+        range      = parts(num_tiles, std::max<int64_t>(1, std::min(num_tiles, parts(num_wanted, num_groups))));
+        num_ranges = num_tiles == 0 ? 0 : parts(num_tiles, range);
+        count      = num_groups * num_ranges;
     }
-    int64_t run, num_runs, range, num_ranges;
-    int64_t count() const { return num_runs * num_ranges; }
+
+    int64_t range, num_ranges, count;
+
+    static int64_t parts(int64_t whole, int64_t size) { return (whole + size - 1) / size; }
+};
+
+// Runs of items, each an equal part of what is left: threads begin with long runs of memory and end at the same time.
+class Runs {
+  public:
+    Runs(int64_t num_items, int num_threads) : num_items_(num_items), parts_(2 * num_threads) {}
+
+    // Goes on to a later run. False behind the last one.
+    bool go_to(int64_t run) {
+        for (; run_ < run && end_ < num_items_; ++run_) {
+            begin_ = end_;
+            end_ += std::max<int64_t>(1, (num_items_ - end_) / parts_);
+        }
+        return run_ == run;
+    }
+    int64_t begin() const { return begin_; }
+    int64_t end() const { return end_; }
+
+  private:
+    int64_t num_items_, parts_;
+    int64_t run_ = -1, begin_ = 0, end_ = 0;
 };
 
 class Product {
@@ -141,28 +163,37 @@ class Product {
         }
     }
 
-    // Takes the next unit as soon as the last is done; units are numbered through all matrices.
+    // Takes the next run as soon as the last is done; items are numbered through all matrices.
     void multiply() const {
-        int64_t before = 0, unit = params_->ith;
-        const int64_t num_groups = (num_rows_ + group_rows - 1) / group_rows;
+        const int64_t num_wanted = items_per_thread * params_->nth;
+        int64_t num_items        = 0;
         for (int64_t matrix = 0; matrix < rows_.num_matrices(); ++matrix) {
-            const int64_t num_tiles = (rows_.start_of(matrix + 1) - rows_.start_of(matrix) + tile_tokens - 1) / tile_tokens;
-            const Partition partition(num_groups, num_tiles, units_per_thread * params_->nth);
-            while (unit < before + partition.count()) {
-                multiply_unit(matrix, partition, unit - before, num_groups, num_tiles);
-                unit = ggml_threadpool_chunk_add(params_->threadpool, 1);
+            num_items += items_of(matrix, num_wanted).count;
+        }
+        int64_t matrix = 0, before = 0;
+        Items items = items_of(matrix, num_wanted);
+        Runs runs(num_items, params_->nth);
+        for (int64_t run = params_->ith; runs.go_to(run); run = ggml_threadpool_chunk_add(params_->threadpool, 1)) {
+            for (int64_t item = runs.begin(); item < runs.end(); ++item) {
+                while (item >= before + items.count) {
+                    before += items.count;
+                    items = items_of(++matrix, num_wanted);
+                }
+                multiply_item(matrix, items, item - before);
             }
-            before += partition.count();
         }
     }
 
-    void multiply_unit(int64_t matrix, const Partition & partition, int64_t unit, int64_t num_groups, int64_t num_tiles) const {
-        const int64_t run = unit / partition.num_ranges, range = unit % partition.num_ranges;
-        const int64_t end_group = std::min(num_groups, (run + 1) * partition.run), end_tile = std::min(num_tiles, (range + 1) * partition.range);
-        for (int64_t group = run * partition.run; group < end_group; ++group) {
-            for (int64_t tile = range * partition.range; tile < end_tile; ++tile) {
-                multiply_tile(matrix, group, tile);
-            }
+    Items items_of(int64_t matrix, int64_t num_wanted) const {
+        const int64_t num_rows = rows_.start_of(matrix + 1) - rows_.start_of(matrix);
+        return {Items::parts(num_rows_, group_rows), Items::parts(num_rows, tile_tokens), num_wanted};
+    }
+
+    void multiply_item(int64_t matrix, const Items & items, int64_t item) const {
+        const int64_t group = item / items.num_ranges, first = item % items.num_ranges * items.range;
+        const int64_t end   = first + items.range;
+        for (int64_t tile = first; tile < end && rows_.start_of(matrix) + tile * tile_tokens < rows_.start_of(matrix + 1); ++tile) {
+            multiply_tile(matrix, group, tile);
         }
     }
 
