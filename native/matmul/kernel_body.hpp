@@ -205,17 +205,17 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
     }
 }
 
-// With one row of activations, memory is as fast as it can be only where every line is asked for ahead, those with scales too:
-// what a processor guesses by itself comes too late. A few at each step (a pair of a block), as many at once make it wait.
+// With one row of activations memory is as fast as it can be only where every line is prefetched, those with scales too: a
+// processor's own prefetch comes too late. A few lines with each pair: many at once are more misses than a core has open.
 constexpr int prefetched_bytes = 6144;
 
-template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, int step) {
-    constexpr int steps = 4 * L::blocks, share = L::bytes / steps;
-    static_assert(L::bytes % steps == 0);
-    const uint8_t * ahead = superblock + prefetched_bytes + step * share;
+template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, int block, int pair) {
+    static_assert(L::bytes % L::blocks == 0);
+    constexpr int share = L::bytes / L::blocks, lines = (share + 63) / 64;
+    const uint8_t * ahead = superblock + prefetched_bytes + block * share;
 #pragma GCC unroll 8
-    for (int line = 0; line < share; line += 64) {
-        __builtin_prefetch(ahead + line);
+    for (int line = pair * lines / 4; line < (pair + 1) * lines / 4; ++line) {
+        __builtin_prefetch(ahead + 64 * line);
     }
 }
 
@@ -253,8 +253,8 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                 }
 #pragma GCC unroll 4
                 for (int pair = half * half_pairs; pair < (half + 1) * half_pairs; ++pair) {
-                    if constexpr (tokens == 1) {
-                        prefetch<L>(group, 4 * b + pair);
+                    if (tokens == 1 && first_row == 0) { // for other rows the group was read just before
+                        prefetch<L>(group, b, pair);
                     }
                     I one[vectors], two[vectors];
 #pragma GCC unroll 4

@@ -7,12 +7,12 @@
 #include "ggml-cpu-impl.h"
 
 #include "packed_weights.hpp"
+#include "work_partition.hpp"
 
 namespace paceline::matmul {
 namespace {
 
 constexpr int64_t alignment = 64;
-constexpr int64_t items_per_thread = 32; // a thread that is late by an item holds the others up by so little of its work
 
 int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
@@ -81,40 +81,6 @@ class Rows {
     int32_t *starts_, *order_; // starts_[matrix]: its first row in order_
 };
 
-// The products of one matrix, in items: a group of its weights times a range of tiles.
-struct Items {
-    Items(int64_t num_groups, int64_t num_tiles, int64_t num_wanted) {
-        range      = parts(num_tiles, std::max<int64_t>(1, std::min(num_tiles, parts(num_wanted, num_groups))));
-        num_ranges = num_tiles == 0 ? 0 : parts(num_tiles, range);
-        count      = num_groups * num_ranges;
-    }
-
-    int64_t range, num_ranges, count;
-
-    static int64_t parts(int64_t whole, int64_t size) { return (whole + size - 1) / size; }
-};
-
-// Runs of items, each an equal part of what is left: threads begin with long runs of memory and end at the same time.
-class Runs {
-  public:
-    Runs(int64_t num_items, int num_threads) : num_items_(num_items), parts_(2 * num_threads) {}
-
-    // Goes on to a later run. False behind the last one.
-    bool go_to(int64_t run) {
-        for (; run_ < run && end_ < num_items_; ++run_) {
-            begin_ = end_;
-            end_ += std::max<int64_t>(1, (num_items_ - end_) / parts_);
-        }
-        return run_ == run;
-    }
-    int64_t begin() const { return begin_; }
-    int64_t end() const { return end_; }
-
-  private:
-    int64_t num_items_, parts_;
-    int64_t run_ = -1, begin_ = 0, end_ = 0;
-};
-
 class Product {
   public:
     Product(const Kernel & kernel, const ggml_compute_params * params, ggml_tensor * node)
@@ -165,34 +131,32 @@ class Product {
 
     // Takes the next run as soon as the last is done; items are numbered through all matrices.
     void multiply() const {
-        const int64_t num_wanted = items_per_thread * params_->nth;
-        int64_t num_items        = 0;
+        int64_t num_items = 0;
         for (int64_t matrix = 0; matrix < rows_.num_matrices(); ++matrix) {
-            num_items += items_of(matrix, num_wanted).count;
+            num_items += items_of(matrix).count;
         }
         int64_t matrix = 0, before = 0;
-        Items items = items_of(matrix, num_wanted);
-        Runs runs(num_items, params_->nth);
-        for (int64_t run = params_->ith; runs.go_to(run); run = ggml_threadpool_chunk_add(params_->threadpool, 1)) {
+        MatrixItems items = items_of(matrix);
+        GuidedRuns runs(num_items, params_->nth);
+        for (int64_t i = params_->ith; runs.advance_to(i); i = ggml_threadpool_chunk_add(params_->threadpool, 1)) {
             for (int64_t item = runs.begin(); item < runs.end(); ++item) {
                 while (item >= before + items.count) {
                     before += items.count;
-                    items = items_of(++matrix, num_wanted);
+                    items = items_of(++matrix);
                 }
                 multiply_item(matrix, items, item - before);
             }
         }
     }
 
-    Items items_of(int64_t matrix, int64_t num_wanted) const {
+    MatrixItems items_of(int64_t matrix) const {
         const int64_t num_rows = rows_.start_of(matrix + 1) - rows_.start_of(matrix);
-        return {Items::parts(num_rows_, group_rows), Items::parts(num_rows, tile_tokens), num_wanted};
+        return {num_parts(num_rows_, group_rows), num_parts(num_rows, tile_tokens), params_->nth};
     }
 
-    void multiply_item(int64_t matrix, const Items & items, int64_t item) const {
+    void multiply_item(int64_t matrix, const MatrixItems & items, int64_t item) const {
         const int64_t group = item / items.num_ranges, first = item % items.num_ranges * items.range;
-        const int64_t end   = first + items.range;
-        for (int64_t tile = first; tile < end && rows_.start_of(matrix) + tile * tile_tokens < rows_.start_of(matrix + 1); ++tile) {
+        for (int64_t tile = first; tile < std::min(first + items.range, items.num_tiles); ++tile) {
             multiply_tile(matrix, group, tile);
         }
     }

@@ -207,6 +207,48 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(each_kernel: str, kind: st
             assert np.array_equal(few.run(n_threads=2)[0], outputs[first : first + count])
 
 
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (32, 8), (33, 9), (160, 300), (896, 17), (2080, 17)])
+def test_any_number_of_threads_gives_the_same_bits(rows: int, tokens: int) -> None:
+    """One item, fewer than threads, whole and divided groups of weights: all outputs are there, and are the same."""
+    one = make("q8_0", tokens, rows, 2)
+    check(one, 1)
+    outputs = one.run(n_threads=1)[0]
+    for n_threads in (2, 3, 5, 9):
+        assert np.array_equal(one.run(n_threads=n_threads)[0], outputs)
+
+
+@pytest.mark.parametrize("chosen", [[0], [6], [3], [0, 6], [1, 2, 5]])
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_experts_without_rows_are_passed_over(chosen: list[int], tokens: int) -> None:
+    """The first, the last, or all but one of seven experts have no rows; fewer and more items than threads."""
+    one = SingleProduct(
+        type_name="q4_0",
+        weights=weights_of("q4_0", 7, 40, 64),
+        activations=whole_numbers(tokens, 2, 64),
+        experts=np.random.default_rng(0).choice(chosen, size=(tokens, 2)).astype(np.int32),
+    )
+    check(one, 1)
+    outputs = one.run(n_threads=1)[0]
+    for n_threads in (2, 3, 8):
+        assert np.array_equal(one.run(n_threads=n_threads)[0], outputs)
+
+
+def test_a_row_of_experts_has_the_same_bits_alone_and_in_a_batch(each_kernel: str) -> None:
+    """A token of a mixture alone and among others that choose the same experts: the very same outputs."""
+    rng = np.random.default_rng(4)
+    activations = rng.normal(size=(30, 3, 256)).astype(np.float32)
+    experts = rng.integers(0, 128, size=(30, 3)).astype(np.int32)
+    experts[20:] = experts[0]
+    weights = weights_of("q4_K", 128, 40, 256)
+    outputs = SingleProduct(type_name="q4_K", weights=weights, activations=activations, experts=experts).run(
+        n_threads=2
+    )[0]
+    for token in (0, 7, 29):
+        here = slice(token, token + 1)
+        alone = SingleProduct(type_name="q4_K", weights=weights, activations=activations[here], experts=experts[here])
+        assert np.array_equal(alone.run(n_threads=3)[0], outputs[here])
+
+
 def test_kernels_agree() -> None:
     """Other instructions, the same sums: to the rounding of single precision."""
     for kind in TYPES:
