@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -100,6 +101,13 @@ class Terminal:
     def interrupt(self) -> None:
         """Interrupt the command as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
+
+    def interrupt_until_seen(self, pattern: str) -> None:
+        """Interrupt at a prompt. Python's `input` misses a signal that comes just before it waits for keys, until the next one."""
+        while not re.search(pattern, self.plain_text):
+            self.interrupt()
+            while not re.search(pattern, self.plain_text) and select.select([self._keyboard], [], [], 1)[0]:
+                assert self._read(), f"ended without {pattern!r}: {self.plain_text!r}"
 
     def press(self, keys: str) -> None:
         """Send keys as a keyboard would."""
