@@ -103,7 +103,7 @@ class Terminal:
         self._process.send_signal(signal.SIGINT)
 
     def interrupt_until_seen(self, pattern: str) -> None:
-        """Interrupt at a prompt. Python's `input` misses a signal that comes just before it waits for keys, until the next one."""
+        """Interrupt at a prompt. Until the next signal or key, Python's `input` misses one that comes just before it waits."""
         while not re.search(pattern, self.plain_text):
             self.interrupt()
             while not re.search(pattern, self.plain_text) and select.select([self._keyboard], [], [], 1)[0]:
