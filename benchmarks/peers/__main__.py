@@ -15,7 +15,7 @@ With --keep-servers they run for all rounds of a workload, and each round has pr
 
 llama-server is built from paceline's own llama.cpp source, with its flags and compiler (so without OpenMP; --openmp builds the
 one with it). --portable is the build with GGML_NATIVE=OFF, which wants paceline built so as well: --paceline names the
-interpreter of that environment.
+interpreter of that environment. For AVX2 alone PACELINE_CPU_MATMUL=avx2 as well: paceline's products choose at run time.
 """
 
 from __future__ import annotations
