@@ -9,14 +9,17 @@ namespace paceline::matmul {
 
 constexpr int64_t num_parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
+inline constexpr int64_t many_tiles = 8; // from here on it costs little to read a group again
+inline constexpr int64_t items_per_thread = 8, items_per_thread_of_many_tiles = 32; // at least, if tiles allow
+
 // The products of one matrix, in items: a group of its weights times a range of tiles. A group is divided where there are few
-// of them for the threads, and sooner with many tiles, for which it costs little to read the group again.
+// of them for the threads, and sooner with many tiles.
 struct MatrixItems {
     int64_t num_tiles, range = 0, num_ranges = 0, count = 0; // range: tiles of an item
 
     constexpr MatrixItems(int64_t num_groups, int64_t tiles, int num_threads) : num_tiles(tiles) {
         if (num_tiles > 0) {
-            const int64_t least = (num_tiles < 8 ? 8 : 32) * num_threads; // items, if tiles allow
+            const int64_t least = (num_tiles < many_tiles ? items_per_thread : items_per_thread_of_many_tiles) * num_threads;
             range      = num_parts(num_tiles, std::min(num_tiles, num_parts(least, num_groups)));
             num_ranges = num_parts(num_tiles, range);
             count      = num_groups * num_ranges;
