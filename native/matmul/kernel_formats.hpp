@@ -1,0 +1,135 @@
+// How a kernel reads each format of packed_weights.hpp: codes and scales as vectors of `Isa` (see kernel_body.hpp, which includes
+// this for one instruction set).
+#pragma once
+
+#include "kernel.hpp"
+
+#define KERNEL_INLINE inline __attribute__((always_inline))
+
+namespace paceline::matmul {
+namespace {
+
+// What the codes of a format's blocks are: pair p of a vector of rows gives chunks first(p) and second(p).
+template <typename Isa> struct Bytes {
+    static constexpr int bits = 8, scales = 1, bytes = 32 * group_rows;
+    static constexpr int first(int pair) { return pair; }
+    static constexpr int second(int pair) { return pair + 4; }
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        one = Isa::load(block + (first(pair) * group_rows + row) * 4);
+        two = Isa::load(block + (second(pair) * group_rows + row) * 4);
+    }
+};
+
+template <typename Isa> struct Nibbles {
+    static constexpr int bits = 4, scales = 1, bytes = 16 * group_rows;
+    static constexpr int first(int pair) { return pair; }
+    static constexpr int second(int pair) { return pair + 4; }
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        const Vec both = Isa::load(block + (pair * group_rows + row) * 4);
+        one = Isa::masked(both, 0x0f);
+        two = Isa::masked(Isa::template shifted<4>(both), 0x0f);
+    }
+};
+
+// Nibbles that are indices of values, which are stored here with the format's code_offset.
+alignas(16) constexpr uint8_t iq4_values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) constexpr uint8_t fp4_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+template <typename Isa, int num_bits, const uint8_t (&values)[16]> struct Indices : Nibbles<Isa> {
+    static constexpr int bits = num_bits;
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        Nibbles<Isa>::pair(block, pair, row, one, two);
+        one = Isa::looked_up(values, one);
+        two = Isa::looked_up(values, two);
+    }
+};
+template <typename Isa> using Iq4 = Indices<Isa, 8, iq4_values>;
+template <typename Isa> using Fp4 = Indices<Isa, 5, fp4_values>;
+
+template <typename Isa> struct FiveBits : Nibbles<Isa> {
+    static constexpr int bits = 5, bytes = 20 * group_rows;
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        Nibbles<Isa>::pair(block + 4 * group_rows, pair, row, one, two);
+        const Vec high = Isa::load(block + row * 4);
+        one = Isa::joined(one, Isa::shifted_left(high, 4 - pair), 0x10);
+        two = Isa::joined(two, Isa::shifted_right(high, pair), 0x10);
+    }
+};
+
+template <typename Isa> struct SixBits { // two scales a block, so both chunks of a pair are in the same half
+    static constexpr int bits = 6, scales = 2, bytes = 24 * group_rows;
+    static constexpr int first(int pair) { return pair / 2 * 4 + pair % 2; }
+    static constexpr int second(int pair) { return first(pair) + 2; }
+    template <typename Vec = typename Isa::I>
+    static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
+        Nibbles<Isa>::pair(block + 8 * group_rows, pair, row, one, two);
+        const Vec high = Isa::load(block + (pair / 2 * group_rows + row) * 4);
+        one = Isa::joined(one, Isa::shifted_left(high, 4 - 2 * (pair % 2)), 0x30);
+        two = Isa::joined(two, Isa::shifted_right(high, 2 * (pair % 2)), 0x30);
+    }
+};
+
+// A format's scales: `at` gives those of part `part` (block, and half of it where there are two scales) of a superblock.
+template <typename Isa> struct OneScale {
+    using F = typename Isa::F;
+    static constexpr int bytes = 2 * group_rows;
+    static constexpr bool has_minimum = false;
+    static KERNEL_INLINE F scale(const uint8_t * from, int, int row) { return Isa::from_halves(from + 2 * row); }
+    static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
+};
+
+template <typename Isa> struct ScaleAndMinimum {
+    using F = typename Isa::F;
+    static constexpr int bytes = 20 * group_rows;
+    static constexpr bool has_minimum = true;
+    static KERNEL_INLINE F scale(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * row) * Isa::from_unsigned_bytes(from + (4 + part) * group_rows + row);
+    }
+    static KERNEL_INLINE F minimum(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * (group_rows + row)) * Isa::from_unsigned_bytes(from + (12 + part) * group_rows + row);
+    }
+};
+
+template <typename Isa> struct Exponents {
+    using F = typename Isa::F;
+    static constexpr int bytes = group_rows;
+    static constexpr bool has_minimum = false;
+    static KERNEL_INLINE F scale(const uint8_t * from, int, int row) { return Isa::from_exponents(from + row); }
+    static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
+};
+
+template <typename Isa, int num_scales> struct SignedScales {
+    using F = typename Isa::F;
+    static constexpr int bytes = (2 + num_scales) * group_rows;
+    static constexpr bool has_minimum = false;
+    static KERNEL_INLINE F scale(const uint8_t * from, int part, int row) {
+        return Isa::from_halves(from + 2 * row) * Isa::from_signed_bytes(from + (2 + part) * group_rows + row);
+    }
+    static KERNEL_INLINE F minimum(const uint8_t *, int, int) { return F{}; }
+};
+
+template <typename Isa> using Signed8  = SignedScales<Isa, 8>;
+template <typename Isa> using Signed16 = SignedScales<Isa, 16>;
+
+template <typename Isa, Format format> struct Layout;
+template <typename Isa, template <typename> typename CodesOf, template <typename> typename ScalesOf, int num> struct LayoutOf {
+    using Codes  = CodesOf<Isa>;
+    using Scales = ScalesOf<Isa>;
+    static constexpr int blocks = num, bytes = Scales::bytes + num * Codes::bytes;
+};
+template <typename Isa> struct Layout<Isa, Format::q8_0> : LayoutOf<Isa, Bytes, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q4_0> : LayoutOf<Isa, Nibbles, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q5_0> : LayoutOf<Isa, FiveBits, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Iq4, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::iq4_xs> : LayoutOf<Isa, Iq4, Signed8, 8> {};
+template <typename Isa> struct Layout<Isa, Format::mxfp4> : LayoutOf<Isa, Fp4, Exponents, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles, ScaleAndMinimum, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q5_k> : LayoutOf<Isa, FiveBits, ScaleAndMinimum, 8> {};
+template <typename Isa> struct Layout<Isa, Format::q6_k> : LayoutOf<Isa, SixBits, Signed16, 8> {};
+
+} // namespace
+} // namespace paceline::matmul
