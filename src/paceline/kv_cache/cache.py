@@ -23,6 +23,7 @@ from paceline.kv_cache.device_cells import (
 from paceline.kv_cache.host_cache import HostCache, PrefixExporter
 from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.offload import (
+    BLOCK_TOKENS,
     MIN_CACHED_TOKENS,
     CachedPrefix,
     Eviction,
@@ -79,6 +80,7 @@ class KVCache:
         self._running: dict[CacheSequence, Node] = {}  # with the last node of each in the tree
         self._budget = CellBudget(limits.num_cells, self._cells, self._running.keys())
         self._max_idle_cells = _MIN_IDLE_CELLS
+        self._token_s = 0.0  # of computing one
         self._is_generating = False
         self.update_idle_limit()
 
@@ -250,10 +252,15 @@ class KVCache:
         return self._budget.num_free >= num_cells
 
     def _idle_limit(self) -> int:
+        """Return how many cells may be idle; hardly any where saving them costs next to nothing and evicts nothing."""
+        has_room = self._host.num_bytes + self.num_cells * self._transfers.token_bytes <= self._limits.host_bytes
+        if has_room and self._limits.host_bytes and self._transfers.is_saving_cheap(self._token_s):
+            return _MIN_IDLE_CELLS
         return self._max_idle_cells
 
     def update_idle_limit(self) -> None:
-        """Derive from the cost model how many cells may be idle: they cost a lone stream 2 % of its speed."""
+        """Ask the cost model what a token takes, and how many idle cells cost a lone stream 2 % of its speed."""
+        self._token_s = self._cost.seconds(BLOCK_TOKENS, 0) / BLOCK_TOKENS
         empty = self._cost.seconds(1, 0)
         per_thousand = _SKIPPED * (self._cost.seconds(1, 1000) - empty)
         most = int(1000 * _IDLE_COST * empty / per_thousand) if per_thousand > 0 else 2**31

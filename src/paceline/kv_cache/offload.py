@@ -29,6 +29,8 @@ _IDLE_BLOCK_TOKENS = 16 * BLOCK_TOKENS  # in a tick in which no sequence decodes
 _MIN_TRANSFER_TOKENS = 32  # fewer are not worth an operation
 _IDLE_SHARE = 0.1  # of the inter-token latency target, for prefixes that no sequence needs the cells of
 _PRESSURE_SHARE = 0.5  # of it, for prefixes whose cells a waiting sequence needs
+_CHEAP_SHARE = 0.02  # of what computing a token takes: saving it for less is worth it, used again or not
+_NUM_SETTLED = 4  # transfers that show what they take: the first writes to memory that is new
 _GAIN = 0.3
 
 
@@ -37,11 +39,18 @@ class TransferRate:
 
     def __init__(self) -> None:
         self._token_s: float | None = None
+        self._num_observed = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether enough transfers were seen to rely on what they take."""
+        return self._num_observed >= _NUM_SETTLED
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a transfer."""
         if not num_tokens:
             return
+        self._num_observed += 1
         found = seconds / num_tokens
         self._token_s = found if self._token_s is None else self._token_s + _GAIN * (found - self._token_s)
 
@@ -60,18 +69,23 @@ class TransferCost:
     """What saving and loading take, and how much of them fits into a tick.
 
     Loading is cheap: it moves every cell once, where each token generated behind them reads them all. Saving takes about
-    ten times as long, since the host memory that it writes to is new. state_bytes: of the last state that was saved.
+    ten times as long, since the host memory that it writes to is new. state_bytes: of the last state that was saved;
+    token_bytes: of a token of the last cells.
     """
 
     def __init__(self, itl_target_s: float) -> None:
         self._itl_target_s = itl_target_s
         self._saving, self._loading, self._saving_states = TransferRate(), TransferRate(), TransferRate()
         self.state_bytes = 0
+        self.token_bytes = 0.0
 
     def observe(self, operations: Iterable[Operation], output: TransferOutput) -> None:
         """Learn from a tick's transfers."""
         self._saving.observe(sum(save.end - save.start for save, _ in output.saved), output.saving_s)
         self._loading.observe(_num_loaded(operations), output.loading_s)
+        if output.saved:
+            save, data = output.saved[-1]
+            self.token_bytes = data.nbytes / (save.end - save.start)
         if output.saved_states:
             self._saving_states.observe(len(output.saved_states), output.state_saving_s)
             self.state_bytes = output.saved_states[-1][1].nbytes
@@ -89,6 +103,10 @@ class TransferCost:
     def round_trip_seconds(self, num_tokens: int) -> float:
         """Return the expected time to save as many tokens and to load them again."""
         return self._saving.seconds(num_tokens) + self._loading.seconds(num_tokens)
+
+    def is_saving_cheap(self, token_s: float) -> bool:
+        """Return whether saving a token takes next to nothing beside token_s, computing one; True for the first few saves."""
+        return not self._saving.is_settled or self._saving.seconds(1) <= _CHEAP_SHARE * token_s
 
     def idle_tokens(self, *, is_generating: bool) -> int:
         """Return how many tokens of idle prefixes may be saved in a tick."""
@@ -248,22 +266,24 @@ class Offloader:
     def offload_idle(
         self, max_idle_cells: int, running: list[int], max_tokens: int, ticks_left: float, now_s: float
     ) -> None:
-        """Save a part of the least recently used prefix, and drop it once all of it is saved.
+        """Save the least recently used prefixes, at most max_tokens together, and drop each in a tick behind its last part.
 
-        Where idle prefixes fill more than max_idle_cells beside the running sequence ids, or saving this one, max_tokens a
+        Where idle prefixes fill more than max_idle_cells beside the running sequence ids, or saving the next one, max_tokens a
         tick, would take longer than the ticks_left until memory is full.
         """
         if self._part_saved_tick == self.tick:
             return
-        if self._offloading is None:
-            prefix = self._least_recent()
-            if prefix is None or not (
-                self._num_idle(running) > max_idle_cells or self._takes_longer(prefix, max_tokens, ticks_left)
-            ):
+        num_excess, tokens_left = self._num_idle(running) - max_idle_cells, max_tokens
+        for prefix in tuple(self.prefixes):
+            is_due = prefix is self._offloading or num_excess > 0 or self._takes_longer(prefix, max_tokens, ticks_left)
+            if not is_due or tokens_left < _MIN_TRANSFER_TOKENS:
                 return
             self._offloading = prefix
-        if not self._save_part(self._offloading, max_tokens):
-            self.drop(self._offloading, now_s)
+            num_excess -= self._cells.num_own(prefix.seq_id)
+            num_saved = self._save_part(prefix, tokens_left)
+            if not num_saved:  # it is saved, or host memory has no room for it
+                self.drop(prefix, now_s)
+            tokens_left -= num_saved
 
     def offload_eagerly(self, sequence: CacheSequence, end: Node, max_tokens: int, ticks_left: float) -> None:
         """Save a part of a running sequence, where less than max_tokens a tick would not be done in as many ticks.
@@ -304,11 +324,11 @@ class Offloader:
     def _missing(self, prefix: CachedPrefix) -> list[tuple[int, int]]:
         return ranges_without_block(prefix.node, prefix.num_computed_tokens) if self._has_host else []
 
-    def _save_part(self, prefix: CachedPrefix, max_tokens: int) -> bool:
-        """Save the next part that host memory lacks; return whether there was one."""
+    def _save_part(self, prefix: CachedPrefix, max_tokens: int) -> int:
+        """Save the next part that host memory lacks; return of how many tokens, 0 where there was none."""
         saves = prefix.next_saves(self._missing(prefix), max_tokens)
         self._cells.operations += saves
-        return bool(saves)
+        return sum(save.end - save.start for save in saves)
 
 
 def ranges_without_block(end: Node, num_tokens: int) -> list[tuple[int, int]]:

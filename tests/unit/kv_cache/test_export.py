@@ -63,6 +63,7 @@ def test_an_idle_engine_exports_everything_at_once(kind: str) -> None:
 
 def test_a_long_prefix_is_exported_in_parts_while_another_request_generates(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tick saves more than fits it; in the end all is exported, and the decoding request has the output it has alone."""
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
     world = Rig(limits={"num_slots": 3})
     counts = slow_saves(world, monkeypatch)
     world.ask(text(200, 1))

@@ -449,12 +449,12 @@ def test_idle_prefixes_are_offloaded_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     world.check_done()
 
 
-def slow_saves(world: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Make a token take a millisecond to save from now on; return a list of how many are saved, tick by tick."""
+def slow_saves(world: Rig, monkeypatch: pytest.MonkeyPatch, token_s: float = 0.001) -> list[int]:
+    """Make a token take so long to save from now on; return a list of how many are saved, tick by tick."""
     save, tick, counts = world.backend.save, world.engine.tick, [0]
 
     def save_slowly(seq_id: int, start: int, end: int) -> FakeState:
-        world.clock.advance(0.001 * (end - start))
+        world.clock.advance(token_s * (end - start))
         counts[-1] += end - start
         return save(seq_id, start, end)
 
@@ -480,25 +480,6 @@ class KnownCost:
         """It knows."""
 
 
-@pytest.mark.parametrize(("per_cell_s", "most"), [(0.0, 10_000), (1e-6, 1000), (2e-6, 500), (1e-5, 256)])
-def test_only_as_many_idle_cells_stay_on_the_device_as_slow_no_decode_down(per_cell_s: float, most: int) -> None:
-    """A skipped cell costs a fifth of one that is attended to; all of them a fiftieth of a lone stream's tick; 256 are free."""
-    world = Rig(strategy="decode_maximal", num_seq_ids=20)
-    cost: Any = KnownCost(per_cell_s)
-    world.scheduler.cost_model = world.scheduler.kv_cache._cost = cost
-    world.scheduler.kv_cache.update_idle_limit()
-    for seed in range(12):
-        world.ask(text(120, seed))
-    runner = world.begin(text(10, 77), 100, cache_prompt=False)
-    world.tick(80)
-    assert runner.terminal is None
-    num_idle = world.scheduler.kv_cache.num_cells - runner.request.sequences[0].num_computed_tokens
-    assert num_idle <= most
-    assert num_idle >= min(12, world.limits.num_seq_ids - 1, most // 120) * 120
-    world.run()
-    world.check_done()
-
-
 def learn_to_save(world: Rig) -> None:
     """Now it is known what that takes."""
     world.ask(text(40, 99))
@@ -506,10 +487,97 @@ def learn_to_save(world: Rig) -> None:
     world.run()
 
 
+class OneStream:
+    """What a dozen prefixes leave on the device while one stream decodes beside them, by what computing and saving take."""
+
+    def __init__(self, per_cell_s: float = 0.0, **options: Any) -> None:
+        self.world = world = Rig(strategy="decode_maximal", num_seq_ids=20, **options)
+        cost: Any = KnownCost(per_cell_s)
+        world.scheduler.cost_model = world.scheduler.kv_cache._cost = cost
+        world.scheduler.kv_cache.update_idle_limit()
+
+    def save_a_few(self) -> None:
+        """Now it is known for sure what that takes."""
+        for seed in range(4):
+            self.world.ask(text(40, 90 + seed))
+            self.world.export(text(40, 90 + seed))
+            self.world.run()
+
+    def num_idle(self) -> int:
+        """Compute the prefixes, decode, and return how many cells are idle; then all streams end."""
+        world = self.world
+        for seed in range(12):
+            world.ask(text(120, seed))
+        runner = world.begin(text(10, 77), 100, cache_prompt=False)
+        world.tick(80)
+        assert runner.terminal is None
+        num_idle = world.scheduler.kv_cache.num_cells - runner.request.sequences[0].num_computed_tokens
+        world.run()
+        world.check_output_as_alone(runner)
+        return num_idle
+
+
+@pytest.mark.parametrize(("per_cell_s", "most"), [(0.0, 10_000), (1e-6, 1000), (2e-6, 500), (1e-5, 256)])
+def test_where_saving_costs_as_much_idle_cells_stay_that_slow_no_decode_down(
+    per_cell_s: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A skipped cell costs a fifth of one that is attended to; all of them a fiftieth of a lone stream's tick; 256 are free."""
+    one = OneStream(per_cell_s)
+    slow_saves(one.world, monkeypatch)
+    one.save_a_few()
+    num_idle = one.num_idle()
+    assert num_idle <= most
+    assert num_idle >= min(12, most // 120) * 120
+    one.world.check_done()
+
+
+@pytest.mark.parametrize("share", [0.015, 0.025])
+def test_idle_prefixes_leave_where_saving_takes_less_than_a_fiftieth_of_computing(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever idle cells seem to cost, 256 cost nothing; what left is found again in host memory."""
+    one = OneStream()
+    slow_saves(one.world, monkeypatch, share * one.world.scheduler.kv_cache._token_s)
+    one.save_a_few()
+    num_idle = one.num_idle()
+    assert num_idle <= 256 if share < 0.02 else num_idle >= 12 * 120
+    again = one.world.ask(text(120, 0))
+    assert one.world.shared(again) == [(119, "host" if share < 0.02 else "device")]
+    assert one.world.computed(again) == 1
+    one.world.check_done()
+
+
+@pytest.mark.parametrize(("host_tokens", "is_left"), [(0, True), (1000, True), (5000, False)])
+def test_idle_prefixes_stay_where_host_memory_has_no_room(host_tokens: int, is_left: bool) -> None:
+    """To leave early they evict nothing, and are not lost where there is no host memory."""
+    one = OneStream(limits={"host_bytes": host_tokens * TOKEN_BYTES})
+    num_idle = one.num_idle()
+    assert num_idle + one.world.scheduler.kv_cache.host_bytes // TOKEN_BYTES >= 12 * 120
+    assert num_idle > 400 if is_left else num_idle <= 256
+    assert one.world.recorder.evicted_tokens["host"] == 0
+    assert [one.world.computed(one.world.ask(text(120, seed))) for seed in range(6)] == [1] * 6
+    one.world.check_done()
+
+
+def test_several_prefixes_leave_in_one_tick() -> None:
+    """As many as fit its share: where many short requests end, one a tick would not be enough."""
+    one = OneStream()
+    world = one.world
+    for seed in range(12):
+        world.ask(text(40, seed))
+    runner = world.begin(text(10, 77), 100, cache_prompt=False)
+    world.tick(3)
+    assert runner.terminal is None
+    assert world.scheduler.kv_cache.num_cells <= 256 + runner.request.sequences[0].num_computed_tokens
+    world.run()
+    world.check_done()
+
+
 def test_a_request_that_waits_for_cells_gets_them_in_parts_while_another_generates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tick saves what fits into a part of it; the paused one keeps its slot, and nothing is computed twice."""
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
     world = Rig(num_cells=600, limits={"num_slots": 3})
     counts = slow_saves(world, monkeypatch)
     known = text(200, 1)
@@ -538,6 +606,7 @@ def test_a_request_that_waits_for_cells_gets_them_in_parts_while_another_generat
 
 def test_without_a_generating_sequence_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all are paused or waiting, what is in the way goes at once."""
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
     world = Rig(num_cells=600)
     counts = slow_saves(world, monkeypatch)
     world.ask(text(200, 1))

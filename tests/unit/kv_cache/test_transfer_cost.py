@@ -20,7 +20,7 @@ def load(num_tokens: int) -> Load:
 
 
 def moved(cost: TransferCost, *operations: Save | Load, saving_s: float = 0.0, loading_s: float = 0.0) -> None:
-    saved: Any = [(one, None) for one in operations if isinstance(one, Save)]
+    saved: Any = [(one, FakeState(0, size=12 * (one.end - one.start))) for one in operations if isinstance(one, Save)]
     cost.observe(operations, TransferOutput(saved=saved, saving_s=saving_s, loading_s=loading_s))
 
 
@@ -41,6 +41,18 @@ def test_saves_and_loads_are_learnt_apart() -> None:
     moved(cost, save(100), saving_s=0.2)
     assert cost.seconds([save(100)]) == pytest.approx(0.13)
     assert cost.seconds([load(100)]) == pytest.approx(0.01)
+
+
+def test_saving_is_cheap_at_a_fiftieth_of_computing() -> None:
+    """And for the first four saves, which show what it takes."""
+    cost = TransferCost(0.25)
+    assert cost.token_bytes == 0
+    for _ in range(4):
+        assert cost.is_saving_cheap(1e-9)
+        moved(cost, save(100), saving_s=0.1)
+    assert cost.is_saving_cheap(0.051)
+    assert not cost.is_saving_cheap(0.049)
+    assert cost.token_bytes == 12
 
 
 def test_a_tick_moves_what_fits_its_share() -> None:
