@@ -56,6 +56,7 @@ from paceline.kv_cache.tree_view import TreeView, view_tree
 _INSTABILITY_TOKENS = 64  # shorter cached prefixes say nothing about a prompt that diverges after 10 to 50 % of one
 _MIN_IDLE_CELLS = 256  # llama.cpp attends to as many at a time, so that fewer idle ones cost nothing
 _IDLE_COST = 0.02  # of a lone stream's speed
+_MANY_TIMES = 4  # as large as the device's memory, host memory may be full and keeps more without the device's share
 # Cost of a cell that belongs to another sequence, and is skipped, relative to one that is attended to: flash attention, CPU.
 _SKIPPED = 0.2
 
@@ -80,7 +81,7 @@ class KVCache:
         self._running: dict[CacheSequence, Node] = {}  # with the last node of each in the tree
         self._budget = CellBudget(limits.num_cells, self._cells, self._running.keys())
         self._max_idle_cells = _MIN_IDLE_CELLS
-        self._token_s = 0.0  # of computing one
+        self._token_s = 0.0  # seconds to compute one token of a prompt
         self._is_generating = False
         self.update_idle_limit()
 
@@ -252,9 +253,12 @@ class KVCache:
         return self._budget.num_free >= num_cells
 
     def _idle_limit(self) -> int:
-        """Return how many cells may be idle; hardly any where saving them costs next to nothing and evicts nothing."""
-        has_room = self._host.num_bytes + self.num_cells * self._transfers.token_bytes <= self._limits.host_bytes
-        if has_room and self._limits.host_bytes and self._transfers.is_saving_cheap(self._token_s):
+        """Return how many cells may be idle: hardly any where saving takes next to nothing and host memory is large enough."""
+        has_place = self._host.num_bytes + self.num_cells * self._transfers.token_bytes <= self._limits.host_bytes
+        if self._limits.num_cells is not None:
+            device_bytes = self._limits.num_cells * self._transfers.token_bytes
+            has_place |= _MANY_TIMES * device_bytes <= self._limits.host_bytes
+        if has_place and self._limits.host_bytes and self._transfers.is_saving_cheap(self._token_s):
             return _MIN_IDLE_CELLS
         return self._max_idle_cells
 

@@ -8,8 +8,8 @@ learnt, so that transfers keep to a share of the inter-token latency target.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import pairwise
@@ -30,7 +30,9 @@ _MIN_TRANSFER_TOKENS = 32  # fewer are not worth an operation
 _IDLE_SHARE = 0.1  # of the inter-token latency target, for prefixes that no sequence needs the cells of
 _PRESSURE_SHARE = 0.5  # of it, for prefixes whose cells a waiting sequence needs
 _CHEAP_SHARE = 0.02  # of what computing a token takes: saving it for less is worth it, used again or not
-_NUM_SETTLED = 4  # transfers that show what they take: the first writes to memory that is new
+_NUM_SETTLED = 4  # ticks with saves that show what they take
+_NUM_RECENT = 7  # of those that count for it: the median of so many ignores one that took several times as long
+_RETRY_TICKS = 8  # behind which a range that host memory had no room for is tried again
 _GAIN = 0.3
 
 
@@ -39,20 +41,20 @@ class TransferRate:
 
     def __init__(self) -> None:
         self._token_s: float | None = None
-        self._num_observed = 0
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether enough transfers were seen to rely on what they take."""
-        return self._num_observed >= _NUM_SETTLED
+        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a transfer."""
         if not num_tokens:
             return
-        self._num_observed += 1
         found = seconds / num_tokens
         self._token_s = found if self._token_s is None else self._token_s + _GAIN * (found - self._token_s)
+        self._recent.append(found)
+
+    @property
+    def usual_token_s(self) -> float:
+        """The median of the last few, which a single slow one does not change; 0 before there are four."""
+        return sorted(self._recent)[(len(self._recent) - 1) // 2] if len(self._recent) >= _NUM_SETTLED else 0.0
 
     def seconds(self, num_tokens: int) -> float:
         """Return the expected time; 0 before the first transfer."""
@@ -78,10 +80,13 @@ class TransferCost:
         self._saving, self._loading, self._saving_states = TransferRate(), TransferRate(), TransferRate()
         self.state_bytes = 0
         self.token_bytes = 0.0
+        self._is_failing = False  # the last saves had no memory
 
-    def observe(self, operations: Iterable[Operation], output: TransferOutput) -> None:
+    def observe(self, operations: Sequence[Operation], output: TransferOutput) -> None:
         """Learn from a tick's transfers."""
         self._saving.observe(sum(save.end - save.start for save, _ in output.saved), output.saving_s)
+        if num_saves := sum(isinstance(one, (Save, Cut)) for one in operations):
+            self._is_failing = len(output.saved) < num_saves
         self._loading.observe(_num_loaded(operations), output.loading_s)
         if output.saved:
             save, data = output.saved[-1]
@@ -105,13 +110,16 @@ class TransferCost:
         return self._saving.seconds(num_tokens) + self._loading.seconds(num_tokens)
 
     def is_saving_cheap(self, token_s: float) -> bool:
-        """Return whether saving a token takes next to nothing beside token_s, computing one; True for the first few saves."""
-        return not self._saving.is_settled or self._saving.seconds(1) <= _CHEAP_SHARE * token_s
+        """Return whether saving a token takes next to nothing beside token_s, computing one; True for the first few saves.
+
+        False where the last ones failed.
+        """
+        return not self._is_failing and self._saving.usual_token_s <= _CHEAP_SHARE * token_s
 
     def idle_tokens(self, *, is_generating: bool) -> int:
         """Return how many tokens of idle prefixes may be saved in a tick."""
-        if not is_generating:
-            return _IDLE_BLOCK_TOKENS
+        if not is_generating:  # a request may come meanwhile
+            return min(_IDLE_BLOCK_TOKENS, self._saving.tokens_within(_PRESSURE_SHARE * self._itl_target_s))
         return min(BLOCK_TOKENS, self._saving.tokens_within(_IDLE_SHARE * self._itl_target_s))
 
     def pressure_tokens(self, *, is_generating: bool) -> int:
@@ -160,10 +168,14 @@ class RangeSaver:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CachedPrefix(RangeSaver):
-    """A prefix that no sequence runs any more and that stays on the device. node: where it ends in the radix tree."""
+    """A prefix that no sequence runs any more and that stays on the device. node: where it ends in the radix tree.
+
+    tried_tick: in which a part of it was saved last.
+    """
 
     num_computed_tokens: int
     node: Node
+    tried_tick: int = 0
 
 
 class Eviction(Enum):
@@ -211,6 +223,8 @@ class Offloader:
     def touch(self, prefix: CachedPrefix) -> None:
         """Mark a prefix as most recently used."""
         self.prefixes.move_to_end(prefix)
+        if self._offloading is prefix:
+            self._offloading = None
 
     # ---- eviction
 
@@ -266,24 +280,30 @@ class Offloader:
     def offload_idle(
         self, max_idle_cells: int, running: list[int], max_tokens: int, ticks_left: float, now_s: float
     ) -> None:
-        """Save the least recently used prefixes, at most max_tokens together, and drop each in a tick behind its last part.
+        """Save the least recently used prefixes, at most max_tokens together, and drop each in the tick after its last part.
 
-        Where idle prefixes fill more than max_idle_cells beside the running sequence ids, or saving the next one, max_tokens a
-        tick, would take longer than the ticks_left until memory is full.
+        Those are due that fill more than max_idle_cells beside the running sequence ids, and the first where saving it,
+        max_tokens a tick, would take longer than the ticks_left until memory is full.
         """
-        if self._part_saved_tick == self.tick:
+        if self._part_saved_tick == self.tick or (first := self._offloading or self._least_recent()) is None:
             return
-        num_excess, tokens_left = self._num_idle(running) - max_idle_cells, max_tokens
-        for prefix in tuple(self.prefixes):
-            is_due = prefix is self._offloading or num_excess > 0 or self._takes_longer(prefix, max_tokens, ticks_left)
-            if not is_due or tokens_left < _MIN_TRANSFER_TOKENS:
+        num_excess, being_saved = self._num_idle(running) - max_idle_cells, set[Node]()
+        if not (self._offloading or num_excess > 0 or self._takes_longer(first, max_tokens, ticks_left)):
+            return
+        for prefix in (first, *(one for one in self.prefixes if one is not first)):
+            if prefix is not first and (num_excess <= 0 or max_tokens < _MIN_TRANSFER_TOKENS):
                 return
-            self._offloading = prefix
             num_excess -= self._cells.num_own(prefix.seq_id)
-            num_saved = self._save_part(prefix, tokens_left)
+            missing = {node for node in prefix.node.path() if node.block is None}
+            if missing & being_saved:  # what it shares with one before it is in host memory in the next tick
+                continue
+            self._offloading = prefix
+            num_saved = self._save_part(prefix, max_tokens)
             if not num_saved:  # it is saved, or host memory has no room for it
                 self.drop(prefix, now_s)
-            tokens_left -= num_saved
+            else:
+                being_saved |= missing
+                max_tokens -= num_saved
 
     def offload_eagerly(self, sequence: CacheSequence, end: Node, max_tokens: int, ticks_left: float) -> None:
         """Save a part of a running sequence, where less than max_tokens a tick would not be done in as many ticks.
@@ -326,6 +346,9 @@ class Offloader:
 
     def _save_part(self, prefix: CachedPrefix, max_tokens: int) -> int:
         """Save the next part that host memory lacks; return of how many tokens, 0 where there was none."""
+        if self.tick - prefix.tried_tick > _RETRY_TICKS:
+            prefix.num_tried = 0
+        prefix.tried_tick = self.tick
         saves = prefix.next_saves(self._missing(prefix), max_tokens)
         self._cells.operations += saves
         return sum(save.end - save.start for save in saves)

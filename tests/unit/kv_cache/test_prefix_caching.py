@@ -518,7 +518,7 @@ class OneStream:
 
 
 @pytest.mark.parametrize(("per_cell_s", "most"), [(0.0, 10_000), (1e-6, 1000), (2e-6, 500), (1e-5, 256)])
-def test_where_saving_costs_as_much_idle_cells_stay_that_slow_no_decode_down(
+def test_where_saving_is_dear_as_many_idle_cells_stay_as_slow_no_decode_down(
     per_cell_s: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A skipped cell costs a fifth of one that is attended to; all of them a fiftieth of a lone stream's tick; 256 are free."""
@@ -559,17 +559,95 @@ def test_idle_prefixes_stay_where_host_memory_has_no_room(host_tokens: int, is_l
     one.world.check_done()
 
 
-def test_several_prefixes_leave_in_one_tick() -> None:
-    """As many as fit its share: where many short requests end, one a tick would not be enough."""
-    one = OneStream()
-    world = one.world
-    for seed in range(12):
-        world.ask(text(40, seed))
-    runner = world.begin(text(10, 77), 100, cache_prompt=False)
-    world.tick(3)
+def test_host_memory_many_times_as_large_as_the_devices_may_be_full() -> None:
+    """Else idle cells would slow down every server that has run for long."""
+    one = OneStream(num_cells=400, limits={"host_bytes": 1600 * TOKEN_BYTES})
+    one.num_idle()
+    for seed in range(20, 40):
+        one.world.ask(text(100, seed))
+    assert one.world.recorder.evicted_tokens["host"] > 0
+    runner = one.world.begin(text(10, 77), 30, cache_prompt=False)
+    one.world.tick(12)
     assert runner.terminal is None
+    assert one.world.scheduler.kv_cache.num_cells <= 256 + runner.request.sequences[0].num_computed_tokens
+    one.world.run()
+    one.world.check_done()
+
+
+def many_idle(monkeypatch: pytest.MonkeyPatch, prompts: Many[list[int]], **options: Any) -> tuple[Rig, Outcome]:
+    """A world in which a stream decodes beside these prefixes, all on the device; from now on they are too many."""
+    world = Rig(strategy="decode_maximal", num_seq_ids=30, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
+        for prompt in prompts:
+            world.ask(prompt)
+        runner = world.begin(text(10, 77), 100, cache_prompt=False)
+        world.tick()
+    assert len(world.scheduler.kv_cache._offloader) == len(prompts)
+    return world, runner
+
+
+def test_as_many_prefixes_leave_in_a_tick_as_fit_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them would not be enough where many short requests end."""
+    world, runner = many_idle(monkeypatch, [text(100, seed) for seed in range(12)])
+    done = operations_of(world, monkeypatch)
+    world.tick(2)
+    assert sum(one.end - one.start for one in done if isinstance(one, Save)) >= 2 * _PIECE - 64
+    assert len(world.scheduler.kv_cache._offloader) <= 12 - 5
+    world.tick(2)
     assert world.scheduler.kv_cache.num_cells <= 256 + runner.request.sequences[0].num_computed_tokens
     world.run()
+    world.check_output_as_alone(runner)
+    world.check_done()
+
+
+@pytest.mark.usefixtures("nothing_idle")
+def test_what_prefixes_share_is_saved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though they leave at once, whether their common beginning fits a tick or not."""
+    for length in (100, _PIECE + 100):
+        common = text(length, 1)
+        prompts = [[*common, *text(30, 5 + seed)] for seed in range(4)]
+        world, runner = many_idle(monkeypatch, prompts)
+        done = operations_of(world, monkeypatch)
+        world.run()
+        assert runner.terminal is not None
+        assert sum(one.end - one.start for one in done if isinstance(one, Save)) == length + 4 * 30
+        assert [world.computed(world.ask(prompt)) for prompt in prompts] == [1] * 4
+        world.check_done()
+
+
+def test_a_prefix_that_is_used_while_it_leaves_is_saved_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What host memory has of it may be gone by then, and is saved again."""
+    world, runner = many_idle(monkeypatch, [text(300, 1), text(300, 2)])
+    limit = [400]
+    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: limit[0])
+    world.tick()
+    limit[0] = 10_000
+    again = world.begin([*text(300, 1)[:200], *text(20, 9)], 2)
+    world.tick(12)
+    assert world.shared(again) == [(200, "device")]
+    world.scheduler.kv_cache._host.forget(lambda _: True, 0.0)
+    limit[0] = 0
+    world.tick(8)
+    assert runner.terminal is None
+    assert len(world.scheduler.kv_cache._offloader) == 0
+    world.run()
+    assert world.computed(world.ask(text(300, 1))) == 1
+    assert world.computed(world.ask(text(300, 2))) == 1
+    world.check_done()
+
+
+def test_where_cells_run_out_one_prefix_goes_at_a_time() -> None:
+    """Also without host memory, where nothing has to be saved of the others."""
+    world = Rig(num_cells=600, num_seq_ids=12, limits={"host_bytes": 0, "num_slots": 2})
+    for seed in range(5):
+        world.ask(text(99, seed))
+    runner = world.begin(text(40, 77), 120, cache_prompt=False)
+    world.run()
+    assert runner.terminal is not None
+    assert world.recorder.num_preempted == 0
+    assert len(world.scheduler.kv_cache._offloader) >= 3
+    assert world.computed(world.ask(text(99, 4))) == 1
     world.check_done()
 
 

@@ -55,13 +55,33 @@ def test_saving_is_cheap_at_a_fiftieth_of_computing() -> None:
     assert cost.token_bytes == 12
 
 
+@pytest.mark.parametrize("slow", [0, 3, 9])
+def test_a_save_that_takes_ten_times_as_long_does_not_make_saving_dear(slow: int) -> None:
+    """Also where it was the first; where nothing is saved any more it would never be corrected."""
+    cost = TransferCost(0.25)
+    for number in range(12):
+        moved(cost, save(100), saving_s=1.0 if number == slow else 0.1)
+        assert cost.is_saving_cheap(0.051)
+
+
+def test_saving_is_not_cheap_while_it_fails() -> None:
+    """Until one succeeds again, which memory that runs out asks for in any case."""
+    cost = TransferCost(0.25)
+    cost.observe([save(100)], TransferOutput())
+    assert not cost.is_saving_cheap(1.0)
+    moved(cost, load(100), loading_s=0.1)
+    assert not cost.is_saving_cheap(1.0)
+    moved(cost, save(100), saving_s=0.1)
+    assert cost.is_saving_cheap(1.0)
+
+
 def test_a_tick_moves_what_fits_its_share() -> None:
-    """A tenth of the inter-token time where no request waits for it, half where one does; all where no sequence decodes."""
+    """A tenth of the inter-token time where no request waits for it, half where one does, or one may come meanwhile."""
     cost = TransferCost(0.2)
     moved(cost, save(1000), saving_s=0.1)
     assert cost.idle_tokens(is_generating=True) == 200
     assert cost.pressure_tokens(is_generating=True) == 1000
-    assert cost.idle_tokens(is_generating=False) == 16 * BLOCK_TOKENS
+    assert cost.idle_tokens(is_generating=False) == 1000
     assert cost.pressure_tokens(is_generating=False) > 10**6
 
 
