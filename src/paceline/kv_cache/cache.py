@@ -23,13 +23,13 @@ from paceline.kv_cache.device_cells import (
 from paceline.kv_cache.host_cache import HostCache, PrefixExporter
 from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.offload import (
-    BLOCK_TOKENS,
     MIN_CACHED_TOKENS,
     CachedPrefix,
     Eviction,
     Offloader,
     RangeSaver,
     TransferCost,
+    prompt_token_s,
     ranges_without_block,
 )
 from paceline.kv_cache.prefix_match import (
@@ -264,7 +264,7 @@ class KVCache:
 
     def update_idle_limit(self) -> None:
         """Ask the cost model what a token takes, and how many idle cells cost a lone stream 2 % of its speed."""
-        self._token_s = self._cost.seconds(BLOCK_TOKENS, 0) / BLOCK_TOKENS
+        self._token_s = prompt_token_s(self._cost)
         empty = self._cost.seconds(1, 0)
         per_thousand = _SKIPPED * (self._cost.seconds(1, 1000) - empty)
         most = int(1000 * _IDLE_COST * empty / per_thousand) if per_thousand > 0 else 2**31

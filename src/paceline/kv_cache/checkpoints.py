@@ -21,7 +21,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
 from paceline.kv_cache.interfaces import CacheSequence, ComputeCost, KVCacheLimits
-from paceline.kv_cache.offload import BLOCK_TOKENS, MIN_CACHED_TOKENS, TransferCost
+from paceline.kv_cache.offload import BLOCK_TOKENS, MIN_CACHED_TOKENS, TransferCost, prompt_token_s
 from paceline.kv_cache.radix_tree import Node
 
 MIN_SPACING_TOKENS = 64
@@ -110,7 +110,7 @@ class CheckpointPlaces:
 
     def _spacing(self, cost: float) -> int:
         """Return the least number of tokens between places: saving a state costs this share of computing them."""
-        token_s = self._cost.seconds(BLOCK_TOKENS, 0) / BLOCK_TOKENS
+        token_s = prompt_token_s(self._cost)
         if token_s <= 0:
             return MIN_SPACING_TOKENS
         return max(MIN_SPACING_TOKENS, math.ceil(self._transfers.state_seconds(1) / (cost * token_s)))

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from itertools import pairwise
 
 from paceline.kv_cache.device_cells import Cut, DeviceCells, Load, Operation, Save, SaveState, TransferOutput
-from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry
+from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost
 from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, PromptLayout
 from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, Node, RadixTree
 
@@ -32,7 +32,7 @@ _PRESSURE_SHARE = 0.5  # of it, for prefixes whose cells a waiting sequence need
 _CHEAP_SHARE = 0.02  # of what computing a token takes: saving it for less is worth it, used again or not
 _NUM_SETTLED = 4  # ticks with saves that show what they take
 _NUM_RECENT = 7  # of those that count for it: the median of so many ignores one that took several times as long
-_RETRY_TICKS = 8  # behind which a range that host memory had no room for is tried again
+_RETRY_TICKS = 8  # after which a range that host memory had no room for is tried again
 _GAIN = 0.3
 
 
@@ -352,6 +352,11 @@ class Offloader:
         saves = prefix.next_saves(self._missing(prefix), max_tokens)
         self._cells.operations += saves
         return sum(save.end - save.start for save in saves)
+
+
+def prompt_token_s(cost: ComputeCost) -> float:
+    """Return the expected seconds to compute a token of a prompt, in a pass of a block."""
+    return cost.seconds(BLOCK_TOKENS, 0) / BLOCK_TOKENS
 
 
 def ranges_without_block(end: Node, num_tokens: int) -> list[tuple[int, int]]:
