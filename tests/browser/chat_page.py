@@ -20,6 +20,13 @@ def wait_count(found: Locator, count: int) -> None:
     expect(found).to_have_count(count)
 
 
+def wait_shown(found: Locator, text: str) -> None:
+    """Wait until an element holds a text, in view or not: `inner_text` has nothing of a message outside the view."""
+    from playwright.sync_api import expect
+
+    expect(found).to_contain_text(text)
+
+
 class ChatPage:
     """One tab. failures: scripts that failed, what the policy refused, requests to other servers."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.browser.chat_page import ChatPage, conversation_file, wait_count
+from tests.browser.chat_page import ChatPage, conversation_file, wait_count, wait_shown
 from tests.e2e.served import Served
 
 pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
@@ -27,7 +27,7 @@ def test_reply_is_streamed_and_kept_with_its_costs(served: Served, open_page: Op
     assert whole.startswith(begun[:10])
     assert len(whole) > 100
     reply = chat.replies.first
-    assert "tokens/s" in reply.inner_text()
+    wait_shown(reply, "tokens/s")
     thinking = reply.locator("details.thinking")
     assert thinking.get_attribute("open") is None
     thinking.locator("summary").click()
@@ -71,7 +71,7 @@ def test_regenerated_reply_is_a_branch_with_cached_tokens(served: Served, open_p
     chat.page.get_by_role("group", name="Branch 2 of 2").wait_for(timeout=100_000)
     chat.wait_done()
     wait_count(chat.replies, 1)
-    assert " cached" in chat.replies.last.inner_text()
+    wait_shown(chat.replies.last, "cached")
     second = chat.text()
     chat.page.get_by_role("button", name="Branch before").click()
     chat.page.get_by_role("group", name="Branch 1 of 2").wait_for()
@@ -93,7 +93,7 @@ def test_edited_message_is_a_branch(served: Served, open_page: Open) -> None:
     editor.press("Enter")
     chat.page.get_by_role("group", name="Branch 2 of 2").wait_for()
     chat.wait_done()
-    assert "bear" in chat.messages.first.inner_text()
+    wait_shown(chat.messages.first, "bear")
     assert chat.text() != first
     chat.page.get_by_role("button", name="Branch before").click()
     assert chat.text() == first
@@ -111,7 +111,7 @@ def test_fork_is_a_conversation_of_its_own(served: Served, open_page: Open) -> N
     chat.send("Where did they live?")
     chat.wait_done()
     wait_count(chat.replies, 2)
-    assert " cached" in chat.replies.last.inner_text()
+    wait_shown(chat.replies.last, "cached")
     chat.listed.nth(1).get_by_role("link").click()
     chat.page.wait_for_url(lambda url: url.endswith(origin))
     wait_count(chat.replies, 1)
@@ -130,7 +130,7 @@ def test_reload_in_the_middle_goes_on_without_a_gap(endless: Served, open_page: 
     assert endless.metrics()["paceline_requests_resident"] == 0
     chat.page.wait_for_timeout(200)
     assert chat.stored().startswith(begun)
-    assert "3,000 tokens" in chat.replies.last.inner_text()
+    wait_shown(chat.replies.last, "3,000 tokens")
     wait_count(chat.replies.last.get_by_role("note"), 0)
 
 
@@ -146,8 +146,10 @@ def test_several_chats_stream_at_once(endless: Served, open_page: Open) -> None:
     wait_count(pulses, 2)
     for word in ("One.", "Two."):
         chat.page.get_by_role("link", name=word).click()
+        # the conversation that was open is shown some frames longer, and may be done
+        wait_shown(chat.messages.last, word)
         chat.wait_done()
-        assert "3,000 tokens" in chat.replies.last.inner_text()
+        wait_shown(chat.replies.last, "3,000 tokens")
     wait_count(pulses, 0)
 
 
@@ -206,7 +208,7 @@ def test_parameters_have_the_servers_defaults_and_refuse_what_is_invalid(served:
     body = sent.value.post_data_json
     assert (body["temperature"], body["max_tokens"]) == (0, 4)
     chat.wait_done()
-    assert "limit of tokens" in chat.replies.last.inner_text()
+    wait_shown(chat.replies.last, "limit of tokens")
 
 
 def test_refused_request_is_said_in_the_servers_words(served: Served, open_page: Open) -> None:
@@ -215,7 +217,7 @@ def test_refused_request_is_said_in_the_servers_words(served: Served, open_page:
     chat.set_parameters(Grammar="root ::= (")
     chat.send(STORY)
     chat.wait_state("failed")
-    assert "grammar" in chat.replies.last.get_by_role("alert").inner_text()
+    wait_shown(chat.replies.last.get_by_role("alert"), "grammar")
     chat.set_parameters(Grammar="", Most_tokens="5")
     chat.replies.last.get_by_role("button", name="Try again").click()
     chat.page.get_by_role("group", name="Branch 2 of 2").wait_for(timeout=100_000)
@@ -308,7 +310,7 @@ def test_second_tab_follows_a_reply_and_does_not_ask_for_it_again(endless: Serve
     other.wait_stored(len(begun) + 1)
     chat.wait_done()
     other.wait_done()
-    assert "3,000 tokens" in other.replies.last.inner_text()
+    wait_shown(other.replies.last, "3,000 tokens")
     assert asked == []
     assert other.failures == []
 
@@ -349,7 +351,7 @@ def test_reply_of_a_tab_that_is_closed_goes_on_in_another(endless: Served, open_
     chat.wait_stored(200)
     other.page.close()
     chat.wait_done()
-    assert "3,000 tokens" in chat.replies.last.inner_text()
+    wait_shown(chat.replies.last, "3,000 tokens")
 
 
 def test_conversation_that_another_tab_deletes_is_left(endless: Served, open_page: Open) -> None:

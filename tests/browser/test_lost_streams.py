@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.browser.chat_page import ChatPage
+from tests.browser.chat_page import ChatPage, wait_shown
 from tests.browser.relay import Relay
 from tests.e2e.served import Served
 
@@ -32,9 +32,8 @@ def test_lost_connection_is_said_and_the_stream_goes_on_without_a_gap(endless: S
         chat.page.wait_for_timeout(200)
         assert chat.stored().startswith(during)
         assert during.startswith(begun)
-        reply = chat.replies.last.inner_text()
-        assert "without a gap" in reply
-        assert "3,000 tokens" in reply
+        wait_shown(chat.replies.last, "without a gap")
+        wait_shown(chat.replies.last, "3,000 tokens")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
@@ -54,13 +53,12 @@ def test_restarted_server_continues_the_reply(how: signal.Signals, endless_model
         with Served(*flags) as second:
             relay.unblock(second.url)
             chat.wait_done()
-            reply = chat.replies.last.inner_text()
-            assert "went on from where it was" in reply
-            assert "started again" not in reply
+            wait_shown(chat.replies.last, "went on from where it was")
+            assert "started again" not in (chat.replies.last.text_content() or "")
             second.assert_idle()
             assert chat.stored().startswith(before)
             assert len(chat.stored()) > len(before)
-            assert "3,000 tokens" in reply
+            wait_shown(chat.replies.last, "3,000 tokens")
 
 
 def test_server_that_is_not_there_is_said_at_once(endless: Served, open_page: Open) -> None:
@@ -71,7 +69,7 @@ def test_server_that_is_not_there_is_said_at_once(endless: Served, open_page: Op
         relay.block()
         chat.send("Write.")
         chat.wait_state("failed")
-        assert "cannot be reached" in chat.replies.last.get_by_role("alert").inner_text()
+        wait_shown(chat.replies.last.get_by_role("alert"), "cannot be reached")
         relay.unblock()
         chat.replies.last.get_by_role("button", name="Try again").click()
         chat.page.get_by_role("group", name="Branch 2 of 2").wait_for()
