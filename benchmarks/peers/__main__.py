@@ -120,6 +120,7 @@ def run_workloads(options: argparse.Namespace) -> None:
         raise SystemExit(f"{', '.join(named)}: {options.model} has no LoRA adapters")
     if others := {name for name in options.servers if name.partition("@")[0] not in NAMES}:
         raise SystemExit(f"no server {', '.join(sorted(others))}: choose from {', '.join(NAMES)}, with @ and a variant")
+    builds.compile_bytecode(options.paceline)
     results = Results(_folder(options))
     suite = _suite(options, results)
     start_s = time.monotonic()

@@ -159,6 +159,12 @@ def package_version(name: str) -> str | None:
     return done.stdout.strip() or None
 
 
+def compile_bytecode(interpreter: Path) -> None:
+    """Compile paceline as an installation does: a source tree in which Python writes no bytecode is compiled at each start."""
+    code = "import compileall, paceline; compileall.compile_dir(paceline.__path__[0], quiet=1)"
+    subprocess.run([interpreter, "-c", code], check=True)  # noqa: S603 - commands of this module
+
+
 def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
     done = subprocess.run(command, check=False, env=environment)  # noqa: S603 - commands of this module
     if done.returncode:

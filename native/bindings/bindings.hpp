@@ -57,6 +57,7 @@ void bind_log(nb::module_ & m);
 void bind_matmul(nb::module_ & m);
 void bind_attention(nb::module_ & m);
 void bind_device(nb::module_ & m);
+void bind_gguf(nb::module_ & m);
 void bind_model(nb::module_ & m);
 void bind_vocab(nb::module_ & m);
 void bind_chat_format(nb::module_ & m);

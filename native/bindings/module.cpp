@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
     paceline::bind_log(m); // before llama.cpp looks for devices, which it logs
     llama_backend_init();
     paceline::bind_device(m);
+    paceline::bind_gguf(m);
     paceline::bind_matmul(m); // before anything reads llama.cpp's list of buffer types, as the next does
     paceline::bind_attention(m); // before anything computes
     paceline::bind_model(m);

@@ -69,20 +69,56 @@ def slow_to_build() -> Iterator[tuple[subprocess.Popen[str], int]]:
         program.communicate()
 
 
-def test_a_worker_is_started_before_what_it_does_not_need_is_imported() -> None:
-    """Neither the web framework nor the engine's front, which take a second."""
+def launched(*flags: str, wrong: str = "--no-such-flag") -> list[list[str]]:
+    """Start `paceline serve` with flags that end it; return which heavy modules were there at each launch of a worker."""
     code = (
         "import sys; from paceline.engine.spare_workers import SPARE_WORKERS\n"
-        "heavy = ('numpy', 'fastapi', 'starlette', 'uvicorn', 'pydantic', 'paceline.async_llm', 'paceline._native')\n"
-        "def launch():\n"
-        "    print([name for name in heavy if name in sys.modules]); sys.exit(7)\n"
-        "SPARE_WORKERS.launch = launch\n"
-        "sys.argv = ['paceline', 'serve', '--port', '0']\n"
+        "heavy = ('paceline.server.flags', 'numpy', 'fastapi', 'starlette', 'uvicorn', 'pydantic', 'paceline.async_llm',"
+        " 'paceline._native')\n"
+        "SPARE_WORKERS.launch = lambda: print(*(name for name in heavy if name in sys.modules), sep=',')\n"
+        f"sys.argv = ['paceline', 'serve', *{[*flags, wrong]!r}]\n"
         "from paceline.cli import main\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LONG_S)
-    assert (done.returncode, done.stdout.strip()) == (7, "[]")
+    assert done.returncode != 0
+    return [line.split(",") for line in done.stdout.splitlines()]
+
+
+def test_a_worker_is_started_before_what_it_does_not_need_is_imported() -> None:
+    """Where a model's file is named, before the flags are known; else behind them, before framework and engine's front."""
+    assert launched("-m", "x.gguf") == launched("--model=x.gguf") == [[""]]
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken:
+        late = launched("--port", wrong=str(taken.getsockname()[1]))
+    assert late == [["paceline.server.flags"]]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--isolation", "thread"), ("--help",), ("-h",), ("--version",), ("--print-config",)],
+    ids=lambda one: one[0],
+)
+def test_no_worker_is_started_ahead_where_none_will_load(flags: tuple[str, ...]) -> None:
+    """By the flags that say so at first sight."""
+    assert launched("-m", "x.gguf", *flags) == []
+
+
+def test_no_worker_is_started_ahead_of_a_thread_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the flag."""
+    monkeypatch.setenv("PACELINE_ISOLATION", "thread")
+    assert launched("-m", "x.gguf") == []
+
+
+def test_a_worker_that_was_started_in_vain_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine is to run in a thread after all."""
+    monkeypatch.setattr("paceline.server.startup.Listeners", _never)
+    SPARE_WORKERS.launch()
+    pid = SPARE_WORKERS.pid
+    assert pid is not None
+    with pytest.raises(InvalidParams, match="num_slots"):
+        serve(ServerSettings(port=0, engine_options={"num_slots": 0, "isolation": "thread"}))
+    assert is_gone(pid)
 
 
 def test_invalid_options_are_refused_before_anything_is_loaded_or_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,10 @@ def main() -> None:
 
 def _serve(args: list[str]) -> NoReturn:
     """Run the server without Typer and the other commands, whose import takes as long as that of all that comes before a load."""
+    if _loads_in_a_worker(args):
+        from paceline.engine.spare_workers import SPARE_WORKERS
+
+        SPARE_WORKERS.launch()  # it imports beside what follows, which ends it where it is of no use
     from paceline.cli.exit_codes import report
     from paceline.cli.serve import run_server
 
@@ -37,6 +41,13 @@ def _serve(args: list[str]) -> NoReturn:
         if code is None:
             raise
     sys.exit(code)
+
+
+def _loads_in_a_worker(args: list[str]) -> bool:
+    """Whether all looks so at first sight. What the flags say is known a tenth of a second later."""
+    names = {argument.partition("=")[0] for argument in args}
+    speaks_against = {"--isolation", "-h", "--help", "--version", "--print-config"}
+    return bool(names & {"-m", "--model"}) and not names & speaks_against and "PACELINE_ISOLATION" not in os.environ
 
 
 def _open_closed_streams() -> None:

@@ -357,7 +357,11 @@ def _check_states(facts: _Facts) -> None:
 
 
 def _check_tokens(facts: _Facts) -> None:
-    tokens = [token or b"[EMPTY_%d]" % place for place, token in enumerate(facts.strings("tokenizer.ggml.tokens"))]
+    tokens = facts.strings("tokenizer.ggml.tokens")
+    distinct = set(tokens)
+    if len(distinct) == len(tokens) and b"" not in distinct:  # nearly always, and the fast way to know
+        return
+    tokens = [token or b"[EMPTY_%d]" % place for place, token in enumerate(tokens)]
     if len(set(tokens)) < len(tokens):
         token = next(token for token, count in Counter(tokens).items() if count > 1)
         text = token.decode("utf-8", "replace")[:80]

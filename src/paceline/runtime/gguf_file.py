@@ -1,4 +1,4 @@
-"""Reader of the header of GGUF files: metadata and tensor infos. Standard library only.
+"""Reader of the header of GGUF files: metadata and tensor infos.
 
 llama.cpp reads the same header, but aborts on some values; this reader checks them first.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian; versions 2 and 3).
@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from paceline import _native
 from paceline.errors import ModelLoadError
 
 MAGIC: Final = b"GGUF"
@@ -171,17 +172,9 @@ class _HeaderReader:
         return list(values)
 
     def _strings(self, count: int) -> list[bytes]:
-        """Read strings; a large vocabulary spends nearly all its time in this loop, hence the local names."""
-        data, at, length_at = self._data, self._at, _LENGTH
-        found: list[bytes] = []
-        try:
-            for _ in range(count):
-                start = at + 8
-                at = start + length_at(data, at)[0]
-                found.append(data[start:at])
-        finally:
-            self._at = at
-        if at > len(data):
+        """Read strings; a large vocabulary has hundreds of thousands, for which a loop here would take a tenth of a second."""
+        found, self._at = _native.gguf_strings(self._data, self._at, count)
+        if len(found) < count:
             raise struct.error
         return found
 
@@ -228,9 +221,6 @@ class _HeaderReader:
 def _shown(text: bytes) -> str:
     """Return a name of the file for a message."""
     return text[:_MAX_SHOWN].decode(errors="replace")
-
-
-_LENGTH: Final[Callable[[mmap.mmap | bytes, int], tuple[int]]] = struct.Struct("<Q").unpack_from
 
 
 def file_fingerprint(paths: Iterable[Path], *more: str) -> bytes:

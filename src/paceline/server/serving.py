@@ -151,9 +151,10 @@ class Serving:
             say("warning: every client that reaches this address may use the server; set an API key, or bind 127.0.0.1")
             if self._settings.checks_hosts and not self._settings.allowed_hosts:
                 say("clients that ask for this machine by a name need --allowed-hosts NAME; IP addresses are fine")
+        gc.collect()  # while the model loads: with all of its vocabulary it would take longer, and hold up the first requests
         await self._service.loaded.wait()
         if self._service.failure is None:
-            _freeze_garbage()
+            gc.freeze()  # each full collection of what is present would block the loop for 50 ms
             say(self._service.ready_line(time.monotonic() - self._began_s))
             return
         say_cannot_load(self._service.failure)
@@ -170,12 +171,6 @@ class Serving:
         await self._service.aclose()
         with suppress(TimeoutError):
             await asyncio.wait_for(wait_idle(), _FLUSH_S)
-
-
-def _freeze_garbage() -> None:
-    """Exclude all present objects from garbage collection: each full collection would block the loop for 50 ms."""
-    gc.collect()
-    gc.freeze()
 
 
 def say_cannot_load(failure: BaseException) -> None:

@@ -42,6 +42,8 @@ def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
     """
     if settings.engine_options.get("isolation", "process") == "process" and (presets is None or settings.spare_worker):
         SPARE_WORKERS.launch()
+    else:
+        SPARE_WORKERS.end()
     try:
         return _serve_model(settings) if presets is None else _serve_models(settings, presets)
     finally:
