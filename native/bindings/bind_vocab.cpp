@@ -1,5 +1,7 @@
 #include "bindings.hpp"
 
+#include <string_view>
+
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -41,17 +43,29 @@ nb::list encode_prompt(const Vocab & vocab, const nb::bytes & text, const Specia
     return as_list(tokens);
 }
 
-nb::tuple pieces(const Vocab & vocab, bool special) {
+// Whether an object is bytes with this content.
+bool holds(nb::handle object, std::string_view content) {
+    return nb::isinstance<nb::bytes>(object) && std::string_view(PyBytes_AS_STRING(object.ptr()), PyBytes_GET_SIZE(object.ptr())) == content;
+}
+
+// like: an earlier table, whose objects stand where a token has the same bytes. Those of a large vocabulary take 7 MB.
+nb::tuple pieces(const Vocab & vocab, bool special, const nb::tuple & like) {
     PieceTable table;
     {
         Unlocked unlocked;
         table = vocab.pieces(special);
     }
     nb::list    list;
-    std::size_t begin = 0;
+    std::size_t begin = 0, token = 0;
     for (const std::size_t end : table.ends) {
-        list.append(nb::bytes(table.bytes.data() + begin, end - begin));
+        const std::string_view content(table.bytes.data() + begin, end - begin);
+        if (token < like.size() && holds(like[token], content)) {
+            list.append(like[token]);
+        } else {
+            list.append(nb::bytes(content.data(), content.size()));
+        }
         begin = end;
+        token++;
     }
     return nb::tuple(list);
 }
@@ -76,7 +90,7 @@ void bind_vocab(nb::module_ & m) {
         .def_prop_ro("add_sep", &Vocab::add_sep)
         .def("encode", &encode, nb::arg("text"), nb::arg("add_special"), nb::arg("parse_special"))
         .def("encode_prompt", &encode_prompt, nb::arg("text"), nb::arg("inputs"))
-        .def("pieces", &pieces, nb::arg("special"))
+        .def("pieces", &pieces, nb::arg("special"), nb::arg("like"))
         .def(
             "piece",
             [](const Vocab & vocab, llama_token token, bool special) { return to_bytes(vocab.piece(token, special)); },

@@ -9,13 +9,12 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import msgspec
 
 from paceline.errors import PacelineError
 from paceline.output.stops import StopFilter, StopMatch
+from paceline.output.vocabulary import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs
@@ -114,59 +113,6 @@ class TextPipe:
 
 
 _NO_LIMIT = 2**63
-
-
-_MAX_SHOWN = 8  # combinations of preserved tokens whose tables are kept
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The bytes of a model's tokens, without and with the text of control tokens, and its end-of-generation tokens."""
-
-    pieces: Sequence[bytes]
-    pieces_special: Sequence[bytes]
-    eog_ids: frozenset[int]
-
-    @cached_property
-    def texts(self) -> Sequence[str | None]:
-        """The text of every token that is text by itself; None for parts of characters. Made once, when first needed."""
-        return [_text(piece) for piece in self.pieces]
-
-    @cached_property
-    def texts_special(self) -> Sequence[str | None]:
-        """As `texts`, with control tokens."""
-        return [_text(piece) for piece in self.pieces_special]
-
-    @cached_property
-    def _shown(self) -> dict[tuple[int, ...], tuple[Sequence[bytes], Sequence[str | None]]]:
-        return {}
-
-    def shown(self, options: RequestOptions) -> tuple[Sequence[bytes], Sequence[str | None]]:
-        """Return the bytes and the texts of all tokens, as the options of a request want control tokens shown."""
-        if options.special:
-            return self.pieces_special, self.texts_special
-        if not options.preserved_tokens:
-            return self.pieces, self.texts
-        found = self._shown.get(options.preserved_tokens)
-        if found is None:
-            found = self._with(options.preserved_tokens)
-            if len(self._shown) >= _MAX_SHOWN:
-                self._shown.clear()
-            self._shown[options.preserved_tokens] = found
-        return found
-
-    def _with(self, preserved: tuple[int, ...]) -> tuple[Sequence[bytes], Sequence[str | None]]:
-        pieces, texts = list(self.pieces), list(self.texts)
-        for token_id in preserved:
-            pieces[token_id], texts[token_id] = self.pieces_special[token_id], self.texts_special[token_id]
-        return pieces, texts
-
-
-def _text(piece: bytes) -> str | None:
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 class OutputProcessor:

@@ -130,7 +130,8 @@ class Tokenizer:
         validation.boolean("special", special)
         table = self._pieces.get(special)
         if table is None:
-            table = self._pieces[special] = self._vocab.pieces(special)
+            other = self._pieces.get(not special, ())  # most tokens have the same bytes in both
+            table = self._pieces[special] = self._vocab.pieces(special, other)
         return table
 
     def token_text(self, token: int) -> str:

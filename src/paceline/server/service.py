@@ -10,7 +10,6 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +20,6 @@ from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
 from paceline.hub.file_choice import nearest_names
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.server.api_errors import (
     DEFAULT_RETRY_S,
@@ -140,7 +138,6 @@ class Service:
         try:
             await self._front.start()
             await asyncio.to_thread(self._read_model, self._front.engine.model)
-            await asyncio.to_thread(_prepare_once, self._front.engine)
             self._is_loaded = True
         except Exception as error:  # noqa: BLE001 - reported by routes and the exit code
             self._failure = error
@@ -357,12 +354,6 @@ class Service:
     def template_variables(self, variables: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:
         """Return the server's variables for the template, with a request's own and its reasoning effort over them."""
         return template_kwargs({**self.settings.chat_template_kwargs, **variables}, effort)
-
-
-def _prepare_once(engine: EngineClient) -> None:
-    """Have the engine build its token table now, which would delay the first request."""
-    with suppress(Unsupported):  # a model that only embeds
-        engine.prepare([0], SamplingParams(), RequestOptions())
 
 
 def _fetcher(settings: ServerSettings) -> MediaFetcher | None:

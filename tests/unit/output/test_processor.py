@@ -155,17 +155,3 @@ def test_chunks_have_as_many_tokens_as_the_interval() -> None:
     output.finish()
     last = output.last_chunk(FinishReason.CANCELLED, None)
     assert (sizes, last.token_ids, last.index, last.text) == ([0, 0, 3, 0, 0, 3, 0], (97,), 6, "a")
-
-
-def test_preserved_tokens_are_text_and_other_control_tokens_are_not() -> None:
-    """In the bytes and in the texts of the whole vocabulary, which stays as it is; the tables are made once."""
-    pieces = (b"a", b"", b"", b"\xc3")
-    vocabulary = Vocabulary(pieces, (b"a", b"<x>", b"<y>", b"\xc3"), frozenset())
-    shown, texts = vocabulary.shown(RequestOptions(preserved_tokens=(2,)))
-    assert (tuple(shown), list(texts)) == ((b"a", b"", b"<y>", b"\xc3"), ["a", "", "<y>", None])
-    assert vocabulary.shown(RequestOptions(preserved_tokens=(2,)))[0] is shown
-    assert vocabulary.shown(RequestOptions()) == (pieces, ["a", "", "", None])
-    assert vocabulary.shown(RequestOptions(special=True, preserved_tokens=(2,)))[0] is vocabulary.pieces_special
-    for first in range(20):  # more combinations than are kept
-        vocabulary.shown(RequestOptions(preserved_tokens=tuple(range(first % 4))))
-    assert tuple(vocabulary.shown(RequestOptions(preserved_tokens=(1, 2)))[0]) == (b"a", b"<x>", b"<y>", b"\xc3")
