@@ -14,6 +14,7 @@ struct Avx512Vnni {
     using F = __m512;
     using I = __m512i;
     static constexpr int lanes = 16, tokens = 8;
+    template <int> static constexpr bool reads_in_order = true;
     static constexpr int vectors(int) { return 2; }
     static constexpr int next_tokens(int left) { return left; }
 

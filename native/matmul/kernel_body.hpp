@@ -3,8 +3,9 @@
 // compiled here is linked into code that runs on other processors.
 //
 // Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
-//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits. Where it has order_codes,
-//           both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
+//           reads_in_order<tokens>: whether bytes are read in the order of memory, which processors prefetch, or two
+//           chunks apart, load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits. Where it has
+//           order_codes, both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
 // Every output is one sum over blocks in their order, with the same operations whatever is computed beside it.
 
 #include <cstring>
@@ -81,14 +82,12 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
     }
 }
 
-// With one row of activations memory is as fast as it can be only where every line is prefetched, those with scales too: a
-// processor's own prefetch comes too late. A few lines with each pair: many at once are more misses than a core has open.
-constexpr int prefetched_bytes = 6144;
-
+// With one row of activations memory is as fast as it can be only where every line is prefetched, those with scales too. A few
+// lines with each pair: many at once are more misses than a core has open.
 template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, int block, int pair) {
     static_assert(L::bytes % L::blocks == 0);
     constexpr int share = L::bytes / L::blocks, lines = (share + 63) / 64;
-    const uint8_t * ahead = superblock + prefetched_bytes + block * share;
+    const uint8_t * ahead = superblock + L::prefetched_bytes + block * share;
 #pragma GCC unroll 8
     for (int line = pair * lines / 4; line < (pair + 1) * lines / 4; ++line) {
         __builtin_prefetch(ahead + 64 * line);
@@ -100,7 +99,7 @@ template <typename Isa, Format format, int vectors, int tokens>
 void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * tile, int num_tokens, int place,
                    float * const * outs, int first_row, int num_rows) {
     using L      = Layout<Isa, format>;
-    using Codes  = typename L::Codes;
+    using Codes  = typename L::template Codes<tokens>;
     using Scales = typename L::Scales;
     using F      = typename Isa::F;
     using I      = typename Isa::I;

@@ -9,11 +9,13 @@
 namespace paceline::matmul {
 namespace {
 
-// What the codes of a format's blocks are: pair p of a vector of rows gives chunks first(p) and second(p).
-template <typename Isa> struct Bytes {
+// What the codes of a format's blocks are: pair p of a vector of rows gives chunks first(p) and second(p). tokens: rows of
+// activations that they are multiplied with.
+template <typename Isa, int tokens> struct Bytes {
     static constexpr int bits = 8, scales = 1, bytes = 32 * group_rows;
-    static constexpr int first(int pair) { return pair; }
-    static constexpr int second(int pair) { return pair + 4; }
+    static constexpr bool in_order = Isa::template reads_in_order<tokens>;
+    static constexpr int first(int pair) { return in_order ? 2 * pair : pair; }
+    static constexpr int second(int pair) { return in_order ? 2 * pair + 1 : pair + 4; }
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
         one = Isa::load(block + (first(pair) * group_rows + row) * 4);
@@ -21,7 +23,7 @@ template <typename Isa> struct Bytes {
     }
 };
 
-template <typename Isa> struct Nibbles {
+template <typename Isa, int tokens> struct Nibbles {
     static constexpr int bits = 4, scales = 1, bytes = 16 * group_rows;
     static constexpr int first(int pair) { return pair; }
     static constexpr int second(int pair) { return pair + 4; }
@@ -37,36 +39,36 @@ template <typename Isa> struct Nibbles {
 alignas(16) constexpr uint8_t iq4_values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 alignas(16) constexpr uint8_t fp4_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-template <typename Isa, int num_bits, const uint8_t (&values)[16]> struct Indices : Nibbles<Isa> {
+template <typename Isa, int tokens, int num_bits, const uint8_t (&values)[16]> struct Indices : Nibbles<Isa, tokens> {
     static constexpr int bits = num_bits;
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
-        Nibbles<Isa>::pair(block, pair, row, one, two);
+        Nibbles<Isa, tokens>::pair(block, pair, row, one, two);
         one = Isa::looked_up(values, one);
         two = Isa::looked_up(values, two);
     }
 };
-template <typename Isa> using Iq4 = Indices<Isa, 8, iq4_values>;
-template <typename Isa> using Fp4 = Indices<Isa, 5, fp4_values>;
+template <typename Isa, int tokens> using Iq4 = Indices<Isa, tokens, 8, iq4_values>;
+template <typename Isa, int tokens> using Fp4 = Indices<Isa, tokens, 5, fp4_values>;
 
-template <typename Isa> struct FiveBits : Nibbles<Isa> {
+template <typename Isa, int tokens> struct FiveBits : Nibbles<Isa, tokens> {
     static constexpr int bits = 5, bytes = 20 * group_rows;
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
-        Nibbles<Isa>::pair(block + 4 * group_rows, pair, row, one, two);
+        Nibbles<Isa, tokens>::pair(block + 4 * group_rows, pair, row, one, two);
         const Vec high = Isa::load(block + row * 4);
         one = Isa::joined(one, Isa::shifted_left(high, 4 - pair), 0x10);
         two = Isa::joined(two, Isa::shifted_right(high, pair), 0x10);
     }
 };
 
-template <typename Isa> struct SixBits { // two scales a block, so both chunks of a pair are in the same half
+template <typename Isa, int tokens> struct SixBits { // two scales a block, so both chunks of a pair are in the same half
     static constexpr int bits = 6, scales = 2, bytes = 24 * group_rows;
     static constexpr int first(int pair) { return pair / 2 * 4 + pair % 2; }
     static constexpr int second(int pair) { return first(pair) + 2; }
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
-        Nibbles<Isa>::pair(block + 8 * group_rows, pair, row, one, two);
+        Nibbles<Isa, tokens>::pair(block + 8 * group_rows, pair, row, one, two);
         const Vec high = Isa::load(block + (pair / 2 * group_rows + row) * 4);
         one = Isa::joined(one, Isa::shifted_left(high, 4 - 2 * (pair % 2)), 0x30);
         two = Isa::joined(two, Isa::shifted_right(high, 2 * (pair % 2)), 0x30);
@@ -115,16 +117,21 @@ template <typename Isa, int num_scales> struct SignedScales {
 template <typename Isa> using Signed8  = SignedScales<Isa, 8>;
 template <typename Isa> using Signed16 = SignedScales<Isa, 16>;
 
+// How far ahead of its use a line of weights is prefetched, in bytes. Where lines are used nearly in their order a processor's own
+// prefetch is the fastest, which one at a distance keeps from its work: there each line is touched in its order, just before.
+constexpr int at_a_distance = 6144, in_order = 0;
+
 template <typename Isa, Format format> struct Layout;
-template <typename Isa, template <typename> typename CodesOf, template <typename> typename ScalesOf, int num> struct LayoutOf {
-    using Codes  = CodesOf<Isa>;
-    using Scales = ScalesOf<Isa>;
-    static constexpr int blocks = num, bytes = Scales::bytes + num * Codes::bytes;
+template <typename Isa, template <typename, int> typename CodesOf, template <typename> typename ScalesOf, int num, int ahead = at_a_distance>
+struct LayoutOf {
+    template <int tokens> using Codes = CodesOf<Isa, tokens>;
+    using Scales                      = ScalesOf<Isa>;
+    static constexpr int blocks = num, bytes = Scales::bytes + num * Codes<1>::bytes, prefetched_bytes = ahead;
 };
-template <typename Isa> struct Layout<Isa, Format::q8_0> : LayoutOf<Isa, Bytes, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q8_0> : LayoutOf<Isa, Bytes, OneScale, 1, in_order> {};
 template <typename Isa> struct Layout<Isa, Format::q4_0> : LayoutOf<Isa, Nibbles, OneScale, 1> {};
-template <typename Isa> struct Layout<Isa, Format::q5_0> : LayoutOf<Isa, FiveBits, OneScale, 1> {};
-template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Iq4, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::q5_0> : LayoutOf<Isa, FiveBits, OneScale, 1, in_order> {};
+template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Iq4, OneScale, 1, in_order> {};
 template <typename Isa> struct Layout<Isa, Format::iq4_xs> : LayoutOf<Isa, Iq4, Signed8, 8> {};
 template <typename Isa> struct Layout<Isa, Format::mxfp4> : LayoutOf<Isa, Fp4, Exponents, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles, ScaleAndMinimum, 8> {};
