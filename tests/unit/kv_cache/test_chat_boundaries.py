@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from tests.engine_world import Outcome
-from tests.unit.kv_cache.test_prefix_caching import UNCUT, Rig, text
+from tests.unit.kv_cache.prefix_rig import UNCUT, Rig, text
 
 from paceline.testing.fake_backend import EOS
 

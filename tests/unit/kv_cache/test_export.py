@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.engine_world import Outcome, World
-from tests.unit.kv_cache.test_prefix_caching import (
+from tests.unit.kv_cache.prefix_rig import (
     KINDS,
     STATES,
     TOKEN_BYTES,
@@ -16,7 +16,6 @@ from tests.unit.kv_cache.test_prefix_caching import (
     text,
 )
 
-from paceline.kv_cache import KVCache
 from paceline.testing.fake_memory import FakeMemory, FakeState
 
 
@@ -61,9 +60,9 @@ def test_an_idle_engine_exports_everything_at_once(kind: str) -> None:
     world.check_done()
 
 
+@pytest.mark.usefixtures("anything_idle")
 def test_a_long_prefix_is_exported_in_parts_while_another_request_generates(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tick saves more than fits it; in the end all is exported, and the decoding request has the output it has alone."""
-    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 10_000)
     world = Rig(limits={"num_slots": 3})
     counts = slow_saves(world, monkeypatch)
     world.ask(text(200, 1))
@@ -160,13 +159,11 @@ def test_a_range_that_was_saved_with_more_than_is_wanted_goes_out_as_it_is_wante
         assert hashes(exported(world, key)) == computed(prompt)[:count]
 
 
+@pytest.mark.usefixtures("nothing_idle")
 @pytest.mark.parametrize(("length", "parting"), [(700, 600), (300, 120), (1400, 1030), (1100, 30)])
 @pytest.mark.parametrize("kind", ["attention", *STATES])
-def test_a_prompt_that_parts_within_a_saved_block_is_exported_whole(
-    kind: str, length: int, parting: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_parts_within_a_saved_block_is_exported_whole(kind: str, length: int, parting: int) -> None:
     """A part is cut from the block that another prompt left in host memory; it comes in elsewhere, and the other goes out too."""
-    monkeypatch.setattr(KVCache, "_idle_limit", lambda self: 0)
     world, elsewhere = Rig(kind=kind, num_cells=8192), Rig(kind=kind)
     prompt, other = text(length), [*text(length)[:parting], *text(90, 9)]
     num_last = 0 if kind == "attention" else 1  # of states the one before the last token goes out
