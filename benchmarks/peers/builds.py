@@ -161,8 +161,8 @@ def package_version(name: str) -> str | None:
 
 def compile_bytecode(interpreter: Path) -> None:
     """Compile paceline as an installation does: a source tree in which Python writes no bytecode is compiled at each start."""
-    code = "import compileall, paceline; compileall.compile_dir(paceline.__path__[0], quiet=1)"
-    subprocess.run([interpreter, "-c", code], check=True)  # noqa: S603 - commands of this module
+    code = "import compileall, paceline, sys; sys.exit(not compileall.compile_dir(paceline.__path__[0], quiet=1))"
+    _run([str(interpreter), "-c", code])
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

@@ -7,17 +7,17 @@
 namespace paceline {
 namespace {
 
-// What a Python object shows of its memory, for as long as this lives.
-class Shown {
+// The memory of a Python object, for as long as this lives.
+class BufferView {
   public:
-    explicit Shown(nb::handle object) {
+    explicit BufferView(nb::handle object) {
         if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) {
             throw nb::python_error();
         }
     }
-    ~Shown() { PyBuffer_Release(&view_); }
-    Shown(const Shown &)             = delete;
-    Shown & operator=(const Shown &) = delete;
+    ~BufferView() { PyBuffer_Release(&view_); }
+    BufferView(const BufferView &)             = delete;
+    BufferView & operator=(const BufferView &) = delete;
 
     const char * data() const { return static_cast<const char *>(view_.buf); }
     uint64_t     size() const { return static_cast<uint64_t>(view_.len); }
@@ -27,9 +27,9 @@ class Shown {
 };
 
 // Strings of a GGUF file (a length of 64 bits, then as many bytes), and the place behind the last one. Fewer than `count` where
-// the next one does not end within data: then the place is where it would end, or where its length is.
+// data ends before the next one does: then the place is the end that its length promises, or that of its length itself.
 nb::tuple gguf_strings(nb::handle data, uint64_t at, uint64_t count) {
-    const Shown file(data);
+    const BufferView file(data);
     nb::list    found;
     for (uint64_t index = 0; index < count; index++) {
         uint64_t length = 0; // in the byte order of the file, little, as that of all machines here

@@ -3,9 +3,10 @@
 // compiled here is linked into code that runs on other processors.
 //
 // Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
-//           reads_in_order<tokens>: whether bytes are read in the order of memory, which processors prefetch, or two
-//           chunks apart, load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits. Where it has
-//           order_codes, both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
+//           reads_in_order<num_tokens>: whether the chunks of codes of 8 bits are read in the order of memory, or two apart
+//           needs_prefetch(format): whether one row of activations is slower with the processor's own prefetch alone
+//           load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits. Where it has order_codes,
+//           both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
 // Every output is one sum over blocks in their order, with the same operations whatever is computed beside it.
 
 #include <cstring>
@@ -82,12 +83,15 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
     }
 }
 
-// With one row of activations memory is as fast as it can be only where every line is prefetched, those with scales too. A few
-// lines with each pair: many at once are more misses than a core has open.
+// One row of activations waits for memory. A processor's own prefetch follows lines that are read in their order, and is then the
+// fastest; where scales and codes lie apart every line is prefetched here, those with scales too. A few lines with each pair: many
+// at once are more misses than a core has open.
+constexpr int prefetched_bytes = 6144;
+
 template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, int block, int pair) {
     static_assert(L::bytes % L::blocks == 0);
     constexpr int share = L::bytes / L::blocks, lines = (share + 63) / 64;
-    const uint8_t * ahead = superblock + L::prefetched_bytes + block * share;
+    const uint8_t * ahead = superblock + prefetched_bytes + block * share;
 #pragma GCC unroll 8
     for (int line = pair * lines / 4; line < (pair + 1) * lines / 4; ++line) {
         __builtin_prefetch(ahead + 64 * line);
@@ -105,6 +109,7 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
     using I      = typename Isa::I;
     using Dot    = typename Isa::template Dot<Codes::bits>;
     constexpr int half_pairs = 4 / Codes::scales;
+    static_assert(!takes_pairs<Isa> || !Isa::template reads_in_order<tokens>); // add_pair takes chunks that are apart
     F sums[vectors][tokens] = {};
     const uint8_t * codes      = tile + place * block_columns;
     const uint8_t * scalars    = tile + num_tokens * block_columns + 4 * place;
@@ -128,8 +133,10 @@ void multiply_part(const uint8_t * group, int64_t num_blocks, const uint8_t * ti
                 }
 #pragma GCC unroll 4
                 for (int pair = half * half_pairs; pair < (half + 1) * half_pairs; ++pair) {
-                    if (tokens == 1 && first_row == 0) { // for other rows the group was read just before
-                        prefetch<L>(group, b, pair);
+                    if constexpr (tokens == 1 && Isa::needs_prefetch(format)) {
+                        if (first_row == 0) { // for other rows the group was read just before
+                            prefetch<L>(group, b, pair);
+                        }
                     }
                     I one[vectors], two[vectors];
 #pragma GCC unroll 4

@@ -13,9 +13,9 @@ namespace {
 // activations that they are multiplied with.
 template <typename Isa, int tokens> struct Bytes {
     static constexpr int bits = 8, scales = 1, bytes = 32 * group_rows;
-    static constexpr bool in_order = Isa::template reads_in_order<tokens>;
-    static constexpr int first(int pair) { return in_order ? 2 * pair : pair; }
-    static constexpr int second(int pair) { return in_order ? 2 * pair + 1 : pair + 4; }
+    static constexpr bool is_in_order = Isa::template reads_in_order<tokens>;
+    static constexpr int first(int pair) { return is_in_order ? 2 * pair : pair; }
+    static constexpr int second(int pair) { return is_in_order ? 2 * pair + 1 : pair + 4; }
     template <typename Vec = typename Isa::I>
     static KERNEL_INLINE void pair(const uint8_t * block, int pair, int row, Vec & one, Vec & two) {
         one = Isa::load(block + (first(pair) * group_rows + row) * 4);
@@ -117,21 +117,16 @@ template <typename Isa, int num_scales> struct SignedScales {
 template <typename Isa> using Signed8  = SignedScales<Isa, 8>;
 template <typename Isa> using Signed16 = SignedScales<Isa, 16>;
 
-// How far ahead of its use a line of weights is prefetched, in bytes. Where lines are used nearly in their order a processor's own
-// prefetch is the fastest, which one at a distance keeps from its work: there each line is touched in its order, just before.
-constexpr int at_a_distance = 6144, in_order = 0;
-
 template <typename Isa, Format format> struct Layout;
-template <typename Isa, template <typename, int> typename CodesOf, template <typename> typename ScalesOf, int num, int ahead = at_a_distance>
-struct LayoutOf {
+template <typename Isa, template <typename, int> typename CodesOf, template <typename> typename ScalesOf, int num> struct LayoutOf {
     template <int tokens> using Codes = CodesOf<Isa, tokens>;
     using Scales                      = ScalesOf<Isa>;
-    static constexpr int blocks = num, bytes = Scales::bytes + num * Codes<1>::bytes, prefetched_bytes = ahead;
+    static constexpr int blocks = num, bytes = Scales::bytes + num * Codes<1>::bytes;
 };
-template <typename Isa> struct Layout<Isa, Format::q8_0> : LayoutOf<Isa, Bytes, OneScale, 1, in_order> {};
+template <typename Isa> struct Layout<Isa, Format::q8_0> : LayoutOf<Isa, Bytes, OneScale, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q4_0> : LayoutOf<Isa, Nibbles, OneScale, 1> {};
-template <typename Isa> struct Layout<Isa, Format::q5_0> : LayoutOf<Isa, FiveBits, OneScale, 1, in_order> {};
-template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Iq4, OneScale, 1, in_order> {};
+template <typename Isa> struct Layout<Isa, Format::q5_0> : LayoutOf<Isa, FiveBits, OneScale, 1> {};
+template <typename Isa> struct Layout<Isa, Format::iq4_nl> : LayoutOf<Isa, Iq4, OneScale, 1> {};
 template <typename Isa> struct Layout<Isa, Format::iq4_xs> : LayoutOf<Isa, Iq4, Signed8, 8> {};
 template <typename Isa> struct Layout<Isa, Format::mxfp4> : LayoutOf<Isa, Fp4, Exponents, 1> {};
 template <typename Isa> struct Layout<Isa, Format::q4_k> : LayoutOf<Isa, Nibbles, ScaleAndMinimum, 8> {};

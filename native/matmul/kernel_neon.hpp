@@ -35,7 +35,8 @@ struct Neon {
     using F = float32x4_t;
     using I = int32x4_t;
     static constexpr int lanes = 4, tokens = 8;
-    template <int> static constexpr bool reads_in_order = false; // i8mm takes chunks apart (order_codes), and none of this was timed
+    template <int> static constexpr bool reads_in_order = false; // i8mm takes chunks apart, and nothing of this was timed
+    static constexpr bool needs_prefetch(Format) { return true; }
     static constexpr int vectors(int tokens) { return tokens <= 4 ? 4 : 2; } // what 32 registers hold
     static constexpr int next_tokens(int left) { return left; }
 

@@ -20,7 +20,7 @@ def wait_count(found: Locator, count: int) -> None:
     expect(found).to_have_count(count)
 
 
-def wait_shown(found: Locator, text: str) -> None:
+def wait_holds(found: Locator, text: str | re.Pattern[str]) -> None:
     """Wait until an element holds a text, in view or not: `inner_text` has nothing of a message outside the view."""
     from playwright.sync_api import expect
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.browser.chat_page import ChatPage, wait_shown
+from tests.browser.chat_page import ChatPage, wait_holds
 from tests.browser.relay import Relay
 from tests.e2e.served import Served
 
@@ -32,8 +32,8 @@ def test_lost_connection_is_said_and_the_stream_goes_on_without_a_gap(endless: S
         chat.page.wait_for_timeout(200)
         assert chat.stored().startswith(during)
         assert during.startswith(begun)
-        wait_shown(chat.replies.last, "without a gap")
-        wait_shown(chat.replies.last, "3,000 tokens")
+        wait_holds(chat.replies.last, "without a gap")
+        wait_holds(chat.replies.last, "3,000 tokens")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
@@ -53,12 +53,12 @@ def test_restarted_server_continues_the_reply(how: signal.Signals, endless_model
         with Served(*flags) as second:
             relay.unblock(second.url)
             chat.wait_done()
-            wait_shown(chat.replies.last, "went on from where it was")
+            wait_holds(chat.replies.last, "went on from where it was")
             assert "started again" not in (chat.replies.last.text_content() or "")
             second.assert_idle()
             assert chat.stored().startswith(before)
             assert len(chat.stored()) > len(before)
-            wait_shown(chat.replies.last, "3,000 tokens")
+            wait_holds(chat.replies.last, "3,000 tokens")
 
 
 def test_server_that_is_not_there_is_said_at_once(endless: Served, open_page: Open) -> None:
@@ -69,7 +69,7 @@ def test_server_that_is_not_there_is_said_at_once(endless: Served, open_page: Op
         relay.block()
         chat.send("Write.")
         chat.wait_state("failed")
-        wait_shown(chat.replies.last.get_by_role("alert"), "cannot be reached")
+        wait_holds(chat.replies.last.get_by_role("alert"), "cannot be reached")
         relay.unblock()
         chat.replies.last.get_by_role("button", name="Try again").click()
         chat.page.get_by_role("group", name="Branch 2 of 2").wait_for()

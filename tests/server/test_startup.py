@@ -18,9 +18,10 @@ import pytest
 from tests.possessions import is_gone
 from tests.server.running import LONG_S
 
+from paceline import demo_model_path
 from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.errors import InvalidParams
-from paceline.server import application
+from paceline.server import application, startup
 from paceline.server.model_front import ModelFront
 from paceline.server.settings import ServerSettings
 from paceline.server.startup import serve
@@ -69,55 +70,102 @@ def slow_to_build() -> Iterator[tuple[subprocess.Popen[str], int]]:
         program.communicate()
 
 
-def launched(*flags: str, wrong: str = "--no-such-flag") -> list[list[str]]:
+# Runs `paceline serve`; the line that it prints for each launch of a worker is what `{tell}` prints.
+SERVE = """
+import sys
+from paceline.engine.spare_workers import SPARE_WORKERS
+
+launch = SPARE_WORKERS.launch
+HEAVY = (
+    "paceline.server.flags", "numpy", "fastapi", "starlette", "uvicorn", "pydantic", "paceline.async_llm", "paceline._native"
+)
+
+def launch_and_tell():
+    {tell}
+
+SPARE_WORKERS.launch = launch_and_tell
+sys.argv = ["paceline", "serve", *{flags!r}]
+from paceline.cli import main
+
+main()
+"""
+TELL_MODULES = "print(*(name for name in HEAVY if name in sys.modules), sep=',')"
+TELL_PID = "launch(); print(SPARE_WORKERS.pid, flush=True)"
+
+
+def serve_command(tell: str, *flags: str) -> list[str]:
+    return [sys.executable, "-c", SERVE.format(tell=tell, flags=list(flags))]
+
+
+def launched(*flags: str) -> list[list[str]]:
     """Start `paceline serve` with flags that end it; return which heavy modules were there at each launch of a worker."""
-    code = (
-        "import sys; from paceline.engine.spare_workers import SPARE_WORKERS\n"
-        "heavy = ('paceline.server.flags', 'numpy', 'fastapi', 'starlette', 'uvicorn', 'pydantic', 'paceline.async_llm',"
-        " 'paceline._native')\n"
-        "SPARE_WORKERS.launch = lambda: print(*(name for name in heavy if name in sys.modules), sep=',')\n"
-        f"sys.argv = ['paceline', 'serve', *{[*flags, wrong]!r}]\n"
-        "from paceline.cli import main\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LONG_S)
+    command = serve_command(TELL_MODULES, *flags)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_S)
     assert done.returncode != 0
     return [line.split(",") for line in done.stdout.splitlines()]
 
 
 def test_a_worker_is_started_before_what_it_does_not_need_is_imported() -> None:
     """Where a model's file is named, before the flags are known; else behind them, before framework and engine's front."""
-    assert launched("-m", "x.gguf") == launched("--model=x.gguf") == [[""]]
-    taken = socket.create_server(("127.0.0.1", 0))
-    with taken:
-        late = launched("--port", wrong=str(taken.getsockname()[1]))
-    assert late == [["paceline.server.flags"]]
+    assert launched("-m", "x.gguf", "--no-such-flag") == launched("--model=x.gguf", "--no-such-flag") == [[""]]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert launched("--port", str(taken.getsockname()[1])) == [["paceline.server.flags"]]
 
 
 @pytest.mark.parametrize(
     "flags",
-    [("--isolation", "thread"), ("--help",), ("-h",), ("--version",), ("--print-config",)],
+    [("--isolation", "thread"), ("--help",), ("-h",), ("--version",), ("--print-config",), ("--print_config",)],
     ids=lambda one: one[0],
 )
 def test_no_worker_is_started_ahead_where_none_will_load(flags: tuple[str, ...]) -> None:
     """By the flags that say so at first sight."""
-    assert launched("-m", "x.gguf", *flags) == []
+    assert launched("-m", "x.gguf", *flags, "--no-such-flag") == []
 
 
 def test_no_worker_is_started_ahead_of_a_thread_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by the flag."""
     monkeypatch.setenv("PACELINE_ISOLATION", "thread")
-    assert launched("-m", "x.gguf") == []
+    assert launched("-m", "x.gguf", "--no-such-flag") == []
 
 
-def test_a_worker_that_was_started_in_vain_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the engine is to run in a thread after all."""
-    monkeypatch.setattr("paceline.server.startup.Listeners", _never)
+@pytest.mark.native
+def test_the_worker_that_was_started_ahead_loads_the_model() -> None:
+    """Nothing that the flags do between makes it another process than an engine would start."""
+    command = serve_command(TELL_PID, "-m", str(demo_model_path()), "--port", "0", "-c", "512")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        try:
+            ahead = int(program.stdout.readline())
+            for line in program.stderr:
+                if "is ready" in line:
+                    break
+            files = Path(f"/proc/{program.pid}/task").glob("*/children")
+            assert [int(pid) for file in files for pid in file.read_text().split()] == [ahead]
+        finally:
+            program.terminate()
+            program.communicate(timeout=LONG_S)
+    assert program.returncode == 0
+    assert is_gone(ahead)
+
+
+def test_a_worker_that_was_started_ahead_of_wrong_flags_ends_with_the_program() -> None:
+    """It has waited for its setup in vain."""
+    command = serve_command(TELL_PID, "-m", "x.gguf", "--no-such-flag")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_S)
+    assert done.returncode == 2
+    assert is_gone(int(done.stdout))
+
+
+def test_a_worker_that_was_started_in_vain_is_ended_before_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine is to run in a thread after all, as a configuration file may have it."""
+    waiting: list[int | None] = []
+    monkeypatch.setattr(startup, "_serve_model", lambda _: waiting.append(SPARE_WORKERS.pid) or 0)
     SPARE_WORKERS.launch()
     pid = SPARE_WORKERS.pid
     assert pid is not None
-    with pytest.raises(InvalidParams, match="num_slots"):
-        serve(ServerSettings(port=0, engine_options={"num_slots": 0, "isolation": "thread"}))
+    assert serve(ServerSettings(port=0, engine_options={"isolation": "thread"})) == 0
+    assert waiting == [None]
     assert is_gone(pid)
 
 

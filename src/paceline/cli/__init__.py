@@ -44,9 +44,9 @@ def _serve(args: list[str]) -> NoReturn:
 
 
 def _loads_in_a_worker(args: list[str]) -> bool:
-    """Whether all looks so at first sight. What the flags say is known a tenth of a second later."""
-    names = {argument.partition("=")[0] for argument in args}
-    speaks_against = {"--isolation", "-h", "--help", "--version", "--print-config"}
+    """Return whether a model's file is named and nothing speaks against a worker: a guess, before the flags are known."""
+    names = {argument.partition("=")[0].replace("_", "-") for argument in args}
+    speaks_against = {"--isolation", "-h", "--help", "--usage", "--version", "--print-config"}
     return bool(names & {"-m", "--model"}) and not names & speaks_against and "PACELINE_ISOLATION" not in os.environ
 
 

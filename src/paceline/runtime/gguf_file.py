@@ -1,4 +1,4 @@
-"""Reader of the header of GGUF files: metadata and tensor infos.
+"""Reader of the header of GGUF files: metadata and tensor infos. The core reads lists of strings, the rest is Python.
 
 llama.cpp reads the same header, but aborts on some values; this reader checks them first.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian; versions 2 and 3).

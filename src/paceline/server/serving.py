@@ -151,7 +151,7 @@ class Serving:
             say("warning: every client that reaches this address may use the server; set an API key, or bind 127.0.0.1")
             if self._settings.checks_hosts and not self._settings.allowed_hosts:
                 say("clients that ask for this machine by a name need --allowed-hosts NAME; IP addresses are fine")
-        gc.collect()  # while the model loads: with all of its vocabulary it would take longer, and hold up the first requests
+        gc.collect()  # here a model usually still loads; behind it would hold up the first requests, for little garbage
         await self._service.loaded.wait()
         if self._service.failure is None:
             gc.freeze()  # each full collection of what is present would block the loop for 50 ms

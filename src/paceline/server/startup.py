@@ -1,7 +1,7 @@
 """From settings to a running server: what takes long begins first, and the rest is imported beside it.
 
-The worker's process is started before anything else; sockets are opened before its model is loaded; the web framework and the
-application are imported and built while it loads.
+The worker's process is started before anything else, by `paceline.cli` already where it can tell; sockets are opened before its
+model is loaded; the web framework and the application are imported and built while it loads.
 """
 
 from __future__ import annotations
