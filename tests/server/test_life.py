@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -136,6 +137,36 @@ def test_the_time_until_it_is_ready_counts_from_the_beginning_of_the_load(capfd:
 
     assert asyncio.run(main()) == 0
     assert "ready after 100" in capfd.readouterr().err
+
+
+def test_garbage_is_collected_while_the_model_loads_and_what_is_left_never_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the loop would be blocked when the first requests come, and by each full collection later."""
+    llm, calls = StandInLLM(is_loaded=False), list[tuple[str, bool]]()
+
+    async def main() -> None:
+        app = build_app(SETTINGS, llm)
+        collected, loaded = asyncio.Event(), app.state.service.loaded
+
+        def collect() -> None:
+            calls.append(("collect", loaded.is_set()))
+            collected.set()
+
+        def freeze() -> None:
+            calls.append(("freeze", loaded.is_set()))
+            serving.end()
+
+        monkeypatch.setattr("paceline.server.serving.gc", SimpleNamespace(collect=collect, freeze=freeze))
+        with Listeners(SETTINGS) as listeners:
+            serving = Serving(app, uvicorn_config(app, SETTINGS, None), listeners, prepare_loop())
+            running = asyncio.create_task(serving.run())
+            await asyncio.wait_for(collected.wait(), LONG_S)
+            llm.load.set()
+            assert await asyncio.wait_for(running, LONG_S) == 0
+
+    asyncio.run(main())
+    assert calls == [("collect", False), ("freeze", True)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
