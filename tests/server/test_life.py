@@ -244,20 +244,9 @@ def test_a_missing_model_ends_the_process_with_1_and_its_reason(isolation: str) 
     assert "m.gguf" in done.stderr
 
 
-def test_what_the_first_request_needs_is_made_before_it_comes(worlds: Any, monkeypatch: Any) -> None:
-    """The routes with the app, what the engine makes of its vocabulary while it loads, and neither on the event loop."""
-    threads: list[str] = []
-    prepare = StandInEngine.prepare
-
-    def noting(self: StandInEngine, *args: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return prepare(self, *args)
-
-    monkeypatch.setattr(StandInEngine, "prepare", noting)
+def test_routes_are_made_before_a_request_comes(worlds: Any, monkeypatch: Any) -> None:
+    """With the application, and not on the event loop."""
     world = worlds()
-    assert len(threads) == 1
-    assert threads[0] != "test-server"
-    world.engine.assert_empty()
 
     def late(self: JsonRoute) -> Any:
         raise AssertionError("a route was made for a request")
