@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Self
 
 
-def children() -> set[str]:
-    """Processes that this one started and that have not been buried, by their ids."""
+def children(pid: int | None = None) -> set[str]:
+    """Processes that this one, or another, started and that have not been buried, by their ids."""
     found: set[str] = set()
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{'self' if pid is None else pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended just now
             found.update((task / "children").read_text().split())
     return found

@@ -27,10 +27,10 @@ class BufferView {
 };
 
 // Strings of a GGUF file (a length of 64 bits, then as many bytes), and the place behind the last one. Fewer than `count` where
-// data ends before the next one does: then the place is the end that its length promises, or that of its length itself.
+// data ends before the next one does: then the place is the end that its length promises, or where its length begins if that is cut.
 nb::tuple gguf_strings(nb::handle data, uint64_t at, uint64_t count) {
     const BufferView file(data);
-    nb::list    found;
+    nb::list found;
     for (uint64_t index = 0; index < count; index++) {
         uint64_t length = 0; // in the byte order of the file, little, as that of all machines here
         if (at > file.size() || file.size() - at < sizeof(length)) {

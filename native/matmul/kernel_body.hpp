@@ -4,7 +4,7 @@
 //
 // Isa has:  lanes, F (floats), I (int32 lanes or bytes), Codes (weights prepared for `dot`), tokens (of a register tile)
 //           reads_in_order<num_tokens>: whether the chunks of codes of 8 bits are read in the order of memory, or two apart
-//           needs_prefetch(format): whether one row of activations is slower with the processor's own prefetch alone
+//           needs_prefetch(format): whether one row of activations is not left to the processor's own prefetch
 //           load, store, broadcast ..., and Dot<bits>: sums of products of codes of so many bits. Where it has order_codes,
 //           both chunks of a pair are multiplied at once: Dot has join, add_pair, separate and add_four.
 // Every output is one sum over blocks in their order, with the same operations whatever is computed beside it.
@@ -83,9 +83,8 @@ KERNEL_INLINE void add_both(typename Dot::Sum (&sums)[vectors][tokens], const ty
     }
 }
 
-// One row of activations waits for memory. A processor's own prefetch follows lines that are read in their order, and is then the
-// fastest; where scales and codes lie apart every line is prefetched here, those with scales too. A few lines with each pair: many
-// at once are more misses than a core has open.
+// One row of activations waits for memory. Every line is prefetched, those with scales too: a few with each pair, since many at once
+// are more misses than a core has open. Which formats are better left to the processor's own prefetch was measured (ADR 0056).
 constexpr int prefetched_bytes = 6144;
 
 template <typename L> KERNEL_INLINE void prefetch(const uint8_t * superblock, int block, int pair) {

@@ -124,7 +124,7 @@ class ChatPage:
         body = self.replies.nth(number).locator(".message-body > .markdown")
         body.wait_for()
         self.page.wait_for_function(
-            "([element, length]) => element.innerText.length >= length",
+            "([element, length]) => element.textContent.length >= length",
             arg=[body.element_handle(), at_least],
             timeout=100_000,
         )

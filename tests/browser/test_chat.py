@@ -140,7 +140,7 @@ def test_several_chats_stream_at_once(endless: Served, open_page: Open) -> None:
     chat = open_page(endless.url)
     for word in ("One.", "Two."):
         chat.page.get_by_role("link", name="New conversation").click()
-        chat.set_parameters(Most_tokens="3000")
+        chat.set_parameters(Most_tokens="9000")
         chat.send(word)
         chat.wait_text(20)
     pulses = chat.page.get_by_label("A reply is being generated")
@@ -150,7 +150,7 @@ def test_several_chats_stream_at_once(endless: Served, open_page: Open) -> None:
         # the conversation that was open is shown some frames longer, and may be done
         wait_holds(chat.messages.last, word)
         chat.wait_done()
-        wait_holds(chat.replies.last, "3,000 tokens")
+        wait_holds(chat.replies.last, "9,000 tokens")
     wait_count(pulses, 0)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import httpx
 from tests.e2e.commands import COMMAND, environment
+from tests.possessions import children
 
 LONG_S = 100.0  # no wait of a test that passes takes so long
 ADDRESS = re.compile(r"https?://\S+")
@@ -91,13 +92,7 @@ class Served:
 
     def children(self) -> list[int]:
         """The processes that it has started and not buried."""
-        found: list[int] = []
-        for file in Path(f"/proc/{self.pid}/task").glob("*/children"):
-            try:
-                found += map(int, file.read_text().split())
-            except (FileNotFoundError, ProcessLookupError):  # a thread that has ended
-                continue
-        return found
+        return sorted(map(int, children(self.pid)))
 
     def worker(self) -> Worker:
         """Its worker, which has been started."""

@@ -245,7 +245,7 @@ def test_a_missing_model_ends_the_process_with_1_and_its_reason(isolation: str) 
 
 
 def test_routes_are_made_before_a_request_comes(worlds: Any, monkeypatch: Any) -> None:
-    """With the application, and not on the event loop."""
+    """With the application."""
     world = worlds()
 
     def late(self: JsonRoute) -> Any:

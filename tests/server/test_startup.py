@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.possessions import is_gone
+from tests.possessions import children, is_gone
 from tests.server.running import LONG_S
 
 from paceline import demo_model_path
@@ -114,7 +114,15 @@ def test_a_worker_is_started_before_what_it_does_not_need_is_imported() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [("--isolation", "thread"), ("--help",), ("-h",), ("--version",), ("--print-config",), ("--print_config",)],
+    [
+        ("--isolation", "thread"),
+        ("--help",),
+        ("-h",),
+        ("--usage",),
+        ("--version",),
+        ("--print-config",),
+        ("--print_config",),
+    ],
     ids=lambda one: one[0],
 )
 def test_no_worker_is_started_ahead_where_none_will_load(flags: tuple[str, ...]) -> None:
@@ -137,15 +145,12 @@ def test_the_worker_that_was_started_ahead_loads_the_model() -> None:
         assert program.stderr is not None
         try:
             ahead = int(program.stdout.readline())
-            for line in program.stderr:
-                if "is ready" in line:
-                    break
-            files = Path(f"/proc/{program.pid}/task").glob("*/children")
-            assert [int(pid) for file in files for pid in file.read_text().split()] == [ahead]
-        finally:
+            assert any("is ready" in line for line in program.stderr)
+            assert children(program.pid) == {str(ahead)}
             program.terminate()
-            program.communicate(timeout=LONG_S)
-    assert program.returncode == 0
+            assert program.wait(LONG_S) == 0
+        finally:
+            program.kill()
     assert is_gone(ahead)
 
 

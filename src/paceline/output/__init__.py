@@ -6,7 +6,7 @@ Pure; knows no KV cache and no scheduling. `Detokenizer`, `StopFilter` and `Text
 
 from paceline.output.processor import Detokenizer, OutputProcessor, TextPiece, TextPipe
 from paceline.output.stops import ReleasedTokens, StopFilter, StopMatch
-from paceline.output.vocabulary import Vocabulary
+from paceline.output.token_texts import Vocabulary
 
 __all__ = [
     "Detokenizer",

@@ -14,7 +14,7 @@ import msgspec
 
 from paceline.errors import PacelineError
 from paceline.output.stops import StopFilter, StopMatch
-from paceline.output.vocabulary import Vocabulary
+from paceline.output.token_texts import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs

@@ -21,8 +21,6 @@ from paceline.kv_cache import Copy, Load, LoadState, Save, SaveState
 from paceline.testing.fake_backend import FakeCost
 from paceline.testing.fake_memory import FakeState
 
-# ---- memory that cannot be cut
-
 
 @pytest.mark.parametrize("kind", UNCUT)
 def test_checkpoints_serve_a_prompt_again_and_its_next_turn(kind: str) -> None:

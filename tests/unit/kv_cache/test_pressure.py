@@ -18,8 +18,6 @@ from paceline.kv_cache import Save
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import FakeCost
 
-# ---- pressure
-
 
 @pytest.mark.parametrize(("kind", "most"), [("attention", 8), ("sliding_window", 8), ("hybrid", 8), ("compressed", 8)])
 def test_preempted_requests_resume_from_host_memory(kind: str, most: int) -> None:
