@@ -1,6 +1,6 @@
-"""What this process holds of the system: child processes, open files, threads.
+"""What a process holds of the system: child processes, open files, threads.
 
-Only what is gained between two looks is told: what an earlier test left behind may go at any time.
+Only what is gained between two looks is reported: what an earlier test left behind may go at any time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cached prefixes that no sequence uses: when they leave the device, in which parts, and what host memory keeps of them."""
+"""Cached prefixes that no sequence uses: when they leave the device, and in which parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.engine_world import Outcome
 from tests.unit.kv_cache.prefix_rig import (
-    KINDS,
     TOKEN_BYTES,
     Rig,
     operations_of,
@@ -16,17 +15,10 @@ from tests.unit.kv_cache.prefix_rig import (
     text,
 )
 
-from paceline.kv_cache import KVCache, Load, Save
+from paceline.kv_cache import KVCache, Save
 from paceline.kv_cache.offload import BLOCK_TOKENS as _PIECE
 from paceline.scheduling.strategies import DecodeMaximal
 from paceline.scheduling.view import SchedulerView, TokenAllocation
-from paceline.testing.fake_memory import FakeState
-
-
-def saved_blocks(world: Rig) -> set[int]:
-    """The sizes in bytes of what is in host memory."""
-    blobs = {node.block for node in world.scheduler.kv_cache._tree.nodes() if node.block is not None}
-    return {blob.data.nbytes for blob in blobs}
 
 
 @pytest.mark.usefixtures("nothing_idle")
@@ -297,118 +289,3 @@ def test_what_moves_leaves_less_of_a_tick_to_prompts(monkeypatch: pytest.MonkeyP
     assert min(targets) >= 0.2
     world.run()
     world.check_output_as_alone(runner)
-
-
-@pytest.mark.usefixtures("nothing_idle")
-@pytest.mark.parametrize("budget", [100, 600, 700])
-def test_a_prefix_that_host_memory_cannot_hold_leaves_the_device_nevertheless(
-    budget: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What does not fit is tried once, and not again in every tick; what fits is the beginning of the prefix."""
-    world = Rig(strategy="decode_maximal", limits={"host_bytes": budget * TOKEN_BYTES})
-    done = operations_of(world, monkeypatch)
-    prompt = text(2 * _PIECE)
-    world.begin(text(10, 5), 30, cache_prompt=False)
-    world.begin(prompt)
-    world.run()
-    assert len(world.scheduler.kv_cache._offloader) == 0
-    assert len([one for one in done if isinstance(one, Save)]) <= 2
-    assert world.scheduler.kv_cache.host_bytes <= budget * TOKEN_BYTES
-    again = world.ask(prompt)
-    assert world.computed(again) in ({2 * _PIECE} if budget == 100 else {_PIECE})
-    world.check_output_as_alone(again)
-
-
-@pytest.mark.usefixtures("nothing_idle")
-def test_a_save_that_fails_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prefix leaves the device unsaved, and is computed again by the next request for it."""
-    world = Rig()
-    num_tries = 0
-
-    def fail(seq_id: int, start: int, end: int) -> FakeState:
-        nonlocal num_tries
-        num_tries += 1
-        raise MemoryError("no host memory")
-
-    monkeypatch.setattr(world.backend, "save", fail)
-    world.ask(text(100))
-    world.begin(text(10, 5), 30, cache_prompt=False)
-    world.run()
-    assert num_tries == 1
-    assert len(world.scheduler.kv_cache._offloader) == 0
-    assert world.computed(world.ask(text(100))) == 100
-    world.check_done()
-
-
-@pytest.mark.usefixtures("nothing_idle")
-def test_the_least_recently_used_leaves_host_memory_first() -> None:
-    """Three prefixes with memory for two: the most recently used stay, and the budget holds after every tick."""
-    world = Rig(limits={"host_bytes": 210 * TOKEN_BYTES})
-    paths = [text(100, seed) for seed in range(3)]
-
-    def rest() -> None:
-        world.begin(text(10, 77), 5, cache_prompt=False)
-        world.run()
-        assert len(world.scheduler.kv_cache._offloader) == 0
-        assert world.scheduler.kv_cache.host_bytes <= world.limits.host_bytes
-
-    for path in paths[:2]:
-        world.ask(path)
-        rest()
-    assert world.computed(world.ask(paths[0])) == 1  # the first is the younger one now
-    rest()
-    world.ask(paths[2])
-    rest()
-    assert world.recorder.evicted_tokens["host"] >= 100
-    assert world.computed(world.ask(paths[0])) == 1
-    assert world.computed(world.ask(paths[1])) == 100
-
-
-@pytest.mark.usefixtures("nothing_idle")
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_host_memory_can_never_hold_evicts_nothing(kind: str) -> None:
-    """A state larger than the whole budget is not taken in; what was there stays."""
-    world = Rig(kind=kind, limits={"host_bytes": 250 * TOKEN_BYTES})
-
-    def rest() -> None:
-        world.ask(text(10, 77), 5, cache_prompt=False)
-
-    world.ask(text(100))
-    rest()
-    world.ask(text(400, 1))
-    rest()
-    assert world.computed(world.ask(text(100))) == 1
-    assert world.recorder.evicted_tokens["host"] == 0
-    world.check_done()
-
-
-@pytest.mark.usefixtures("nothing_idle")
-def test_a_hot_prefix_does_not_keep_all_that_was_saved_with_it() -> None:
-    """Large saves in one tick are in pieces, so that most of a prefix can be evicted while its beginning stays."""
-    world = Rig(limits={"host_bytes": 2600 * TOKEN_BYTES})
-    stem = text(100)
-
-    def rest() -> None:
-        world.ask(text(10, 77), 6, cache_prompt=False)
-
-    world.ask([*stem, *text(1900, 1)])
-    rest()
-    for seed in range(2, 12):
-        world.ask([*stem, *text(300, seed)])
-        rest()
-    nodes = [node for node in world.scheduler.kv_cache._tree.nodes() if node.block is not None]
-    assert max(node.block.end - node.block.start for node in nodes if node.block is not None) <= _PIECE
-    assert sum(node.end - node.start for node in nodes) >= 2600 - _PIECE - 400
-    world.check_done()
-
-
-def test_without_host_memory_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cached prefixes are shared on the device, and gone once evicted."""
-    world = Rig(num_cells=128, limits={"host_bytes": 0})
-    done = operations_of(world, monkeypatch)
-    world.ask(text(100))
-    assert world.computed(world.ask(text(100))) == 1
-    world.ask(text(100, 1))
-    assert world.computed(world.ask(text(100))) == 100
-    assert not any(isinstance(one, (Save, Load)) for one in done)
-    world.check_done()
