@@ -199,6 +199,13 @@ def test_the_callers_params_stay(prepare: Prepare) -> None:
     assert again.params == plain.params
 
 
+def test_warnings_about_a_conversation_come_with_its_request() -> None:
+    """Servers and the library report them."""
+    turn = replace(next_turn([{"role": "user", "content": "Hi"}]), warnings=("messages[0]: altered",))
+    chat_format = ChatFormat(demo(), "chatml")
+    assert prepare_chat(chat_format, turn).warnings == ("messages[0]: altered",)
+
+
 def test_a_chat_without_tools_and_schemas_is_free(prepare: Prepare) -> None:
     """Nothing is constrained, and the defaults are those of `SamplingParams`."""
     request = prepare(None)

@@ -39,6 +39,7 @@ class ChatRequest:
         params: The caller's, with the stop texts, the grammar and the constraints of the chat format.
         preserved_tokens: Control tokens that the generated text has to show (`RequestOptions.preserved_tokens`).
         media: The images of the prompt; None where it has none.
+        warnings: Sentences about parts of the conversation or its tools that were left out or altered.
     """
 
     rendered: RenderedPrompt
@@ -46,6 +47,7 @@ class ChatRequest:
     params: SamplingParams
     preserved_tokens: tuple[int, ...] = ()
     media: ChatMedia | None = None
+    warnings: tuple[str, ...] = ()
 
     def prompt(self, tokenizer: Tokenizer) -> Sequence[int] | list[Segment]:
         """Return what an engine generates from, without special tokens to add: token ids, or segments with images.
@@ -99,6 +101,7 @@ def prepare_chat(
         _with_thinking(_with_stops(params, rendered), rendered, chosen),
         _ids_of(rendered.preserved_tokens, tokenizer),
         turn.media,
+        turn.warnings,
     )
 
 

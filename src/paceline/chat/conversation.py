@@ -192,13 +192,15 @@ def _refuse_unsupported(place: str, what: str) -> NoReturn:
 class Turn:
     """Parsed messages and how the prompt ends; the fields mean what `ChatFormat.render`'s parameters do.
 
-    media: the images for whose marks `messages` have; None where the messages are texts alone.
+    media: the images for whose marks `messages` have; None where the messages are texts alone. warnings: sentences about parts
+    of the conversation that were left out or altered.
     """
 
     messages: Sequence[dict[str, Any]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     media: ChatMedia | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def next_turn(

@@ -6,6 +6,7 @@ Rendering and parsing take time: not on an event loop.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,8 @@ from paceline.streaming import FinishReason
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
     from paceline.engine.prompts import Prompt
+
+_log = logging.getLogger("paceline.chat")
 
 
 class ChatCall:
@@ -107,6 +110,9 @@ class ChatCall:
         self._messages = images.restored(turn.messages)
         options = self._arguments.options_after(len(self._rounds))
         prepared = prepare_chat(self._format, turn, options, self._arguments.params)
+        if not self._rounds:
+            for warning in prepared.warnings:
+                _log.warning("%s", warning)
         prompt = self._prompt(prepared, images)
         wanted = dataclasses.replace(
             self._arguments.request_options, preserved_tokens=prepared.preserved_tokens, add_special=False

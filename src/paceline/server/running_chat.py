@@ -118,6 +118,11 @@ class RunningChat:
         return self.request.rendered.supports_thinking
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences for the client about parts of the conversation or its tools that were left out or altered."""
+        return self.request.warnings
+
+    @property
     def heartbeat_s(self) -> float:
         """Seconds between comments on an idle stream."""
         return self._running.heartbeat_s

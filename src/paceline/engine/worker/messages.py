@@ -418,17 +418,19 @@ def encode(message: Down | Up) -> bytes:
 def decode_down(data: bytes) -> Down:
     """Decode a message of the front. Raises `EngineError` for bytes that are no such message."""
     try:
-        return _down.decode(data)  # type: ignore[no-any-return]
+        message: Down = _down.decode(data)
     except _UNREADABLE as error:
         raise EngineError(f"the front sent what this worker does not know: {error}") from None
+    return message
 
 
 def decode_up(data: bytes) -> Up:
     """Decode a message of the worker. Raises `EngineError` for bytes that are no such message."""
     try:
-        return _up.decode(data)  # type: ignore[no-any-return]
+        message: Up = _up.decode(data)
     except _UNREADABLE as error:
         raise EngineError(f"the worker sent what this engine does not know: {error}") from None
+    return message
 
 
 def check_protocol(version: int) -> None:

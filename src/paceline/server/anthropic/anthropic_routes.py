@@ -48,7 +48,7 @@ def routes(service: Service) -> APIRouter:
             max_tokens=parsed.params.max_tokens,
             stops=parsed.stops,
             shows_thinking=parsed.shows_thinking,
-            warnings=parsed.warnings,
+            warnings=(*parsed.warnings, *running.warnings),
         )
         if streaming:
             events = MessageEvents(reply)

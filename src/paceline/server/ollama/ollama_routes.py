@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -128,6 +129,7 @@ async def _chat(
     streaming = body.stream is not False
     options = service.options(request, body.model)
     running = await start_chat(service, request, make_turn, parsed.chat, parsed.params, options, streaming=streaming)
+    reply = replace(reply, warnings=(*reply.warnings, *running.warnings))
     if streaming:
         return _lines(running, ChatLines(reply))
     async with running:

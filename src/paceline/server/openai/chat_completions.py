@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -78,7 +79,7 @@ def routes(service: Service) -> APIRouter:
         options = response_options_of(
             service,
             body,
-            parsed,
+            replace(parsed, warnings=(*parsed.warnings, *running.warnings)),
             running.prompts,
             id=f"chatcmpl-{running.request_id}",
             object="chat.completion.chunk" if streaming else "chat.completion",

@@ -69,7 +69,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
         def keep(response: Item, output: Sequence[Item]) -> str | None:
             return store.put(running.tenant, response, before=items, output=output)
 
-        warnings = [*((_NOT_STORED,) if body.store and not store.is_on else ()), *turns.warnings]
+        warnings = [*((_NOT_STORED,) if body.store and not store.is_on else ()), *turns.warnings, *running.warnings]
         head = _head(service, body, asked, running, warnings, keep if _is_stored(store, body) else None)
         if streaming:
             events = ResponseEvents(head)
