@@ -1,13 +1,17 @@
 """The front door for event loops: `AsyncLLM`, the awaitable `LLM`. Nothing here blocks the loop.
 
-Tokenizing and compiling grammars run in threads of the loop's executor, forward passes on the engine's thread.
+Tokenizing and compiling grammars run in threads of the loop's executor, loading in a thread of its own, forward passes on
+the engine's thread. Nothing here belongs to an event loop but the wait of a coroutine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -57,14 +61,15 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM(AsyncChatMethods):
-    """A model and its engine for one event loop: `LLM`, with awaitable methods.
+    """A model and its engine for event loops: `LLM`, with awaitable methods.
 
     Unless stated otherwise, a method has the arguments, result and errors of the one of `LLM` that it names. Cancelling a
     task cancels its request.
 
     The model is loaded in a thread by `async with`, `await llm.start()` or the first request. If loading fails, every
-    caller that waits for it gets the error, and the next call tries again. `aclose()` or the end of the `async with` block
-    stops the engine. `tokenizer`, `model`, `limits`, `engine`, `stats` and `heartbeat` raise `RuntimeError` before it is loaded.
+    caller that waits for it gets the error, and the next call tries again. `aclose()`, `close()` or the end of the
+    `async with` block stops the engine. Every event loop may use it, also after the loop that started it is closed; a stream
+    has one reader. `tokenizer`, `model`, `limits`, `engine`, `stats` and `heartbeat` raise `RuntimeError` before it is loaded.
 
         async with AsyncLLM("model.gguf") as llm:
             async for chunk in llm.stream("Once upon a time", max_tokens=40):
@@ -98,7 +103,8 @@ class AsyncLLM(AsyncChatMethods):
         self._model, self._options = model, options
         self._offline, self._hf_token = offline, hf_token
         self._chat_template = None if chat_template is None else validation.text("chat_template", chat_template)
-        self._starting: asyncio.Future[EngineClient] | None = None
+        self._starting: Future[EngineClient] | None = None
+        self._lock = threading.Lock()  # guards `_starting`
 
     async def start(self) -> Self:
         """Load the model and start the engine, unless that has been done.
@@ -272,13 +278,18 @@ class AsyncLLM(AsyncChatMethods):
         return self._started.heartbeat()
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """Stop the engine as `LLM.close` does, without blocking the loop."""
-        if self._starting is None:
-            return
-        await asyncio.wait((self._starting,))
-        if not _has_failed(self._starting):  # else nothing was started, and the callers have the error
-            engine = self._starting.result()
-            await asyncio.to_thread(lambda: engine.close(drain=drain, timeout_s=timeout_s))
+        """Stop the engine as `LLM.close` does, without blocking the loop, which may be another than the engine was used in."""
+        if self._starting is not None:
+            await asyncio.to_thread(self.close, drain=drain, timeout_s=timeout_s)
+
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """Stop the engine as `LLM.close` does, for callers without an event loop; in a coroutine use `aclose`.
+
+        A load that has begun is waited for.
+        """
+        starting = self._starting
+        if starting is not None and starting.exception() is None:  # a load that failed has nothing to stop
+            starting.result().close(drain=drain, timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -295,17 +306,33 @@ class AsyncLLM(AsyncChatMethods):
         return self._starting.result()
 
     async def _engine(self) -> EngineClient:
-        if self._starting is None or _has_failed(self._starting):
-            load = asyncio.to_thread(self._load)
-            self._starting = asyncio.ensure_future(load)
-        return await asyncio.shield(self._starting)  # a cancelled request does not cancel the load that others wait for
+        starting = self._begin()
+        if starting.done():
+            return starting.result()
+        return await asyncio.wrap_future(starting)  # the load goes on for other callers if this one is cancelled
 
-    def _load(self) -> EngineClient:
-        """Load in a thread: find or download the files, then start the engine."""
+    def _begin(self) -> Future[EngineClient]:
+        """Return the load that has begun and has not failed, or begin another one in a thread of its own."""
+        with self._lock:
+            if self._starting is None or _has_failed(self._starting):
+                starting: Future[EngineClient] = Future()
+                self._starting = starting
+                starting.set_running_or_notify_cancel()
+                context = contextvars.copy_context()
+                threading.Thread(target=context.run, args=(self._load, starting), name="paceline-load").start()
+            return self._starting
+
+    def _load(self, starting: Future[EngineClient]) -> None:
+        """Find or download the files and start the engine, in a thread."""
         source: dict[str, Any] = {"offline": self._offline, "hf_token": self._hf_token}
-        files = local_files(self._model, self._options, **source)
-        return open_engine(files, local_options(self._options, **source))
+        try:
+            files = local_files(self._model, self._options, **source)
+            engine = open_engine(files, local_options(self._options, **source))
+        except BaseException as error:  # noqa: BLE001 - raised by the callers that wait
+            starting.set_exception(error)
+        else:
+            starting.set_result(engine)
 
 
-def _has_failed(starting: asyncio.Future[EngineClient]) -> bool:
-    return starting.done() and (starting.cancelled() or starting.exception() is not None)
+def _has_failed(starting: Future[EngineClient]) -> bool:
+    return starting.done() and starting.exception() is not None
