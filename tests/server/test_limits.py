@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
+import sys
+import zlib
 from typing import Any
 
 import pytest
@@ -11,6 +14,12 @@ from tests.server.stand_in import prompts
 
 from paceline.server.settings import ApiKey
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+COMPRESSORS: dict[str, Any] = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress}
 KEYS = (ApiKey(secret="first secret", tenant="a"), ApiKey(secret="second", tenant="b"))
 
 
@@ -65,6 +74,34 @@ def test_a_body_that_is_too_long_is_refused(worlds: Any) -> None:
         response = client.post("/completion", content=content)
         assert response.status_code == 413
         assert "limit is 1000" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", COMPRESSORS)
+def test_a_compressed_body_is_served_as_its_content(worlds: Any, encoding: str) -> None:
+    """The limit on bodies holds for the decoded bytes, and a damaged body is the client's fault."""
+    client, compress = worlds({"max_body_bytes": 10_000}).client, COMPRESSORS[encoding]
+    plain = client.post("/v1/probe", json={"prompts": prompts(1)})
+
+    def post(content: bytes) -> Any:
+        return client.post("/v1/probe", content=compress(content), headers={"content-encoding": encoding})
+
+    served = post(json.dumps({"prompts": prompts(1)}).encode())
+    assert (served.status_code, served.json()) == (200, plain.json())
+    refused = post(b" " * 50_000_000)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+    damaged = client.post("/v1/probe", content=b"{}", headers={"content-encoding": encoding})
+    assert (damaged.status_code, damaged.json()["error"]["code"]) == (400, "invalid_content_encoding")
+
+
+def test_a_body_in_an_encoding_that_is_not_known_is_refused(worlds: Any) -> None:
+    """With the encodings that are; a body that is compressed twice is refused, too."""
+    client = worlds().client
+    for encoding in ("br", "gzip, gzip"):
+        refused = client.post("/v1/probe", content=b"{}", headers={"content-encoding": encoding})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unsupported_content_encoding")
+        assert refused.headers["accept-encoding"] == "gzip, deflate, zstd"
+    plain = client.post("/v1/probe", json={"prompts": prompts(1)}, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
 
 
 def test_bodies_that_are_too_long_together_are_refused(worlds: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,14 +22,19 @@ class World:
 
     def __init__(self, app: App | None = None) -> None:
         self.budget, self.gate, self.bodies = ByteBudget(100), asyncio.Event(), 0
+        self.received: list[tuple[bytes, dict[bytes, bytes]]] = []
         self._middleware = BodyReader(app or self._respond, 60, 60.0, self.budget, lambda: 7)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.bodies += len((await receive())["body"])
+        body = (await receive())["body"]
+        self.received.append((body, dict(scope["headers"])))
+        self.bodies += len(body)
         await self.gate.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def ask(self, *parts: bytes, length: int | None = None, hangs_up: bool = False) -> dict[str, Any]:
+    async def ask(
+        self, *parts: bytes, length: int | None = None, encoding: bytes = b"", hangs_up: bool = False
+    ) -> dict[str, Any]:
         """Return the start of the response; empty where there is none."""
         messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
         messages.append({"type": "http.disconnect"} if hangs_up else {"type": "http.request", "body": b""})
@@ -41,13 +47,14 @@ class World:
             sent.append(message)
 
         headers = [] if length is None else [(b"content-length", b"%d" % length)]
+        headers += [(b"content-encoding", encoding)] if encoding else []
         await self._middleware({"type": "http", "method": "POST", "path": "/x", "headers": headers}, receive, send)
         return dict(sent[0]) if sent else {}
 
-    async def begun(self, *parts: bytes) -> asyncio.Task[dict[str, Any]]:
+    async def begun(self, *parts: bytes, encoding: bytes = b"") -> asyncio.Task[dict[str, Any]]:
         """A request that is in flight."""
         before = self.bodies
-        task = asyncio.create_task(self.ask(*parts))
+        task = asyncio.create_task(self.ask(*parts, encoding=encoding))
         while self.bodies == before:
             await asyncio.sleep(0)
         return task
@@ -139,5 +146,51 @@ def test_the_body_is_released_before_the_response_is_complete() -> None:
 
         await World(app).ask(b"x" * 50)
         assert references[0] == references[1]
+
+    asyncio.run(main())
+
+
+def test_a_decoded_body_holds_its_decoded_bytes_of_the_budget() -> None:
+    """The compressed bytes are released, and headers describe the decoded body."""
+
+    async def main() -> None:
+        world, content = World(), b"x" * 55
+        compressed = zlib.compress(content)
+        held = await world.begun(compressed[:5], compressed[5:], encoding=b"deflate")
+        assert world.budget.free_bytes == 45
+        assert world.received == [(content, {b"content-type": b"application/json", b"content-length": b"55"})]
+        world.gate.set()
+        assert (await held)["status"] == 200
+        assert world.budget.free_bytes == 100
+
+    asyncio.run(main())
+
+
+def test_a_bomb_is_refused_when_its_decoded_bytes_pass_a_limit() -> None:
+    """The limit of one body is a 413, that of all bodies together a 429; both release what was reserved."""
+
+    async def main() -> None:
+        world = World()
+        assert (await world.ask(zlib.compress(bytes(61)), encoding=b"deflate"))["status"] == 413
+        held = await world.begun(b"x" * 50)
+        assert (await world.ask(zlib.compress(bytes(45)), encoding=b"deflate"))["status"] == 429
+        assert world.budget.free_bytes == 50
+        world.gate.set()
+        await held
+
+    asyncio.run(main())
+
+
+def test_an_encoding_that_is_not_known_is_refused_before_the_body_is_read() -> None:
+    """The response names the encodings that are."""
+
+    async def main() -> None:
+        world = World()
+        start = await world.ask(b"x", encoding=b"br", hangs_up=True)
+        assert start["status"] == 415
+        assert (b"accept-encoding", b"gzip, deflate, zstd") in start["headers"]
+        assert (await world.ask(b"x", encoding=b"gzip"))["status"] == 400
+        world.gate.set()
+        assert (await world.ask(encoding=b"gzip"))["status"] == 200  # there is no body to decode
 
     asyncio.run(main())

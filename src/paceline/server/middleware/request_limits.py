@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining, error_response
 from paceline.server.in_flight import ByteBudget, ByteReservation, InFlight
+from paceline.server.middleware.content_encoding import content_encoding, decoded_parts
 from paceline.server.request_context import route_path
 
 _CLOSE = {"connection": "close"}
@@ -86,6 +87,8 @@ class BodyReader:
 
     budget: of the bodies of all requests in flight. retry_after_s: called when the budget is exhausted.
 
+    A compressed body is decoded. Its decoded bytes are counted against both limits before the next ones are decoded.
+
     A body that is not declared as JSON is read as JSON all the same, as `curl -d` sends it; but not from a web page of
     another origin, since browsers send such requests to any server without a preflight.
     """
@@ -104,14 +107,21 @@ class BodyReader:
         with self._budget.reserve() as reservation:
             try:
                 self._check_length(scope)
+                encoding = content_encoding(scope["headers"])
                 _declare_json(scope)
-                whole = BufferedReceive(await self._read(receive, reservation), receive)
-            except ApiException as rejected:
-                api_error = rejected.api_error
+                body = await self._read(receive, reservation)
+                if encoding is not None and body:
+                    body = await self._decode(encoding, body, reservation)
+                    _declare_decoded(scope, len(body))
+                whole = BufferedReceive(body, receive)
+                del body  # the application releases it
+            except ApiException as error:
+                rejected = error
             else:
                 await self._app(scope, whole, send)
                 return
-        await error_response(api_error, route_path(scope), _CLOSE)(scope, receive, send)
+        headers = {**_CLOSE, **(rejected.headers or {})}
+        await error_response(rejected.api_error, route_path(scope), headers)(scope, receive, send)
 
     def _check_length(self, scope: Scope) -> None:
         """Reject a declared length that is too large before the body is sent."""
@@ -142,8 +152,21 @@ class BodyReader:
             text = f"the body did not arrive within {self._timeout_s:g} s; send it faster"
             raise ApiException(ApiError(408, "timeout_error", "body_timeout", text)) from None
 
-    def _too_large(self, size: int) -> ApiException:
-        text = f"the body has {size} bytes or more, and the limit is {self._max_bytes}; send less"
+    async def _decode(self, encoding: str, body: bytes, reservation: ByteReservation) -> bytes:
+        """Return the decoded body, and reserve its bytes in place of the compressed ones."""
+        parts, decoded = decoded_parts(encoding, body), bytearray()
+        while part := await asyncio.to_thread(next, parts, b""):
+            if len(decoded) + len(part) > self._max_bytes:
+                raise self._too_large(len(decoded) + len(part), "decoded body")
+            if not reservation.grow(len(part)):
+                raise self._budget_exhausted()
+            decoded += part
+        reservation.release()
+        reservation.grow(len(decoded))
+        return bytes(decoded)
+
+    def _too_large(self, size: int, what: str = "body") -> ApiException:
+        text = f"the {what} has {size} bytes or more, and the limit is {self._max_bytes}; send less"
         return ApiException(ApiError(413, "invalid_request_error", "body_too_large", text))
 
     def _budget_exhausted(self) -> ApiException:
@@ -183,6 +206,11 @@ def _declare_json(scope: Scope) -> None:
         return
     others = [pair for pair in headers if pair[0] != b"content-type"]
     scope["headers"] = [*others, (b"content-type", b"application/json")]
+
+
+def _declare_decoded(scope: Scope, num_bytes: int) -> None:
+    others = [pair for pair in scope["headers"] if pair[0] not in (b"content-encoding", b"content-length")]
+    scope["headers"] = [*others, (b"content-length", b"%d" % num_bytes)]
 
 
 def _is_cross_origin(headers: list[tuple[bytes, bytes]]) -> bool:
