@@ -13,22 +13,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from paceline import validation
 from paceline.chat import template_messages
 from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.json_values import checked_json, checked_schema
-from paceline.chat.tools import parse_tool_choice, parse_tools
+from paceline.chat.tool_schemas import relaxed
+from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
 from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler, Tokenizer
 from paceline.runtime.chat_layer import ChatPrompt
 from paceline.runtime.json_schema import check_keywords
+from paceline.runtime.sampler import grammar_of_schema
 
 MAX_BYTES = 32 << 20  # of a conversation, as JSON
 MAX_KWARGS_BYTES = 1 << 20
 MAX_KWARGS_DEPTH = 64
+_MAX_RELAXED = 256  # schemas of tools that are kept
 RESERVED = frozenset(("messages", "tools", "bos_token", "eos_token", "add_generation_prompt"))
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
@@ -127,6 +131,7 @@ class RenderedPrompt:
         generation_prompt: The end of `text` with which the message to parse begins.
         parser: The parser of the format, serialised; see `message_parser`.
         is_one_call: Whether only the first tool call of the message counts.
+        warnings: Parts of the tools' schemas that generated arguments may violate.
     """
 
     text: str
@@ -145,6 +150,7 @@ class RenderedPrompt:
     parser: str = ""
     is_one_call: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class ChatFormat:
@@ -166,6 +172,7 @@ class ChatFormat:
         self._default = model.compile_chat_template(_without_refusals(_source(model, template)))
         for_tools = model.chat_template("tool_use") if template is None else None
         self._for_tools = model.compile_chat_template(_without_refusals(for_tools)) if for_tools else self._default
+        self._relaxed = lru_cache(_MAX_RELAXED)(lambda text: relaxed(json.loads(text), self._enforced))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -231,6 +238,7 @@ class ChatFormat:
         choice, offered = parse_tool_choice(chosen.tool_choice, parse_tools(chosen.tools))
         template = self._for_tools if offered else self._default
         variables = _checked_kwargs(chosen.kwargs)
+        warnings: tuple[str, ...] = ()
         messages = turn.messages[:-1] if turn.continue_final_message else turn.messages
         request: dict[str, Any] = {
             "messages": template_messages.for_template(messages, template.capabilities, template.source),
@@ -245,11 +253,15 @@ class ChatFormat:
             request["continued"] = _continued(turn.messages[-1])
         if offered:
             _check_tools_are_known(template.capabilities)
-            request["tools"] = [tool.as_json() for tool in offered]
+            request["tools"], warnings = self._call_tools(offered)
+            shown = [tool.as_json() for tool in offered]
+            request["variables"] = {**variables, "tools": shown}  # the template has them as they were given
         if chosen.json_schema is not None:
             request["json_schema"] = checked_schema("json_schema", chosen.json_schema)
             check_keywords(request["json_schema"])
-        rendered = replace(_rendered(template.apply(_encoded(request))), is_continued=turn.continue_final_message)
+        rendered = replace(
+            _rendered(template.apply(_encoded(request))), is_continued=turn.continue_final_message, warnings=warnings
+        )
         if validation.boolean("skip_parsing", chosen.skip_parsing):
             if choice == "required":
                 raise Unsupported("tool_choice: calls that are not parsed cannot be required; use 'auto'")
@@ -259,6 +271,24 @@ class ChatFormat:
                 "tool_choice: this model's chat format has no grammar of tool calls, so none can be required; use 'auto'"
             )
         return rendered if chosen.parallel_tool_calls is not False else _with_one_call(rendered)
+
+    def _call_tools(self, tools: Sequence[Tool]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+        """Return the tools with schemas that the grammar of calls enforces, and a warning for each part that it does not."""
+        found, warnings = [], list[str]()
+        for index, tool in enumerate(tools):
+            description = tool.as_json()
+            schema, removed = self._relaxed(json.dumps(description["function"]["parameters"], ensure_ascii=False))
+            description["function"]["parameters"] = schema
+            found.append(description)
+            warnings += [
+                f"tools[{index}] ({tool.name}): arguments may violate {pointer}: {reason}"
+                for pointer, reason in removed
+            ]
+        return found, tuple(warnings)
+
+    def _enforced(self, schema: Mapping[str, Any]) -> None:
+        """Raise `GrammarError` for a schema that the grammar of calls does not enforce."""
+        Sampler(SamplingParams(grammar=grammar_of_schema(json.dumps(schema))), self._model).close()
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """Encode a prompt as token ids.

@@ -77,7 +77,7 @@ def prepare_chat(
 
     Raises:
         InvalidParams: A message, a tool or an option is malformed, or options exclude each other.
-        GrammarError: A tool's parameters, or the schema, cannot be enforced.
+        GrammarError: The schema cannot be enforced.
         Unsupported: The format has no place for tools, or for constrained content.
         TemplateError: The template refuses the conversation, or fails.
         TextTooLong: The conversation is too long.
@@ -101,7 +101,7 @@ def prepare_chat(
         _with_thinking(_with_stops(params, rendered), rendered, chosen),
         _ids_of(rendered.preserved_tokens, tokenizer),
         turn.media,
-        turn.warnings,
+        (*turn.warnings, *(rendered.warnings if _offers_tools(chosen) else ())),
     )
 
 
