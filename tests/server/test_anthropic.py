@@ -26,6 +26,7 @@ WEATHER: Any = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 PLAIN: Any = {"type": "disabled"}
+WEB_SEARCH: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,82 @@ def test_no_tool_is_used_where_none_may_be(client: anthropic.Anthropic) -> None:
     assert all(block.type != "tool_use" for block in message.content)
 
 
+def test_tools_of_anthropics_servers_are_left_out(client: anthropic.Anthropic) -> None:
+    """The message says so, whole and streamed; the other tools are used."""
+    for tools in ([WEB_SEARCH], [WEB_SEARCH, WEATHER]):
+        options: dict[str, Any] = {"tools": tools, "tool_choice": {"type": "auto"}, "max_tokens": 60, "messages": ASKED}
+        whole, (events, message) = create(client, **options), streamed(client, **options)
+        for found in (whole, events[0].message):
+            (warning,) = found.model_extra["warnings"]
+            assert warning.startswith("tools[0]: tools of the type 'web_search_20250305'")
+        expected = "tool_use" if len(tools) > 1 else "end_turn"
+        assert (whole.stop_reason, message.stop_reason) == (expected, expected)
+
+
+def test_anthropics_tool_runner_runs_tools_to_the_end(world: OpenAIServer) -> None:
+    """It asks for a kept conversation, and sends all of it when it hears that there is none."""
+    cities: list[str] = []
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather now."""
+        cities.append(city)
+        return "rain, 12 degrees"
+
+    with world.anthropic() as client:
+        runner = client.beta.messages.tool_runner(model="tale", max_tokens=100, tools=[weather], messages=ASKED)
+        replies = list(runner)
+    assert [reply.stop_reason for reply in replies] == ["tool_use", "end_turn"]
+    assert cities == ["Paris"]
+    assert "degrees" in replies[-1].content[-1].text  # type: ignore[union-attr]
+
+
+def test_blocks_without_a_place_in_templates_are_read_as_text(client: anthropic.Anthropic) -> None:
+    """A document costs the tokens of its text, and a result of a server's tool its own."""
+    document: Any = {"type": "document", "title": "Foxes", "source": {"type": "content", "content": "Foxes dig dens."}}
+    search: Any = {
+        "type": "web_search_tool_result",
+        "tool_use_id": "s1",
+        "content": [
+            {"type": "web_search_result", "title": "Owls", "url": "https://a.example", "encrypted_content": "AAAA"}
+        ],
+    }
+
+    def count(*blocks: Any) -> int:
+        turns: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": blocks}, *STORY]
+        return client.messages.count_tokens(model="tale", messages=turns).input_tokens
+
+    texts = (
+        "<document>\ntitle: Foxes\nFoxes dig dens.\n</document>",
+        "<web_search_tool_result>\ntitle: Owls\nurl: https://a.example\n</web_search_tool_result>",
+    )
+    assert count(document, search) == count(*({"type": "text", "text": text} for text in texts))
+
+
+def test_a_clients_stamp_keeps_no_prefix_from_being_shared(client: anthropic.Anthropic) -> None:
+    """A new session finds the tools and the system prompt of the one before."""
+    prompt = [{"type": "text", "text": "You are an agent that reads tales of foxes, hens, owls and geese. " * 5}]
+
+    def usage(stamp: str, words: str) -> anthropic.types.Usage:
+        system = [
+            {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.{stamp}; cc_entrypoint=cli;"},
+            *prompt,
+        ]
+        return create(client, system=system, tools=[WEATHER], messages=[{"role": "user", "content": words}]).usage
+
+    first, second = usage("197.c40", "Tell me of foxes."), usage("332.e8f", "What do owls eat?")
+    assert first.cache_read_input_tokens is not None
+    assert second.cache_read_input_tokens is not None
+    num_prompt = second.input_tokens + second.cache_read_input_tokens
+    assert second.cache_read_input_tokens > 0.8 * num_prompt
+
+
+def test_more_tokens_than_the_context_has_may_be_asked_for(client: anthropic.Anthropic) -> None:
+    """As agents do with every model."""
+    message = create(client, max_tokens=32_000, messages=ASKED)
+    assert message.stop_reason == "end_turn"
+
+
 def test_a_stop_sequence_ends_the_message(client: anthropic.Anthropic) -> None:
     """It is named, and no part of the text."""
     whole = create(client, thinking=PLAIN, max_tokens=20).content[0]
@@ -248,7 +325,9 @@ def test_no_tokens_fill_the_cache_alone(client: anthropic.Anthropic) -> None:
         ({"messages": STORY, "max_tokens": "many"}, "max_tokens"),
         ({"max_tokens": 5}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].source.type must be"),
-        ({"messages": STORY, "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"messages": STORY, "tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "web_search_2025"),
+        ({"messages": STORY, "tools": [WEB_SEARCH], "tool_choice": {"type": "any"}}, "all of tools were left out"),
+        ({"messages": STORY, "tools": [{"type": 5, "name": "x"}]}, "tools[0].type"),
         ({"messages": STORY, "tools": [{"name": "a", "input_schema": {"$ref": "#/no"}}], "tool_choice": {"type": "any"}}, "#/no"),
         ({"messages": STORY, "temperature": 3}, "temperature"),
         ({"messages": STORY, "nonsense": True}, "nonsense"),

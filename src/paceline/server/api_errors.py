@@ -277,10 +277,12 @@ def openai_status(api_error: ApiError) -> int:
 
 
 def anthropic_error_body(api_error: ApiError) -> dict[str, Any]:
-    """Return Anthropic's error object."""
+    """Return Anthropic's error object, with the `details` by which its packages tell errors of one type apart."""
     status = anthropic_status(api_error)
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": _anthropic_message(api_error)}}
+    error = {"type": kind, "message": _anthropic_message(api_error)}
+    details = api_error.extra.get("details")
+    return {"type": "error", "error": error if details is None else {**error, "details": details}}
 
 
 def _anthropic_message(api_error: ApiError) -> str:
@@ -302,6 +304,7 @@ _ANTHROPIC_TYPES = {
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
+    503: "overloaded_error",
     504: "timeout_error",
     529: "overloaded_error",
 }

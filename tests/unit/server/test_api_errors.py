@@ -65,7 +65,7 @@ def test_what_is_not_supported_is_the_requests_fault_for_openai_only() -> None:
         (429, 529, "overloaded_error"),
         (500, 500, "api_error"),
         (501, 400, "invalid_request_error"),
-        (503, 503, "api_error"),
+        (503, 503, "overloaded_error"),
         (504, 504, "timeout_error"),
     ],
 )

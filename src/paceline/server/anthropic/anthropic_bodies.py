@@ -35,13 +35,15 @@ class TokenCountBody(BaseModel):
     model: str | None = Field(None, max_length=512, description="Any name is taken for the one model, with a warning.")
     messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
         description="Each with a role (user, assistant, system) and a content: a text, or a list of blocks of the types text, "
-        "thinking, redacted_thinking, tool_use and tool_result."
+        "image, document, thinking, tool_use and tool_result; blocks of other types become text."
     )
     system: Annotated[str | list[dict[str, Any]] | None, SkipValidation] = Field(
         None, description="A text, or a list of text blocks."
     )
     tools: Annotated[list[dict[str, Any]] | None, SkipValidation] = Field(
-        None, description="Functions that the model may call: name, description, input_schema."
+        None,
+        description="Functions that the model may call: name, description, input_schema. Tools of Anthropic's servers are left "
+        "out, with a warning.",
     )
     tool_choice: Annotated[dict[str, Any] | None, SkipValidation] = Field(
         None,
@@ -49,10 +51,16 @@ class TokenCountBody(BaseModel):
     )
     thinking: Annotated[dict[str, Any] | None, SkipValidation] = Field(
         None,
-        description='{"type": "enabled" | "adaptive" | "disabled"}, with budget_tokens where it is enabled, and display.',
+        description='{"type": "enabled" | "adaptive" | "between_tools" | "disabled"}, with budget_tokens and display.',
     )
     output_config: Annotated[dict[str, Any] | None, SkipValidation] = Field(
         None, description='effort, and format: {"type": "json_schema", "schema": ...}.'
+    )
+    output_format: Annotated[dict[str, Any] | None, SkipValidation] = Field(
+        None, description="The older name of output_config's format."
+    )
+    thread: Annotated[dict[str, Any] | None, SkipValidation] = Field(
+        None, description='{"type": "create"} is accepted; conversations are not kept.'
     )
     cache_control: Annotated[dict[str, Any] | None, SkipValidation] = Field(
         None, description="Accepted; prefixes are cached by themselves."

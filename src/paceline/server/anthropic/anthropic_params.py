@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,20 @@ from paceline.chat import ChatOptions
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
 from paceline.server.anthropic.anthropic_bodies import MessageBody, TokenCountBody, field_warnings
-from paceline.server.anthropic.anthropic_messages import conversation_of, tool_choice_of, tools_of
+from paceline.server.anthropic.anthropic_messages import (
+    conversation_of,
+    tool_choice_of,
+    tools_of,
+    unknown_members,
+)
+from paceline.server.api_errors import ApiError, ApiException
 from paceline.server.media_input.request_media import RequestMedia
 
 MESSAGE_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": None}
 
 _MAX_STOPS, _MAX_STOP_CHARS = 256, 4096
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_THINKING_TYPES = ("enabled", "adaptive", "between_tools", "disabled")
 
 TemplateVariables = Callable[[Mapping[str, Any], str | None], dict[str, Any]]
 """Completes a request's variables for the template and its effort, as `Service.template_variables`."""
@@ -44,14 +51,15 @@ def parse_message_request(
 ) -> ParsedMessages:
     """Parse a body. base: defaults; reasoning_format: the server's; media: reads its images.
 
-    Raises `InvalidParams`, `InvalidType` and `Unsupported`, which name the field.
+    Raises `InvalidParams`, `InvalidType`, `Unsupported` and `ApiException`, which name the field.
     """
-    warnings = field_warnings(body)
-    tools, about_tools = tools_of(body.tools)
-    tool_choice, parallel = tool_choice_of(body.tool_choice, tools)
-    effort, schema = _output_config(body.output_config)
+    warnings = [*field_warnings(body), *_thread_warnings(body.thread)]
+    conversation = conversation_of(body.messages, body.system, media)
+    offered = tools_of(body.tools, conversation.tool_changes)
+    tool_choice, parallel, about_choice = tool_choice_of(body.tool_choice, offered)
+    output = _parse_output(body.output_config, body.output_format)
     thinking = _parse_thinking(body.thinking)
-    changes: dict[str, Any] = {} if schema is None else {"json_schema": schema}
+    changes: dict[str, Any] = {} if output.schema is None else {"json_schema": output.schema}
     kwargs = {**(body.chat_template_kwargs or {}), **thinking.variables}
     stops: tuple[str, ...] = ()
     if isinstance(body, MessageBody):
@@ -60,19 +68,26 @@ def parse_message_request(
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         changes |= {name: value for name, value in given.items() if value is not None}
     return ParsedMessages(
-        conversation=conversation_of(body.messages, body.system, media),
+        conversation=conversation.messages,
         params=base.replace(**changes),
         chat=ChatOptions(
-            tools=tools,
+            tools=offered.tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel,
             reasoning_format=reasoning_format,
-            kwargs=variables(kwargs, effort),
+            kwargs=variables(kwargs, output.effort),
             thinking_budget=thinking.budget,
         ),
         stops=stops,
         shows_thinking=thinking.is_shown,
-        warnings=(*warnings, *about_tools),
+        warnings=(
+            *warnings,
+            *conversation.warnings,
+            *offered.warnings,
+            *about_choice,
+            *output.warnings,
+            *thinking.warnings,
+        ),
     )
 
 
@@ -90,6 +105,24 @@ def _stops(stops: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def _thread_warnings(thread: object) -> list[str]:
+    """Return the warning about a conversation that Anthropic's servers would keep.
+
+    Raises `ApiException` for the continuation of one: with the code in its details Anthropic's packages send the whole
+    conversation again.
+    """
+    if thread is None:
+        return []
+    if not isinstance(thread, Mapping):
+        raise InvalidType(f"thread must be an object with a type, not {type(thread).__name__}")
+    kind = validation.choice("thread.type", thread.get("type"), ("create", "continue"))
+    if kind == "create":
+        return ["thread: this server keeps no conversations; send the whole conversation with the next message"]
+    message = "thread.previous_message_id: this server keeps no conversations; send all messages, without thread"
+    details = {"details": {"error_code": "thread_not_found"}}
+    raise ApiException(ApiError(404, "not_found_error", "thread_not_found", message, param="thread", extra=details))
+
+
 @dataclass(frozen=True, slots=True)
 class _Thinking:
     """variables: for the template. budget: most tokens of it. is_shown: whether its text is returned."""
@@ -97,6 +130,7 @@ class _Thinking:
     variables: Mapping[str, Any]
     budget: int | None = None
     is_shown: bool = True
+    warnings: Sequence[str] = ()
 
 
 def _parse_thinking(thinking: object) -> _Thinking:
@@ -104,41 +138,46 @@ def _parse_thinking(thinking: object) -> _Thinking:
         return _Thinking({})
     if not isinstance(thinking, Mapping):
         raise InvalidType(f"thinking must be an object with a type, not {type(thinking).__name__}")
-    kind = validation.choice("thinking.type", thinking.get("type"), ("enabled", "adaptive", "disabled"))
-    _check_known("thinking", thinking, ("type", "budget_tokens", "display"))
+    kind = validation.choice("thinking.type", thinking.get("type"), _THINKING_TYPES)
+    warnings = unknown_members("thinking", thinking, ("type", "budget_tokens", "display"))
     if kind == "disabled":
-        return _Thinking({"enable_thinking": False})
+        return _Thinking({"enable_thinking": False}, warnings=warnings)
     budget, display = thinking.get("budget_tokens"), thinking.get("display")
     if budget is not None:
         budget = validation.integer("thinking.budget_tokens", budget, 0, 2**31 - 1)
     if display is not None:
-        display = validation.choice("thinking.display", display, ("summarized", "omitted"))
-    return _Thinking({"enable_thinking": True}, budget, display != "omitted")
+        display = validation.choice("thinking.display", display, ("summarized", "omitted", "updates"))
+    return _Thinking({"enable_thinking": True}, budget, display != "omitted", warnings)
 
 
-def _output_config(config: object) -> tuple[str | None, Mapping[str, Any] | None]:
-    """Return the reasoning effort and the schema of the content."""
-    if config is None:
-        return None, None
-    if not isinstance(config, Mapping):
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """effort: of reasoning. schema: of the content."""
+
+    effort: str | None = None
+    schema: Mapping[str, Any] | None = None
+    warnings: Sequence[str] = ()
+
+
+def _parse_output(config: object, older_format: object) -> _Output:
+    """Parse output_config, and output_format, which its member `format` replaced and takes precedence of."""
+    if config is not None and not isinstance(config, Mapping):
         raise InvalidType(f"output_config must be an object, not {type(config).__name__}")
-    _check_known("output_config", config, ("effort", "format"))
-    effort, wanted = config.get("effort"), config.get("format")
+    config = config or {}
+    warnings = unknown_members("output_config", config, ("effort", "format"))
+    effort = config.get("effort")
     if effort is not None:
         effort = validation.choice("output_config.effort", effort, _EFFORTS)
+    place, wanted = "output_config.format", config.get("format")
     if wanted is None:
-        return effort, None
+        place, wanted = "output_format", older_format
+    if wanted is None:
+        return _Output(effort, warnings=warnings)
     if not isinstance(wanted, Mapping):
-        raise InvalidType(f"output_config.format must be an object with type and schema, not {type(wanted).__name__}")
-    _check_known("output_config.format", wanted, ("type", "schema"))
-    validation.choice("output_config.format.type", wanted.get("type"), ("json_schema",))
+        raise InvalidType(f"{place} must be an object with type and schema, not {type(wanted).__name__}")
+    warnings += unknown_members(place, wanted, ("type", "schema"))
+    validation.choice(f"{place}.type", wanted.get("type"), ("json_schema",))
     schema = wanted.get("schema")
     if not isinstance(schema, Mapping):
-        raise InvalidType(f"output_config.format.schema must be a JSON schema, an object, not {type(schema).__name__}")
-    return effort, schema
-
-
-def _check_known(place: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name, member in value.items():
-        if name not in known and member is not None:
-            raise InvalidParams(f"{place}.{name[:80]} is not known; there are {', '.join(known)}")
+        raise InvalidType(f"{place}.schema must be a JSON schema, an object, not {type(schema).__name__}")
+    return _Output(effort, schema, warnings)

@@ -90,6 +90,6 @@ def _parsed(service: Service, body: TokenCountBody, base: SamplingParams, media:
 
 
 def _turn(service: Service, parsed: ParsedMessages) -> Turn:
-    """Return the turn; an assistant's last message is continued, as Anthropic has it."""
-    prefills = service.settings.prefill_assistant is not False
+    """Return the turn; an assistant's last message is continued, as Anthropic has it, unless it has calls."""
+    prefills = service.settings.prefill_assistant is not False and not parsed.conversation[-1].get("tool_calls")
     return next_turn(parsed.conversation, prefills=prefills, read_part=known_attachment)

@@ -10,8 +10,15 @@ from tests.media_requests import DATA, request_media
 
 from paceline.chat import Tool, parse_messages
 from paceline.chat.conversation import MAX_MESSAGES
-from paceline.errors import InvalidParams, RequestError, Unsupported
-from paceline.server.anthropic.anthropic_messages import _append, conversation_of, tool_choice_of, tools_of
+from paceline.errors import InvalidParams, RequestError
+from paceline.server.anthropic.anthropic_messages import (
+    OfferedTools,
+    ToolChange,
+    _append,
+    conversation_of,
+    tool_choice_of,
+    tools_of,
+)
 from paceline.server.api_errors import ApiException, api_error_of
 
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Köln"}}
@@ -36,15 +43,23 @@ def text(words: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **more}
 
 
+def document(**source: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source}
+
+
 def result(**members: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "t1", **members}
 
 
 def converted(*messages: Any, system: Any = None) -> list[dict[str, Any]]:
     """What a chat template gets to see; `parse_messages` takes it."""
-    conversation = conversation_of(list(messages), system, request_media())
+    conversation = conversation_of(list(messages), system, request_media()).messages
     parse_messages(conversation)
     return conversation
+
+
+def warned(*messages: Any, system: Any = None) -> tuple[str, ...]:
+    return conversation_of(list(messages), system, request_media()).warnings
 
 
 def test_a_system_prompt_comes_first() -> None:
@@ -56,15 +71,23 @@ def test_a_system_prompt_comes_first() -> None:
     assert converted(hello, {"role": "system", "content": "Now be brief."})[1]["role"] == "system"
 
 
-def test_a_stamp_in_a_system_prompt_is_dropped() -> None:
-    """It differs in every request, and would keep prefixes from being shared. All other text stays."""
-    stamp = "x-anthropic-billing-header: cc_version=2.1; cch={}; and more; cch=stays;"
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "x-anthropic-billing-header: cc_version=2.1.197.c40; cc_entrypoint=sdk-cli;",
+        "x-anthropic-billing-header: cc_version=2.1.332.e8f; cc_entrypoint=cli; cch=a5145; cc_is_subagent=true;",
+        "x-anthropic-billing-header: cc_version=2.1.332.e8f; cc_entrypoint=cli; cc_prev_msg=msg_01; cc_prev_turn_index=3;\n",
+    ],
+)
+def test_a_stamp_in_a_system_prompt_is_dropped(stamp: str) -> None:
+    """Its values differ between sessions, and would keep prefixes from being shared. All other text stays."""
     hello = {"role": "user", "content": "Hello"}
-    prompts = [converted(hello, system=stamp.format(value)) for value in ("a5145", "00ff1")]
-    assert prompts[0] == prompts[1]
-    assert prompts[0][0]["content"] == stamp.format("")
-    other = "Note: " + stamp.format("a5145")
-    assert converted(hello, system=other)[0]["content"] == other
+    assert converted(hello, system=[text(stamp), text("Be kind.")])[0]["content"] == [text("Be kind.")]
+    assert converted(hello, system=stamp.rstrip() + "\nBe kind.")[0]["content"] == "Be kind."
+    assert converted(hello, system=stamp)[0]["content"] == ""
+    assert converted(hello, system=stamp.rstrip() + " and more; cch=stays;")[0]["content"] == "and more; cch=stays;"
+    for other in ("Note: " + stamp, "x-anthropic-billing-header: none of the kind"):
+        assert converted(hello, system=other)[0]["content"] == other
 
 
 def test_consecutive_messages_of_one_role_are_one() -> None:
@@ -128,25 +151,24 @@ def test_thinking_is_read_and_redacted_thinking_is_not() -> None:
         (["hello"], r"messages\[0\] must be an object"),
         ([{"role": "robot", "content": "x"}], r"messages\[0\].role"),
         ([{"content": "x"}], r"messages\[0\].role"),
-        ([{"role": "user"}], r"messages\[0\].content must be a text or a list of blocks, not null"),
-        ([{"role": "user", "content": 5}], r"messages\[0\].content"),
-        ([{"role": "user", "content": "x", "name": "y"}], r"messages\[0\].name is not known"),
-        ([user()], r"messages\[0\].content must have at least one block"),
+        ([{"role": "user"}], r"messages\[0\].content is missing"),
+        ([{"role": "user", "content": 5}], r"messages\[0\].content must be a text or a list of blocks, not int"),
         ([user("x")], r"messages\[0\].content\[0\] must be an object"),
         ([user({"text": "x"})], r"messages\[0\].content\[0\].type"),
         ([user(text("x"), {"type": "text"})], r"messages\[0\].content\[1\].text is missing"),
         ([user(text(5))], r"messages\[0\].content\[0\].text"),  # type: ignore[arg-type]
-        ([user(text("x", size=3))], r"messages\[0\].content\[0\].size is not known"),
-        (
-            [user(USE)],
-            r"messages\[0\].content\[0\].type must be text or image or tool_result in a message of the role 'user'",
-        ),
-        ([assistant(result())], r"messages\[0\].content\[0\].type must be text or thinking"),
-        ([assistant({**USE, "input": "x"})], r"messages\[0\].content\[0\].input must be an object"),
         ([assistant({**USE, "id": ""})], r"messages\[0\].content\[0\].id must not be empty"),
-        ([user(text("x")), assistant(USE)], r"messages\[1\] has a tool_use block, and no message with its tool_result"),
-        ([user(result())], r"messages\[0\].content\[0\].tool_use_id is 't1', and no earlier message"),
-        ([assistant(USE), user(result(content=[USE]))], r"messages\[1\].content\[0\].content\[0\].type must be text"),
+        ([assistant({**USE, "name": 5})], r"messages\[0\].content\[0\].name"),
+        ([user(result(tool_use_id=5))], r"messages\[0\].content\[0\].tool_use_id"),
+        ([user(result(content=5))], r"messages\[0\].content\[0\].content must be a text or a list"),
+        ([user({"type": "document"})], r"messages\[0\].content\[0\].source must be an object"),
+        ([user(document(type="text", data=5))], r"messages\[0\].content\[0\].source.data"),
+        ([user(document(type="base64", media_type="text/plain", data="/w=="))], r"source.data must be a text in UTF-8"),
+        ([user({"type": "novel", "text": "\ud800"})], r"messages\[0\].content\[0\].text has a lone surrogate"),
+        (
+            [{"role": "system", "content": [{"type": "tool_addition"}]}],
+            r"messages\[0\].content\[0\].tool must be an object",
+        ),
         ([assistant(USE), user(result(is_error="yes"))], r"messages\[1\].content\[0\].is_error"),
     ],
 )
@@ -156,33 +178,254 @@ def test_a_malformed_message_is_refused_with_its_place(messages: Any, place: str
         conversation_of(messages, None, request_media())
 
 
-@pytest.mark.parametrize("kind", ["document", "search_result", "server_tool_use", "\ud83d\ude00" * 900])
-def test_blocks_that_no_model_here_reads_are_refused(kind: str) -> None:
-    """Also within the result of a tool."""
-    kind = kind.encode("utf-16", "surrogatepass").decode("utf-16")
-    block = {"type": kind, "source": {}}
-    for messages in ([user(block)], [assistant(USE), user(result(content=[block]))]):
-        with pytest.raises(Unsupported, match="not supported") as refusal:
-            conversation_of(messages, None, request_media())
-        assert len(str(refusal.value)) < 400
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (
+            document(type="text", media_type="text/plain", data="Foxes dig.")
+            | {"title": "Foxes", "context": "A book."},
+            "<document>\ntitle: Foxes\ncontext: A book.\nFoxes dig.\n</document>",
+        ),
+        (document(type="content", content="Foxes dig."), "<document>\nFoxes dig.\n</document>"),
+        (document(type="content", content=[text("Foxes"), text("dig.")]), "<document>\nFoxes\ndig.\n</document>"),
+        (document(type="base64", media_type="text/markdown", data="SMO8aG5lcg=="), "<document>\nHühner\n</document>"),
+        (
+            {"type": "search_result", "source": "https://a.example", "title": "Foxes", "content": [text("They dig.")]},
+            "<search_result>\nsource: https://a.example\ntitle: Foxes\nThey dig.\n</search_result>",
+        ),
+        (
+            {"type": "server_tool_use", "id": "srv1", "name": "web_search", "input": {"query": "Füchse"}},
+            '<server_tool_use>\nname: web_search\ninput: {"query": "Füchse"}\n</server_tool_use>',
+        ),
+        (
+            {
+                "type": "web_search_tool_result",
+                "tool_use_id": "srv1",
+                "content": [
+                    {"type": "web_search_result", "title": "A", "url": "https://a.example", "encrypted_content": "xyz"},
+                    {"type": "web_search_result", "title": "B", "url": "https://b.example", "page_age": None},
+                ],
+            },
+            "<web_search_tool_result>\ntitle: A\nurl: https://a.example\ntitle: B\nurl: https://b.example\n</web_search_tool_result>",
+        ),
+        (
+            {
+                "type": "bash_code_execution_tool_result",
+                "tool_use_id": "srv2",
+                "content": {
+                    "type": "bash_code_execution_result",
+                    "stdout": "4",
+                    "stderr": "",
+                    "return_code": 0,
+                    "content": [],
+                },
+            },
+            "<bash_code_execution_tool_result>\nstdout: 4\nreturn_code: 0\n</bash_code_execution_tool_result>",
+        ),
+        ({"type": "tool_reference", "tool_name": "fetch"}, "<tool_reference>\ntool_name: fetch\n</tool_reference>"),
+        ({"type": "compaction", "content": "So far: foxes."}, "<compaction>\nSo far: foxes.\n</compaction>"),
+        (
+            {"type": "mcp_tool_result", "tool_use_id": "m1", "content": [text("a")]},
+            "<mcp_tool_result>\na\n</mcp_tool_result>",
+        ),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_blocks_without_a_place_in_templates_become_text(block: dict[str, Any], expected: str) -> None:
+    """In messages of every role and in results of tools, without a warning: nothing of them is missing."""
+    for message in (user(block), assistant(block), {"role": "system", "content": [block]}):
+        assert converted(message) == [{"role": message["role"], "content": [text(expected)]}]
+        assert warned(message) == ()
+    assert converted(assistant(USE), user(result(content=[block])))[1]["content"] == expected
+    assert converted({"role": "user", "content": "Hi"}, system=[block])[0]["content"] == [text(expected)]
 
 
-def test_deep_inputs_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("block", "expected", "warning"),
+    [
+        (
+            document(type="base64", media_type="application/pdf", data="JVBERi0=") | {"title": "Foxes"},
+            "<document>\ntitle: Foxes\n[document omitted]\n</document>",
+            "source: this server reads no PDFs",
+        ),
+        (
+            document(type="url", url="https://a.example/x.pdf"),
+            "<document>\nurl: https://a.example/x.pdf\n[document omitted]\n</document>",
+            "source: this server reads no PDFs and no files by URL or id; send the text",
+        ),
+        ({"type": "container_upload", "file_id": "f1"}, "[container upload omitted]", "keeps no files"),
+        (
+            {
+                "type": "novel",
+                "text": "Hello",
+                "rating": 5,
+                "data": "AAAA",
+                "source": {"type": "base64", "data": "AAAA"},
+            },
+            "<novel>\nHello\nrating: 5\n</novel>",
+            "blocks of the type 'novel' are not known",
+        ),
+        ({"type": "\U0001f600" * 900}, None, "are not known"),
+    ],
+)
+def test_blocks_that_no_model_here_reads_are_named_in_a_warning(
+    block: dict[str, Any], expected: str | None, warning: str
+) -> None:
+    """With their place, also within the result of a tool."""
+    for place, messages in (
+        ("messages[0].content[0]", [user(block)]),
+        ("messages[1].content[0].content[0]", [assistant(USE), user(result(content=[block]))]),
+    ):
+        conversation = conversation_of(messages, None, request_media())
+        (said,) = conversation.warnings
+        assert said.startswith(place)
+        assert warning in said
+        assert len(said) < 400
+        content = conversation.messages[-1]["content"]
+        shown = content if isinstance(content, str) else content[0]["text"]
+        assert expected is None or shown == expected
+
+
+def test_blocks_of_one_kind_have_one_warning() -> None:
+    """With the number of the others."""
+    redacted = {"type": "redacted_thinking", "data": "xyz"}
+    assert warned(assistant(redacted, redacted, text("Yes.")), user(text("So?")), assistant(redacted)) == (
+        "messages[0].content[0]: blocks of the type redacted_thinking are left out, which no model here can read (and 2 more)",
+    )
+
+
+def test_a_document_keeps_its_images() -> None:
+    """Between its texts."""
+    block = document(type="content", content=[text("a"), IMAGE, text("b")]) | {"title": "T"}
+    (message,) = seen(user(block))
+    texts = [part["text"] if isinstance(part, dict) else part.name for part in message["content"]]
+    place = "messages[0].content[0].source.content[1].source.data"
+    assert texts == ["<document>\ntitle: T", "a", place, "b", "</document>"]
+
+
+def test_members_that_clients_add_change_nothing() -> None:
+    """In messages and in blocks."""
+    plain = [user(text("a")), assistant(text("b"), USE), user(result(content=[text("c")]))]
+    added: list[Any] = [
+        {**message, "id": "m1", "content": [{**block, "parsed": {"x": 1}} for block in message["content"]]}
+        for message in plain
+    ]
+    assert converted(*added) == converted(*plain)
+    assert warned(*added) == ()
+
+
+def test_members_of_system_messages_that_mean_something_are_named() -> None:
+    """They have no effect here."""
+    message = {
+        "role": "system",
+        "content": "Be brief.",
+        "clear_at": "next_user_message",
+        "output_config": {"effort": "low"},
+    }
+    assert converted(message) == [{"role": "system", "content": "Be brief."}]
+    assert warned(message) == ("messages[0].clear_at: accepted, and without a meaning here (and 1 more)",)
+    assert warned({**message, "clear_at": "never", "output_config": {}}) == ()
+
+
+def test_empty_contents_are_taken() -> None:
+    """A message without content is an empty one; of a system message there is nothing left."""
+    hello = {"role": "user", "content": "Hi"}
+    assert converted(hello, {"role": "assistant", "content": None}, {"role": "user", "content": None}, assistant()) == [
+        hello,
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": ""},
+    ]
+    assert converted(user()) == [{"role": "user", "content": ""}]
+    assert converted(user({"type": "text", "text": None}), {"role": "system", "content": []}) == [user(text(""))]
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [(None, "{}"), ("", ""), ('{"city": "Kö', '{"city": "Kö'), ([1], "[1]"), (5, "5"), ({"a": None}, '{"a": null}')],
+)
+def test_an_input_that_is_no_object_is_kept_as_text(given: Any, arguments: str) -> None:
+    """As a client keeps what a model wrote."""
+    (message,) = converted(assistant({**USE, "input": given}))
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_results_and_calls_in_other_roles_are_kept() -> None:
+    """A result in the assistant's message follows it; a call in the user's is text."""
+    assert converted(assistant(USE, result(content="rain"), text("Rain.")))[1:] == [
+        {"role": "tool", "tool_call_id": "t1", "content": "rain"}
+    ]
+    (message,) = converted(user(USE))
+    assert message == user(text('<tool_use>\nname: weather\ninput: {"city": "Köln"}\n</tool_use>'))
+
+
+def test_calls_and_results_without_each_other_are_taken() -> None:
+    """As clients cut them from long conversations."""
+    assert seen(user(result(content="rain"), text("So?"))) == [
+        {"role": "tool", "tool_call_id": "t1", "content": "rain"},
+        user(text("So?")),
+    ]
+    assert seen(user(result(tool_use_id="", content="rain"))) == [{"role": "tool", "content": "rain"}]
+    assert seen(user(text("So?")), assistant(USE))[1]["tool_calls"] == [CALL]
+
+
+def test_deep_inputs_and_blocks_are_refused() -> None:
     """With the place, and without recursion to its end."""
     deep: Any = {}
     for _ in range(500):
         deep = {"a": deep}
+    with pytest.raises(InvalidParams, match=r"messages\[0\].content\[0\].a.*nested more than 32 deep"):
+        conversation_of([user({"type": "novel", **deep})], None, request_media())
     with pytest.raises(InvalidParams, match=r"messages\[0\].content\[0\].input is nested"):
         conversation_of([assistant({**USE, "input": deep})], None, request_media())
 
 
 def test_tools_are_functions_with_their_schemas() -> None:
-    """Fields of Anthropic's servers are named in a warning."""
+    """Members without a meaning here are named in a warning."""
     more = {**TOOL, "name": "b", "type": "custom", "strict": True, "cache_control": {"type": "ephemeral"}}
-    tools, warnings = tools_of([TOOL, {**more, "input_examples": [{}], "allowed_callers": ["direct"]}])
-    assert tools == (Tool("weather", "The weather.", SCHEMA), Tool("b", "The weather.", SCHEMA))
-    assert warnings == ["tools[1].input_examples: accepted, and without a meaning here"]
-    assert tools_of(None) == ((), [])
+    offered = tools_of([TOOL, {**more, "input_examples": [{}], "allowed_callers": ["direct"], "version": 3}])
+    assert offered.tools == (Tool("weather", "The weather.", SCHEMA), Tool("b", "The weather.", SCHEMA))
+    assert offered.warnings == (
+        "tools[1].version: not known, and ignored",
+        "tools[1].input_examples: accepted, and without a meaning here",
+    )
+    assert tools_of(None) == OfferedTools()
+
+
+def test_deferred_tools_come_last() -> None:
+    """So that tools that a client loads on the way leave the head of the prompt as it is."""
+    first = tools_of([{**TOOL, "name": "a"}, {**TOOL, "name": "z"}])
+    second = tools_of([{**TOOL, "name": "a"}, {**TOOL, "name": "m", "defer_loading": True}, {**TOOL, "name": "z"}])
+    assert [tool.name for tool in second.tools] == ["a", "z", "m"]
+    assert second.tools[:2] == first.tools
+
+
+def test_tools_change_within_a_conversation() -> None:
+    """By blocks that add a definition, and that take a tool away or put it back."""
+
+    def changed(*blocks: dict[str, Any]) -> tuple[ToolChange, ...]:
+        messages = [user(text("Hi")), {"role": "system", "content": list(blocks)}]
+        conversation = conversation_of(messages, None, request_media())
+        assert conversation.messages == [user(text("Hi"))]
+        return conversation.tool_changes
+
+    reference = {"type": "tool_reference", "name": "weather"}
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {**TOOL, "name": "new"}}}
+    again = {
+        "type": "tool_addition",
+        "tool": {"type": "tool_definition", "definition": {**TOOL, "description": "Other."}},
+    }
+    removed, restored = {"type": "tool_removal", "tool": reference}, {"type": "tool_addition", "tool": reference}
+    assert [tool.name for tool in tools_of([TOOL], changed(added)).tools] == ["weather", "new"]
+    assert tools_of([TOOL], changed(removed)).tools == ()
+    assert tools_of([TOOL], changed(removed, restored)) == tools_of([TOOL])
+    assert [tool.description for tool in tools_of([TOOL], changed(again)).tools] == ["Other."]
+    broken = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "x"}}}
+    with pytest.raises(InvalidParams, match=r"messages\[1\].content\[0\].tool.definition.input_schema is missing"):
+        tools_of([TOOL], changed(broken))
+    server = {"type": "tool_addition", "tool": {"type": "mcp_toolset_reference", "server_name": "s"}}
+    assert changed(server) == ()
+    assert "MCP servers are left out" in warned(user(text("Hi")), {"role": "system", "content": [server]})[0]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +437,7 @@ def test_tools_are_functions_with_their_schemas() -> None:
         ([{"name": "", "input_schema": SCHEMA}], r"tools\[0\].name must not be empty"),
         ([{"name": "a"}], r"tools\[0\].input_schema is missing"),
         ([TOOL, {"name": "a", "input_schema": []}], r"tools\[1\].input_schema"),
-        ([{**TOOL, "parameters": {}}], r"tools\[0\].parameters is not known"),
+        ([{**TOOL, "type": 5}], r"tools\[0\].type"),
     ],
 )
 def test_a_malformed_tool_is_refused_with_its_place(tools: Any, place: str) -> None:
@@ -203,11 +446,33 @@ def test_a_malformed_tool_is_refused_with_its_place(tools: Any, place: str) -> N
         tools_of(tools)
 
 
-@pytest.mark.parametrize("kind", ["web_search_20250305", "bash_20250124", "mcp_toolset", 5])
-def test_tools_of_anthropics_servers_are_refused(kind: Any) -> None:
-    """By their type."""
-    with pytest.raises(Unsupported, match=r"tools\[0\].type: tools of the type"):
-        tools_of([{"type": kind, "name": "x"}])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "web_search_20250305", "web_fetch_20250910", "code_execution_20250825", "computer_20250124", "bash_20250124",
+        "text_editor_20250728", "memory_20250818", "tool_search_tool_regex_20251119",
+    ],
+)  # fmt: skip
+def test_tools_of_anthropics_servers_are_left_out(kind: str) -> None:
+    """With a warning; a choice that demands one is refused."""
+    offered = tools_of([{"type": kind, "name": "x", "max_uses": 3}, TOOL])
+    assert [tool.name for tool in offered.tools] == ["weather"]
+    (warning,) = offered.warnings
+    assert warning.startswith("tools[0]: ")
+    assert kind in warning
+    assert tool_choice_of({"type": "any"}, offered) == ("required", None, [])
+    with pytest.raises(RequestError, match=f"tool_choice.name is 'x', a tool of the type '{kind}'"):
+        tool_choice_of({"type": "tool", "name": "x"}, offered)
+    alone = tools_of([{"type": kind, "name": "x"}])
+    assert alone.tools == ()
+    assert tool_choice_of({"type": "auto"}, alone) == ("auto", None, [])
+    with pytest.raises(InvalidParams, match="needs tools, and all of tools were left out"):
+        tool_choice_of({"type": "any"}, alone)
+
+
+def test_a_toolset_without_a_name_is_left_out() -> None:
+    """As those of MCP servers are."""
+    assert tools_of([{"type": "mcp_toolset", "mcp_server_name": "s"}]).left_out == {"mcp_toolset": "mcp_toolset"}
 
 
 @pytest.mark.parametrize(
@@ -223,7 +488,7 @@ def test_tools_of_anthropics_servers_are_refused(kind: Any) -> None:
 )
 def test_a_tool_choice_is_mapped(choice: Any, expected: Any) -> None:
     """With parallel calls, unless they are disabled."""
-    assert tool_choice_of(choice, [Tool("weather")]) == expected
+    assert tool_choice_of(choice, OfferedTools((Tool("weather"),))) == (*expected, [])
 
 
 @pytest.mark.parametrize(
@@ -236,13 +501,19 @@ def test_a_tool_choice_is_mapped(choice: Any, expected: Any) -> None:
         ({"type": "tool"}, [Tool("a")], "tool_choice.name is missing"),
         ({"type": "tool", "name": "b"}, [Tool("a")], "tool_choice.name is 'b', and tools has 'a'"),
         ({"type": "auto", "disable_parallel_tool_use": 1}, [], "tool_choice.disable_parallel_tool_use"),
-        ({"type": "auto", "parallel": True}, [], "tool_choice.parallel is not known"),
     ],
 )
 def test_a_malformed_tool_choice_is_refused(choice: Any, tools: Any, place: str) -> None:
     """With its field."""
     with pytest.raises(InvalidParams, match=place):
-        tool_choice_of(choice, tools)
+        tool_choice_of(choice, OfferedTools(tuple(tools)))
+
+
+def test_an_unknown_member_of_a_tool_choice_is_named() -> None:
+    """And ignored."""
+    choice, parallel, (warning,) = tool_choice_of({"type": "auto", "parallel": True, "name": None}, OfferedTools())
+    assert (choice, parallel) == ("auto", None)
+    assert warning.startswith("tool_choice.parallel: not known, and ignored")
 
 
 def test_arguments_of_a_call_are_json_of_its_input() -> None:
@@ -269,7 +540,7 @@ def test_too_many_messages_are_refused_before_any_is_read() -> None:
     with pytest.raises(InvalidParams, match="messages must have at most"):
         conversation_of([None] * (MAX_MESSAGES + 1), None, request_media())
     most = conversation_of([{"role": "user", "content": "x"}] * MAX_MESSAGES, None, request_media())
-    assert [len(message["content"]) for message in most] == [MAX_MESSAGES]
+    assert [len(message["content"]) for message in most.messages] == [MAX_MESSAGES]
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
@@ -277,7 +548,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 def seen(*messages: Any) -> list[dict[str, Any]]:
     """The conversation with its images."""
-    return conversation_of(list(messages), None, request_media())
+    return conversation_of(list(messages), None, request_media()).messages
 
 
 def test_images_stand_in_order_with_texts() -> None:
@@ -308,7 +579,6 @@ def test_images_stand_in_order_with_texts() -> None:
         ({"type": "base64", "data": DATA}, "source.media_type is missing"),
         ({"type": "base64", "media_type": "image/jpeg", "data": DATA}, "source.data: the data are a PNG"),
         ({"type": "base64", "media_type": "image/png"}, "source.data must be"),
-        ({"type": "base64", "media_type": "image/png", "data": DATA, "url": "x"}, "source.url is not known"),
         ({"type": "url", "url": "https://a.example/x.png"}, "source.url: this server fetches no images"),
     ],
 )
@@ -321,7 +591,7 @@ def test_malformed_images_are_refused(source: Any, words: str) -> None:
     assert words in message
 
 
-def test_images_are_the_users_and_the_tools() -> None:
-    """Models write none."""
-    with pytest.raises(InvalidParams, match="must be text or thinking"):
-        seen(assistant(IMAGE))
+def test_images_of_the_assistant_are_not_shown() -> None:
+    """Models write none, and templates have no place for them."""
+    assert converted(assistant(IMAGE, text("A fox."))) == [assistant(text("[image omitted]"), text("A fox."))]
+    assert warned(assistant(IMAGE))[0].startswith("messages[0].content[0]: images in messages of the assistant")

@@ -14,7 +14,7 @@ from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.anthropic.anthropic_bodies import MessageBody, TokenCountBody
 from paceline.server.anthropic.anthropic_params import MESSAGE_DEFAULTS, ParsedMessages, parse_message_request
-from paceline.server.api_errors import ApiException
+from paceline.server.api_errors import ApiException, anthropic_error_body
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -56,6 +56,7 @@ def test_max_tokens_is_needed_but_for_counting() -> None:
         ({"type": "enabled", "budget_tokens": 2000}, True, True),
         ({"type": "adaptive", "display": "omitted"}, True, False),
         ({"type": "enabled", "budget_tokens": 5, "display": "summarized"}, True, True),
+        ({"type": "between_tools", "display": "updates"}, True, True),
         ({"type": "disabled"}, False, True),
     ],
 )
@@ -82,6 +83,60 @@ def test_output_config_has_effort_and_schema() -> None:
     assert found.params.json_schema is not None
 
 
+def test_the_older_output_format_is_the_format_of_output_config() -> None:
+    """The newer one wins."""
+    older, newer = ({"type": "json_schema", "schema": {"type": kind}} for kind in ("integer", "boolean"))
+    assert parsed(output_format=older).params.json_schema == '{"type": "integer"}'
+    assert parsed(output_format=older, output_config={"format": newer}).params.json_schema == '{"type": "boolean"}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"thinking": {"type": "enabled", "block_binding": {}}},
+        {"output_config": {"task_budget": {"type": "tokens", "total": 5}}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {}, "name": "x"}}},
+        {"tool_choice": {"type": "auto", "order": "first"}},
+        {"tools": [{"name": "x", "input_schema": {}, "version": 2}]},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+def test_unknown_members_of_options_are_named_in_a_warning(body: dict[str, Any]) -> None:
+    """And change nothing."""
+    (warning,) = parsed(**body).warnings
+    assert warning.startswith(next(iter(body)))
+    assert "not known, and ignored" in warning
+
+
+def test_the_start_of_a_kept_conversation_is_served() -> None:
+    """With a warning, since nothing is kept."""
+    (warning,) = parsed(thread={"type": "create"}).warnings
+    assert warning.startswith("thread: this server keeps no conversations")
+    assert parsed(thread=None).warnings == ()
+
+
+def test_the_continuation_of_a_kept_conversation_is_refused_so_that_all_of_it_is_sent() -> None:
+    """With the code that has Anthropic's packages send it."""
+    with pytest.raises(ApiException) as refusal:
+        parsed(thread={"type": "continue", "previous_message_id": "msg_1"})
+    error = refusal.value.api_error
+    body = anthropic_error_body(error)["error"]
+    assert (error.status, body["type"], body["details"]) == (404, "not_found_error", {"error_code": "thread_not_found"})
+
+
+def test_warnings_of_all_parts_of_a_body_are_collected() -> None:
+    """Each begins with its place."""
+    content = [{"type": "container_upload", "file_id": "f"}, {"type": "text", "text": "Hi"}]
+    tools = [{"type": "bash_20250124", "name": "bash"}]
+    found = parsed(metadata={"user_id": "u"}, messages=[{"role": "user", "content": content}], tools=tools)
+    assert [warning.partition(":")[0] for warning in found.warnings] == [
+        "metadata",
+        "messages[0].content[0]",
+        "tools[0]",
+    ]
+    assert found.chat.tools == ()
+
+
 def test_fields_without_a_meaning_are_named_in_warnings() -> None:
     """Others are refused, with the nearest name."""
     found = parsed(metadata={"user_id": "u"}, service_tier="auto", cache_control={"type": "ephemeral"}, mcp_servers=[])
@@ -106,17 +161,17 @@ def test_fields_without_a_meaning_are_named_in_warnings() -> None:
         ({"stop_sequences": [5]}, r"stop_sequences\[0\]"),
         ({"stop_sequences": ["x"] * 300}, "stop_sequences must have at most 256"),
         ({"thinking": True}, "thinking must be an object"),
-        ({"thinking": {"type": "between_tools"}}, "thinking.type"),
+        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "display": "loud"}}, "thinking.display"),
-        ({"thinking": {"type": "enabled", "tokens": 5}}, "thinking.tokens is not known"),
         ({"output_config": []}, "output_config must be an object"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
-        ({"output_config": {"formats": {}}}, "output_config.formats is not known"),
+        ({"output_format": {"type": "xml"}}, "output_format.type"),
+        ({"thread": {"type": "fork"}}, "thread.type"),
         ({"system": 5}, "system must be a text or a list of blocks"),
-        ({"system": [{"type": "thinking", "thinking": ""}]}, r"system\[0\].type must be text"),
+        ({"system": [{"type": "text", "text": 5}]}, r"system\[0\].text"),
     ],
 )
 def test_malformed_options_are_refused_with_their_field(body: dict[str, Any], place: str) -> None:
