@@ -16,10 +16,14 @@ URL = f"data:image/png;base64,{DATA}"
 
 
 def request_media(
-    *, modalities: Collection[str] = ("text", "image"), max_images: int = 64, fetched: Fetched | None = None
+    *,
+    modalities: Collection[str] = ("text", "image"),
+    max_images: int = 64,
+    fetched: Fetched | None = None,
+    in_chat: bool = False,
 ) -> RequestMedia:
     """A reader as a server has it for one request."""
-    return RequestMedia(lambda: modalities, max_images=max_images, fetched=fetched)
+    return RequestMedia(lambda: modalities, max_images=max_images, fetched=fetched, in_chat=in_chat)
 
 
 def data_url(pixels: Pixels) -> str:

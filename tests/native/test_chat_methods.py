@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
+from tests.pictures import picture
 
-from paceline import LLM, AsyncLLM, ChatReply, FinishReason
-from paceline.errors import ResponseModelError, TemplateError
+from paceline import LLM, AsyncLLM, ChatReply, FinishReason, Image
+from paceline.errors import ResponseModelError, TemplateError, Unsupported
 
 PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
 STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -52,6 +54,34 @@ def test_a_reply_has_content_thinking_and_the_conversation(llm: LLM) -> None:
     following = llm.chat([*reply.messages, {"role": "user", "content": "Thank you!"}], **GREEDY, max_tokens=20)
     assert roles(following) == ["user", "assistant", "user", "assistant"]
     assert following.usage.cached_tokens > 0
+
+
+def test_messages_of_other_sdks_are_taken(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """Generated messages, pydantic models and what they dump; unknown members are logged once for each kind."""
+    first = llm.chat(STORY, **GREEDY, max_tokens=10, reasoning_effort="none")
+    dumped = {"role": "assistant", "content": first.content, "audio": None, "function_call": None, "tool_calls": None}
+    model = ChatCompletionMessage.model_validate(dumped)
+    thanks = {"role": "user", "content": "Thank you!"}
+    replies = [
+        llm.chat([*STORY, said, thanks], **GREEDY, max_tokens=5)  # type: ignore[list-item]
+        for said in (first.message, model, dumped, model.model_dump())
+    ]
+    assert len({reply.prompt_token_ids for reply in replies}) == 1
+    assert not caplog.records
+    llm.chat([{**STORY[0], "colour": "red"}, {**thanks, "colour": "red"}], **GREEDY, max_tokens=1)
+    assert [record.message for record in caplog.records] == ["messages[0].colour: accepted, and without a meaning here"]
+
+
+def test_a_model_that_cannot_see_goes_on_behind_an_image(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """With a text in its place; the conversation keeps the image, and the last message of the user is refused."""
+    seen = {"role": "user", "content": [Image(picture(1)), {"type": "text", "text": "?"}]}
+    reply = llm.chat([seen, {"role": "assistant", "content": "A fox."}, *STORY], **GREEDY, max_tokens=1)
+    assert "[image omitted: this model cannot see]\n?" in llm.tokenizer.decode(reply.prompt_token_ids)
+    assert reply.messages[0] == seen
+    (record,) = caplog.records
+    assert record.message.startswith("messages[0].content[0]: this model takes no images; the prompt has")
+    with pytest.raises(Unsupported, match="this model takes no images"):
+        llm.chat([seen], max_tokens=1)
 
 
 def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:

@@ -656,7 +656,7 @@ def test_a_bad_picture_leaves_a_conversation_as_it_was(qwen: Path) -> None:
             ([{"type": "image", "image": b"no image"}], r"content\[0\].image: an image must be"),
             ([damaged, {"type": "text", "text": "?"}], "damaged"),
             ([{"type": "input_video"}, Image(picture(1))], "input_video"),
-            ([], "at least one part"),
+            ([], "content is missing"),
             (5, "content"),
         ):
             with pytest.raises((InvalidParams, InvalidType), match=words):

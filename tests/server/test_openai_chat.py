@@ -280,6 +280,57 @@ def test_a_result_of_a_tool_is_read(client: openai.OpenAI) -> None:
     assert "12" in (second.message.content or "")
 
 
+def test_replies_go_back_into_a_conversation_as_sdks_have_them(client: openai.OpenAI) -> None:
+    """As objects and as dictionaries, with nulls and members of other providers, without a warning."""
+    options: Any = {"model": "tale", "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+    first = client.chat.completions.create(messages=ASKED, **options).choices[0].message
+    assert first.tool_calls is not None
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "rain, 12 degrees"}
+    dumped = {**first.model_dump(), "parsed": None, "reasoning_details": [{"type": "reasoning.text", "text": "x"}]}
+    calls = dumped.pop("tool_calls")
+    older = {**dumped, "tool_calls": None, "function_call": calls[0]["function"]}
+    found = [
+        client.chat.completions.create(messages=[*ASKED, reply, result], **options)
+        for reply in (first, {**dumped, "tool_calls": calls}, older)
+    ]
+    assert [completion.choices[0].message.content for completion in found] == [found[0].choices[0].message.content] * 3
+    assert "12" in (found[0].choices[0].message.content or "")
+    assert [(completion.model_extra or {}).get("warnings") for completion in found] == [None] * 3
+
+
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def test_a_model_that_cannot_see_goes_on_behind_an_image(world: OpenAIServer) -> None:
+    """The prompt of a later turn has a text in its place, and a warning says so; nothing is fetched for it."""
+    for url in (PIXEL, "http://127.0.0.1:9/x.png", "no image"):
+        seen = {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}],
+        }
+        earlier = [seen, {"role": "assistant", "content": "A fox."}, *MESSAGES[1:]]
+        with world.client() as raw:
+            prompt = raw.post("/apply-template", json={"messages": earlier}).json()["prompt"]
+            assert "[image omitted: this model cannot see]\n?" in prompt
+            body = raw.post("/v1/chat/completions", json={"messages": earlier, "max_tokens": 1}).json()
+            (warning,) = body["warnings"]
+            assert warning.startswith("messages[0].content[0].image_url: this model takes no images; the prompt has")
+            refused = raw.post("/v1/chat/completions", json={"messages": [*earlier, seen], "max_tokens": 1})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+            assert "messages[3].content[0].image_url: this model takes no images" in refused.json()["error"]["message"]
+
+
+def test_unknown_members_of_messages_are_warnings(world: OpenAIServer) -> None:
+    """One for each kind, in whole responses and in streams."""
+    messages = [{**message, "colour": "red"} for message in MESSAGES]
+    wanted = ["messages[0].colour: accepted, and without a meaning here"]
+    with world.client() as raw:
+        body = {"messages": messages, "max_tokens": 1}
+        assert raw.post("/v1/chat/completions", json=body).json()["warnings"] == wanted
+        events = raw.post("/v1/chat/completions", json={**body, "stream": True}).text
+        assert json.dumps(wanted, separators=(",", ":")) in events
+
+
 def test_a_call_that_is_cut_off_is_no_content(client: openai.OpenAI) -> None:
     """And the reason is the length."""
     options: Any = {"model": "tale", "tools": [WEATHER], "temperature": 0}

@@ -10,12 +10,13 @@ it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from paceline import validation
+from paceline.chat.message_parts import TEXT_MEMBERS, IgnoredMembers, check_attachment_part, text_of_part
 from paceline.errors import InvalidParams, InvalidType, TemplateError
-from paceline.media import Attachment
+from paceline.media import Attachment, Image, is_attachment
 
 if TYPE_CHECKING:
     from paceline.chat.chat_format import RenderedPrompt
@@ -23,7 +24,30 @@ if TYPE_CHECKING:
 
 Segment: TypeAlias = Attachment | list[int]
 """A part of a prompt: an image or audio, or the token ids of what stands around it."""
-PartReader: TypeAlias = Callable[[str, object], Attachment | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OmittedAttachment:
+    """An image or audio that the model cannot take, and that was therefore not read.
+
+    Attributes:
+        modality: Its kind.
+        place: Where the caller's request has it.
+        error: The refusal, raised if the attachment is in the last user message.
+    """
+
+    modality: Literal["image", "audio"]
+    place: str
+    error: Exception | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that takes its place in the prompt."""
+        sense = "see" if self.modality == "image" else "hear"
+        return f"[{self.modality} omitted: this model cannot {sense}]"
+
+
+PartReader: TypeAlias = Callable[[str, object], Attachment | OmittedAttachment | None]
 """Takes the place of a part, for messages, and the part; returns the attachment that it is, None for one of another kind.
 
 Raises `InvalidParams` for an attachment that is none; the message names the place.
@@ -31,9 +55,18 @@ Raises `InvalidParams` for an attachment that is none; the message names the pla
 
 
 class ChatMedia:
-    """The images and audio of one conversation, in order, with the marks that stand for them."""
+    """The images and audio of one conversation, in order, with the marks that stand for them.
 
-    def __init__(self, messages: object, read_part: PartReader, nonce: str | None = None) -> None:
+    Of an attachment that the model cannot take there is a text instead, unless it is in the last message of the user.
+    """
+
+    def __init__(
+        self,
+        messages: object,
+        read_part: PartReader,
+        nonce: str | None = None,
+        modalities: Collection[str] = ("image", "audio"),
+    ) -> None:
         """Take them out.
 
         Args:
@@ -41,18 +74,31 @@ class ChatMedia:
             read_part: Finds them.
             nonce: In every mark, and random, since nothing else may know it: turns that have the same one render to the same
                 text. None: one of its own.
+            modalities: Kinds that the model takes. Others are left out of every message but the last one of the user, where
+                they stay for the engine to refuse.
 
         Raises:
             InvalidParams: What `read_part` raises, and for an attachment where none may be.
+            Exception: The error of an `OmittedAttachment` in the last message of the user.
         """
         self.attachments: list[Attachment] = []
         self._nonce = secrets.token_hex(16) if nonce is None else nonce
-        self._read_part = read_part
+        self._read_part, self._modalities = read_part, modalities
         self._kept: dict[int, list[Any]] = {}  # contents with attachments, by message
         self._loaded: dict[int, list[Any]] = {}  # the same with an `Image` or `Audio` in place of each part that is one
+        self._omitted: dict[str, list[OmittedAttachment]] = {}  # by modality
+        self._ignored = IgnoredMembers()
+        self._last_of_user = -1
         self.messages = messages  # with marks
         if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes)):
+            users = (index for index, message in enumerate(messages) if _role_of(message) == "user")
+            self._last_of_user = max(users, default=-1)
             self.messages = [self._plain(index, message) for index, message in enumerate(messages)]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about attachments that were left out, and about members of parts beside attachments."""
+        return (*map(_omission, self._omitted.values()), *self._ignored.warnings())
 
     def restored(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return parsed messages with their attachments in place of the marks, as they were given."""
@@ -104,22 +150,63 @@ class ChatMedia:
         if not isinstance(content, (list, tuple)):
             return message
         place = f"messages[{index}].content"
-        found = [self._read_part(f"{place}[{number}]", part) for number, part in enumerate(content)]
-        if all(one is None for one in found):
+        found = [self._read(index, f"{place}[{number}]", part) for number, part in enumerate(content)]
+        if all(attachment is None for attachment in found):
             return message
+        parts = [self._shown(part, attachment) for part, attachment in zip(content, found, strict=True)]
+        self._kept[index] = list(content)
+        self._loaded[index] = [
+            attachment if is_attachment(attachment) else part for part, attachment in zip(content, found, strict=True)
+        ]
+        if not any(map(is_attachment, parts)):
+            return {**message, "content": parts}
         if message.get("role") == "assistant":
             raise InvalidParams(f"{place}: images and audio are for messages to the model, not of the assistant")
         text, follows_mark = "", True
-        for number, (part, attachment) in enumerate(zip(content, found, strict=True)):
-            if attachment is not None:
+        for number, part in enumerate(parts):
+            if is_attachment(part):
                 text += self._mark(len(self.attachments))
-                self.attachments.append(attachment)
+                self.attachments.append(part)
             else:
-                text += ("" if follows_mark else "\n") + _text_of(f"{place}[{number}]", part)
-            follows_mark = attachment is not None
-        self._kept[index] = list(content)
-        self._loaded[index] = [part if one is None else one for part, one in zip(content, found, strict=True)]
+                text += ("" if follows_mark else "\n") + self._text_of(f"{place}[{number}]", part)
+            follows_mark = is_attachment(part)
         return {**message, "content": text}
+
+    def _read(self, index: int, place: str, part: object) -> Attachment | OmittedAttachment | None:
+        """Return the attachment of a part. Raises the refusal of one that may not be left out."""
+        found = self._read_part(place, part)
+        if found is not None and isinstance(part, Mapping):
+            check_attachment_part(place, part, self._ignored)
+        if is_attachment(found) and index != self._last_of_user:
+            modality: Literal["image", "audio"] = "image" if isinstance(found, Image) else "audio"
+            return found if modality in self._modalities else OmittedAttachment(modality, place)
+        if isinstance(found, OmittedAttachment) and found.error is not None and index == self._last_of_user:
+            raise found.error
+        return found
+
+    def _shown(self, part: object, found: Attachment | OmittedAttachment | None) -> object:
+        """Return an attachment, or the text that takes its place; any other part itself."""
+        if not isinstance(found, OmittedAttachment):
+            return part if found is None else found
+        self._omitted.setdefault(found.modality, []).append(found)
+        return {"type": "text", "text": found.text}
+
+    def _text_of(self, place: str, part: object) -> str:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if not isinstance(kind, str) or kind not in TEXT_MEMBERS:
+            raise InvalidType(f"{place} must be a text part, an image or audio, not {kind!r:.80}")
+        return text_of_part(place, part, self._ignored)[1]
+
+
+def _role_of(message: object) -> object:
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
+def _omission(omitted: Sequence[OmittedAttachment]) -> str:
+    first = omitted[0]
+    kind = "images" if first.modality == "image" else "audio"
+    more = f" (and for {len(omitted) - 1} more)" if len(omitted) > 1 else ""
+    return f"{first.place}: this model takes no {kind}; the prompt has {first.text!r} in its place{more}"
 
 
 def _with_contents(messages: Sequence[Mapping[str, Any]], contents: Mapping[int, list[Any]]) -> list[dict[str, Any]]:
@@ -127,16 +214,6 @@ def _with_contents(messages: Sequence[Mapping[str, Any]], contents: Mapping[int,
         {**message, "content": contents[index]} if index in contents else dict(message)
         for index, message in enumerate(messages)
     ]
-
-
-def _text_of(name: str, part: object) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        raise InvalidType(f"{name} must be a text part, an image or audio, not {kind!r:.80}")
-    unknown = next((key for key in part if key not in ("type", "text")), None)
-    if unknown is not None:
-        raise InvalidParams(f"{name}.{str(unknown)[:80]} is not known; a part of this type has type and text")
-    return validation.text(f"{name}.text", part.get("text"))
 
 
 def _encoded(rendered: RenderedPrompt, begin: int, end: int, tokenizer: Tokenizer) -> list[int]:

@@ -28,7 +28,7 @@ def for_template(
         source: The template's Jinja source.
 
     Raises:
-        InvalidParams: The template needs arguments of tool calls as JSON, and some are not.
+        InvalidParams: The template needs arguments of tool calls as objects, and some nest too deep or are too long.
         TemplateError: The template has no system messages, and there is only one.
     """
     fitted = [dict(message) for message in messages]
@@ -77,15 +77,15 @@ def _with_objects(place: str, calls: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 
 def _object_of(place: str, arguments: str) -> Mapping[str, Any] | None:
-    """Return arguments as an object, which the template needs."""
+    """Return arguments as an object, which the template needs; a text that is no object becomes its only member."""
     try:
         found = json.loads(arguments, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InvalidParams(f"{place} must be JSON, which this model's chat template needs: {error}") from None
+    except ValueError:
+        return {"arguments": arguments}
+    except RecursionError:
+        raise InvalidParams(f"{place} is nested more than {MAX_ARGUMENTS_DEPTH} deep") from None
     if found is not None and not isinstance(found, dict):
-        raise InvalidParams(
-            f"{place} must be a JSON object, which this model's chat template needs, not {arguments:.80}"
-        )
+        found = {"arguments": found}
     checked: Mapping[str, Any] | None = checked_json(place, found, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
     return checked
 

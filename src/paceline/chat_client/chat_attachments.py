@@ -23,9 +23,6 @@ def read_attachment(name: str, part: object) -> Attachment | None:
     if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
         return None
     kind: str = part["type"]
-    unknown = next((key for key in part if key not in ("type", kind)), None)
-    if unknown is not None:
-        raise InvalidParams(f"{name}.{str(unknown)[:80]} is not known; a part of this type has type and {kind}")
     if kind not in part:
         raise InvalidParams(f"{name}.{kind} is missing")
     value = part[kind]

@@ -23,7 +23,15 @@ from paceline.chat import (
 from paceline.chat.chat_media import ChatMedia, Segment
 from paceline.chat_client.chat_arguments import ChatArguments
 from paceline.chat_client.chat_attachments import read_attachment
-from paceline.chat_client.chat_reply import ChatReply, Message, is_whole, reply_message, reply_of, result_message
+from paceline.chat_client.chat_reply import (
+    ChatReply,
+    Message,
+    is_whole,
+    plain_messages,
+    reply_message,
+    reply_of,
+    result_message,
+)
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import Completion
@@ -52,7 +60,7 @@ class ChatCall:
             chat_format: The format of its template.
             history: Of the conversation, if there were turns before.
         """
-        self._messages = cast("Sequence[Any]", messages)  # `prepare` checks them
+        self._messages = cast("Sequence[Any]", plain_messages(messages))  # `prepare` checks them
         self._arguments = arguments
         self._format = chat_format
         self._history = TokenHistory() if history is None else history
@@ -105,13 +113,13 @@ class ChatCall:
 
     def prepare(self, engine: EngineClient) -> Request:
         """Prepare the next round for an engine. Raises what is wrong with the conversation, its options or its length."""
-        images = ChatMedia(self._messages, read_attachment, self._history.nonce)
+        images = ChatMedia(self._messages, read_attachment, self._history.nonce, engine.model.modalities)
         turn = self._arguments.turn(images.messages, len(self._rounds))
         self._messages = images.restored(turn.messages)
         options = self._arguments.options_after(len(self._rounds))
         prepared = prepare_chat(self._format, turn, options, self._arguments.params)
         if not self._rounds:
-            for warning in prepared.warnings:
+            for warning in (*images.warnings, *prepared.warnings):
                 _log.warning("%s", warning)
         prompt = self._prompt(prepared, images)
         wanted = dataclasses.replace(

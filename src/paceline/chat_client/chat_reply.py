@@ -79,6 +79,20 @@ def reply_message(message: ParsedMessage) -> Message:
     return made
 
 
+def plain_messages(messages: object) -> object:
+    """Return a conversation with mappings in place of generated messages and of SDKs' objects (pydantic models)."""
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+        return messages  # refused when it is parsed
+    return [_plain_message(message) for message in messages]
+
+
+def _plain_message(message: Any) -> Any:
+    if isinstance(message, ParsedMessage):
+        return reply_message(message)
+    is_model = not isinstance(message, (Mapping, type)) and callable(getattr(message, "model_dump", None))
+    return message.model_dump() if is_model else message
+
+
 def _call_message(call: ToolCall) -> Mapping[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 

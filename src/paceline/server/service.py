@@ -313,21 +313,21 @@ class Service:
             "special": self.settings.special,
         }
 
-    async def request_media(self, *values: object) -> RequestMedia:
+    async def request_media(self, *values: object, in_chat: bool = False) -> RequestMedia:
         """Return the reader of a request's images; those at URLs are fetched, where that is allowed.
 
-        values: what of the request's body may have images. Raises as `engine`; `ServerDraining` and `QueueFull` where images
-        would be fetched for a request that is rejected.
+        values: the parts of the request's body that may have images. in_chat: as `RequestMedia` has it. Raises as `engine`;
+        `ServerDraining` and `QueueFull` where images would be fetched for a request that is rejected.
         """
         engine, fetcher, most = self.engine(), self.media_fetcher, self.settings.max_images
         if fetcher is None:
-            return RequestMedia(lambda: engine.model.modalities, max_images=most)
+            return RequestMedia(lambda: engine.model.modalities, max_images=most, in_chat=in_chat)
         urls = await asyncio.to_thread(remote_urls, values, most) if "image" in engine.model.modalities else ()
         if urls:
             self.check_accepting()
             self._check_room()
         fetched = await fetcher.fetch_all(urls, ByteReservation.current.get())
-        return RequestMedia(lambda: engine.model.modalities, max_images=most, fetched=fetched)
+        return RequestMedia(lambda: engine.model.modalities, max_images=most, fetched=fetched, in_chat=in_chat)
 
     async def read_slots(self) -> SlotsSnapshot:
         """Return what runs in the engine's slots. Raises as `engine`."""

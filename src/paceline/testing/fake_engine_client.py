@@ -67,7 +67,7 @@ class FakeEngineClient(InProcessEngine):
         self.limits = dataclasses.replace(limits, max_draft=config.max_draft, min_draft=config.min_draft)
         self.config = config = dataclasses.replace(config, num_slots=self.limits.num_slots)
         self.metrics = Metrics(self.limits.num_slots)
-        self.model: Any = SimpleNamespace(metadata={}, chat_templates={})
+        self.model: Any = SimpleNamespace(metadata={}, chat_templates={}, modalities=frozenset({"text"}))
         self.tokenizer: Any = FakeTokenizer()
         self.sampling_defaults = SamplingParams()
         self._clock, self._backend = MonotonicClock(), fake

@@ -8,11 +8,12 @@ import pytest
 from tests.pictures import picture
 
 from paceline.chat import RenderedPrompt, next_turn
-from paceline.chat.chat_media import ChatMedia
+from paceline.chat.chat_media import ChatMedia, OmittedAttachment
 from paceline.chat_client.chat_attachments import parsed_with_attachments, read_attachment
 from paceline.chat_client.token_history import TokenHistory
 from paceline.errors import InvalidParams, TemplateError, Unsupported
 from paceline.media import Image
+from paceline.server.media_input.request_media import known_attachment
 
 NONCE = "0123456789abcdef"
 ONE, OTHER = Image(picture(1)), Image(picture(2))
@@ -41,11 +42,54 @@ def text(value: str) -> dict[str, str]:
     return {"type": "text", "text": value}
 
 
-def test_unknown_members_of_texts_are_refused_beside_an_image() -> None:
+def test_unknown_members_of_texts_are_reported_beside_an_image() -> None:
     """As they are in messages without one."""
-    content = [{**text("a"), "colour": "red"}, ONE]
-    with pytest.raises(InvalidParams, match=r"messages\[0\].content\[0\].colour is not known; .* has type and text"):
-        chat_media([{"role": "user", "content": content}])
+    content = [{**text("a"), "colour": "red", "cache_control": {}}, ONE]
+    images = chat_media([{"role": "user", "content": content}])
+    assert images.warnings == ("messages[0].content[0].colour: accepted, and without a meaning here",)
+    url = {"url": ONE.to_url(), "detail": "low", "uuid": 5}
+    shown = [{"type": "image_url", "image_url": url, "cache_control": {}}, {"type": "image", "image": ONE, "detail": 5}]
+    assert chat_media([{"role": "user", "content": shown}]).warnings == (
+        "messages[0].content[0].image_url.uuid: accepted, and without a meaning here",
+        "messages[0].content[1].detail: accepted, and without a meaning here",
+    )
+
+
+def test_a_model_that_cannot_see_gets_a_text_in_place_of_images() -> None:
+    """In earlier turns, results of tools and the assistant's messages; the last message of the user keeps its own."""
+    parts = [text("a"), ONE, OTHER, text("b")]
+    messages: Any = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": [ONE]},
+        {"role": "user", "content": [ONE]},
+        {"role": "tool", "content": [ONE]},
+    ]
+    images = ChatMedia(messages, read_attachment, NONCE, modalities=("text", "audio"))
+    placeholder = text("[image omitted: this model cannot see]")
+    shown: Any = images.messages
+    assert [one["content"] for one in shown[:2]] == [[text("a"), placeholder, placeholder, text("b")], [placeholder]]
+    assert shown[3]["content"] == [placeholder]
+    assert images.attachments == [ONE]
+    assert images.restored(shown) == messages
+    (warning,) = images.warnings
+    assert warning == (
+        "messages[0].content[1]: this model takes no images; the prompt has '[image omitted: this model cannot see]' in its "
+        "place (and for 3 more)"
+    )
+
+
+def test_an_attachment_that_was_not_read_is_refused_in_the_last_message_of_the_user() -> None:
+    """By the error that it brings, unless it is of an earlier turn."""
+    omitted = OmittedAttachment("audio", "x", Unsupported("x: no audio"))
+    message = {"role": "user", "content": [omitted, text("a")]}
+    turn = next_turn([message, {"role": "user", "content": "b"}], read_part=known_attachment)
+    assert turn.media is None
+    assert turn.messages[0]["content"] == [text("[audio omitted: this model cannot hear]"), text("a")]
+    assert turn.warnings == (
+        "x: this model takes no audio; the prompt has '[audio omitted: this model cannot hear]' in its place",
+    )
+    with pytest.raises(Unsupported, match="x: no audio"):
+        next_turn([message], read_part=known_attachment)
 
 
 def test_contents_become_texts_with_marks() -> None:
@@ -130,7 +174,6 @@ def test_a_template_that_loses_an_image_is_refused(template: str) -> None:
         ),
         ({"type": "image_url", "image_url": "data:,x"}, r"image_url: an image must be"),
         ({"type": "image", "image": "/no/such.png"}, r"content\[1\].image: .*no/such.png"),
-        ({"type": "image", "image": ONE, "detail": "low"}, r"content\[1\].detail is not known"),
         ({"type": "image"}, r"content\[1\].image is missing"),
         ({"type": "text"}, r"content\[1\].text"),
         ({"type": "input_audio"}, r"content\[1\].input_audio is missing"),

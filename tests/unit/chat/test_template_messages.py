@@ -41,24 +41,29 @@ def test_contents_are_what_the_template_takes(text: bool, typed: bool, of_text: 
 
 
 def test_arguments_are_objects_where_the_template_wants_them() -> None:
-    """They come as text; a text that is no JSON is refused then, with its place."""
+    """They come as text; a text that is no object becomes the only member of one, and too deep ones are refused."""
     message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     assert fitted([message])[0]["tool_calls"] == [CALL]
     found = fitted([message], supports_object_arguments=True)
     assert found[0]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
     broken = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}
     assert fitted([broken])[0]["tool_calls"][0]["function"]["arguments"] == "{x"
-    with pytest.raises(InvalidParams, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments must be JSON"):
-        fitted([broken], supports_object_arguments=True)
+    for text, wrapped in {
+        "{x": "{x",
+        "NaN": "NaN",
+        '{"a": ' * 100 + "1": '{"a": ' * 100 + "1",
+        "5": 5,
+        "[1]": [1],
+        '"x"': "x",
+    }.items():
+        broken["tool_calls"][0]["function"]["arguments"] = text  # type: ignore[index]
+        found = fitted([broken], supports_object_arguments=True)
+        assert found[0]["tool_calls"][0]["function"]["arguments"] == {"arguments": wrapped}
     for arguments in (
-        "5",
-        "[1]",
-        '"x"',
-        "NaN",
         '{"a": 1e999}',
         '{"a": "\\ud800"}',
         '{"a":' + "[" * 100_000,
-        '{"a": ' * 100 + "1",
+        "[" * 70 + "]" * 70,
     ):
         wrong = {
             "role": "assistant",

@@ -35,6 +35,25 @@ def test_a_last_message_is_continued_where_that_is_asked_for(
     assert next_turn(messages, **asked) == Turn(messages, generates, continues)
 
 
+def test_a_prefix_is_continued() -> None:
+    """An assistant's last message with `prefix` is, whatever the server's default; the request may say otherwise."""
+    prefix = {**BEGUN, "prefix": True}
+    assert next_turn([USER, prefix]) == Turn([USER, BEGUN], False, True)
+    assert next_turn([USER, prefix], continues=False) == Turn([USER, BEGUN])
+    assert next_turn([USER, {**BEGUN, "prefix": False}]) == Turn([USER, BEGUN])
+    assert next_turn([USER, prefix, USER]) == Turn([USER, BEGUN, USER])
+    assert next_turn([USER, {**BEGUN, "content": "", "prefix": True}]) == Turn([USER])
+    with pytest.raises(InvalidParams, match=r"messages\[1\]\.prefix must be True or False, not 1"):
+        next_turn([USER, {**BEGUN, "prefix": 1}])
+
+
+def test_ignored_members_are_warnings_of_the_turn() -> None:
+    """With and without attachments in the conversation."""
+    wanted = ("messages[0].colour: accepted, and without a meaning here",)
+    assert next_turn([{**USER, "colour": 1}]).warnings == wanted
+    assert next_turn([{**USER, "colour": 1}], read_part=lambda _place, _part: None).warnings == wanted
+
+
 def test_an_empty_beginning_is_none() -> None:
     """A new message begins after the one before it."""
     for nothing in ("", [{"type": "text", "text": ""}]):

@@ -104,7 +104,7 @@ def test_messages_have_no_limit_unless_params_say(chats: FakeChats) -> None:
         ("Hello", {}, "must be a list of messages, not str"),
         (None, {}, "must be a list of messages"),
         ([{"role": "user", "content": "\ud800"}], {}, "content"),
-        ([{"role": "tool", "content": "4", "tool_call_id": "x"}], {}, "no earlier message has that call"),
+        ([{"role": "tool", "tool_call_id": "x"}], {}, "content is missing"),
         (HELLO, {"tool": [add]}, "did you mean 'tools'"),
         (HELLO, {"tools": [3]}, "must be an object"),
         (HELLO, {"tools": [add, add]}, "earlier one"),

@@ -223,7 +223,7 @@ def test_a_later_message_that_fails_ends_the_stream(script: Callable[..., None])
 
 def test_a_conversation_has_the_whole_turn(chats: FakeChats, script: Callable[..., None]) -> None:
     """Calls and results too, once the terminal chunk has been read."""
-    chats._engine.model = type("FakeModel", (), {"fingerprint": b"x"})()  # type: ignore[misc, assignment]
+    chats._engine.model = type("FakeModel", (), {"fingerprint": b"x", "modalities": ()})()  # type: ignore[misc, assignment]
     script(calling(ONE), ParsedMessage("three"))
     talk = Conversation(chats, tools=[add], **SHORT)
     with talk.stream("1 + 2?") as stream:
@@ -236,7 +236,7 @@ def test_a_conversation_has_no_turn_that_ended_between_its_messages(
     chats: FakeChats, script: Callable[..., None]
 ) -> None:
     """Calls without their results would be refused by templates; the next turn goes on from before."""
-    chats._engine.model = type("FakeModel", (), {"fingerprint": b"x"})()  # type: ignore[misc, assignment]
+    chats._engine.model = type("FakeModel", (), {"fingerprint": b"x", "modalities": ()})()  # type: ignore[misc, assignment]
     script(calling(ONE, TWO), ParsedMessage("fine"))
     talk = Conversation(chats, tools=[add], **SHORT)
     with talk.stream("1 + 2?") as stream:

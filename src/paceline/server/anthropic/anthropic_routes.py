@@ -30,7 +30,7 @@ def routes(service: Service) -> APIRouter:
     async def messages(body: MessageBody, request: Request) -> Response:
         """Generate the assistant's next message, as Anthropic's endpoint; with `stream` as server-sent events."""
         base, streaming = service.sampling(MESSAGE_DEFAULTS), bool(body.stream)
-        media = await service.request_media(body.messages)
+        media = await service.request_media(body.messages, in_chat=True)
         parsed = await asyncio.to_thread(_parsed, service, body, base, media)
         running = await start_chat(
             service,
@@ -68,7 +68,7 @@ def routes(service: Service) -> APIRouter:
     async def count_tokens(body: TokenCountBody) -> Response:
         """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
         service.check_accepting()
-        chat_format, media = service.chat_format(), await service.request_media(body.messages)
+        chat_format, media = service.chat_format(), await service.request_media(body.messages, in_chat=True)
 
         def counted() -> int:
             parsed = _parsed(service, body, SamplingParams(), media)

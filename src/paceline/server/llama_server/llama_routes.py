@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,14 +151,15 @@ def _token_routes(service: Service) -> APIRouter:
     @router.post("/apply-template", summary="Messages to the text of a prompt")
     async def apply_template(body: TemplateBody) -> Response:
         """Return `prompt`: the text that the chat template renders, with the media marker for each image."""
-        media = await service.request_media(body.messages)
-        rendered = await asyncio.to_thread(_render, service, body, media)
-        return await large_json_response({"prompt": rendered} | _warnings(body))
+        media = await service.request_media(body.messages, in_chat=True)
+        rendered, warnings = await asyncio.to_thread(_render, service, body, media)
+        return await large_json_response({"prompt": rendered} | _warnings(body, warnings))
 
     return router
 
 
-def _render(service: Service, body: TemplateBody, media: RequestMedia) -> str:
+def _render(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[str, tuple[str, ...]]:
+    """Return the prompt of a conversation, and warnings about the conversation."""
     asked = body.continue_final_message
     if isinstance(asked, str) and asked != "content":
         raise Unsupported(f'continue_final_message must be true, false or "content", not {asked!r:.80}')
@@ -176,7 +178,8 @@ def _render(service: Service, body: TemplateBody, media: RequestMedia) -> str:
         kwargs=service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort),
     )
     text = service.chat_format().render_turn(turn, options).text
-    return text if turn.media is None else turn.media.with_marker(text, service.media_marker)
+    shown = text if turn.media is None else turn.media.with_marker(text, service.media_marker)
+    return shown, turn.warnings
 
 
 def _tokenize(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
@@ -202,6 +205,6 @@ def _piece_body(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-def _warnings(body: LlamaBody) -> dict[str, Any]:
-    warnings = body.ignored()
+def _warnings(body: LlamaBody, more: Sequence[str] = ()) -> dict[str, Any]:
+    warnings = [*body.ignored(), *more]
     return {"warnings": warnings} if warnings else {}

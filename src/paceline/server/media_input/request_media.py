@@ -7,13 +7,14 @@ on the event loop: base64 of many megabytes takes a while.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal
 
 from paceline import validation
+from paceline.chat.chat_media import OmittedAttachment
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.media import MAX_SECONDS, Attachment, Audio, Image, audio_format, is_attachment
 from paceline.media.source_bytes import decoded_base64, without_breaks
-from paceline.server.api_errors import invalid_request
+from paceline.server.api_errors import ApiException, invalid_request
 from paceline.server.media_input.remote_urls import is_remote
 
 _FORMATS: Final = {
@@ -33,10 +34,18 @@ Fetched = Mapping[str, bytes | PacelineError]
 
 
 class RequestMedia:
-    """Reads the images and audio of one request, and counts them."""
+    """Reads the images and audio of one request, and counts them.
+
+    In a chat, the methods return an `OmittedAttachment` for an attachment that the model cannot take.
+    """
 
     def __init__(
-        self, modalities: Callable[[], Collection[str]], *, max_images: int, fetched: Fetched | None = None
+        self,
+        modalities: Callable[[], Collection[str]],
+        *,
+        max_images: int,
+        fetched: Fetched | None = None,
+        in_chat: bool = False,
     ) -> None:
         """Begin with none.
 
@@ -44,31 +53,35 @@ class RequestMedia:
             modalities: Returns what the model takes, see `Model.modalities`; called when there is one.
             max_images: Most images and audio of the request.
             fetched: What its URLs are; None: this server fetches nothing.
+            in_chat: Whether the attachments are of a conversation. `ChatMedia` then decides about attachments that the model
+                cannot take and about unknown members; otherwise both are errors.
         """
         self._modalities, self._max_images, self._fetched = modalities, max_images, fetched
+        self._in_chat = in_chat
         self._num_images, self._num_seconds = 0, 0.0
 
-    def read_part(self, place: str, part: object) -> Attachment | None:
+    def read_part(self, place: str, part: object) -> Attachment | OmittedAttachment | None:
         """Return the image or audio of a part of OpenAI's chats; None for other parts. A `PartReader`.
 
         Raises `InvalidParams`, and `ApiException` (400) where the server or its model takes none such.
         """
         if isinstance(part, Mapping) and part.get("type") == "input_audio":
-            _check_members(place, part, ("type", "input_audio"))
+            self._check_members(place, part, ("type", "input_audio"))
             return self.of_audio(f"{place}.input_audio", part.get("input_audio"))
         if not isinstance(part, Mapping) or part.get("type") != "image_url":
             return None
-        _check_members(place, part, ("type", "image_url"))
+        self._check_members(place, part, ("type", "image_url"))
         place, value = f"{place}.image_url", part.get("image_url")
         if isinstance(value, Mapping):
-            _check_members(place, value, ("url", "detail"))
+            self._check_members(place, value, ("url", "detail"))
             check_detail(place, value.get("detail"))
             value = value.get("url")
         return self.of_url(place, value)
 
-    def of_url(self, place: str, url: object) -> Image:
+    def of_url(self, place: str, url: object) -> Image | OmittedAttachment:
         """Return the image of a data URL, of base64 alone, or of a URL that was fetched. Raises as `read_part`."""
-        self._begin(place)
+        if (omitted := self._begin(place)) is not None:
+            return omitted
         text = validation.text(place, url)
         if is_remote(text):
             return self._read(place, lambda: Image(self._fetched_bytes(place, text), name=place))
@@ -78,9 +91,10 @@ class RequestMedia:
         _check_label(place, text[len("data:") :].partition(",")[0].partition(";")[0], image)
         return image
 
-    def of_audio(self, place: str, value: object) -> Audio:
+    def of_audio(self, place: str, value: object) -> Audio | OmittedAttachment:
         """Return the audio of an object with data in base64 and their format. Raises as `read_part`."""
-        self._begin(place, "audio")
+        if (omitted := self._begin(place, "audio")) is not None:
+            return omitted
         try:
             audio = Audio.from_part(value, name=place)
         except PacelineError as error:
@@ -93,7 +107,7 @@ class RequestMedia:
             )
         return audio
 
-    def of_data(self, place: str, data: object) -> Attachment:
+    def of_data(self, place: str, data: object) -> Attachment | OmittedAttachment:
         """Return the image or audio of a file in base64, as it begins. Raises as `read_part`."""
         text = validation.text(place, data)
         begin = without_breaks(text[:_MAX_SHOWN])
@@ -104,9 +118,10 @@ class RequestMedia:
             is_audio = False  # `of_base64` says what is wrong
         return self.of_audio(place, {"data": text}) if is_audio else self.of_base64(place, text)
 
-    def of_base64(self, place: str, data: object, media_type: str = "") -> Image:
+    def of_base64(self, place: str, data: object, media_type: str = "") -> Image | OmittedAttachment:
         """Return the image of a file in base64. media_type: what it is labelled as; empty: it has no label."""
-        self._begin(place)
+        if (omitted := self._begin(place)) is not None:
+            return omitted
         image = self._of_base64(place, validation.text(place, data))
         _check_label(place, media_type, image)
         return image
@@ -116,23 +131,32 @@ class RequestMedia:
             raise InvalidParams(f"{place} is empty; give it an image")
         return self._read(place, lambda: Image.from_url(f"data:;base64,{data}", name=place))
 
-    def _begin(self, place: str, modality: str = "image") -> None:
-        """Count an image or audio. Raises where there may be none."""
+    def _begin(self, place: str, modality: Literal["image", "audio"] = "image") -> OmittedAttachment | None:
+        """Count an image or audio. Raises where there may be none, or returns that it is omitted."""
         if modality not in self._modalities():
             kind = "images" if modality == "image" else modality
-            _refuse(
+            refusal = _refusal(
                 f"{place}: this model takes no {kind}; start the server with its multimodal projector (--mmproj), or leave "
                 f"{kind} out"
             )
+            if self._in_chat:
+                return OmittedAttachment(modality, place, refusal)
+            raise refusal
         self._num_images += 1
         if self._num_images > self._max_images:
             raise InvalidParams(
                 f"{place}: a request may have {self._max_images} images and audio (--max-images); leave some out"
             )
+        return None
+
+    def _check_members(self, place: str, value: Mapping[Any, Any], known: Collection[str]) -> None:
+        for name, member in value.items():
+            if not self._in_chat and name not in known and member is not None:
+                raise InvalidParams(f"{place}.{str(name)[:_MAX_SHOWN]} is not known; there are {', '.join(known)}")
 
     def _fetched_bytes(self, place: str, url: str) -> bytes:
         if self._fetched is None:
-            _refuse(
+            raise _refusal(
                 f"{place}: this server fetches no images from the web, unless it is started with --media-domains; send the data "
                 "themselves"
             )
@@ -151,21 +175,15 @@ class RequestMedia:
             raise type(error)(f"{place}: {str(error).removeprefix('image_url ')}") from None
 
 
-def known_attachment(_place: str, part: object) -> Attachment | None:
+def known_attachment(_place: str, part: object) -> Attachment | OmittedAttachment | None:
     """Return a part that was read before; the `PartReader` of conversations that come from other shapes."""
-    return part if is_attachment(part) else None
+    return part if is_attachment(part) or isinstance(part, OmittedAttachment) else None
 
 
 def check_detail(place: str, detail: object) -> None:
     """Check how closely OpenAI's models look; it has no effect on others. Raises `InvalidParams`."""
     if detail is not None:
         validation.choice(f"{place}.detail", detail, _DETAILS)
-
-
-def _check_members(place: str, value: Mapping[Any, Any], known: Collection[str]) -> None:
-    for name, member in value.items():
-        if name not in known and member is not None:
-            raise InvalidParams(f"{place}.{str(name)[:_MAX_SHOWN]} is not known; there are {', '.join(known)}")
 
 
 def _check_label(place: str, label: str, image: Image) -> None:
@@ -178,6 +196,6 @@ def _check_label(place: str, label: str, image: Image) -> None:
         )
 
 
-def _refuse(message: str) -> NoReturn:
-    """Raise a 400 also in APIs that have a 501: without the image the request would be served."""
-    raise invalid_request(message, message.partition("[")[0].partition(":")[0], Unsupported.code)
+def _refusal(message: str) -> ApiException:
+    """Return a 400 also in APIs that have a 501: without the image the request would be served."""
+    return invalid_request(message, message.partition("[")[0].partition(":")[0], Unsupported.code)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from paceline import validation
+from paceline.chat.chat_media import OmittedAttachment
 from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES, MAX_TOOL_CALLS
 from paceline.chat.json_values import checked_json
 from paceline.errors import InvalidParams, InvalidType
@@ -80,7 +81,7 @@ class _OpenCalls:
             del self._by_name[name][call_id]
 
 
-def images_of(place: str, images: object, media: RequestMedia) -> list[Image]:
+def images_of(place: str, images: object, media: RequestMedia) -> list[Image | OmittedAttachment]:
     """Return images that are given as a list of base64. Raises as `RequestMedia.of_base64`."""
     if images is None:
         return []
@@ -89,7 +90,7 @@ def images_of(place: str, images: object, media: RequestMedia) -> list[Image]:
     return [media.of_base64(f"{place}[{index}]", one) for index, one in enumerate(images)]
 
 
-def with_images(text: str, images: list[Image]) -> str | list[Any]:
+def with_images(text: str, images: list[Image | OmittedAttachment]) -> str | list[Any]:
     """Return a content of images and the text behind them."""
     if not images:
         return text

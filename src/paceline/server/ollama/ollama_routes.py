@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from paceline.chat import Turn, next_turn
 from paceline.engine.arguments import embedding_options
 from paceline.engine.results import checked_dimensions, vectors
 from paceline.errors import Unsupported
-from paceline.media import Image
 from paceline.server.api_errors import invalid_request, ollama_error_event
 from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, JsonRoute, encode_in_parts
 from paceline.server.media_input.request_media import known_attachment
@@ -68,7 +67,7 @@ def _generation_routes(service: Service) -> APIRouter:
         reply = _reply(service, body, parsed, is_chat=True)
         if not body.messages and isinstance(body.messages, list | None):
             return _json(loaded_body(reply, unloads=is_unload(body)))
-        media = await service.request_media()
+        media = await service.request_media(in_chat=True)
         return await _chat(
             service, request, body, parsed, reply, lambda: _turn(service, ollama_conversation(body.messages, media))
         )
@@ -141,7 +140,7 @@ async def _complete(
     service: Service,
     request: Request,
     body: OllamaGenerateBody,
-    images: list[Image],
+    images: Sequence[object],
     parsed: ParsedOllama,
     reply: OllamaReply,
 ) -> Response:

@@ -65,7 +65,7 @@ def routes(service: Service) -> APIRouter:
         streaming = bool(body.stream)
         with _naming_field(body):
             parsed = await asyncio.to_thread(parse_chat, body, base, service.options(request, body.model))
-            media = await service.request_media(body.messages)
+            media = await service.request_media(body.messages, in_chat=True)
             running = await start_chat(
                 service,
                 request,
@@ -104,7 +104,10 @@ def routes(service: Service) -> APIRouter:
         """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
         base = service.sampling(CHAT_DEFAULTS)
         with _naming_field(body):
-            options, media = service.options(request, body.model), await service.request_media(body.messages)
+            options, media = (
+                service.options(request, body.model),
+                await service.request_media(body.messages, in_chat=True),
+            )
             num_tokens = await asyncio.to_thread(_count, service, body, base, options, media)
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
 

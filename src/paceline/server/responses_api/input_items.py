@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline import validation
+from paceline.chat.chat_media import OmittedAttachment
 from paceline.chat.conversation import MAX_MESSAGES
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media import Attachment
@@ -146,7 +147,7 @@ def _content(place: str, value: str | Sequence[Mapping[str, str]], media: Reques
     return parts
 
 
-def _attachment_of(place: str, part: Mapping[str, Any], media: RequestMedia) -> Attachment:
+def _attachment_of(place: str, part: Mapping[str, Any], media: RequestMedia) -> Attachment | OmittedAttachment:
     if part["type"] == "input_audio":
         return media.of_audio(f"{place}.input_audio", part["input_audio"])
     name = next(name for name in ("image_url", "file_data", "file_url") if name in part)

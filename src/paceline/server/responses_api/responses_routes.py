@@ -129,7 +129,7 @@ async def _parse(
         return asked, items if before is None else before.conversation + items
 
     asked, items = await asyncio.to_thread(parse)
-    media = await service.request_media(asked.earlier, asked.items)
+    media = await service.request_media(asked.earlier, asked.items, in_chat=True)
     return replace(asked, chat_options=service.chat_options(asked.chat_options)), items, media
 
 

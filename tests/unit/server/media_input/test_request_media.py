@@ -14,6 +14,7 @@ from tests.media_requests import DATA, FILE, URL, image_part, request_media
 from tests.pictures import bmp, gif_header, jpeg_header, picture, png_chunk, png_of
 from tests.sounds import wav_of_bytes
 
+from paceline.chat.chat_media import OmittedAttachment
 from paceline.errors import InvalidParams, PacelineError
 from paceline.media import MAX_SECONDS, Image
 from paceline.server.api_errors import ApiException, api_error_of
@@ -114,6 +115,22 @@ def test_a_model_without_a_projector_takes_none() -> None:
         media.read_part(PLACE, image_part())
     found = raised.value.api_error
     assert (found.status, found.code, found.param) == (400, "unsupported", "messages")
+
+
+def test_a_chat_may_go_on_without_what_its_model_cannot_take() -> None:
+    """Nothing is read or counted; unknown members are left to the conversation."""
+    media = request_media(modalities=("text",), max_images=1, in_chat=True)
+    for _ in range(3):
+        omitted = media.read_part(PLACE, {**image_part(), "cache_control": {}})
+        assert isinstance(omitted, OmittedAttachment)
+        assert (omitted.modality, omitted.place) == ("image", f"{PLACE}.image_url")
+        assert "takes no images" in str(omitted.error)
+    heard = media.of_audio(PLACE, "no audio at all")
+    assert isinstance(heard, OmittedAttachment)
+    assert heard.text == "[audio omitted: this model cannot hear]"
+    assert isinstance(media.of_url(PLACE, REMOTE), OmittedAttachment)
+    seeing = request_media(in_chat=True)
+    assert isinstance(seeing.read_part(PLACE, {**image_part(), "cache_control": {}}), Image)
 
 
 def test_images_are_counted() -> None:

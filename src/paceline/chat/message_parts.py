@@ -1,0 +1,124 @@
+"""Parts of a message's content as texts, and warnings about members that have no meaning here. Pure; any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from paceline import validation
+from paceline.errors import InvalidParams, InvalidType, Unsupported
+
+TEXT_MEMBERS: Mapping[str, str] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+    "reasoning": "text",
+}
+"""Types of parts that are texts, each with the member that has the text."""
+THINKING_TYPES = ("thinking", "reasoning")
+UNSUPPORTED_TYPES = ("image_url", "input_audio", "input_video", "file", "image", "audio", "video", "media_marker")
+
+_MAX_KINDS = 16
+_MAX_SHOWN = 80
+# Members that SDKs and providers add to parts, and that say nothing to a model.
+_SILENT = frozenset(
+    (
+        "annotations",
+        "cache_control",
+        "citations",
+        "closed",
+        "encrypted_content",
+        "id",
+        "index",
+        "logprobs",
+        "prompt_cache_breakpoint",
+        "provider_metadata",
+        "provider_options",
+        "provider_specific_fields",
+        "providerMetadata",
+        "providerOptions",
+        "signature",
+        "state",
+    )
+)
+_ATTACHMENT_MEMBERS = ("url", "detail", "data", "format")
+
+
+@dataclass(slots=True)
+class IgnoredMembers:
+    """Collects members of messages, parts and calls that have no meaning here; one warning for each kind, at most 17.
+
+    Attributes:
+        places: The first place of each kind, by owner ("message", "part", "call") and name.
+        num_more: Further members, after 16 kinds.
+    """
+
+    places: dict[tuple[str, str], str] = field(default_factory=dict)
+    num_more: int = 0
+
+    def check(self, place: str, owner: str, value: Mapping[Any, Any], known: Collection[str]) -> None:
+        """Collect the members of a value that are not null and not known."""
+        for name, member in value.items():
+            if member is None or name in known:
+                continue
+            kind = (owner, str(name)[:_MAX_SHOWN])
+            if kind in self.places:
+                continue
+            if len(self.places) < _MAX_KINDS:
+                self.places[kind] = f"{place}.{kind[1]}"
+            else:
+                self.num_more += 1
+
+    def warnings(self) -> list[str]:
+        """Return the sentences about what was collected."""
+        found = [f"{place}: accepted, and without a meaning here" for place in self.places.values()]
+        if self.num_more:
+            found.append(f"{self.num_more} more members of messages: accepted, and without a meaning here")
+        return found
+
+
+def text_of_part(place: str, part: object, ignored: IgnoredMembers) -> tuple[str, str]:
+    """Return the type of a text part and its text.
+
+    Raises:
+        InvalidParams: The part is malformed, or of an unknown type.
+        Unsupported: The part is an image, audio or file.
+    """
+    if not isinstance(part, Mapping):
+        raise InvalidType(f"{place} must be an object with type and text, not {type(part).__name__}")
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in UNSUPPORTED_TYPES:
+        refuse_unsupported(f"{place}.type", f"parts of the type {kind!r}")
+    kind = validation.choice(f"{place}.type", kind, tuple(TEXT_MEMBERS))
+    name = TEXT_MEMBERS[kind]
+    if name not in part:
+        raise InvalidParams(f"{place}.{name} is missing")
+    ignored.check(place, "part", part, {"type", name} | _SILENT)
+    value = part[name]
+    if kind == "thinking" and isinstance(value, list):
+        return kind, "".join(_thought(f"{place}.thinking[{index}]", one, ignored) for index, one in enumerate(value))
+    return kind, validation.text(f"{place}.{name}", value)
+
+
+def check_attachment_part(place: str, part: Mapping[Any, Any], ignored: IgnoredMembers) -> None:
+    """Collect the members without a meaning of a part that is an image or audio."""
+    kind = str(part.get("type"))
+    ignored.check(place, "part", part, {"type", kind} | _SILENT)
+    value = part.get(kind)
+    if isinstance(value, Mapping):
+        ignored.check(f"{place}.{kind}", kind, value, _ATTACHMENT_MEMBERS)
+
+
+def _thought(place: str, part: object, ignored: IgnoredMembers) -> str:
+    """Return the text of a part of a thinking part, which must be a plain text."""
+    if isinstance(part, Mapping) and part.get("type") == "thinking":
+        raise InvalidParams(f"{place}.type must be 'text', not 'thinking'")
+    return text_of_part(place, part, ignored)[1]
+
+
+def refuse_unsupported(place: str, what: str) -> NoReturn:
+    """Raise `Unsupported` for a known value that is not supported."""
+    raise Unsupported(f"{place}: {what} are not supported yet; leave them out")
