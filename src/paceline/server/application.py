@@ -34,6 +34,7 @@ from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, Route
 from paceline.server.middleware.awaited_streams import AwaitedStreams
 from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
+from paceline.server.middleware.rewriting import HeadAsGet, TrailingSlashes
 from paceline.server.ollama import ollama_routes
 from paceline.server.openai import openai_routes
 from paceline.server.pages import PageRoute, document_routes, server_facts, serves_page_file, start_page_routes
@@ -68,6 +69,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
+        redirect_slashes=False,
         middleware=server_middleware(service),
         lifespan=lifespan,
         responses=LLAMA_ERRORS,
@@ -99,7 +101,12 @@ def add_documents(app: FastAPI, settings: ServerSettings, page: WebPage) -> None
 def model_app(service: Service) -> FastAPI:
     """Return the application of one of several models: its routes without middleware. The service is closed elsewhere."""
     app = FastAPI(
-        docs_url=None, redoc_url=None, openapi_url=None, middleware=[Middleware(ErrorBoundary)], responses=LLAMA_ERRORS
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(ErrorBoundary)],
+        responses=LLAMA_ERRORS,
     )
     app.state.service = service
     add_error_handlers(app, service.api_error_of)
@@ -168,6 +175,8 @@ def server_middleware(service: ServedState) -> list[Middleware]:
         *([Middleware(AllowedHosts, (*settings.allowed_hosts, *settings.hosts))] if settings.checks_hosts else ()),
         *([cors] if settings.cors_origins else ()),
         Middleware(HeaderLimit, settings.max_header_bytes),
+        Middleware(HeadAsGet),
+        Middleware(TrailingSlashes, service.page),
         Middleware(ApiKeys, settings.api_keys, serves_page_file),
         Middleware(AwaitedStreams, service.kept.resumable_streams),
         Middleware(RequestLimit, service, settings.max_connections),
@@ -217,7 +226,6 @@ def health_routes(service: Service) -> APIRouter:
         ("/health/ready", ready, "Whether a request would be accepted"),
     ):
         router.add_api_route(path, endpoint, methods=["GET"], summary=summary)
-        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)  # monitors often send HEAD
     return router
 
 

@@ -2,6 +2,7 @@
 
     head not complete after body_timeout_s: 408   head too long: 431      no request after keep_alive_s: closed
     more connections than max_connections: 429    nothing read of a response for body_timeout_s: cut off
+    HTTP/1.0: responses without chunks
 
 On the event loop.
 """
@@ -12,6 +13,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from paceline.server.api_errors import DEFAULT_RETRY_S, ApiError, llama_error_body
@@ -29,6 +31,30 @@ _TOO_MANY = ApiError(
 _SLOW = ApiError(408, "timeout_error", "header_timeout", "the request's headers did not arrive in time")
 _LONG = ApiError(431, "invalid_request_error", "headers_too_large", "the request's headers are too long")
 _BAD = ApiError(400, "invalid_request_error", "invalid_http", "malformed HTTP/1.1 request")
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
+    """Wrap the application for a request of HTTP/1.0, which has no chunked transfer encoding.
+
+    The end of the connection, which uvicorn closes after each such request, ends a body without a Content-Length.
+    """
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = False
+
+        async def send_unframed(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unframed)
+
+    return run
 
 
 class Connection(HttpToolsProtocol):
@@ -89,7 +115,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._current = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, app if cycle.scope["http_version"] == "1.1" else _without_chunks(cycle, app))
 
     def _unsupported_upgrade_warning(self) -> None:
         """Do not warn: clients request other protocols, and installing packages would not help."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
@@ -31,7 +31,6 @@ def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)
-    @router.head("/", include_in_schema=False)
     async def start_page(request: Request) -> Response:
         root = request.scope.get("root_path", "")
         if page.files is not None:
@@ -65,20 +64,28 @@ async def file_response(files: PageFiles, path: str, request: Request) -> Respon
 
 
 class PageRoute(Route):
-    """The route of all files of a web page but /; where there is none of a path, other routes decide. It goes last."""
+    """The route of all files of a web page but /, and of its folders without a slash. It goes last: other routes win."""
 
     def __init__(self, files: PageFiles) -> None:
         self._files = files
         super().__init__("/{path:path}", self._send, methods=["GET"], include_in_schema=False)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a file of the page."""
-        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD") or not self._files.has(route_path(scope)):
+        """Match a file of the page, or the path of a folder that has an index."""
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            return Match.NONE, {}
+        path = route_path(scope)
+        if not self._files.has(path) and not self._files.has(path + "/"):
             return Match.NONE, {}
         return Match.FULL, {"endpoint": self.endpoint, "path_params": {}, _IS_PAGE_FILE: True}
 
     async def _send(self, request: Request) -> Response:
-        return await file_response(self._files, route_path(request.scope), request)
+        path = route_path(request.scope)
+        if self._files.has(path):
+            return await file_response(self._files, path, request)
+        root = request.scope.get("root_path", "")  # without scheme and host, which a proxy may have changed
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"{root}/{path.strip('/')}/{query}", 307)
 
 
 def serves_page_file(scope: Scope) -> bool:

@@ -31,7 +31,7 @@ _ADMINISTRATION = (
     ("POST", "/api/create"),
     ("POST", "/api/copy"),
     ("DELETE", "/api/delete"),
-    ("HEAD", "/api/blobs/{digest}"),
+    ("GET", "/api/blobs/{digest}"),  # clients send HEAD
     ("POST", "/api/blobs/{digest}"),
 )
 
@@ -47,12 +47,6 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
     _add_descriptions(router, service)
     _add_administration(router, service)
-
-    async def alive() -> Response:
-        """200, as the page at / has it."""
-        return Response()
-
-    router.add_api_route("/", alive, methods=["HEAD"], include_in_schema=False)
     return router
 
 

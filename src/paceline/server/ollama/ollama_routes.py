@@ -49,7 +49,7 @@ from paceline.server.vectors import can_embed, compute_vectors, tokenize_texts, 
 
 
 def routes(service: Service) -> APIRouter:
-    """Return the routes under /api, and HEAD /, by which Ollama's clients see whether there is a server."""
+    """Return the routes under /api."""
     router = APIRouter()
     router.include_router(_generation_routes(service))
     router.include_router(_embedding_routes(service))

@@ -69,6 +69,7 @@ def build_router_app(
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
+        redirect_slashes=False,
         middleware=[*server_middleware(service), Middleware(ModelDispatch, settings, service.models, routes)],
         lifespan=lifespan,
         responses=LLAMA_ERRORS,

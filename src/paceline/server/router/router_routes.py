@@ -100,7 +100,6 @@ def _health_routes(service: RouterService) -> APIRouter:
         ("/health/ready", ready, "Whether a request would be accepted"),
     ):
         router.add_api_route(path, endpoint, methods=["GET"], summary=summary)
-        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     return router
 
 
@@ -242,11 +241,6 @@ def _ollama_routes(service: RouterService) -> APIRouter:
         """Return the version of Ollama whose API this is, and paceline's own."""
         return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
 
-    async def alive() -> Response:
-        """200, as the page at / has it."""
-        return Response()
-
-    router.add_api_route("/", alive, methods=["HEAD"], include_in_schema=False)
     return router
 
 
