@@ -39,7 +39,9 @@ def test_texts_up_to_the_trained_length_are_embedded(
         whole = llm.embed([ids(TRAINED)])
         assert np.isfinite(whole).all()
         longer = ids(TRAINED + 1)
-        with pytest.raises(PromptTooLong, match=r"text 1 is too large: it has 3001 tokens, and 3000 .*truncate"):
+        with pytest.raises(
+            PromptTooLong, match=r"text 1 is too large: it has 3001 tokens, .* \(3000 tokens\).*truncate"
+        ):
             llm.embed([ids(5), longer])
         assert np.allclose(llm.embed([longer], truncate="right"), whole, atol=2e-3)
         assert np.allclose(llm.embed([longer], truncate="left"), llm.embed([longer[1:]]), atol=2e-3)
@@ -67,7 +69,7 @@ def test_the_longest_text_is_an_option(tiny_models: TinyModels) -> None:
     """Lower than the model's length; above it the option is refused with both numbers."""
     with LLM(tiny_models(ENCODER), n_threads=1, max_embedding_tokens=20) as llm:
         assert llm.embed([ids(20)]).shape == (1, 64)
-        with pytest.raises(PromptTooLong, match="21 tokens, and 20"):
+        with pytest.raises(PromptTooLong, match=r"21 tokens, .* \(20 tokens\)"):
             llm.embed([ids(21)])
     with pytest.raises(InvalidParams, match="max_embedding_tokens must be at most 3000, .*not 3001"):
         LLM(tiny_models(ENCODER), max_embedding_tokens=3001)

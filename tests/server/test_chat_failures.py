@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -293,3 +295,25 @@ def test_leaving_in_the_middle_of_a_call_frees_the_slot(world: OpenAIServer, dia
             world.wait_closed(request_id)
         assert world.watch.ending(request_id).reason is FinishReason.CANCELLED
         assert_free(world)
+
+
+@EACH
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for(
+    dialect: Dialect, stream: bool, world: OpenAIServer
+) -> None:
+    """With the number of tokens and the context size, as clients decide by these words to shorten a conversation."""
+    long = json.dumps(dialect.body(8, stream=stream)).replace(STORY, "fox " * 3000)
+    with world.client() as http:
+        response = http.post(dialect.path, content=long)
+    assert response.status_code == 400
+    expected = r"\((\d+) tokens\) exceeds the available context size \((\d+) tokens\)"
+    if dialect.name == "anthropic":
+        expected = r"prompt is too long: (\d+) tokens > (\d+) maximum"
+    found = re.search(expected, dialect.error_message(response.json()))
+    assert found is not None, response.text
+    assert int(found[1]) > 3000 > int(found[2]) == world.engine.limits.max_positions
+    if dialect.name in ("openai-chat", "responses"):
+        error = response.json()["error"]
+        assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (int(found[1]), int(found[2]))

@@ -167,6 +167,8 @@ def test_a_text_that_does_not_fit_is_called_too_large(world: OpenAIServer) -> No
         error = http.post("/v1/embeddings", json={"input": ["b", "a " * 3000]}).json()["error"]
         assert http.post("/v1/embeddings", json={"input": "a"}).status_code == 200
     assert "text 1 is too large" in error["message"]
+    assert "exceeds the available context size" in error["message"]
+    assert error["code"] == "context_length_exceeded"
     assert error["n_prompt_tokens"] > error["n_ctx"]
 
 

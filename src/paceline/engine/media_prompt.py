@@ -49,8 +49,8 @@ class ComposedPrompt:
         if num_tokens > max_positions:
             where = f" before {before}" if before else ""
             raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens{where}, {num_tokens - len(self.text_ids)} of them of images and audio, and "
-                f"a sequence can have {max_positions}; leave some out, raise {raising}, "
+                f"the prompt ({num_tokens} tokens{where}, {num_tokens - len(self.text_ids)} of them of images and audio) exceeds "
+                f"the available context size ({max_positions} tokens); leave some out, raise {raising}, "
                 "or set image_max_tokens where it has a meaning",
                 num_tokens,
                 max_positions,

@@ -86,8 +86,8 @@ def fitted(
         return ids
     if options.truncate is None:
         raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens, and a sequence can have {max_positions}; shorten it, raise n_ctx, "
-            'or say truncate="left", "right" or "middle"',
+            f"the prompt ({len(ids)} tokens) exceeds the available context size ({max_positions} tokens); shorten it, raise "
+            'n_ctx, or set truncate to "left", "right" or "middle"',
             len(ids),
             max_positions,
         )
@@ -312,8 +312,8 @@ def _cut(text: list[int], longest: int, side: Truncate, special_tokens: Mapping[
 def _too_long_to_embed(name: str, num_tokens: int, longest: int) -> PromptTooLong:
     """Return the error of a text that has more tokens than can be embedded."""
     return PromptTooLong(
-        f"{name} is too large: it has {num_tokens} tokens, and {longest} can be embedded; split it, or set truncate to "
-        '"left", "right" or "middle"',
+        f"{name} is too large: it has {num_tokens} tokens, which exceeds the available context size ({longest} tokens); "
+        'split it, or set truncate to "left", "right" or "middle"',
         num_tokens,
         longest,
     )

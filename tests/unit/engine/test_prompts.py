@@ -89,7 +89,9 @@ def fit(num_tokens: int, max_positions: int, *, max_tokens: int | None = 256, tr
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
     """Nothing is cut silently; a prompt of exactly all positions is accepted."""
     assert fit(100, 100) == list(range(100))
-    with pytest.raises(PromptTooLong, match=r"101 tokens, and a sequence can have 100.*truncate="):
+    with pytest.raises(
+        PromptTooLong, match=r"101 tokens\) exceeds the available context size \(100 tokens\).*truncate"
+    ):
         fit(101, 100)
 
 
