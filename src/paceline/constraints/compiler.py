@@ -25,6 +25,7 @@ from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, 
 from paceline.constraints.json_schema_rules import place_of, prepared_schema
 from paceline.constraints.nesting import lark_nesting
 from paceline.constraints.pattern_rules import is_too_large
+from paceline.constraints.schema_rewrites import types_of
 from paceline.constraints.thinking import PieceIndex, ThinkingConstraint, ThinkingTokens
 from paceline.errors import GrammarError, InvalidType, PacelineError
 from paceline.params import SamplingParams, ThinkingParams
@@ -44,7 +45,7 @@ _JSON_OPTIONS: Final[dict[str, Any]] = {  # all of them, so that a schema's own 
     "lenient": False,
     "coerce_one_of": False,
     "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
+    "whitespace_pattern": r"\x20|\x0A{1,2}[\x20\x09]{0,20}",
     "item_separator": ",",
     "key_separator": ":",
     # One spelling of each character: a name could else be spelt so that its property's schema would not apply.
@@ -62,20 +63,6 @@ _LIMITS: Final[dict[str, Any]] = {
     "max_lexer_states": 250_000,
     "verbose_errors": False,
 }
-_KEYWORD_HINTS: Final = (  # of llguidance's errors, and the keywords that they are about
-    ("oneOf", ("oneOf",)),
-    ("Unknown format", ("format",)),
-    ("regex", ("pattern", "patternProperties")),
-    ("Properties", ("minProperties", "maxProperties")),
-    ("Resource", ("$ref",)),
-    ("Pointer", ("$ref",)),
-    ("required", ("required",)),
-    ("minimum", ("minimum", "exclusiveMinimum")),
-    ("range", ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")),
-    ("anyOf is empty", ("enum", "anyOf")),
-    ("Invalid type", ("type",)),
-    ("incompatible types", ("type",)),
-)
 
 
 def check_constraint(params: SamplingParams) -> None:
@@ -302,10 +289,55 @@ def _grammar_error(kind: str, text: str, message: str) -> GrammarError:
     reason = short_message(message)
     if kind != "json_schema":
         return GrammarError(f"{kind}: {reason}")
-    keywords = next((keywords for sign, keywords in _KEYWORD_HINTS if sign in message), ())
-    unknown = re.search(r'Unimplemented keys: \["([^"]*)"', message)
-    place = place_of(text, (unknown.group(1),) if unknown else keywords)
-    return GrammarError(f"json_schema: {place}: {reason}")
+    message = " ".join(message.split())
+    for sign, keywords, concerns in _KEYWORD_HINTS:
+        if sign in message:
+            place = place_of(text, keywords, lambda node, keyword: concerns(node, keyword, message))  # noqa: B023 - called here
+            return GrammarError(f"json_schema: {place}: {reason}")
+    return GrammarError(f"json_schema: #: {reason}")
+
+
+def _has_pattern(node: dict[str, Any], keyword: str, message: str) -> bool:
+    patterns = [node[keyword]] if isinstance(node[keyword], str) else node[keyword]
+    return any(f" {' '.join(pattern.split())} " in message for pattern in patterns)
+
+
+def _is_remote(node: dict[str, Any], keyword: str, _: str) -> bool:
+    return not str(node[keyword]).startswith("#")
+
+
+def _is_named(node: dict[str, Any], keyword: str, message: str) -> bool:
+    names = node[keyword] if isinstance(node[keyword], list) else [node[keyword]]
+    return any(str(name).lstrip("#") in message for name in names)
+
+
+def _has_crossed_bounds(node: dict[str, Any], _: str, __: str) -> bool:
+    low, high = (
+        [float(node[name]) for name in names if isinstance(node.get(name), (int, float))] for names in (_LOW, _HIGH)
+    )
+    return bool(low and high) and max(low) >= min(high)
+
+
+def _is_empty(node: dict[str, Any], keyword: str, _: str) -> bool:
+    return bool(node[keyword] == [])
+
+
+def _has_no_type(node: dict[str, Any], _: str, __: str) -> bool:
+    return not types_of([node])
+
+
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_KEYWORD_HINTS: Final = (  # parts of llguidance's errors, the keywords that they are about, and at which object of the schema
+    ("regex", ("pattern", "patternProperties"), _has_pattern),
+    ("Properties", ("minProperties", "maxProperties"), lambda *_: True),
+    ("Resource", ("$ref",), _is_remote),
+    ("Pointer", ("$ref",), _is_named),
+    ("required", ("required",), _is_named),
+    ("minimum", _LOW, _has_crossed_bounds),
+    ("range", (*_LOW, *_HIGH), _has_crossed_bounds),
+    ("anyOf is empty", ("enum", "anyOf"), _is_empty),
+    ("incompatible types", ("type",), _has_no_type),
+)
 
 
 def _checked_own(given: Any) -> Constraint:

@@ -6,16 +6,20 @@ and a few combinations that it follows only in part, are refused here, each by i
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 from paceline.constraints.nesting import reference_resolver, schema_nesting
 from paceline.constraints.pattern_rules import is_too_large, unsupported_syntax
 from paceline.constraints.same_value import TooManyGroups, groups_of_one_value
+from paceline.constraints.schema_rewrites import TYPES, rewritten
 from paceline.errors import GrammarError
 
 Schema = dict[str, Any]
+_Reasons = Iterator[tuple[str, str]]  # keywords that would not be enforced, and why not
 
 _MAX_PATTERNS: Final = 16  # in one allOf
 _MAX_PROPERTIES: Final = 1000  # of an object that may have others
@@ -73,6 +77,10 @@ _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 _COMBINING: Final = frozenset(("anyOf", "oneOf", "$ref"))
 _OF_OBJECTS: Final = frozenset(("properties", "required", "additionalProperties", "patternProperties", "maxProperties"))
+_HOW_TO_TELL_APART: Final = (
+    "a value may satisfy more than one of the schemas, which is not ruled out; use anyOf, or require a property that has another "
+    "const in each"
+)
 _ESCAPED: Final = frozenset("\b\f\n\r\t")  # control characters that have an escape of one letter
 
 
@@ -88,7 +96,7 @@ def prepared_schema(text: str) -> str:
         return "{}"
     if not isinstance(schema, dict):
         raise GrammarError(f"json_schema: # must be an object or true, not {type(schema).__name__}")
-    prepared = _prepared("#", schema)
+    prepared = _Preparation(schema).run()
     nesting = schema_nesting(prepared)
     if nesting > _MAX_NESTING:
         raise GrammarError(
@@ -106,13 +114,38 @@ def prepared_schema(text: str) -> str:
     return json.dumps(prepared)
 
 
-def place_of(text: str, keywords: tuple[str, ...]) -> str:
-    """Return the JSON pointer of the first of these keywords in a schema; of the schema itself if it has none."""
-    for path, node in _nodes("#", json.loads(text)):
-        for keyword in keywords:
-            if keyword in node:
-                return f"{path}/{_escaped(keyword)}"
-    return "#"
+def relaxed_schema(schema: Schema, keywords: Container[str] | None = None) -> tuple[Schema, list[str]]:
+    """Return a schema without keywords that cannot be enforced, and a sentence for each keyword that was left out.
+
+    Args:
+        schema: The schema.
+        keywords: Keywords that may be left out; None: all keywords. Others stay, and are refused by `prepared_schema`.
+
+    Raises:
+        GrammarError: A keyword has a value of the wrong type.
+    """
+    preparation = _Preparation(schema, (lambda _: True) if keywords is None else keywords.__contains__)
+    return preparation.run(), preparation.left_out
+
+
+def place_of(
+    text: str, keywords: tuple[str, ...], concerns: Callable[[Schema, str], bool] = lambda _node, _keyword: True
+) -> str:
+    """Return the JSON pointer of a keyword in a schema; of the schema itself if it has none of the keywords.
+
+    Args:
+        text: The schema.
+        keywords: The keywords to look for.
+        concerns: Takes an object of the schema and a keyword in it; whether it is the one that is looked for. If none is,
+            the first of the keywords in the schema is taken.
+    """
+    found = [
+        (f"{path}/{_escaped(keyword)}", concerns(node, keyword))
+        for path, node in _nodes("#", json.loads(text))
+        for keyword in keywords
+        if keyword in node
+    ]
+    return next((path for path, is_meant in found if is_meant), found[0][0] if found else "#")
 
 
 def _nodes(path: str, node: Any) -> Iterator[tuple[str, Schema]]:
@@ -151,164 +184,204 @@ def _close(node: Schema) -> None:
         node.setdefault("additionalProperties", False)
 
 
-def _prepared(path: str, node: Any) -> Any:
-    """Return a copy without what restricts nothing."""
-    if not isinstance(node, dict):
-        return node
-    _check_combinations(path, node)
-    found: Schema = {}
-    for keyword, value in node.items():
-        if _says_nothing(path, keyword, value):
-            continue
-        name = "anyOf" if keyword == "oneOf" and _are_distinct_values(value) and "anyOf" not in node else keyword
-        children = [_prepared(at, child) for at, child in _children(path, keyword, value)]
-        if not children:
-            found[name] = value
-        elif keyword in _MAPS:
-            found[name] = dict(zip(value, children, strict=True))
-        else:
-            found[name] = children if isinstance(value, list) else children[0]
-    return found
+class _Preparation:
+    """Rewrites one schema, and leaves out what restricts nothing and the keywords that may be left out."""
+
+    def __init__(self, root: Schema, leaves_out: Callable[[str], bool] | None = None) -> None:
+        """Begin. leaves_out: whether a keyword is left out that cannot be enforced; None: such keywords are refused."""
+        self.left_out: list[str] = []
+        self._root = root
+        self._leaves_out = leaves_out
+        self._resolve = reference_resolver(root)
+        self._names: dict[tuple[int, str | None], str] = {}
+        self._unfinished: list[tuple[str, str, Schema]] = []
+
+    @cached_property
+    def _places(self) -> dict[int, str]:
+        return {id(node): path for path, node in _nodes("#", self._root)}
+
+    def run(self) -> Schema:
+        prepared: Schema = self._prepared("#", self._root)
+        while self._unfinished:
+            name, path, node = self._unfinished.pop()
+            prepared.setdefault("$defs", {})[name] = self._prepared(path, node)
+        return prepared
+
+    def _prepared(self, path: str, node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        _check_types(path, node)
+        node = rewritten(node, self._resolve, self._shared)
+        for keyword, reason in _unenforced(path, node):
+            if self._leaves_out is None:
+                raise _refused(path, keyword, reason)
+            if not self._leaves_out(keyword):
+                continue
+            self.left_out.append(f"{path}/{_escaped(keyword)} is left out: {reason}")
+            node = _without(node, keyword)
+        found: Schema = {}
+        for keyword, value in node.items():
+            if _says_nothing(keyword, value):
+                if self._leaves_out is not None:  # annotations may be shown to the model
+                    found[keyword] = value
+                continue
+            children = [self._prepared(at, child) for at, child in _children(path, keyword, value)]
+            if not children:
+                found[keyword] = value
+            elif keyword in _MAPS:
+                found[keyword] = dict(zip(value, children, strict=True))
+            else:
+                found[keyword] = children if isinstance(value, list) else children[0]
+        return found
+
+    def _shared(self, node: Schema, required: str | None) -> Schema:
+        """Return a reference to a definition of a schema object, which is made once for each name of a required property."""
+        known = self._names.get((id(node), required))
+        if known is None:
+            definitions = self._root.get("$defs", {})
+            numbers = itertools.count(len(self._names))
+            known = next(name for number in numbers if (name := f"shared-{number}") not in definitions)
+            self._names[id(node), required] = known
+            more = {} if required is None else {"required": [*node.get("required", []), required]}
+            self._unfinished.append((known, self._places.get(id(node), "#"), {**node, **more}))
+        return {"$ref": f"#/$defs/{known}"}
 
 
-def _says_nothing(path: str, keyword: str, value: Any) -> bool:
-    """Return whether a keyword restricts nothing. Raises `GrammarError` for one that would be ignored."""
+def _without(node: Schema, keyword: str) -> Schema:
+    """Return a schema object without a keyword. The alternatives of a oneOf become those of an anyOf."""
+    changed = {name: value for name, value in node.items() if name != keyword}
+    if keyword == "oneOf" and "anyOf" not in node:
+        changed["anyOf"] = node["oneOf"]
+    return changed
+
+
+def _says_nothing(keyword: str, value: Any) -> bool:
+    """Return whether a keyword restricts nothing."""
     if keyword in ANNOTATIONS or keyword.startswith("x-"):
         return True
-    if any(value is one if isinstance(one, bool) else value == one for one in _NO_LIMIT.get(keyword, ())):
-        return True
-    if keyword == "format" and isinstance(value, str):
-        if value in _STANDARD_FORMATS - FORMATS:
-            raise _refused(path, keyword, f"{value!r} is not enforced; formats are {', '.join(sorted(FORMATS))}")
-        return value not in FORMATS  # others are annotations, such as OpenAPI's int32
-    if keyword not in _ENFORCED:
-        known = keyword in _UNENFORCED
-        raise _refused(
-            path,
-            keyword,
-            "this keyword is not enforced; leave it out, or write what it says with others"
-            if known
-            else "this is no keyword that is known; leave it out, or call it x-... if it only describes",
-        )
-    return False
+    if keyword == "format":  # others are annotations, such as OpenAPI's int32
+        return isinstance(value, str) and value not in _STANDARD_FORMATS
+    return any(value is one if isinstance(one, bool) else value == one for one in _NO_LIMIT.get(keyword, ()))
 
 
-def _check_combinations(path: str, node: Schema) -> None:
+def _check_types(path: str, node: Schema) -> None:
+    """Refuse a name of a type that does not exist, and definitions that are no object."""
+    if path == "#" and not isinstance(node.get("$defs", {}), dict):
+        raise _refused(path, "$defs", "this must be an object of schemas")
+    given = node.get("type", [])
+    for name in [given] if isinstance(given, str) else given if isinstance(given, list) else []:
+        if name not in TYPES:
+            raise _refused(path, "type", f"{name!r:.80} is no type; types are {', '.join(TYPES)}")
+
+
+def _unenforced(path: str, node: Schema) -> Iterator[tuple[str, str]]:
+    """Yield each keyword of a schema object that would not be enforced, and why not."""
+    for keyword, value in node.items():
+        if _says_nothing(keyword, value):
+            continue
+        if keyword == "format" and value in _STANDARD_FORMATS - FORMATS:
+            yield keyword, f"{value!r} is not enforced; formats are {', '.join(sorted(FORMATS))}"
+        elif keyword == "oneOf" and isinstance(value, list):
+            yield keyword, _HOW_TO_TELL_APART
+        elif keyword in _UNENFORCED:
+            yield keyword, "this keyword is not enforced; leave it out, or write what it says with others"
+        elif keyword not in _ENFORCED:
+            yield keyword, "this is no keyword that is known; leave it out, or call it x-... if it only describes"
     for check in _COMBINATIONS:
-        check(path, node)
+        yield from check(path, node)
 
 
-def _check_reference(path: str, node: Schema) -> None:
+def _reference(path: str, node: Schema) -> _Reasons:
     if path != "#" and isinstance(node.get("$id", node.get("id")), str):
         keyword = "$id" if "$id" in node else "id"
-        raise _refused(path, keyword, f"references are looked up from the root alone; leave {keyword} out")
+        yield keyword, f"references are looked up from the root alone; leave {keyword} out"
 
 
-def _check_min_properties(path: str, node: Schema) -> None:
-    """Refuse a count that a name which comes twice would reach."""
-    least, required = node.get("minProperties"), node.get("required")
-    named = len({str(name) for name in required}) if isinstance(required, list) else 0
-    if isinstance(least, (int, float)) and least > named + 1:
-        raise _refused(path, "minProperties", f"it is enforced up to {named + 1} here; require the properties by name")
+def _number_of_properties(_: str, node: Schema) -> _Reasons:
+    """Yield a count that a name which comes twice would reach, and counts beside optional properties."""
+    least, required, named = node.get("minProperties"), node.get("required"), node.get("properties")
+    names = {str(name) for name in required} if isinstance(required, list) else set[str]()
+    if isinstance(least, (int, float)) and least > len(names) + 1:
+        yield "minProperties", f"it is enforced up to {len(names) + 1} here; require the properties by name"
+        return
+    optional = set(named) - names if isinstance(named, dict) else set[str]()
+    is_open = node.get("additionalProperties", True) is not False or "patternProperties" in node
+    most = node.get("maxProperties")
+    if optional and isinstance(most, (int, float)) and (most != len(names) + 1 or is_open):
+        yield "maxProperties", "it is not enforced beside optional properties; require them by name"
 
 
-def _check_constants(path: str, node: Schema) -> None:
+def _constants(_: str, node: Schema) -> _Reasons:
     for keyword in ("const", "enum"):
         if keyword in node and any(not _ESCAPED.issuperset(_controls(text)) for text in _texts_in(node[keyword])):
-            raise _refused(
-                path, keyword, "texts with control characters other than \\b, \\f, \\n, \\r and \\t cannot come"
-            )
+            yield keyword, "texts with control characters other than \\b, \\f, \\n, \\r and \\t cannot come"
 
 
-def _check_numbers(path: str, node: Schema) -> None:
-    """Refuse numbers that would be rounded."""
+def _numbers(_: str, node: Schema) -> _Reasons:
+    """Yield numbers that would be rounded."""
     for keyword in (*_BOUNDS, "multipleOf", "const", "enum"):
         if keyword in node and not all(map(_is_exact, _numbers_in(node[keyword]))):
-            raise _refused(path, keyword, "integers of more than 53 bits would be rounded; leave this out")
+            yield keyword, "integers of more than 53 bits would be rounded; leave this out"
 
 
-def _check_bounds(path: str, node: Schema) -> None:
-    _check_exclusive(path, [node])
+def _bounds(_: str, node: Schema) -> _Reasons:
+    yield from _exclusive_bounds([node])
 
 
-def _check_exclusive(path: str, nodes: list[Schema]) -> None:
-    """Refuse an exclusive bound at an integer with one between integers: a value at the exclusive one could come."""
+def _exclusive_bounds(nodes: list[Schema]) -> _Reasons:
+    """Yield an exclusive bound at an integer with one between integers: a value at the exclusive one could come."""
     own = [node for node in nodes if node.get("type") != "integer"]
     bounds = [(keyword, node[keyword]) for node in own for keyword in _BOUNDS if _is_number(node.get(keyword))]
     if any(value % 1 for _, value in bounds):
         for keyword, value in bounds:
             if keyword in _EXCLUSIVE and not value % 1:
-                raise _refused(
-                    path, keyword, "it is not enforced beside a bound that is no integer; use minimum, maximum"
-                )
+                yield keyword, "it is not enforced beside a bound that is no integer; use minimum, maximum"
 
 
-def _check_items(path: str, node: Schema) -> None:
+def _check_exclusive(path: str, nodes: list[Schema]) -> None:
+    for keyword, reason in _exclusive_bounds(nodes):
+        raise _refused(path, keyword, reason)
+
+
+def _items(_: str, node: Schema) -> _Reasons:
     if "prefixItems" in node and isinstance(node.get("items"), list):
-        raise _refused(path, "items", "a list is not enforced beside prefixItems")
+        yield "items", "a list is not enforced beside prefixItems"
 
 
-def _check_patterns(path: str, node: Schema) -> None:
-    """Refuse what has another meaning, or would take too long to compile."""
+def _patterns(_: str, node: Schema) -> _Reasons:
+    """Yield patterns that have another meaning, or would take too long to compile."""
     named = node.get("patternProperties")
     texts = [("pattern", node.get("pattern")), *(("patternProperties", one) for one in named or () if named)]
     for keyword, text in texts:
         if isinstance(text, str):
             reason = unsupported_syntax(text) or ("it repeats too much" if is_too_large(text) else None)
             if reason:
-                raise _refused(path, keyword, reason)
+                yield keyword, reason
+                break
     combined = node.get("allOf")
     if isinstance(combined, list):
         patterns = [one for part in combined for _, one in _nodes("#", part) if "pattern" in one]
         if len(patterns) > _MAX_PATTERNS:
-            raise _refused(path, "allOf", f"at most {_MAX_PATTERNS} patterns can be combined, not {len(patterns)}")
+            yield "allOf", f"at most {_MAX_PATTERNS} patterns can be combined, not {len(patterns)}"
 
 
-def _check_size(path: str, node: Schema) -> None:
+def _size(_: str, node: Schema) -> _Reasons:
     named = node.get("properties")
     is_open = node.get("additionalProperties", False) is not False or "patternProperties" in node
     if is_open and isinstance(named, dict) and len(named) > _MAX_PROPERTIES:
-        raise _refused(path, "properties", f"at most {_MAX_PROPERTIES} can be named beside others, not {len(named)}")
+        yield "properties", f"at most {_MAX_PROPERTIES} can be named beside others, not {len(named)}"
 
 
-_COMBINATIONS: Final[tuple[Callable[[str, Schema], None], ...]] = (
-    _check_reference,
-    _check_min_properties,
-    _check_constants,
-    _check_numbers,
-    _check_bounds,
-    _check_items,
-    _check_patterns,
-    _check_size,
+_COMBINATIONS: Final[tuple[Callable[[str, Schema], _Reasons], ...]] = (
+    _reference,
+    _number_of_properties,
+    _constants,
+    _numbers,
+    _bounds,
+    _items,
+    _patterns,
+    _size,
 )
-
-
-def _are_distinct_values(alternatives: Any) -> bool:
-    """Return whether exactly one alternative holds wherever one does: each is a list of values, and none has two."""
-    if not isinstance(alternatives, list):
-        return False
-    keys: list[str] = []
-    for one in alternatives:
-        if not isinstance(one, dict) or not one.keys() & {"const", "enum"}:
-            return False
-        values = [one["const"]] if "const" in one else one["enum"]
-        if not isinstance(values, list):
-            return False
-        keys += {_key(value) for value in values}
-    return len(keys) == len(set(keys))
-
-
-def _key(value: Any) -> str:
-    """Return a text that equal JSON values share; 1 and 1.0 are equal."""
-    return json.dumps(_normal(value), sort_keys=True)
-
-
-def _normal(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_normal(one) for one in value]
-    return {name: _normal(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def _is_number(value: Any) -> bool:

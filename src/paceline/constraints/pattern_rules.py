@@ -10,6 +10,11 @@ _TOKEN: Final = re.compile(
     r"""\\[pPxuU]\{[^}]*\} | \\. | \[\^?\]?(?:\\.|[^\\\]])*\] | \{\d*(?:,\d*)?\} | .""", re.DOTALL | re.VERBOSE
 )
 _COUNT: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_ABSENT: Final[dict[str, str]] = {
+    "look-around": r"\(\?<?[=!]",
+    "a back reference": r"\\(?:[1-9]|k<)",
+    "a word boundary": r"\\[bB]",
+}
 _FLAGS: Final = re.compile(r"\(\?[a-zA-Z-]+[:)]")
 
 
@@ -22,6 +27,9 @@ def unsupported_syntax(pattern: str) -> str | None:
             sign = next((sign for sign in ("[", "&&", "--", "~~") if sign in inside), None)
             if sign is not None:
                 return f"{sign} in a class has another meaning here; write it with a backslash"
+        absent = next((name for name, sign in _ABSENT.items() if re.match(sign, pattern[match.start() :][:4])), None)
+        if absent is not None:
+            return f"{absent} is not supported; write what the text looks like from its beginning to its end"
         flags = _FLAGS.match(pattern, match.start()) if text == "(" else None
         if flags is not None:
             return f"flags such as {flags[0]} are not known in JSON Schema; write both cases of a letter as [aA]"

@@ -50,7 +50,7 @@ def _alternatives(nodes: list[Schema], resolve: Callable[[str], Any]) -> Iterato
         if not todo:
             return
         given, chosen = todo.pop()
-        base = _with_all(given, resolve)
+        base = with_included(given, resolve)
         lists = [one[keyword] for one in base for keyword in ("anyOf", "oneOf") if isinstance(one.get(keyword), list)]
         lists = [one for one in lists if id(one) not in chosen]
         chosen |= {id(one) for one in lists}
@@ -63,7 +63,7 @@ def _alternatives(nodes: list[Schema], resolve: Callable[[str], Any]) -> Iterato
     raise TooManyGroups
 
 
-def _with_all(nodes: list[Schema], resolve: Callable[[str], Any]) -> list[Schema]:
+def with_included(nodes: list[Schema], resolve: Callable[[str], Any]) -> list[Schema]:
     """Return the schema objects with those that they include."""
     found: dict[int, Schema] = {}
     todo = list(nodes)

@@ -5,9 +5,11 @@ Pure; any thread. The constraints themselves are compiled where samplers are mad
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.constraints.json_schema_rules import relaxed_schema
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
 
@@ -18,6 +20,8 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 """vLLM's older names, and those of `structured_outputs`."""
 
 _FIELDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+_NARROWING = ("uniqueItems", "propertyNames", "format")
+_MAX_WARNINGS = 10
 _IGNORED = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
@@ -62,6 +66,30 @@ def structured_output_changes(given: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidParams(f"{name} is not known; kinds are {', '.join(_FIELDS)} and json_object")
         return {_FIELDS[kind]: value}
     return {}
+
+
+def enforceable(field: str, params: SamplingParams) -> tuple[SamplingParams, list[str]]:
+    """Return params whose JSON schema has no keyword of `_NARROWING` that cannot be enforced, and a warning for each of these.
+
+    Pydantic writes these keywords for types of Python. Other keywords are refused when the schema is compiled.
+
+    Args:
+        field: The field of the body that has the schema.
+        params: The params.
+
+    Raises:
+        GrammarError: A keyword has a value of the wrong type.
+    """
+    schema = json.loads(params.json_schema) if isinstance(params.json_schema, str) else None
+    if not isinstance(schema, dict):
+        return params, []
+    relaxed, left_out = relaxed_schema(schema, _NARROWING)
+    if relaxed == schema:
+        return params, []
+    warnings = [f"{field}: {sentence}" for sentence in left_out[:_MAX_WARNINGS]]
+    if len(left_out) > _MAX_WARNINGS:
+        warnings.append(f"{field}: {len(left_out) - _MAX_WARNINGS} more keywords are left out")
+    return params.replace(json_schema=relaxed), warnings
 
 
 def without_other_constraints(base: SamplingParams, changes: Mapping[str, Any]) -> dict[str, Any]:

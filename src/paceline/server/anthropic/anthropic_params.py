@@ -18,6 +18,7 @@ from paceline.server.anthropic.anthropic_messages import (
     unknown_members,
 )
 from paceline.server.api_errors import ApiError, ApiException
+from paceline.server.constraint_fields import enforceable
 from paceline.server.media_input.request_media import RequestMedia
 
 MESSAGE_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": None}
@@ -67,9 +68,11 @@ def parse_message_request(
         changes |= {"max_tokens": body.max_tokens, "stop": stops}
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         changes |= {name: value for name, value in given.items() if value is not None}
+    field = "output_format" if body.output_config is None else "output_config.format"
+    params, relaxed = enforceable(field, base.replace(**changes))
     return ParsedMessages(
         conversation=conversation.messages,
-        params=base.replace(**changes),
+        params=params,
         chat=ChatOptions(
             tools=offered.tools,
             tool_choice=tool_choice,
@@ -86,6 +89,7 @@ def parse_message_request(
             *offered.warnings,
             *about_choice,
             *output.warnings,
+            *relaxed,
             *thinking.warnings,
         ),
     )

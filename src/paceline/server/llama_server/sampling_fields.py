@@ -15,7 +15,7 @@ from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import MAX_DRAFT, RequestOptions
 from paceline.runtime import Tokenizer
-from paceline.server.constraint_fields import without_other_constraints
+from paceline.server.constraint_fields import enforceable, without_other_constraints
 from paceline.server.llama_server.llama_bodies import CompletionBody, LoraScale
 from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES, MarkedImages, drop_stream_options
 
@@ -98,7 +98,9 @@ def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str
         raise Unsupported(
             f"min_keep must be 0 or 1, not {body.min_keep}: samplers here always keep one token, never more"
         )
-    return base.replace(**without_other_constraints(base, changes))
+    params, relaxed = enforceable("json_schema", base.replace(**without_other_constraints(base, changes)))
+    warnings += relaxed
+    return params
 
 
 def parse_options(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:

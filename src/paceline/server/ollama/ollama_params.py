@@ -10,6 +10,7 @@ from paceline import validation
 from paceline.chat import ChatOptions
 from paceline.errors import InvalidParams, InvalidType, PacelineError, Unsupported
 from paceline.params import SamplingParams
+from paceline.server.constraint_fields import enforceable
 from paceline.server.ollama.ollama_bodies import (
     OllamaBody,
     OllamaChatBody,
@@ -73,15 +74,16 @@ def parse_ollama(
     if num_top is not None:
         changes["logprobs"] = num_top
     thinking, effort = _thinking(body.think)
+    params, relaxed = enforceable("format", base.replace(**changes))
     return ParsedOllama(
-        params=base.replace(**changes),
+        params=params,
         chat=ChatOptions(
             tools=body.tools if isinstance(body, OllamaChatBody) else None,
             reasoning_format=reasoning_format,
             kwargs=variables(thinking, effort),
         ),
         num_top=num_top,
-        warnings=(*unknown_warnings(given(body.model_extra)), *ignored),
+        warnings=(*unknown_warnings(given(body.model_extra)), *ignored, *relaxed),
     )
 
 

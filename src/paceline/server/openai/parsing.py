@@ -14,6 +14,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.server.constraint_fields import (
     CONSTRAINTS,
+    enforceable,
     response_format_changes,
     structured_output_changes,
     without_other_constraints,
@@ -90,11 +91,11 @@ def parse_generation(
     if body.stream_options is not None and not body.stream:
         raise InvalidParams("stream_options has no meaning without stream: true")
     changed = {**_sampling_changes(body), **rename_fields(others), **_constraint_changes(body), **changes}
-    params = base.replace(**without_other_constraints(base, changed))
+    params, relaxed = enforceable(_schema_field(body), base.replace(**without_other_constraints(base, changed)))
     mine, unread = _parse_options(body)
     if (body.stream_options is not None) and body.stream_options.include_obfuscation:
         warnings.append("stream_options.include_obfuscation: accepted, and without a meaning here")
-    return ParsedRequest(params=params, options=merge_options(options, mine), warnings=(*warnings, *unread))
+    return ParsedRequest(params=params, options=merge_options(options, mine), warnings=(*warnings, *relaxed, *unread))
 
 
 def _sampling_changes(body: GenerationBody) -> dict[str, Any]:
@@ -123,6 +124,12 @@ def _constraint_changes(body: GenerationBody) -> dict[str, Any]:
         ]
         raise InvalidParams(f"{' and '.join(names)} exclude each other: set one of them")
     return wanted | structured
+
+
+def _schema_field(body: GenerationBody) -> str:
+    """Return the name of the field that has a body's JSON schema."""
+    fields = ("response_format", "structured_outputs", "guided_json", "text")
+    return next((name for name in fields if getattr(body, name, None) is not None), "json_schema")
 
 
 def _parse_options(body: GenerationBody) -> tuple[dict[str, Any], list[str]]:
