@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -506,11 +507,10 @@ def test_truncation_leaves_out_the_first_messages(world: OpenAIServer, client: o
         ({"input": []}, "input", "at least one"),
         ({"input": 5}, "input", "text or a list"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "images"),
-        ({"input": [{"role": "user"}]}, "input", "input[0].content"),
-        ({"input": [{"type": "computer_call", "id": "x"}]}, "input", "computer_call"),
-        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input", "function_call"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools", "web_search"),
-        ({"input": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "beside type"),
+        ({"input": [{"role": "user", "content": 5}]}, "input", "input[0].content"),
+        ({"input": [{"type": "computer_call", "call_id": 5}]}, "input", "input[0].call_id"),
+        ({"input": "x", "tools": [{"name": "f"}]}, "tools", "tools[0].type"),
+        ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "any"}, "tool_choice", "'web_search' are left out"),
 ({"input": "x", "tools": [{**WEATHER, "parameters": 5}]}, "tools", "tools[0].parameters"),
         ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice", "file_search"),
         ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "'g'"),
@@ -619,3 +619,128 @@ def test_leaving_a_stream_frees_its_slot(world: OpenAIServer, tools: Any) -> Non
         world.wait_closed(request_id)
     assert world.watch.ending(request_id).reason == FinishReason.CANCELLED
     world.until(lambda: not any(slot.is_processing for slot in world.engine.slots()))
+
+
+# ---- what agents send
+
+AGENT: dict[str, Any] = {
+    "tools": [
+        {**WEATHER, "strict": False},
+        {
+            "type": "namespace",
+            "name": "agents",
+            "description": "Agents at work.",
+            "tools": [{**WEATHER, "name": "spawn"}, {**WEATHER, "name": "wait"}],
+        },
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "description": "Edits files.",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: patch"},
+        },
+        {"type": "tool_search", "execution": "client", "parameters": {"type": "object", "properties": {}}},
+        {"type": "web_search", "external_web_access": True},
+    ],
+    "parallel_tool_calls": True,
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "client_metadata": {"turn_id": "t1", "session_id": "s1"},
+    "text": {"verbosity": "low"},
+}
+
+
+def agent_input(*more: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = [{"type": "input_text", "text": "You are an agent."}, {"type": "input_text", "text": "Be brief."}]
+    return [
+        {"type": "message", "id": "msg_1", "role": "developer", "content": parts},
+        {"type": "message", "id": "msg_2", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+        *more,
+    ]
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, whose numbers are without a gap."""
+    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def test_an_agents_request_is_served_and_says_what_is_left_out(world: OpenAIServer) -> None:
+    """Its namespace, its custom tool, tools that OpenAI runs, and its notes about itself."""
+    with world.client() as client:
+        response = client.post("/v1/responses", json={"input": agent_input(), "max_output_tokens": 4, **AGENT})
+    assert response.status_code == 200
+    body = response.json()
+    assert body["tools"][1] == AGENT["tools"][1]
+    words = " ".join(body["warnings"])
+    for name in ("'tool_search'", "'web_search'", "Lark", "reasoning.encrypted_content"):
+        assert name in words
+    assert "client_metadata" not in words
+
+
+def test_a_call_of_a_namespace_goes_round(world: OpenAIServer) -> None:
+    """It has name and namespace, and is the same function where it is sent back."""
+    choice = {"type": "function", "name": "spawn", "namespace": "agents"}
+    body = {"input": agent_input(), "max_output_tokens": 300, "temperature": 0, "tool_choice": choice, **AGENT}
+    with world.client() as client:
+        events = events_of(client.post("/v1/responses", json={**body, "stream": True}).text)
+        (call,) = [item for item in events[-1]["response"]["output"] if item["type"] == "function_call"]
+        assert (call["name"], call["namespace"]) == ("spawn", "agents")
+        assert set(json.loads(call["arguments"])) == {"city"}
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "started"}
+        counts = [
+            client.post("/v1/responses/input_tokens", json={"input": agent_input(one, result), **AGENT}).json()
+            for one in (call, {**call, "name": "agents__spawn", "namespace": None})
+        ]
+    assert counts[0]["input_tokens"] == counts[1]["input_tokens"]
+
+
+def test_a_call_of_a_custom_tool_goes_round(world: OpenAIServer) -> None:
+    """As an item with an input, streamed piece by piece."""
+    pattern = {"type": "grammar", "syntax": "regex", "definition": "[a-f]{3,6}"}
+    tools = [{**AGENT["tools"][2], "format": pattern}, WEATHER]
+    choice = {"type": "custom", "name": "apply_patch"}
+    body = {"input": agent_input(), "max_output_tokens": 300, "temperature": 0, **AGENT, "tools": tools}
+    with world.client() as client:
+        response = client.post("/v1/responses", json={**body, "stream": True, "tool_choice": choice})
+        events = events_of(response.text)
+        (call,) = [item for item in events[-1]["response"]["output"] if item["type"] == "custom_tool_call"]
+        assert (call["name"], call["status"]) == ("apply_patch", "completed")
+        deltas = [one["delta"] for one in events if one["type"] == "response.custom_tool_call_input.delta"]
+        (done,) = [one for one in events if one["type"] == "response.custom_tool_call_input.done"]
+        assert "".join(deltas) == call["input"] == done["input"] != ""
+        assert '"input"' not in call["input"]
+        result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."}
+        second = client.post("/v1/responses", json={**body, "input": agent_input(call, result), "max_output_tokens": 4})
+    assert second.status_code == 200
+    assert second.json()["usage"]["input_tokens"] > events[-1]["response"]["usage"]["input_tokens"]
+
+
+def test_an_idle_stream_gets_events_that_clients_count() -> None:
+    """The response as it is, with numbers that the events after it continue; its beginning comes before the first token."""
+    body = {"input": STORY, "max_output_tokens": 30, "stream": True}
+    with OpenAIServer(heartbeat_s=0.01) as world, world.client() as client:
+        holding = ExitStack()
+        holding.enter_context(world.watch.held(1))
+        with holding, client.stream("POST", "/v1/responses", json=body) as response:
+            lines, text = response.iter_lines(), ""
+            while text.count("event: response.in_progress") < 4:
+                text += next(lines) + "\n"
+            assert "delta" not in text
+            holding.close()
+            text += "\n".join(lines)
+    events = events_of(text)
+    assert ": ping" not in text
+    assert [event["type"] for event in events[:5]] == ["response.created", *["response.in_progress"] * 4]
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+    assert events[-1]["type"] in ("response.completed", "response.incomplete")
+
+
+def test_the_stream_helper_of_the_package_takes_heartbeats() -> None:
+    """Before and in the middle of items."""
+    with OpenAIServer(heartbeat_s=0.001) as beating, beating.openai() as client:
+        with client.responses.stream(model="tale", input="Hello.", temperature=0, max_output_tokens=400) as stream:
+            types = [event.type for event in stream]
+            final = stream.get_final_response()
+    assert types.count("response.in_progress") > 1
+    assert final.output_text

@@ -1,4 +1,4 @@
-"""Server-sent events: chunks as a stream that always ends in order, with comments while there is nothing to send.
+"""Server-sent events: chunks as a stream that always ends in order, with heartbeats while there is nothing to send.
 
 After the 200 come events, at most one of them an error, then the one that marks the end. On the event loop; what a
 tick added to a stream is written at once, and nothing is read from the engine while the client does not read.
@@ -52,7 +52,7 @@ class Framing:
     """How events follow each other in a stream.
 
     media_type: of the response. frame: makes what is sent of an event as the route encodes it. ping: sent while there is
-    nothing to send; empty: nothing.
+    nothing to send, unless the stream has a heartbeat of its own; empty: nothing.
     """
 
     media_type: bytes
@@ -78,7 +78,8 @@ class EventStream(Response):
     """Writes a source's chunks as server-sent events, and closes the source; leaving it in any way cancels the source.
 
     failure: encodes the event that reports an error. opening: what is sent before the first chunk, framed. done: the last
-    event; empty: none.
+    event; empty: none. heartbeat: encodes what is sent, framed, while there is nothing else to send, and is called after all
+    events before have been encoded; None: it is the framing's ping.
 
     A resumable request is not cancelled when its client leaves: the events go to its `ResumableStream`, of which the client is
     one reader.
@@ -86,7 +87,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - how one API's stream looks
         self,
         source: ChunkSource[Any],
         render: Render,
@@ -95,10 +96,12 @@ class EventStream(Response):
         opening: bytes = b"",
         done: bytes = b"[DONE]",
         framing: Framing = SSE,
+        heartbeat: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__()
         self._source, self._render, self._failure, self._done = source, render, failure, done
         self._opening, self._framing = opening, framing
+        self._heartbeat = heartbeat or (lambda: framing.ping)
         self._api_error: ApiError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,7 +125,7 @@ class EventStream(Response):
             reading.cancel()
 
     async def _write_to(self, send: Send) -> None:
-        wire = _Wire(send, self._source.heartbeat_s if self._framing.ping else math.inf, self._framing.ping)
+        wire = _Wire(send, self._source.heartbeat_s if self._framing.ping else math.inf, self._heartbeat)
         try:
             await self._write(wire)
         finally:
@@ -215,37 +218,50 @@ def _start(media_type: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Message
 
 
 class _Wire:
-    """The connection to the client; sends a comment from time to time while no event is sent."""
+    """The connection to the client; sends a heartbeat from time to time while no event is sent."""
 
-    def __init__(self, send: Send, heartbeat_s: float, ping: bytes) -> None:
-        self._send, self._heartbeat_s, self._ping_data = send, heartbeat_s, ping
+    def __init__(self, send: Send, heartbeat_s: float, heartbeat: Callable[[], bytes]) -> None:
+        """heartbeat: encodes one, which is sent before all that is encoded later; empty: there is nothing to send."""
+        self._send, self._heartbeat_s, self._heartbeat = send, heartbeat_s, heartbeat
         self._is_quiet, self._is_sending = True, False
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._wait()
-        self._ping: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
 
     async def send(self, data: bytes) -> None:
         """Send events. Waits while the client does not read."""
         self._is_quiet, self._is_sending = False, True
+        await self._heartbeat_sent()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._is_sending = False
 
     async def end(self, data: bytes) -> None:
         """Send the last events and end the response."""
-        self.close()
+        self._stop()
+        await self._heartbeat_sent()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     def close(self) -> None:
-        """Stop sending comments."""
+        """Stop sending heartbeats."""
+        self._stop()
+        if self._beating is not None:
+            self._beating.cancel()
+
+    def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._ping is not None:
-            self._ping.cancel()
+
+    async def _heartbeat_sent(self) -> None:
+        """Wait for a heartbeat that is being sent: it was encoded, and may have been numbered, before what comes now."""
+        if self._beating is not None and not self._beating.done():
+            await asyncio.wait((self._beating,))
 
     def _beat(self) -> None:
-        if self._is_quiet and not self._is_sending and (self._ping is None or self._ping.done()):
-            self._ping = self._loop.create_task(self._send_ping())
+        is_beating = self._beating is not None and not self._beating.done()
+        if self._is_quiet and not self._is_sending and not is_beating and (data := self._heartbeat()):
+            message = {"type": "http.response.body", "body": data, "more_body": True}
+            self._beating = self._loop.create_task(self._send_heartbeat(message))
         self._is_quiet = True
         self._wait()
 
@@ -253,5 +269,5 @@ class _Wire:
         if math.isfinite(self._heartbeat_s):
             self._timer = self._loop.call_later(self._heartbeat_s, self._beat)
 
-    async def _send_ping(self) -> None:
-        await self._send({"type": "http.response.body", "body": self._ping_data, "more_body": True})
+    async def _send_heartbeat(self, message: Message) -> None:
+        await self._send(message)

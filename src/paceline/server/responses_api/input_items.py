@@ -1,4 +1,4 @@
-"""The items that a response is made from: checked, completed with their ids, and read as messages of a conversation.
+"""The items that a response is made from: checked, and completed with their ids.
 
 Items are plain JSON as OpenAI's API has them, so that they can be kept and handed out again. Pure; any thread.
 """
@@ -10,58 +10,90 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline import validation
-from paceline.chat.chat_media import OmittedAttachment
-from paceline.chat.conversation import MAX_MESSAGES
+from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES
+from paceline.chat.json_values import checked_json
 from paceline.errors import InvalidParams, InvalidType, Unsupported
-from paceline.media import Attachment
-from paceline.server.media_input.request_media import RequestMedia, check_detail
+from paceline.server.media_input.request_media import check_detail
+from paceline.server.responses_api.input_warnings import InputWarnings
 
 Item = dict[str, Any]
 
 INPUT_ROLES = ("user", "system", "developer", "assistant")
-STATUSES = ("in_progress", "completed", "incomplete")
+STATUSES = (
+    "in_progress", "completed", "incomplete", "failed", "searching", "generating", "interpreting", "calling",
+)  # fmt: skip
 
-_MEDIA_PARTS: Mapping[str, tuple[str, ...]] = {
+MEDIA_PARTS: Mapping[str, tuple[str, ...]] = {
     "input_image": ("image_url", "detail", "file_id"),
     "input_file": ("file_data", "file_url", "filename", "file_id", "detail"),
     "input_audio": ("input_audio",),
 }
 """Parts with images and audio, with their members beside type."""
-# Members that an item of a type may have beside type, id and status.
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+# Members that items of a type may have beside type, id and status; others are ignored with a warning.
 _MEMBERS: Mapping[str, frozenset[str]] = {
     "message": frozenset({"role", "content", "phase"}),
-    "function_call": frozenset({"call_id", "name", "arguments"}),
-    "function_call_output": frozenset({"call_id", "output", "name"}),
+    "function_call": frozenset({"call_id", "name", "namespace", "arguments"}),
+    "function_call_output": frozenset({"call_id", "output", "name", "namespace"}),
+    "custom_tool_call": frozenset({"call_id", "name", "namespace", "input"}),
+    "custom_tool_call_output": frozenset({"call_id", "output", "name", "namespace"}),
     "reasoning": frozenset({"summary", "content", "encrypted_content"}),
 }
-# Members about OpenAI's own services, which say nothing while they are empty.
-_EMPTY_MEMBERS = frozenset({"caller", "namespace", "async", "created_by"})
+# Members that say nothing to a model.
+_SILENT_MEMBERS = frozenset({"type", "id", "status", "caller", "async", "created_by", "metadata"})
 # Members of a part beside type and its text; none changes what the model reads.
 _PART_MEMBERS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
 def new_item_id(kind: str) -> str:
     """Return an id for an item of this type."""
-    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+    return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"
+
+
+def is_call(kind: str) -> bool:
+    """Return whether items of this type are calls of a tool."""
+    return kind.endswith("_call") or kind == "program"
+
+
+def is_output(kind: str) -> bool:
+    """Return whether items of this type are the results of calls."""
+    return kind.endswith("_output")
+
+
+def added_tools(items: Iterable[tuple[str, Item]]) -> list[tuple[str, object]]:
+    """Return the lists of tools that items add to those of the request, each with its place. items: with their places."""
+    kinds = ("additional_tools", "tool_search_output")
+    return [(f"{place}.tools", item.get("tools")) for place, item in items if item["type"] in kinds]
 
 
 def parse_items(
-    value: object, earlier: Sequence[Item] = (), find: Callable[[str], Item | None] = lambda _: None
+    value: object,
+    earlier: Sequence[Item] = (),
+    find: Callable[[str], Item | None] = lambda _: None,
+    warnings: InputWarnings | None = None,
 ) -> list[Item]:
     """Check the input of a response and return its items, each whole: with type, id and status.
 
-    An id that an item before has already is replaced by a new one: lists of items are paged through by their ids.
+    Items of types that are not known here are kept. An id that an item before has already is replaced by a new one: lists of
+    items are paged through by their ids.
 
     Args:
         value: A text, which is the user's, or a list of items.
         earlier: The items that come before.
         find: Returns the item that an `item_reference` names.
+        warnings: Where to note the items and members that are left out.
 
     Raises:
-        InvalidParams: An item is malformed, or is the output of a call that no earlier item has; the message names the place,
-            such as input[2].content[0].text.
-        Unsupported: An item is known but not supported: files by id, calls of OpenAI's own tools.
+        InvalidParams: An item is malformed; the message names the place, such as input[2].content[0].text.
+        Unsupported: A part is known but not supported: files by id.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -71,237 +103,189 @@ def parse_items(
         raise InvalidParams("input must have at least one item")
     if len(value) + len(earlier) > MAX_MESSAGES:
         raise InvalidParams(f"input must have at most {MAX_MESSAGES} items, not {len(value) + len(earlier)}")
-    called = {item["call_id"] for item in earlier if item["type"] == "function_call"}
+    reader = _ItemReader(find, InputWarnings() if warnings is None else warnings)
     ids = {item["id"] for item in earlier}
     items = []
-    for index, one in enumerate(value):
-        item = _parse_item(f"input[{index}]", one, find)
+    for index, given in enumerate(value):
+        item = reader.read(f"input[{index}]", given)
         if item["id"] in ids:
             item = {**item, "id": new_item_id(item["type"])}
         ids.add(item["id"])
-        if item["type"] == "function_call":
-            called.add(item["call_id"])
-        elif item["type"] == "function_call_output":
-            _check_called(f"input[{index}]", item["call_id"], called)
         items.append(item)
     return items
 
 
-def messages_of(items: Iterable[Item], earlier: Sequence[Item], media: RequestMedia) -> list[dict[str, Any]]:
-    """Return the messages that the items of a conversation make, behind earlier ones.
+class _ItemReader:
+    """Reads the items of one input."""
 
-    What an assistant did in one turn (thinking, text, calls) is one message. media: reads images and audio. Raises as
-    `RequestMedia.of_url`; places are in the input.
-    """
-    messages: list[dict[str, Any]] = []
-    places = [f"the earlier item {index}" for index in range(len(earlier))]
-    for index, item in enumerate([*earlier, *items]):
-        place = places[index] if index < len(earlier) else f"input[{index - len(earlier)}]"
-        kind = item["type"]
-        if kind == "function_call_output":
-            content = _content(f"{place}.output", item["output"], media)
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-        elif kind == "message" and item["role"] != "assistant":
-            content = _content(f"{place}.content", item["content"], media)
-            messages.append({"role": item["role"], "content": content})
+    def __init__(self, find: Callable[[str], Item | None], warnings: InputWarnings) -> None:
+        self._find, self._warnings = find, warnings
+        self._readers: Mapping[str, Callable[[str, Mapping[Any, Any]], Item]] = {
+            "message": self._message,
+            "function_call": self._function_call,
+            "function_call_output": self._call_output,
+            "custom_tool_call": self._custom_call,
+            "custom_tool_call_output": self._call_output,
+            "reasoning": self._reasoning,
+        }
+
+    def read(self, place: str, item: object) -> Item:
+        """Return an item, checked and whole."""
+        if not isinstance(item, Mapping):
+            raise InvalidType(f"{place} must be an object, not {type(item).__name__}")
+        kind = item.get("type")
+        if kind is None:
+            kind = "message" if "role" in item else "item_reference"
+        if kind == "item_reference":
+            return self._referenced(place, item)
+        kind = validation.text(f"{place}.type", kind)
+        if kind not in self._readers and not is_call(kind) and not is_output(kind) and "content" in item:
+            self._warnings.add(place, f"the type {kind[:80]!r} is not known, and is read as a message")
+            kind, item = "message", {"role": "user", **item}
+        if kind in _MEMBERS:
+            self._note_members(place, item, _MEMBERS[kind], f"an item of the type {kind}")
+        read, status = self._readers.get(kind, self._other), item.get("status")
+        return {
+            "id": _identifier(f"{place}.id", item.get("id")) or new_item_id(kind),
+            "type": kind,
+            "status": "completed" if status is None else validation.choice(f"{place}.status", status, STATUSES),
+            **read(place, item),
+        }
+
+    def _referenced(self, place: str, item: Mapping[Any, Any]) -> Item:
+        wanted = _identifier(f"{place}.id", item.get("id"))
+        if not wanted:
+            raise InvalidParams(f"{place} must be an item with a type, or a message with a role")
+        found = self._find(wanted)
+        if found is None:
+            raise InvalidParams(f"{place}.id: there is no stored item {wanted[:80]!r}; send the item itself")
+        return found
+
+    def _message(self, place: str, item: Mapping[Any, Any]) -> Item:
+        role = validation.choice(f"{place}.role", item.get("role"), INPUT_ROLES)
+        kind, place = "output_text" if role == "assistant" else "input_text", f"{place}.content"
+        content = [] if item.get("content") is None else item["content"]
+        if isinstance(content, str):
+            parts = [_text_part(kind, validation.text(place, content))]
+        elif not isinstance(content, list):
+            raise InvalidType(f"{place} must be a text or a list of parts, not {type(content).__name__}")
         else:
-            _add_to_turn(messages, item)
-    return messages
+            parts = [self._part(f"{place}[{index}]", part, kind) for index, part in enumerate(content)]
+        if role == "assistant" and any(part["type"] in MEDIA_PARTS for part in parts):
+            self._warnings.add(place, "images and audio of the assistant are left out; a text stands in their place")
+        return {"role": role, "content": parts}
 
+    def _part(self, place: str, part: object, text_kind: str) -> Item:
+        """Return a part of a content or output. text_kind: the type that its texts get."""
+        if not isinstance(part, Mapping):
+            raise InvalidType(f"{place} must be an object with type and text, not {type(part).__name__}")
+        kind = part.get("type")
+        if kind == "computer_screenshot":
+            kind = "input_image"
+        if not isinstance(kind, str) or not isinstance(part.get("text"), str):  # a text is one, whatever its type
+            kind = validation.choice(f"{place}.type", kind, (*_TEXT_PARTS, *MEDIA_PARTS))
+        if kind in MEDIA_PARTS:
+            return self._media(place, kind, part)
+        name = "refusal" if kind == "refusal" else "text"
+        self._note_members(place, part, (name, *_PART_MEMBERS), "a part")
+        text = part.get(name)
+        text = "" if text is None and name in part else validation.text(f"{place}.{name}", text)
+        return {"type": "refusal", "refusal": text} if kind == "refusal" else _text_part(text_kind, text)
 
-def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
-    """Add an item of the assistant's to its last message, or begin the next one."""
-    kind = item["type"]
-    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    has_text = last is not None and bool(last["content"])
-    has_calls = last is not None and "tool_calls" in last
-    begins = (
-        last is None
-        or (kind == "reasoning" and (has_text or has_calls))
-        or (kind == "message" and has_text and not has_calls)
-    )
-    if last is None or begins:
-        last = {"role": "assistant", "content": []}
-        messages.append(last)
-    if kind == "message":
-        last["content"] += _texts(item["content"])
-    elif kind == "function_call":
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        last.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
-    else:
-        parts = item["content"] or item["summary"]
-        known = [last["reasoning_content"]] if "reasoning_content" in last else []
-        last["reasoning_content"] = "\n\n".join([*known, *(part["text"] for part in parts)])
+    def _note_members(self, place: str, given: Mapping[Any, Any], known: Collection[str], kind: str) -> None:
+        """Warn about members that have no effect."""
+        for name, value in given.items():
+            if name not in known and name not in _SILENT_MEMBERS and value is not None:
+                self._warnings.add(place, f"the member {str(name)[:80]!r} of {kind} is ignored")
 
+    def _media(self, place: str, kind: str, part: Mapping[Any, Any]) -> Item:
+        """Check the shape of an image or audio, which is read when the messages are made."""
+        known = MEDIA_PARTS[kind]
+        given = {name: value for name, value in part.items() if name != "type" and value is not None}
+        self._note_members(place, part, (*known, *_PART_MEMBERS), "a part")
+        if kind == "input_audio":
+            return {"type": kind, "input_audio": _checked_audio(f"{place}.input_audio", given.get("input_audio"))}
+        if "file_id" in given:
+            raise Unsupported(f"{place}.file_id: this server keeps no files; send the data themselves")
+        check_detail(place, given.get("detail"))
+        sources = [name for name in ("image_url", "file_data", "file_url") if name in given]
+        if len(sources) != 1:
+            wanted = " or ".join(name for name in known if name in ("image_url", "file_data", "file_url"))
+            raise InvalidParams(
+                f"{place} must have {wanted}, and one of them" if sources else f"{place} must have {wanted}"
+            )
+        texts = {name: validation.text(f"{place}.{name}", given[name]) for name in known if name in given}
+        return {"type": kind} | texts
 
-def _content(place: str, value: str | Sequence[Mapping[str, str]], media: RequestMedia) -> str | list[Any]:
-    """Return a content with its images and audio read."""
-    if isinstance(value, str):
-        return value
-    parts: list[Any] = []
-    for index, part in enumerate(value):
-        if part["type"] in _MEDIA_PARTS:
-            parts.append(_attachment_of(f"{place}[{index}]", part, media))
+    def _function_call(self, place: str, item: Mapping[Any, Any]) -> Item:
+        arguments = item.get("arguments")
+        text = "" if arguments is None else validation.text(f"{place}.arguments", arguments)
+        return {**_call_head(place, item), "arguments": text}
+
+    def _custom_call(self, place: str, item: Mapping[Any, Any]) -> Item:
+        given = item.get("input")
+        text = "" if given is None else validation.text(f"{place}.input", given)
+        return {**_call_head(place, item), "input": text}
+
+    def _call_output(self, place: str, item: Mapping[Any, Any]) -> Item:
+        output = item.get("output")
+        if isinstance(output, list):
+            parts = [self._part(f"{place}.output[{index}]", part, "input_text") for index, part in enumerate(output)]
+            output = parts or ""
+        elif output is None and "output" in item:
+            output = ""
+        elif not isinstance(output, str):
+            kind = "null" if output is None else type(output).__name__
+            raise InvalidType(f"{place}.output must be a text or a list of text parts, not {kind}")
         else:
-            parts += _texts([part])
-    return parts
+            output = validation.text(f"{place}.output", output)
+        return {"call_id": _needed(f"{place}.call_id", item.get("call_id")), "output": output}
+
+    def _reasoning(self, place: str, item: Mapping[Any, Any]) -> Item:
+        encrypted = item.get("encrypted_content")
+        if encrypted is not None:
+            validation.text(f"{place}.encrypted_content", encrypted)
+        return {
+            "summary": _reasoning_parts(f"{place}.summary", item.get("summary"), "summary_text"),
+            "content": _reasoning_parts(f"{place}.content", item.get("content"), "reasoning_text"),
+        }
+
+    def _other(self, place: str, item: Mapping[Any, Any]) -> Item:
+        """Return the members of an item of another type: a call of a tool that OpenAI runs, its result, or what has none."""
+        members = {name: value for name, value in item.items() if name not in ("type", "id", "status")}
+        members = checked_json(place, members, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
+        for name in ("call_id", "name"):
+            if members.get(name) is not None:
+                validation.text(f"{place}.{name}", members[name])
+        kind = str(item["type"])
+        if is_output(kind):
+            members["call_id"] = members.get("call_id") or _needed(f"{place}.call_id", item.get("id"))
+        elif not is_call(kind) and kind != "additional_tools":
+            self._warnings.add(place, f"the item {kind[:80]!r} is left out: it has nothing that this model can read")
+        return dict(members)
 
 
-def _attachment_of(place: str, part: Mapping[str, Any], media: RequestMedia) -> Attachment | OmittedAttachment:
-    if part["type"] == "input_audio":
-        return media.of_audio(f"{place}.input_audio", part["input_audio"])
-    name = next(name for name in ("image_url", "file_data", "file_url") if name in part)
-    return media.of_url(f"{place}.{name}", part[name])
-
-
-def _texts(parts: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": part["refusal" if part["type"] == "refusal" else "text"]} for part in parts]
-
-
-def _parse_item(place: str, item: object, find: Callable[[str], Item | None]) -> Item:
-    if not isinstance(item, Mapping):
-        raise InvalidType(f"{place} must be an object, not {type(item).__name__}")
-    kind = item.get("type")
-    if kind is None:
-        kind = "message" if "role" in item else "item_reference"
-    if kind == "item_reference":
-        return _referenced(place, item, find)
-    if not isinstance(kind, str):
-        raise InvalidType(f"{place}.type must be a text, not {type(kind).__name__}")
-    if kind not in _MEMBERS:
-        known = ", ".join((*_MEMBERS, "item_reference"))
-        raise Unsupported(f"{place}.type {kind[:80]!r} is not supported; an item is one of {known}")
-    _check_members(place, kind, item)
-    parse = {
-        "message": _parse_message,
-        "function_call": _parse_call,
-        "function_call_output": _parse_output,
-        "reasoning": _parse_reasoning,
-    }[kind]
-    status = item.get("status")
-    return {
-        "id": _identifier(f"{place}.id", item.get("id")) or new_item_id(kind),
-        "type": kind,
-        "status": "completed" if status is None else validation.choice(f"{place}.status", status, STATUSES),
-        **parse(place, item),
+def _call_head(place: str, item: Mapping[Any, Any]) -> Item:
+    head = {
+        "call_id": _needed(f"{place}.call_id", item.get("call_id")),
+        "name": _needed(f"{place}.name", item.get("name")),
     }
-
-
-def _referenced(place: str, item: Mapping[Any, Any], find: Callable[[str], Item | None]) -> Item:
-    wanted = _identifier(f"{place}.id", item.get("id"))
-    if not wanted:
-        raise InvalidParams(f"{place} must be an item with a type, or a message with a role")
-    found = find(wanted)
-    if found is None:
-        raise InvalidParams(f"{place}.id: there is no stored item {wanted[:80]!r}; send the item itself")
-    return found
-
-
-def _check_members(place: str, kind: str, item: Mapping[Any, Any]) -> None:
-    for name, value in item.items():
-        if name in ("type", "id", "status") or name in _MEMBERS[kind]:
-            continue
-        if name not in _EMPTY_MEMBERS:
-            shown = ", ".join(("type", "id", "status", *sorted(_MEMBERS[kind])))
-            raise InvalidParams(f"{place}.{str(name)[:80]} is not known; an item of the type {kind} has {shown}")
-        if value not in (None, False, "", {"type": "direct"}):
-            raise Unsupported(f"{place}.{name} is not supported; leave it out")
-
-
-def _parse_message(place: str, item: Mapping[Any, Any]) -> Item:
-    role = validation.choice(f"{place}.role", item.get("role"), INPUT_ROLES)
-    content = item.get("content")
-    kinds = ("output_text", "input_text", "refusal") if role == "assistant" else ("input_text", *_MEDIA_PARTS)
-    if isinstance(content, str):
-        parts = [_text_part(kinds[0], validation.text(f"{place}.content", content))]
-    elif not isinstance(content, list):
-        raise InvalidType(f"{place}.content must be a text or a list of parts, not {_kind_of(content)}")
-    elif not content and role != "assistant":
-        raise InvalidParams(f"{place}.content must have at least one part")
-    else:
-        parts = [_parse_part(f"{place}.content[{index}]", part, kinds) for index, part in enumerate(content)]
-    return {"role": role, "content": parts}
-
-
-def _parse_part(place: str, part: object, kinds: Collection[str]) -> Item:
-    if not isinstance(part, Mapping):
-        raise InvalidType(f"{place} must be an object with type and text, not {type(part).__name__}")
-    kind = part.get("type")
-    kind = validation.choice(f"{place}.type", kind, kinds)
-    if kind in _MEDIA_PARTS:
-        return _parse_media(place, kind, part)
-    text_name = "refusal" if kind == "refusal" else "text"
-    for name in part:
-        if name not in ("type", text_name) and name not in _PART_MEMBERS:
-            raise InvalidParams(f"{place}.{str(name)[:80]} is not known; a part has type and {text_name}")
-    text = validation.text(f"{place}.{text_name}", part.get(text_name))
-    if kind == "refusal":
-        return {"type": "refusal", "refusal": text}
-    return _text_part("input_text" if "output_text" not in kinds else "output_text", text)
-
-
-def _parse_media(place: str, kind: str, part: Mapping[Any, Any]) -> Item:
-    """Check the shape of an image or audio, which is read when the messages are made."""
-    known = _MEDIA_PARTS[kind]
-    given = {name: value for name, value in part.items() if name != "type" and value is not None}
-    for name in given:
-        if name not in known and name not in _PART_MEMBERS:
-            raise InvalidParams(f"{place}.{str(name)[:80]} is not known; a part of this type has {', '.join(known)}")
-    if kind == "input_audio":
-        return {"type": kind, "input_audio": _checked_audio(f"{place}.input_audio", given.get("input_audio"))}
-    if "file_id" in given:
-        raise Unsupported(f"{place}.file_id: this server keeps no files; send the data themselves")
-    check_detail(place, given.get("detail"))
-    sources = [name for name in ("image_url", "file_data", "file_url") if name in given]
-    if len(sources) != 1:
-        wanted = " or ".join(name for name in known if name in ("image_url", "file_data", "file_url"))
-        raise InvalidParams(
-            f"{place} must have {wanted}, and one of them" if sources else f"{place} must have {wanted}"
-        )
-    return {"type": kind} | {name: validation.text(f"{place}.{name}", given[name]) for name in known if name in given}
+    namespace = item.get("namespace")
+    if namespace is not None and validation.text(f"{place}.namespace", namespace):
+        head["namespace"] = namespace
+    return head
 
 
 def _checked_audio(place: str, value: object) -> Item:
     """Return the texts of an audio, so that the item can be kept; whether they are a file is found when it is read."""
     if not isinstance(value, Mapping):
-        raise InvalidType(f"{place} must be an object with data and format, not {_kind_of(value)}")
-    return {str(name): validation.text(f"{place}.{str(name)[:80]}", one) for name, one in value.items()}
+        kind = "null" if value is None else type(value).__name__
+        raise InvalidType(f"{place} must be an object with data and format, not {kind}")
+    return {str(name): validation.text(f"{place}.{str(name)[:80]}", text) for name, text in value.items()}
 
 
 def _text_part(kind: str, text: str) -> Item:
     return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})
-
-
-def _parse_call(place: str, item: Mapping[Any, Any]) -> Item:
-    arguments = item.get("arguments")
-    return {
-        "call_id": _needed(f"{place}.call_id", item.get("call_id")),
-        "name": _needed(f"{place}.name", item.get("name")),
-        "arguments": "" if arguments is None else validation.text(f"{place}.arguments", arguments),
-    }
-
-
-def _parse_output(place: str, item: Mapping[Any, Any]) -> Item:
-    output = item.get("output")
-    if isinstance(output, list):
-        kinds = ("input_text", *_MEDIA_PARTS)
-        parts = [_parse_part(f"{place}.output[{index}]", part, kinds) for index, part in enumerate(output)]
-        output = parts or ""
-    elif not isinstance(output, str):
-        raise InvalidType(f"{place}.output must be a text or a list of text parts, not {_kind_of(output)}")
-    else:
-        output = validation.text(f"{place}.output", output)
-    return {"call_id": _needed(f"{place}.call_id", item.get("call_id")), "output": output}
-
-
-def _parse_reasoning(place: str, item: Mapping[Any, Any]) -> Item:
-    encrypted = item.get("encrypted_content")
-    if encrypted is not None:
-        validation.text(f"{place}.encrypted_content", encrypted)
-    return {
-        "summary": _reasoning_parts(f"{place}.summary", item.get("summary"), "summary_text"),
-        "content": _reasoning_parts(f"{place}.content", item.get("content"), "reasoning_text"),
-    }
 
 
 def _reasoning_parts(place: str, parts: object, kind: str) -> list[Item]:
@@ -313,17 +297,9 @@ def _reasoning_parts(place: str, parts: object, kind: str) -> list[Item]:
     for index, part in enumerate(parts):
         if not isinstance(part, Mapping):
             raise InvalidType(f"{place}[{index}] must be an object with type and text, not {type(part).__name__}")
-        validation.choice(f"{place}[{index}].type", part.get("type"), (kind,))
+        validation.choice(f"{place}[{index}].type", part.get("type"), (kind, "text"))
         checked.append({"type": kind, "text": validation.text(f"{place}[{index}].text", part.get("text"))})
     return checked
-
-
-def _check_called(place: str, call_id: str, called: Collection[str]) -> None:
-    if call_id not in called:
-        raise InvalidParams(
-            f"{place}.call_id {call_id[:80]!r} is of no function_call before it; send the call along, or name the response "
-            "that made it as previous_response_id"
-        )
 
 
 def _needed(place: str, value: object) -> str:
@@ -335,7 +311,3 @@ def _needed(place: str, value: object) -> str:
 
 def _identifier(place: str, value: object) -> str:
     return "" if value is None else validation.text(place, value)
-
-
-def _kind_of(value: object) -> str:
-    return "null" if value is None else type(value).__name__

@@ -10,11 +10,13 @@ import msgspec
 from paceline.chat import ChatChunk, MessageDelta, ToolCall, ToolCallDelta
 from paceline.server.api_errors import ApiError
 from paceline.server.logprobs import ChatLogprob
+from paceline.server.responses_api.custom_input import CustomInput
 from paceline.server.responses_api.input_items import Item, new_item_id
 from paceline.server.responses_api.response_object import (
     ResponseHead,
     Status,
     call_item,
+    call_kind,
     failure_of,
     message_item,
     reasoning_item,
@@ -23,6 +25,7 @@ from paceline.server.responses_api.response_object import (
     text_part,
     usage_of,
 )
+from paceline.server.responses_api.response_tools import ToolOrigin
 from paceline.server.sse import named_event
 from paceline.server.token_aligner import TokenAligner
 from paceline.server.usage import RunningTimings, final_timings
@@ -34,20 +37,43 @@ _ENDS = (FinishReason.END, FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True, kw_only=True)
+class _OpenCall:
+    """A call that grows.
+
+    delta: its first one. origin: the tool that it is of. arguments: pieces of the function's. input: of a custom tool.
+    """
+
+    delta: ToolCallDelta
+    origin: ToolOrigin
+    arguments: list[str] = field(default_factory=list)
+    input: CustomInput | None = None
+
+    @property
+    def event_name(self) -> str:
+        """Return what the names of its events have in common."""
+        return "function_call_arguments" if self.input is None else "custom_tool_call_input"
+
+    def grown(self, arguments: str) -> str:
+        """Return what a piece of the arguments adds to the text of the item."""
+        return arguments if self.input is None else self.input.feed(arguments)
+
+
+@dataclass(slots=True, kw_only=True)
 class _OpenItem:
-    """An item that grows. kind: its type; call: number and first delta of a call."""
+    """An item that grows. kind: its type; texts: pieces of what its deltas add up to."""
 
     kind: str
     id: str
     index: int
-    call: ToolCallDelta | None = None
+    call: _OpenCall | None = None
     texts: list[str] = field(default_factory=list)
     logprobs: list[ChatLogprob] = field(default_factory=list)
 
     def item(self, status: Status, *, has_content: bool) -> Item:
         text = "".join(self.texts)
         if self.call is not None:
-            return call_item(self.id, self.call.id, self.call.name, text if has_content else "", status)
+            call = self.call
+            return call_item(self.id, call.delta.id, call.origin, text if has_content else "", status)
         parts = [self.part(text)] if has_content else []
         return (message_item if self.kind == "message" else reasoning_item)(self.id, parts, status)
 
@@ -67,6 +93,7 @@ class ResponseEvents:
         self._output: list[Item] = []
         self._open: _OpenItem | None = None
         self._blanks = ""  # of a message that has not begun
+        self._has_ended = False
         clock = head.clock
         self._timings = None if clock is None else RunningTimings(clock, head.num_prompt, clock())
 
@@ -74,6 +101,16 @@ class ResponseEvents:
         """Return the events before the first chunk."""
         body = self._head.body("in_progress")
         return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+
+    def heartbeat(self) -> bytes:
+        """Return the event that is sent while there is no other one, since clients count events and no comments.
+
+        Empty after the end.
+        """
+        if self._has_ended:
+            return b""
+        body = self._head.body("in_progress", self._output_with_open("in_progress"))
+        return self._event("response.in_progress", response=body)
 
     def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
         """Return the events of a chunk."""
@@ -87,16 +124,20 @@ class ResponseEvents:
 
     def failure(self, api_error: ApiError) -> bytes:
         """Return the events that report an error at the end of the stream. Changes nothing: one may be made in advance."""
-        output = [*self._output, *([] if self._open is None else [self._open.item("incomplete", has_content=True)])]
+        output = self._output_with_open("incomplete")
         members = {"code": api_error.code, "message": api_error.message, "param": api_error.param}
         body = self._head.body("failed", output, error=failure_of(api_error))
         number = self._num_events
         return _event("error", number, **members) + _event("response.failed", number + 1, response=body)
 
+    def _output_with_open(self, status: Status) -> list[Item]:
+        """Return the items so far. status: of the open one."""
+        return [*self._output, *([] if self._open is None else [self._open.item(status, has_content=True)])]
+
     def _goes_on(self, call: ToolCallDelta | None) -> bool:
         """Return whether a delta belongs to the call that is open. Text behind it in the same chunk comes after it."""
         known = None if self._open is None else self._open.call
-        return call is not None and known is not None and known.index == call.index
+        return call is not None and known is not None and known.delta.index == call.index
 
     def _of_delta(self, delta: MessageDelta) -> list[bytes]:
         if delta.tool_call is not None:
@@ -123,20 +164,27 @@ class ResponseEvents:
             delta = self._event("response.reasoning_text.delta", **where, delta=text, **self._rates())
         return [*events, delta]
 
-    def _of_call(self, call: ToolCallDelta) -> list[bytes]:
+    def _of_call(self, delta: ToolCallDelta) -> list[bytes]:
         self._aligner.clear()
         events: list[bytes] = []
         item = self._open
-        if item is None or not self._goes_on(call):
+        if item is None or item.call is None or not self._goes_on(delta):
             events = self._close("completed")
-            item = self._begin("function_call", call)
+            origin = self._head.names.origin_of(delta.name)
+            call = _OpenCall(delta=delta, origin=origin, input=CustomInput() if origin.is_custom else None)
+            item = self._begin(call_kind(origin), call)
             events.append(self._added(item))
-        if call.arguments:
-            item.texts.append(call.arguments)
-            where = {"item_id": item.id, "output_index": item.index}
-            name = "response.function_call_arguments.delta"
-            events.append(self._event(name, **where, delta=call.arguments, **self._rates()))
-        return events
+        assert item.call is not None  # noqa: S101 - it was begun with one
+        item.call.arguments.append(delta.arguments)
+        return [*events, *self._of_input(item, item.call.grown(delta.arguments))]
+
+    def _of_input(self, item: _OpenItem, piece: str) -> list[bytes]:
+        """Return the event of the next piece of a call's arguments or input."""
+        if not piece or item.call is None:
+            return []
+        item.texts.append(piece)
+        where = {"item_id": item.id, "output_index": item.index}
+        return [self._event(f"response.{item.call.event_name}.delta", **where, delta=piece, **self._rates())]
 
     def _current(self, kind: str) -> tuple[list[bytes], _OpenItem]:
         """Return the open item of this kind, with the events that close another one and begin it."""
@@ -148,7 +196,7 @@ class ResponseEvents:
         where = {"item_id": item.id, "output_index": item.index, "content_index": 0}
         return [*events, self._event("response.content_part.added", **where, part=item.part(""))], item
 
-    def _begin(self, kind: str, call: ToolCallDelta | None = None) -> _OpenItem:
+    def _begin(self, kind: str, call: _OpenCall | None = None) -> _OpenItem:
         self._open = _OpenItem(kind=kind, id=new_item_id(kind), index=len(self._output), call=call)
         return self._open
 
@@ -161,26 +209,30 @@ class ResponseEvents:
         item, self._open = self._open, None
         if item is None:
             return []
+        call, events = item.call, list[bytes]()
+        if call is not None and call.input is not None:
+            events += self._of_input(item, call.input.finish())
         text = "".join(item.texts)
-        if item.call is not None and status == "completed":
-            status = status_of(ToolCall(item.call.name, text))
+        if call is not None and status == "completed":
+            status = status_of(ToolCall(call.delta.name, "".join(call.arguments)))
         done = item.item(status, has_content=True)
         self._output.append(done)
         where: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
-        if item.call is not None:
-            call = {"name": item.call.name, "arguments": text}
-            events = [self._event("response.function_call_arguments.done", **where, **call)]
+        if call is not None:
+            whole = {"name": call.origin.name, "arguments": text} if call.input is None else {"input": text}
+            events.append(self._event(f"response.{call.event_name}.done", **where, **whole))
         else:
             where["content_index"] = 0
             if item.kind == "message":
-                events = [self._event("response.output_text.done", **where, text=text, logprobs=item.logprobs)]
+                events.append(self._event("response.output_text.done", **where, text=text, logprobs=item.logprobs))
             else:
-                events = [self._event("response.reasoning_text.done", **where, text=text)]
+                events.append(self._event("response.reasoning_text.done", **where, text=text))
             events.append(self._event("response.content_part.done", **where, part=item.part(text)))
         return [*events, self._event("response.output_item.done", output_index=item.index, item=done)]
 
     def _ending(self, chunk: ChatChunk, reason: FinishReason, usage: Usage) -> list[bytes]:
         """Return the events that end the response."""
+        self._has_ended = True
         events: list[bytes] = []
         if self._open is None and not self._output:  # nothing but blanks
             events, item = self._current("message")

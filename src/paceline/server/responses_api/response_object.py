@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -13,7 +13,9 @@ from paceline.chat import ChatCompletion, ParsedMessage, ToolCall
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
 from paceline.server.logprobs import ChatLogprob, Pieces
+from paceline.server.responses_api.custom_input import custom_input_of
 from paceline.server.responses_api.input_items import Item, new_item_id
+from paceline.server.responses_api.response_tools import ToolNames, ToolOrigin
 from paceline.server.responses_api.responses_body import ResponsesBody
 from paceline.server.token_aligner import TokenAligner
 from paceline.server.usage import final_timings
@@ -35,7 +37,8 @@ class ResponseHead:
     """What is known of a response before it is generated.
 
     echo: the members that repeat the request. pieces: the bytes of every token. num_top: likely tokens that are reported with
-    each; None: no log-probabilities. clock: for timings in every event. keep: stores the response when it is whole.
+    each; None: no log-probabilities. names: the tools that calls are of. clock: for timings in every event. keep: stores the
+    response when it is whole.
     """
 
     id: str
@@ -44,6 +47,7 @@ class ResponseHead:
     pieces: Pieces
     num_prompt: int = 0
     num_top: int | None = None
+    names: ToolNames = field(default_factory=ToolNames)
     warnings: tuple[str, ...] = ()
     clock: Callable[[], float] | None = None
     keep: Keep = no_store
@@ -126,6 +130,8 @@ def echo_of(body: ResponsesBody, params: SamplingParams, model: str, *, stored: 
 
 
 def _tool_echo(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        return dict(tool)
     return {"parameters": None, "strict": True, "description": None, **tool}
 
 
@@ -169,10 +175,16 @@ def reasoning_item(item_id: str, parts: Sequence[Item], status: Status) -> Item:
     return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": list(parts)}
 
 
-def call_item(item_id: str, call_id: str, name: str, arguments: str, status: Status) -> Item:
-    """Return a call of a function."""
-    known = {"id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name}
-    return known | {"arguments": arguments}
+def call_kind(origin: ToolOrigin) -> str:
+    """Return the type of the item that calls of a tool are."""
+    return "custom_tool_call" if origin.is_custom else "function_call"
+
+
+def call_item(item_id: str, call_id: str, origin: ToolOrigin, text: str, status: Status) -> Item:
+    """Return a call of a tool. text: the arguments of a function, or the input of a custom tool."""
+    known = {"id": item_id, "type": call_kind(origin), "status": status, "call_id": call_id, "name": origin.name}
+    namespace = {"namespace": origin.namespace} if origin.namespace else {}
+    return known | namespace | {"input" if origin.is_custom else "arguments": text}
 
 
 def status_of(call: ToolCall) -> Status:
@@ -185,20 +197,22 @@ def has_message(message: ParsedMessage) -> bool:
     return bool(message.content.strip()) or not (message.tool_calls or message.reasoning_content)
 
 
-def output_of(message: ParsedMessage, logprobs: Sequence[ChatLogprob], *, is_cut: bool) -> list[Item]:
+def output_of(message: ParsedMessage, logprobs: Sequence[ChatLogprob], names: ToolNames, *, is_cut: bool) -> list[Item]:
     """Return the items of a generated message: thinking, text, calls. is_cut: whether the last one is incomplete."""
     items: list[Item] = []
     if message.reasoning_content:
         items.append(reasoning_item(new_item_id("reasoning"), [reasoning_part(message.reasoning_content)], "completed"))
     if has_message(message):
         items.append(message_item(new_item_id("message"), [text_part(message.content, logprobs)], "completed"))
-    items += [
-        call_item(new_item_id("function_call"), call.id, call.name, call.arguments, status_of(call))
-        for call in message.tool_calls
-    ]
+    items += [_whole_call(call, names.origin_of(call.name)) for call in message.tool_calls]
     if is_cut:
         items[-1]["status"] = "incomplete"
     return items
+
+
+def _whole_call(call: ToolCall, origin: ToolOrigin) -> Item:
+    text = custom_input_of(call.arguments) if origin.is_custom else call.arguments
+    return call_item(new_item_id(call_kind(origin)), call.id, origin, text, status_of(call))
 
 
 def whole_response(head: ResponseHead, completion: ChatCompletion) -> bytes:
@@ -208,7 +222,8 @@ def whole_response(head: ResponseHead, completion: ChatCompletion) -> bytes:
     aligner.add(choice.token_ids, choice.logprobs or ())
     num_reasoning, _ = aligner.take(choice.message.reasoning_content)
     _, logprobs = aligner.take(choice.message.content)
-    output = output_of(choice.message, logprobs, is_cut=choice.finish_reason == FinishReason.LENGTH)
+    is_cut = choice.finish_reason == FinishReason.LENGTH
+    output = output_of(choice.message, logprobs, head.names, is_cut=is_cut)
     warnings = [] if choice.warning is None else [str(choice.warning)]
     body = head.ended(output, choice.finish_reason, usage_of(completion.usage, num_reasoning), warnings)
     timings = final_timings(completion.usage, completion.usage.completion_tokens)

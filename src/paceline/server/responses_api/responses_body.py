@@ -98,6 +98,7 @@ class ResponsesBody(GenerationBody):
     )
     conversation: Any = Field(None, description="Refused; use previous_response_id.")
     prompt: Any = Field(None, description="Refused: there are no stored prompts here.")
+    client_metadata: Any = Field(None, description="Accepted: notes of a client about itself, without a meaning here.")
     access_programs: Any = Field(None, description="Accepted, and without a meaning here.")
     image: Any = Field(None, description="Accepted, and without a meaning here.")
     personality: Any = Field(None, description="Accepted, and without a meaning here.")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline import validation
-from paceline.chat import ChatOptions, Tool, Turn, next_turn, template_kwargs
-from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.chat import ChatOptions, Turn, next_turn, template_kwargs
+from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
 from paceline.server.constraint_fields import CONSTRAINTS, GUIDED
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
 from paceline.server.openai.parsing import ParsedRequest, parse_generation
-from paceline.server.responses_api.input_items import Item, messages_of, parse_items
+from paceline.server.responses_api.input_items import Item, added_tools, parse_items
+from paceline.server.responses_api.input_warnings import InputWarnings
+from paceline.server.responses_api.item_messages import messages_of
+from paceline.server.responses_api.response_tools import ResponseTools, parse_tool_fields
 from paceline.server.responses_api.responses_body import LOGPROBS, ResponsesBody, check_fields
 
 RENAMED = {
@@ -24,29 +27,25 @@ RENAMED = {
 }
 """The engine's names of fields that the body has under another one."""
 
-# Members of a tool beside type, name, description, parameters and strict: what they say where they ask for nothing.
-_EMPTY_TOOL_MEMBERS: Mapping[str, tuple[Any, ...]] = {
-    "allowed_callers": (None, [], ["direct"]),
-    "async": (None, False),
-    "defer_loading": (None, False),
-    "output_schema": (None,),
-}
 _FORMAT_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "text": ("type",),
     "json_object": ("type",),
     "json_schema": ("type", "name", "schema", "description", "strict"),
 }
-_TOOL_MEMBERS = ("type", "name", "description", "parameters", "strict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """What a body asks for. items: of the input. earlier: of the response before it. may_truncate: leave out messages."""
+    """What a body asks for. items: of the input. earlier: of the response before it. may_truncate: leave out messages.
+
+    tools: those that the model may call.
+    """
 
     parsed: ParsedRequest
     chat_options: ChatOptions
     items: list[Item]
     earlier: Sequence[Item] = ()
+    tools: ResponseTools = field(default_factory=ResponseTools)
     instructions: str | None = None
     continues: bool | None = None
     generates: bool | None = None
@@ -54,7 +53,7 @@ class ResponsesRequest:
 
     def messages(self, media: RequestMedia) -> list[dict[str, Any]]:
         """Return the messages of the whole conversation, the instructions left out. media: reads its images, once."""
-        return messages_of(self.items, self.earlier, media)
+        return messages_of(self.items, self.earlier, media, self.tools.names)
 
     def turn(self, messages: Sequence[Mapping[str, Any]], *, prefills: bool = False, num_left_out: int = 0) -> Turn:
         """Return the conversation, without so many messages behind those of the system.
@@ -104,21 +103,24 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
 
     Raises:
         InvalidParams: A value is malformed; the message begins with its place.
-        Unsupported: A value is known, and not supported.
+        Unsupported: A value is known and not supported.
         ApiException: A field is unknown or not supported.
     """
     warnings = check_fields(body)
     if body.input is None and not earlier:
         raise InvalidParams("input must be given: a text, or a list of items")
-    items = parse_items([] if body.input is None else body.input, earlier, find)
-    choice, tools = parse_tool_fields(body.tools, body.tool_choice)
+    left_out = InputWarnings()
+    items = parse_items([] if body.input is None else body.input, earlier, find, left_out)
+    placed = [(f"the earlier item {index}", item) for index, item in enumerate(earlier)]
+    placed += [(f"input[{index}]", item) for index, item in enumerate(items)]
+    tools = parse_tool_fields(body.tools, body.tool_choice, added_tools(placed))
     parsed = parse_generation(body, base, options, _sampling_changes(body))
     effort = None if body.reasoning is None else body.reasoning.effort
     return ResponsesRequest(
-        parsed=replace(parsed, warnings=(*warnings, *parsed.warnings)),
+        parsed=replace(parsed, warnings=(*warnings, *parsed.warnings, *left_out.sentences(), *tools.warnings)),
         chat_options=ChatOptions(
-            tools=tools,
-            tool_choice=choice,
+            tools=tools.functions,
+            tool_choice=tools.choice,
             parallel_tool_calls=body.parallel_tool_calls,
             reasoning_format=body.reasoning_format or reasoning_format,
             kwargs=template_variables(body.chat_template_kwargs or {}, effort),
@@ -127,6 +129,7 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
         ),
         items=items,
         earlier=earlier,
+        tools=tools,
         instructions=body.instructions,
         continues=body.continue_final_message,
         generates=body.add_generation_prompt,
@@ -185,72 +188,3 @@ def _check_known(place: str, given: Mapping[Any, Any], names: Collection[str]) -
     for name in given:
         if name not in names:
             raise InvalidParams(f"{place}.{str(name)[:80]} is not known; it has {', '.join(names)}")
-
-
-def parse_tool_fields(tools: object, choice: object) -> tuple[object, list[Tool]]:
-    """Return the tool_choice as chats take it, and the tools that are offered."""
-    if tools is None:
-        tools = []
-    if not isinstance(tools, list):
-        raise InvalidType(f"tools must be a list, not {type(tools).__name__}")
-    offered = [_parse_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
-    if choice is None or isinstance(choice, str):
-        return choice, offered
-    if not isinstance(choice, Mapping):
-        raise InvalidType(f"tool_choice must be a text or an object, not {type(choice).__name__}")
-    kind = choice.get("type")
-    if kind == "allowed_tools":
-        return _parse_allowed(choice, offered)
-    if kind != "function":
-        raise Unsupported(
-            f"tool_choice.type {kind!r:.80} is not supported; it is 'function' or 'allowed_tools', or tool_choice is 'auto', "
-            "'none' or 'required'"
-        )
-    _check_known("tool_choice", choice, ("type", "name"))
-    name = validation.text("tool_choice.name", choice.get("name"))
-    return {"type": "function", "function": {"name": name}}, offered
-
-
-def _parse_allowed(choice: Mapping[Any, Any], offered: Sequence[Tool]) -> tuple[str, list[Tool]]:
-    _check_known("tool_choice", choice, ("type", "mode", "tools"))
-    mode = validation.choice("tool_choice.mode", choice.get("mode"), ("auto", "required"))
-    allowed = choice.get("tools")
-    if not isinstance(allowed, list):
-        raise InvalidType("tool_choice.tools must be a list of objects with type and name")
-    names = set()
-    for index, tool in enumerate(allowed):
-        place = f"tool_choice.tools[{index}]"
-        if not isinstance(tool, Mapping) or tool.get("type") != "function":
-            raise Unsupported(f"{place} must be a function with its name: other tools are not supported")
-        _check_known(place, tool, ("type", "name"))
-        names.add(validation.text(f"{place}.name", tool.get("name")))
-    missing = names - {tool.name for tool in offered}
-    if missing:
-        raise InvalidParams(f"tool_choice.tools names {min(missing)[:80]!r}, and tools has no such function")
-    return mode, [tool for tool in offered if tool.name in names]
-
-
-def _parse_tool(place: str, tool: object) -> Tool:
-    if not isinstance(tool, Mapping):
-        raise InvalidType(f"{place} must be an object with type and name, not {type(tool).__name__}")
-    kind = tool.get("type")
-    if kind != "function":
-        raise Unsupported(
-            f"{place}.type {kind!r:.80} is not supported: this server runs no tools, and knows functions alone, which the "
-            "client runs; leave it out"
-        )
-    if isinstance(tool.get("function"), Mapping):
-        raise InvalidParams(f"{place}.function is how chat completions spell it; name and parameters stand beside type")
-    for name, value in tool.items():
-        if name not in _TOOL_MEMBERS and name not in _EMPTY_TOOL_MEMBERS:
-            raise InvalidParams(f"{place}.{str(name)[:80]} is not known; a function has {', '.join(_TOOL_MEMBERS)}")
-        if value not in _EMPTY_TOOL_MEMBERS.get(name, (value,)):
-            raise Unsupported(f"{place}.{name} is not supported; leave it out")
-    if tool.get("strict") is not None:
-        validation.boolean(f"{place}.strict", tool["strict"])
-    description = tool.get("description")
-    return Tool(
-        validation.text(f"{place}.name", tool.get("name")),
-        "" if description is None else validation.text(f"{place}.description", description),
-        tool.get("parameters"),
-    )

@@ -73,8 +73,15 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
         head = _head(service, body, asked, running, warnings, keep if _is_stored(store, body) else None)
         if streaming:
             events = ResponseEvents(head)
-            opening = events.opening()
-            return EventStream(running, events, failure=events.failure, opening=opening, done=b"", framing=NAMED_SSE)
+            return EventStream(
+                running,
+                events,
+                failure=events.failure,
+                opening=events.opening(),
+                done=b"",
+                framing=NAMED_SSE,
+                heartbeat=events.heartbeat,
+            )
         async with running:
             completion = await running.collect()
         content = await asyncio.to_thread(whole_response, head, completion)
@@ -176,6 +183,7 @@ def _head(
         pieces=service.engine().tokenizer.pieces(True),
         num_prompt=len(running.prompts[0]),
         num_top=params.logprobs,
+        names=asked.tools.names,
         warnings=(*asked.parsed.warnings, *model_warning(body, service.known_names), *warnings),
         clock=time.monotonic if body.timings_per_token else None,
         keep=keep or no_store,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from tests.media_requests import URL, request_media
 
 from paceline.chat import parse_messages
 from paceline.errors import InvalidParams, RequestError, Unsupported
-from paceline.server.responses_api.input_items import messages_of, parse_items
+from paceline.server.responses_api.input_items import parse_items
+from paceline.server.responses_api.input_warnings import InputWarnings
+from paceline.server.responses_api.item_messages import messages_of
 
 USER = {"role": "user", "content": "Hello."}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Paris"}'}
@@ -120,17 +123,17 @@ def test_outputs_and_refusals_may_be_parts() -> None:
         ([{}], "input[0] must"),
         ([{"type": 5}], "input[0].type"),
         ([{"role": "tool", "content": "x"}], "input[0].role"),
-        ([{"role": "user"}], "input[0].content"),
-        ([{"role": "user", "content": []}], "input[0].content"),
+        ([{"role": "user", "content": 5}], "input[0].content"),
         ([{"role": "user", "content": [5]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
-        ([{"role": "user", "content": [{"type": "output_text", "text": "x"}]}], "input[0].content[0].type"),
-        ([{"role": "user", "content": [{"type": "input_text", "text": "x", "y": 1}]}], "input[0].content[0].y"),
+        ([{"role": "user", "content": [{"type": "video", "url": "x"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": "\ud800"}], "input[0].content"),
-        ([{**USER, "tool_calls": []}], "input[0].tool_calls"),
-        ([USER, OUTPUT], "input[1].call_id"),
-        ([USER, OUTPUT, CALL], "input[1].call_id"),
-        ([USER, CALL, {**OUTPUT, "call_id": "c3"}], "input[2].call_id"),
+        ([USER, {**OUTPUT, "call_id": None}], "input[1].call_id"),
+        ([USER, {**CALL, "namespace": 5}], "input[1].namespace"),
+        ([{"type": "custom_tool_call", "call_id": "c1", "name": "x", "input": 5}], "input[0].input"),
+        ([{"type": "local_shell_call", "call_id": 5}], "input[0].call_id"),
+        ([{"type": "local_shell_call_output", "output": "x"}], "input[0].call_id"),
+        ([{"type": "mcp_call", "id": "x", "arguments": [[[[]]] * 2], "name": "\ud800"}], "input[0].name"),
         ([USER, {**CALL, "call_id": ""}], "input[1].call_id"),
         ([USER, {**CALL, "name": None}], "input[1].name"),
         ([USER, {**CALL, "arguments": {"city": "Paris"}}], "input[1].arguments"),
@@ -152,11 +155,8 @@ def test_malformed_items_are_refused_by_their_place(value: Any, place: str) -> N
 @pytest.mark.parametrize(
     "item",
     [
-        {"type": "computer_call_output", "call_id": "x"},
-        {"type": "mcp_call", "id": "x"},
         {"role": "user", "content": [{"type": "input_image", "file_id": "x"}]},
         {"role": "user", "content": [{"type": "input_file", "file_id": "x"}]},
-        {**CALL, "namespace": "crm"},
     ],
 )
 def test_what_is_known_and_not_supported_is_called_so(item: Any) -> None:
@@ -187,6 +187,12 @@ def test_outputs_may_be_of_calls_before_the_input() -> None:
     assert parse_items([], earlier) == []
 
 
+def test_a_result_without_its_call_is_kept() -> None:
+    """Where a client cut the conversation off before it."""
+    messages = messages_of(parse_items([USER, OUTPUT]), (), request_media())
+    assert texts(parse_messages(messages)[1]) == ["sunny"]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
     lambda inner: (
@@ -195,7 +201,8 @@ JSON = st.recursive(
             st.sampled_from(
                 ["type", "role", "content", "text", "id", "call_id", "output", "summary", "arguments", "name"]
             ),
-            inner | st.sampled_from(["message", "user", "assistant", "function_call", "reasoning", "input_text"]),
+            inner
+            | st.sampled_from(["message", "user", "assistant", "function_call", "reasoning", "input_text", "mcp_call"]),
             max_size=5,
         )
     ),
@@ -211,7 +218,9 @@ def test_any_json_is_parsed_or_refused(value: Any) -> None:
     except RequestError as refused:
         message = str(refused)
     else:
-        assert parse_messages(messages_of(items, (), request_media()))
+        messages = messages_of(items, (), request_media())
+        if messages:  # all items may be of types that make none
+            assert parse_messages(messages)
         return
     assert message.startswith("input")
 
@@ -257,7 +266,6 @@ def test_images_are_kept_as_they_came_and_read_for_messages() -> None:
         ({"type": "input_image"}, "must have image_url"),
         ({"type": "input_image", "image_url": 5}, "image_url must be"),
         ({"type": "input_image", "image_url": URL, "detail": "x"}, "detail must be"),
-        ({"type": "input_image", "image_url": URL, "size": 1}, "size is not known"),
         ({"type": "input_file", "filename": "x"}, "must have file_data or file_url"),
         ({"type": "input_file", "file_data": URL, "file_url": URL}, "and one of them"),
     ],
@@ -274,3 +282,268 @@ def test_files_that_are_no_images_are_refused_by_name() -> None:
     items = parse_items([{"role": "user", "content": [pdf]}])
     with pytest.raises(InvalidParams, match=r"input\[0\].content\[0\].file_data: an image must be .*, not PDF"):
         messages_of(items, (), request_media())
+
+
+def warned(items: list[Any]) -> tuple[str, ...]:
+    """The warnings about an input."""
+    warnings = InputWarnings()
+    parse_items(items, warnings=warnings)
+    return warnings.sentences()
+
+
+@pytest.mark.parametrize("role", ["user", "developer", "assistant"])
+def test_texts_of_any_kind_are_read_in_messages_of_any_role(role: str) -> None:
+    """Their type becomes that of the role."""
+    kinds = ("input_text", "output_text", "text", "summary_text")
+    parts = [{"type": kind, "text": kind} for kind in kinds]
+    (item,) = parse_items([{"role": role, "content": [*parts, {"type": "refusal", "refusal": "No."}]}])
+    wanted = "output_text" if role == "assistant" else "input_text"
+    assert [part["type"] for part in item["content"]] == [*[wanted] * 4, "refusal"]
+    (message,) = messages_of([item], (), request_media())
+    assert texts(message) == [*kinds, "No."]
+
+
+def test_null_is_an_empty_content_or_output() -> None:
+    """As some clients send it back."""
+    empty: list[Any] = [{"role": "user", "content": None}, {"role": "user", "content": []}, {"role": "developer"}]
+    messages = messages_of(parse_items([*empty, CALL, {**OUTPUT, "output": None}]), (), request_media())
+    assert [texts(message) for message in messages] == [[], [], [], [], [""]]
+    assert parse_messages(messages)
+
+
+def test_outputs_have_texts_of_any_kind() -> None:
+    """Also those that an assistant's messages have."""
+    output = {**OUTPUT, "output": [{"type": "output_text", "text": "sun"}, {"type": "text", "text": "ny"}]}
+    assert texts(messages_of(parse_items([CALL, output]), (), request_media())[-1]) == ["sun", "ny"]
+
+
+def test_a_function_of_a_namespace_has_both_names() -> None:
+    """The call of one and its result."""
+    call = {**CALL, "namespace": "crm"}
+    items = parse_items([call, {**OUTPUT, "namespace": "crm"}])
+    assert items[0]["namespace"] == "crm"
+    messages = messages_of(items, (), request_media())
+    assert messages[0]["tool_calls"][0]["function"]["name"] == "crm__weather"
+    assert messages[1]["tool_call_id"] == "c1"
+
+
+def test_a_call_of_a_custom_tool_is_one_with_a_text() -> None:
+    """As its function takes it."""
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'say "hi"\n', "status": "completed"}
+    output = {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "done"}]}
+    items = parse_items([call, output])
+    assert [item["id"].partition("_")[0] for item in items] == ["ctc", "ctco"]
+    assert parse_items(items) == items
+    assistant, tool = messages_of(items, (), request_media())
+    (made,) = assistant["tool_calls"]
+    assert (made["id"], made["function"]["name"]) == ("c1", "patch")
+    assert json.loads(made["function"]["arguments"]) == {"input": 'say "hi"\n'}
+    assert texts(tool) == ["done"]
+
+
+SHELL = {"type": "exec", "command": ["ls", "-l"], "env": {}}
+
+
+@pytest.mark.parametrize(
+    ("items", "name", "arguments", "result"),
+    [
+        (
+            [
+                {"type": "local_shell_call", "id": "lsh_1", "call_id": "c1", "action": SHELL, "status": "completed"},
+                {"type": "local_shell_call_output", "id": "lsh_1", "output": "a.txt"},
+            ],
+            "local_shell",
+            SHELL,
+            "a.txt",
+        ),
+        (
+            [
+                {"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}, "environment": None},
+                {"type": "shell_call_output", "call_id": "c1", "output": [{"stdout": "a.txt", "stderr": ""}]},
+            ],
+            "shell",
+            {"commands": ["ls"]},
+            '{"stdout": "a.txt", "stderr": ""}',
+        ),
+        (
+            [
+                {"type": "apply_patch_call", "call_id": "c1", "operation": {"type": "delete_file", "path": "a"}},
+                {"type": "apply_patch_call_output", "call_id": "c1", "status": "failed", "output": None},
+            ],
+            "apply_patch",
+            {"type": "delete_file", "path": "a"},
+            "",
+        ),
+        (
+            [
+                {"type": "tool_search_call", "call_id": "c1", "execution": "client", "arguments": {"query": "mail"}},
+                {"type": "tool_search_output", "call_id": "c1", "tools": [{"type": "function", "name": "send"}]},
+            ],
+            "tool_search",
+            {"query": "mail"},
+            '["send"]',
+        ),
+        (
+            [
+                {
+                    "type": "mcp_call",
+                    "id": "m1",
+                    "server_label": "wiki",
+                    "name": "ask",
+                    "arguments": "{}",
+                    "output": "42",
+                }
+            ],
+            "wiki__ask",
+            {},
+            "42",
+        ),
+        (
+            [
+                {
+                    "type": "web_search_call",
+                    "id": "w1",
+                    "action": {"type": "search", "query": "foxes"},
+                    "status": "failed",
+                }
+            ],
+            "web_search",
+            {"type": "search", "query": "foxes"},
+            "(the result is not part of this conversation)",
+        ),
+        (
+            [{"type": "file_search_call", "id": "f1", "queries": ["a"], "results": [{"filename": "x", "score": 1}]}],
+            "file_search",
+            {"queries": ["a"]},
+            '{"filename": "x", "score": 1}',
+        ),
+        (
+            [
+                {
+                    "type": "code_interpreter_call",
+                    "id": "ci",
+                    "code": "1 + 1",
+                    "container_id": "c",
+                    "outputs": [{"type": "logs", "logs": "2"}],
+                }
+            ],
+            "code_interpreter",
+            {"code": "1 + 1"},
+            '{"type": "logs", "logs": "2"}',
+        ),
+        (
+            [{"type": "brand_new_call", "id": "b1", "wish": {"a": 1}, "depth": 2, "result": "fine"}],
+            "brand_new",
+            {"wish": {"a": 1}, "depth": 2},
+            "fine",
+        ),
+        (
+            [
+                {"type": "program", "id": "p1", "call_id": "c1", "code": "f()", "fingerprint": "x"},
+                {"type": "program_output", "id": "p2", "call_id": "c1", "result": "done", "status": "completed"},
+            ],
+            "program",
+            {"code": "f()"},
+            "done",
+        ),
+    ],
+)
+def test_calls_of_openais_tools_are_calls_of_functions(items: Any, name: str, arguments: Any, result: str) -> None:
+    """With their arguments and their result, by the same id; types that nobody knows yet among them."""
+    parsed = parse_items([USER, *items])
+    assert [item["id"] for item in parse_items(parsed)] == [item["id"] for item in parsed]
+    user, assistant, tool = messages_of(parsed, (), request_media())
+    assert user["role"] == "user"
+    (call,) = assistant["tool_calls"]
+    assert call["function"]["name"] == name
+    assert json.loads(call["function"]["arguments"]) == arguments
+    assert (tool["role"], tool["tool_call_id"], "".join(texts(tool))) == ("tool", call["id"], result)
+    assert parse_messages([user, assistant, tool])
+
+
+def test_text_after_a_search_is_a_message_of_its_own() -> None:
+    """So that it stands behind the search, as it was written."""
+    search = {"type": "web_search_call", "id": "w1", "action": {"type": "search", "query": "foxes"}}
+    messages = messages_of(parse_items([USER, search, SAID]), (), request_media())
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_images_in_results_of_openais_tools_are_images() -> None:
+    """Screenshots and generated images."""
+    screenshot = {"type": "computer_screenshot", "image_url": URL}
+    items = [
+        {"type": "computer_call", "id": "x", "call_id": "c1", "action": {"type": "screenshot"}},
+        {"type": "computer_call_output", "call_id": "c1", "output": screenshot},
+        {"type": "image_generation_call", "id": "i1", "result": URL.partition("base64,")[2], "status": "completed"},
+    ]
+    messages = messages_of(parse_items(items), (), request_media())
+    found = [
+        getattr(part, "name", "") for message in messages if message["role"] == "tool" for part in message["content"]
+    ]
+    assert found == ["input[1].output.image_url", "input[2].result"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "compaction", "encrypted_content": "xx"},
+        {"type": "mcp_list_tools", "id": "x", "server_label": "wiki", "tools": []},
+        {"type": "mcp_approval_response", "approval_request_id": "x", "approve": True},
+        {"type": "configuration_update", "reasoning": {"effort": "low"}},
+        {"type": "brand_new"},
+    ],
+)
+def test_items_with_nothing_to_read_are_left_out_with_a_warning(item: Any) -> None:
+    """The conversation goes on without them; they stay in the list of its items."""
+    parsed = parse_items([USER, item])
+    assert [one["type"] for one in parsed] == ["message", item["type"]]
+    assert len(messages_of(parsed, (), request_media())) == 1
+    (warning,) = warned([USER, item])
+    assert warning.startswith("input[1]: the item")
+
+
+def test_an_unknown_item_with_a_content_is_a_message() -> None:
+    """Of its role, or the user's."""
+    items = [
+        {"type": "note", "content": "One."},
+        {"type": "note", "role": "developer", "content": [{"type": "x", "text": "Two."}]},
+    ]
+    messages = messages_of(parse_items(items), (), request_media())
+    assert [(message["role"], texts(message)) for message in messages] == [("user", ["One."]), ("developer", ["Two."])]
+    assert warned(items) == ("input[0] and 1 more: the type 'note' is not known, and is read as a message",)
+
+
+def test_unknown_members_are_taken_with_one_warning_each() -> None:
+    """Of items and of parts; members that are null or about OpenAI's service say nothing."""
+    part = {"type": "input_text", "text": "x", "weight": 1, "annotations": []}
+    items = [{"role": "user", "content": [part, part], "name": "me"}] * 2
+    assert warned(items) == (
+        "input[0] and 1 more: the member 'name' of an item of the type message is ignored",
+        "input[0].content[0] and 3 more: the member 'weight' of a part is ignored",
+    )
+    silent = {**CALL, "caller": {"type": "direct"}, "created_by": "x", "seed": None}
+    assert warned([silent, {**OUTPUT, "status": "completed"}]) == ()
+
+
+def test_warnings_are_limited() -> None:
+    """However many members an input has."""
+    sentences = warned([{**USER, **{f"m{number}": 1 for number in range(500)}}])
+    assert len(sentences) == 51
+    assert sentences[-1] == "450 more warnings are not shown"
+
+
+def test_images_of_the_assistant_are_a_text() -> None:
+    """Templates have no place for them."""
+    said = {
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "See:"}, {"type": "input_image", "image_url": URL}],
+    }
+    messages = messages_of(parse_items([USER, said]), (), request_media())
+    assert texts(messages[1]) == ["See:", "[image omitted]"]
+    assert len(warned([USER, said])) == 1
+
+
+@pytest.mark.parametrize("status", ["searching", "generating", "interpreting", "calling", "failed"])
+def test_items_have_the_statuses_of_openai(status: str) -> None:
+    """Those of its own tools among them."""
+    assert parse_items([{"type": "web_search_call", "id": "w", "action": {}, "status": status}])[0]["status"] == status

@@ -16,6 +16,7 @@ from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
 from paceline.server.responses_api.response_events import ResponseEvents
 from paceline.server.responses_api.response_object import ResponseHead, echo_of, whole_response
+from paceline.server.responses_api.response_tools import ToolNames, ToolOrigin
 from paceline.server.responses_api.responses_body import ResponsesBody
 from paceline.streaming import FinishReason, Usage
 
@@ -86,13 +87,17 @@ def text_of(item: dict[str, Any]) -> str:
     return item["arguments"] if item["type"] == "function_call" else "".join(part["text"] for part in item["content"])
 
 
-def whole(message: ParsedMessage, reason: FinishReason = FinishReason.END, **options: Any) -> dict[str, Any]:
+def whole(
+    message: ParsedMessage, reason: FinishReason = FinishReason.END, names: ToolNames | None = None, **options: Any
+) -> dict[str, Any]:
     text = message.reasoning_content + message.content
     choice = ChatChoice(
         index=0, message=message, finish_reason=reason, text=text, token_ids=tuple(text.encode()), **options
     )
     body: dict[str, Any] = json.loads(
-        whole_response(head(), ChatCompletion(choices=(choice,), prompt_token_ids=(1,), usage=USAGE))
+        whole_response(
+            head(names=names or ToolNames()), ChatCompletion(choices=(choice,), prompt_token_ids=(1,), usage=USAGE)
+        )
     )
     return body
 
@@ -316,3 +321,67 @@ def test_half_a_call_is_incomplete() -> None:
     )
     body = b"".join(events(0, last)).decode().rsplit("data: ", 1)[1]
     assert [item["status"] for item in json.loads(body)["response"]["output"]] == ["incomplete"]
+
+
+TOOLS = ToolNames(
+    [ToolOrigin("spawn", "agents"), ToolOrigin("patch", is_custom=True), ToolOrigin("plan", "agents", is_custom=True)]
+)
+
+
+def test_a_call_of_a_namespace_has_its_own_name_and_the_namespace() -> None:
+    """From the first event on, streamed or not."""
+    events = streamed([of(called(0, '{"a":', "agents__spawn")), of(called(0, "1}")), end()], names=TOOLS)
+    (item,) = events[-1]["response"]["output"]
+    assert (item["type"], item["name"], item["namespace"], item["arguments"]) == (
+        "function_call",
+        "spawn",
+        "agents",
+        '{"a":1}',
+    )
+    (added,) = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert added == {**item, "status": "in_progress", "arguments": ""}
+    (done,) = [event for event in events if event["type"] == "response.function_call_arguments.done"]
+    assert (done["name"], done["arguments"]) == ("spawn", '{"a":1}')
+    call = ToolCall("agents__spawn", '{"a":1}', "call_0")
+    (same,) = whole(ParsedMessage(tool_calls=(call,)), names=TOOLS)["output"]
+    assert {**same, "id": item["id"]} == item
+
+
+def test_a_call_of_a_custom_tool_is_its_text() -> None:
+    """Streamed by events of its own, piece by piece; also in a namespace."""
+    chunks = [
+        of(called(0, '{"inp', "patch")),
+        of(called(0, 'ut": "a\\')),
+        of(called(0, 'n\\"b\\"')),
+        of(called(0, '"}')),
+    ]
+    events = streamed([*chunks, of(called(1, '{"input": ""}', "agents__plan")), end()], names=TOOLS)
+    assert outline(events)[2:-1] == [
+        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.delta", "custom_tool_call_input.done",
+        "output_item.done", "output_item.added", "custom_tool_call_input.done", "output_item.done",
+    ]  # fmt: skip
+    assert [event["delta"] for event in events if event["type"].endswith(".delta")] == ["a", '\n"b"']
+    assert [event["input"] for event in events if event["type"].endswith("input.done")] == ['a\n"b"', ""]
+    first, second = events[-1]["response"]["output"]
+    assert first == {
+        "id": first["id"],
+        "type": "custom_tool_call",
+        "status": "completed",
+        "call_id": "call_0",
+        "name": "patch",
+        "input": 'a\n"b"',
+    }
+    assert first["id"].startswith("ctc_")
+    assert (second["name"], second["namespace"], second["input"]) == ("plan", "agents", "")
+    call = ToolCall("patch", '{"input": "a\\n\\"b\\""}', "call_0")
+    (same,) = whole(ParsedMessage(tool_calls=(call,)), names=TOOLS)["output"]
+    assert {**same, "id": first["id"]} == first
+
+
+def test_a_custom_call_that_is_cut_or_of_another_shape_is_not_lost() -> None:
+    """It has what was generated; one that is cut is incomplete."""
+    cut = streamed([of(called(0, '{"input": "ab', "patch")), end(FinishReason.LENGTH)], names=TOOLS)[-1]
+    assert [(item["input"], item["status"]) for item in cut["response"]["output"]] == [("ab", "incomplete")]
+    events = streamed([of(called(0, '{"diff": ', "patch")), of(called(0, "1}")), end()], names=TOOLS)
+    assert events[-1]["response"]["output"][0]["input"] == '{"diff": 1}'
+    assert [event["delta"] for event in events if event["type"].endswith(".delta")] == ['{"diff": 1}']

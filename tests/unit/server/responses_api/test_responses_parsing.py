@@ -8,18 +8,13 @@ import pytest
 from tests.media_requests import request_media
 
 from paceline.chat import Turn
-from paceline.errors import InvalidParams, Unsupported
+from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException
 from paceline.server.openai.parsing import CHAT_DEFAULTS
 from paceline.server.responses_api.input_items import parse_items
 from paceline.server.responses_api.responses_body import LOGPROBS, ResponsesBody
-from paceline.server.responses_api.responses_parsing import (
-    ResponsesRequest,
-    parse_responses,
-    parse_tool_fields,
-    truncations,
-)
+from paceline.server.responses_api.responses_parsing import ResponsesRequest, parse_responses, truncations
 
 BASE = SamplingParams(**CHAT_DEFAULTS)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -82,50 +77,22 @@ def test_a_malformed_text_format_is_refused_by_its_place(form: Any, place: str) 
         parsed({"text": {"format": form}})
 
 
-def test_tools_stand_flat() -> None:
-    """With what OpenAI's package sends along."""
-    choice, (tool,) = parse_tool_fields([{**TOOL, "strict": True, "description": None, "defer_loading": False}], None)
-    assert (choice, tool.name, tool.description, tool.parameters) == (None, "weather", "", SCHEMA)
-    assert parse_tool_fields(None, "none") == ("none", [])
-
-
-def test_a_choice_names_a_function_or_those_that_are_allowed() -> None:
-    """Those that are not are not offered."""
-    other = {**TOOL, "name": "other"}
-    named, offered = parse_tool_fields([TOOL, other], {"type": "function", "name": "other"})
-    assert (named, len(offered)) == ({"type": "function", "function": {"name": "other"}}, 2)
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}
-    mode, offered = parse_tool_fields([TOOL, other], allowed)
-    assert (mode, [tool.name for tool in offered]) == ("auto", ["other"])
-
-
-@pytest.mark.parametrize(
-    ("tools", "choice", "error", "place"),
-    [
-        ("x", None, InvalidParams, "tools must"),
-        ([5], None, InvalidParams, "tools[0] must"),
-        ([{"type": "web_search_preview"}], None, Unsupported, "tools[0].type 'web_search_preview'"),
-        ([{"type": "custom", "name": "x"}], None, Unsupported, "tools[0].type 'custom'"),
-        ([{"name": "x"}], None, Unsupported, "tools[0].type None"),
-        ([{**TOOL, "name": 5}], None, InvalidParams, "tools[0].name"),
-        ([{**TOOL, "strict": 5}], None, InvalidParams, "tools[0].strict"),
-        ([{**TOOL, "arguments": {}}], None, InvalidParams, "tools[0].arguments"),
-        ([{**TOOL, "defer_loading": True}], None, Unsupported, "tools[0].defer_loading"),
-        ([TOOL], 5, InvalidParams, "tool_choice must"),
-        ([TOOL], {}, Unsupported, "tool_choice.type"),
-        ([TOOL], {"type": "function"}, InvalidParams, "tool_choice.name"),
-        ([TOOL], {"type": "function", "name": "weather", "x": 1}, InvalidParams, "tool_choice.x"),
-        ([TOOL], {"type": "allowed_tools", "mode": "none", "tools": []}, InvalidParams, "tool_choice.mode"),
-        ([TOOL], {"type": "allowed_tools", "mode": "auto"}, InvalidParams, "tool_choice.tools"),
-        ([TOOL], {"type": "allowed_tools", "mode": "auto", "tools": [{**TOOL, "name": "x"}]}, InvalidParams, "tool_choice.tools"),
-        ([TOOL], {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, Unsupported, "tool_choice.tools[0]"),
-    ],
-)  # fmt: skip
-def test_malformed_tools_are_refused_by_their_place(tools: Any, choice: Any, error: type, place: str) -> None:
-    """Tools that OpenAI runs by their name."""
-    with pytest.raises(error) as caught:
-        parse_tool_fields(tools, choice)
-    assert str(caught.value).startswith(place)
+def test_tools_of_the_body_and_of_its_items_are_offered() -> None:
+    """With warnings about those that are left out, and functions for those of namespaces."""
+    added = {
+        "type": "additional_tools",
+        "role": "developer",
+        "tools": [{"type": "namespace", "name": "crm", "tools": [TOOL]}],
+    }
+    said = {"role": "user", "content": "Hello."}
+    asked = parsed({"input": [said, added], "tools": [TOOL, {"type": "web_search"}]})
+    assert [tool.name for tool in asked.tools.functions] == ["weather", "crm__weather"]
+    assert asked.chat_options.tools == asked.tools.functions
+    assert [warning.partition(":")[0] for warning in asked.parsed.warnings] == ["tools[1]"]
+    assert [message["role"] for message in asked.messages(request_media())] == ["user"]
+    found = {"type": "tool_search_output", "call_id": "c1", "tools": [{**TOOL, "name": "mail"}]}
+    later = parsed(earlier=[*asked.items, *parse_items([found])])
+    assert [tool.name for tool in later.tools.functions] == ["crm__weather", "mail"]
 
 
 def test_reasoning_is_a_variable_of_the_template() -> None:

@@ -11,7 +11,7 @@ from tests.media_requests import request_media
 from paceline.chat import ChatFormat, Turn
 from paceline.params import SamplingParams
 from paceline.server.openai.parsing import CHAT_DEFAULTS
-from paceline.server.responses_api import input_items, responses_parsing
+from paceline.server.responses_api import item_messages, responses_parsing
 from paceline.server.responses_api.responses_body import ResponsesBody
 from paceline.server.responses_api.responses_parsing import parse_responses
 from paceline.server.responses_api.responses_routes import _TurnMaker
@@ -42,7 +42,7 @@ def test_few_turns_are_made_to_find_the_one_that_fits(monkeypatch: pytest.Monkey
         return call
 
     monkeypatch.setattr(responses_parsing, "next_turn", counted("next_turn", responses_parsing.next_turn))
-    monkeypatch.setattr(responses_parsing, "messages_of", counted("messages_of", input_items.messages_of))
+    monkeypatch.setattr(responses_parsing, "messages_of", counted("messages_of", item_messages.messages_of))
     said = [{"role": "user", "content": str(number)} for number in range(2000)]
     body = ResponsesBody.model_validate({"input": said, "truncation": "auto", "max_output_tokens": 1})
     asked = parse_responses(body, BASE, {})
