@@ -215,15 +215,6 @@ class InfillBody(CompletionBody):
     input_extra: Annotated[list[InfillChunk], Field(max_length=_MANY)] | None = None
 
 
-class TokenizeBody(LlamaBody):
-    """Body of POST /tokenize."""
-
-    content: Any = Field(default=None, description="A text, or a list of texts and token ids.")
-    add_special: bool | None = None
-    parse_special: bool | None = None
-    with_pieces: bool | None = None
-
-
 class DetokenizeBody(LlamaBody):
     """Body of POST /detokenize."""
 
@@ -247,6 +238,23 @@ class TemplateBody(LlamaBody):
     parallel_tool_calls: bool | None = None
     json_schema: dict[str, Any] | None = None
     model: Text | None = None
+
+
+class TokenizeBody(TemplateBody):
+    """Body of POST /tokenize: llama-server's with `content`, vLLM's with `prompt` or `messages`."""
+
+    content: Any = Field(default=None, description="A text, or a list of texts and token ids.")
+    add_special: bool | None = Field(default=None, description="Of content; off by default.")
+    parse_special: bool | None = Field(default=None, description="Of content; on by default.")
+    with_pieces: bool | None = Field(default=None, description="Of content: return each token's text beside its id.")
+    prompt: Any = Field(default=None, description="As content, and the response has vLLM's shape.")
+    messages: Any = Field(default=None, description="A conversation, whose prompt the chat template renders.")
+    add_special_tokens: bool | None = Field(
+        default=None, description="Of prompt, on by default. A chat template writes its special tokens itself."
+    )
+    return_token_strs: bool | None = Field(
+        default=None, description="Of prompt and messages: return each token as the vocabulary spells it."
+    )
 
 
 class EmbeddingBody(LlamaBody):
