@@ -269,15 +269,20 @@ class EmbeddingBody(LlamaBody):
 
 
 class RerankBody(LlamaBody):
-    """Body of POST /rerank. With `texts` in place of `documents` the response has TEI's shape."""
+    """Body of POST /rerank, as Jina and Cohere have it. With `texts` in place of `documents` it is TEI's."""
 
     query: str
-    documents: Annotated[list[str] | None, SkipValidation] = None
+    documents: Annotated[list[str | dict[str, Any]] | None, SkipValidation] = Field(
+        default=None, description='Each a text, or an object with a text: {"text": ...}.'
+    )
     texts: Annotated[list[str] | None, SkipValidation] = None
-    top_n: Int | None = None
-    return_text: bool | None = None
+    top_n: Int | None = Field(default=None, description="Return only the best; all by default.")
+    return_documents: bool | None = Field(
+        default=None, description="Whether each result has its document, as an object with a text; off by default."
+    )
+    return_text: bool | None = Field(default=None, description="The same of texts.")
     model: Text | None = None
-    truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
+    truncate: Any = Field(default=None, description=_OURS + "RequestOptions; true is right, false is none, as in TEI")
 
 
 class SlotBody(LlamaBody):
