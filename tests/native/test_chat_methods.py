@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessage
 from tests.pictures import picture
@@ -140,6 +142,22 @@ def test_a_reply_is_an_instance(llm: LLM) -> None:
     assert caught.value.text.startswith("{")
     assert isinstance(caught.value.reply, ChatReply)
     assert llm.chat(STORY, max_tokens=2).parsed is None
+
+
+class Pages(pydantic.BaseModel):
+    number: Annotated[int, pydantic.Field(ge=0, le=6, multiple_of=2)]
+
+
+def test_types_that_grammars_of_chats_cannot_enforce_work_beside_tools(llm: LLM) -> None:
+    """The grammar enforces a part of them, and the reply is parsed; it is odd at most twice."""
+    replies = []
+    for seed in range(4):
+        options: Any = {"seed": seed, "temperature": 1.5, "max_tokens": 300, "reasoning_effort": "none"}
+        with suppress(ResponseModelError):
+            replies.append(llm.chat(STORY, tools=[weather], response_model=Pages, **options))
+    instances = [reply.parsed for reply in replies if not reply.tool_calls]
+    assert instances
+    assert all(isinstance(instance, Pages) for instance in instances)
 
 
 def test_streamed_equals_whole_with_tools(llm: LLM) -> None:

@@ -193,6 +193,8 @@ async def _run_calls(engine: EngineClient, calls: Sequence[ChatCall], arguments:
                 running = (arguments.toolbox.run_async(one, asyncio.to_thread) for one in pending)
                 call.add_results(zip(pending, await asyncio.gather(*running), strict=True))
                 next_calls.append((index, call))
+            elif await asyncio.to_thread(call.asks_again):
+                next_calls.append((index, call))
             else:
                 outcomes[index] = await asyncio.to_thread(outcome_of, call)
         open_calls = next_calls

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.chat import (
     ChatCompletion,
     ChatFormat,
+    ChatOptions,
     ChatRequest,
     ParsedMessage,
     RenderedPrompt,
     ToolCall,
+    Turn,
     chat_completion_of,
     prepare_chat,
 )
@@ -35,7 +37,7 @@ from paceline.chat_client.chat_reply import (
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import Completion
-from paceline.errors import PacelineError, ResponseModelError
+from paceline.errors import GrammarError, PacelineError, ResponseModelError
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from paceline.engine import EngineClient
     from paceline.engine.prompts import Prompt
 
+_MAX_ERROR_CHARS = 2000
 _log = logging.getLogger("paceline.chat")
 
 
@@ -69,6 +72,9 @@ class ChatCall:
         self._segments: list[Segment] | None = None  # of a prompt with images
         self._completion: ChatCompletion | None = None
         self._is_cut_off = False
+        self._parsed: Any = None
+        self._failed: ValueError | None = None  # of the first reply, if another one was asked for
+        self._messages_before: list[Message] | None = None  # the reply that failed
 
     @property
     def request(self) -> ChatRequest:
@@ -117,7 +123,7 @@ class ChatCall:
         turn = self._arguments.turn(images.messages, len(self._rounds))
         self._messages = images.restored(turn.messages)
         options = self._arguments.options_after(len(self._rounds))
-        prepared = prepare_chat(self._format, turn, options, self._arguments.params)
+        prepared = self._prepared(turn, options)
         if not self._rounds:
             for warning in (*images.warnings, *prepared.warnings):
                 _log.warning("%s", warning)
@@ -126,6 +132,16 @@ class ChatCall:
             self._arguments.request_options, preserved_tokens=prepared.preserved_tokens, add_special=False
         )
         return engine.prepare(prompt, prepared.params, wanted)
+
+    def _prepared(self, turn: Turn, options: ChatOptions) -> ChatRequest:
+        """Prepare a turn. A grammar of the chat format enforces less of a response_model, which is parsed in any case."""
+        params, response = self._arguments.params, self._arguments.response
+        try:
+            return prepare_chat(self._format, turn, options, params)
+        except GrammarError:
+            if response is None:
+                raise
+        return prepare_chat(self._format, turn, options, params.replace(json_schema=response.schema_in_chat_grammars))
 
     def _prompt(self, prepared: ChatRequest, images: ChatMedia) -> Prompt:
         """Note what is generated next, and return its prompt, which begins as the history does if it can."""
@@ -151,6 +167,10 @@ class ChatCall:
         )
         self._completion = completion
         self._messages = self._with(completion.message)
+        if self._messages_before is not None:
+            if not completion.tool_calls:  # the reply that failed is no part of the conversation
+                self._messages = [*self._messages_before, self._messages[-1]]
+            self._messages_before = None
         calls = completion.tool_calls
         runs = calls and self.may_run_tools and is_whole(completion)
         return calls if runs and self._arguments.toolbox.can_run(calls) else ()
@@ -170,14 +190,37 @@ class ChatCall:
         self._completion = dataclasses.replace(self._completion, choices=choices)
         return self._completion
 
-    def reply(self) -> ChatReply[Any]:
-        """Return the reply. Raises `ResponseModelError` where its content is no instance of response_model."""
-        completion = self._completion
+    def asks_again(self) -> bool:
+        """Return whether another round follows since the content is no instance of response_model, which happens once."""
+        error = self._parse_error()
+        if error is None or self._failed is not None or self._arguments.params.n != 1:
+            return False
+        self._failed = error
+        self._messages_before = list(self._messages[:-1])
+        assert self._completion is not None  # noqa: S101 - our own invariant
+        self._rounds.append(self._completion)
+        self._messages = [*self._messages, {"role": "user", "content": _correction(error)}]
+        return True
+
+    def _parse_error(self) -> ValueError | None:
+        """Parse the content of a whole reply; return why it is no instance of response_model, if it is none."""
+        completion, response = self._completion, self._arguments.response
         assert completion is not None  # noqa: S101 - our own invariant
-        response = self._arguments.response
-        if response is None or completion.tool_calls:
-            return reply_of(completion, self._messages, self._rounds)
+        if response is None or completion.tool_calls or not is_whole(completion):
+            return None
+        try:
+            self._parsed = response.parse(completion.content)
+        except ValueError as error:
+            return error
+        return None
+
+    def reply(self) -> ChatReply[Any]:
+        """Return the reply. Raises `ResponseModelError` if its content is no instance of response_model."""
+        completion, response = self._completion, self._arguments.response
+        assert completion is not None  # noqa: S101 - our own invariant
         whole = reply_of(completion, self._messages, self._rounds)
+        if response is None or completion.tool_calls:
+            return whole
         if not is_whole(completion):
             raise ResponseModelError(
                 f"the reply was cut off ({completion.finish_reason.value}) before it was a whole {response.name}; "
@@ -185,11 +228,13 @@ class ChatCall:
                 completion.content,
                 whole,
             )
-        try:
-            parsed = response.parse(completion.content)
-        except ValueError as error:
-            raise ResponseModelError(f"the reply is no {response.name}: {error}", completion.content, whole) from error
-        return reply_of(completion, self._messages, self._rounds, parsed=parsed, is_parsed=True)
+        error = self._parse_error()
+        if error is not None:
+            again = "" if self._failed is None else ", also after it was asked for once more"
+            raise ResponseModelError(
+                f"the reply is no {response.name}{again}: {error}", completion.content, whole
+            ) from error
+        return reply_of(completion, self._messages, self._rounds, parsed=self._parsed, is_parsed=True)
 
     def _with(self, message: ParsedMessage) -> list[Message]:
         """Return the conversation with a message; one that continues the last message has its text, too."""
@@ -203,3 +248,9 @@ class ChatCall:
             if begun.get("reasoning_content"):
                 made["reasoning_content"] = begun["reasoning_content"] + made.get("reasoning_content", "")
         return [*before, made]
+
+
+def _correction(error: ValueError) -> str:
+    """Return what the model is told about a reply that is no instance of response_model."""
+    lines = [line for line in str(error).splitlines() if "For further information" not in line]
+    return "The reply is not valid:\n" + "\n".join(lines)[:_MAX_ERROR_CHARS] + "\nWrite the corrected reply."

@@ -224,6 +224,8 @@ def run_calls(
             if pending:
                 call.add_results([(one, arguments.toolbox.run(one)) for one in pending])
                 next_calls.append((index, call))
+            elif call.asks_again():
+                next_calls.append((index, call))
             else:
                 outcomes[index] = outcome_of(call)
                 advance()

@@ -23,7 +23,8 @@ class ChatReply(ChatCompletion, Generic[T]):
     Attributes:
         messages: The whole conversation: the messages that were passed, calls of tools and their results, the reply of the
             first choice. A list for the next call.
-        rounds: The completions before this one, whose calls run_tools has run; their usage is not in this one's.
+        rounds: The completions before this one: their calls were run by run_tools, or their content was no instance of
+            response_model. Their usage is not in this one's.
     """
 
     messages: list[Message]

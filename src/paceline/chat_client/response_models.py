@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Generic, TypeVar, get_args, get_origin, is_typeddict
 
+from paceline.chat.tool_schemas import relaxed
+from paceline.constraints.json_schema_rules import relaxed_schema
 from paceline.errors import InvalidParams, InvalidType
+from paceline.runtime.sampler import grammar_of_schema
 
 T = TypeVar("T")
 
@@ -19,7 +24,12 @@ _MAX_NESTING = 64
 
 
 class ResponseModel(Generic[T]):
-    """A type that content is parsed into. json_schema: what constrains the content."""
+    """A type that content is parsed into.
+
+    Attributes:
+        name: The name of the type.
+        json_schema: The schema that constrains the content, without the keywords that cannot be enforced.
+    """
 
     def __init__(self, kind: type[T]) -> None:
         """kind: a pydantic model, a dataclass, a TypedDict, or another type that pydantic knows, such as list[int].
@@ -28,16 +38,24 @@ class ResponseModel(Generic[T]):
         """
         import pydantic
 
+        from paceline.chat_client.type_schemas import TypeSchemas, narrowed
+
         if inspect.isroutine(kind):
             raise InvalidType(f"response_model must be a type, not the function {kind.__name__}")
         self.name = getattr(kind, "__name__", str(kind))
         try:
             self._adapter: pydantic.TypeAdapter[T] = pydantic.TypeAdapter(_readable(kind, 0))
-            schema = self._adapter.json_schema()
+            schema = self._adapter.json_schema(schema_generator=TypeSchemas)
         except Exception as error:  # noqa: BLE001 - pydantic has many, with no common base
             reason = str(error).partition("\n\nFor further")[0]
             raise InvalidParams(f"response_model: there is no JSON schema of {self.name}: {reason}") from None
-        self.json_schema = closed_schema(schema)
+        enforceable, _ = relaxed_schema(narrowed(schema))
+        self.json_schema = closed_schema(enforceable)
+
+    @cached_property
+    def schema_in_chat_grammars(self) -> dict[str, Any]:
+        """The schema without the parts that grammars of chat formats, in which tools may be called, cannot enforce."""
+        return relaxed(self.json_schema, _check_grammar)[0]
 
     @classmethod
     def of(cls, kind: Any) -> ResponseModel[Any] | None:
@@ -47,6 +65,10 @@ class ResponseModel(Generic[T]):
     def parse(self, text: str) -> T:
         """Return the instance. Raises `ValueError` where the text is not JSON of the type."""
         return self._adapter.validate_json(text)
+
+
+def _check_grammar(schema: Mapping[str, Any]) -> None:
+    grammar_of_schema(json.dumps(schema))
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pydantic
 import pytest
 from tests.chat_world import FakeChats
 
 from paceline.chat import ParsedMessage, ToolCall
 from paceline.chat_client import chat_call
-from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError
+from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, ResponseModelError
 from paceline.params import SamplingParams
 from paceline.testing import FakeEngineClient
 
@@ -233,3 +234,47 @@ def test_an_exit_in_a_tool_is_no_result(chats: FakeChats, monkeypatch: pytest.Mo
         chats.chat(HELLO, tools=[leave], run_tools=True, **SHORT)
     run: Callable[..., Any] = chats.chat
     assert run(HELLO, **SHORT)
+
+
+class Even(pydantic.BaseModel):
+    number: int
+
+    @pydantic.field_validator("number")
+    @classmethod
+    def check(cls, number: int) -> int:
+        if number % 2:
+            raise ValueError("the number must be even")
+        return number
+
+
+def test_a_reply_that_is_no_instance_is_asked_for_once_more(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is told why; the conversation has the reply that is one, the rounds the other."""
+    scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 4}'))
+    reply = chats.chat(HELLO, response_model=Even)
+    assert reply.parsed == Even(number=4)
+    assert reply.messages == [*HELLO, {"role": "assistant", "content": '{"number": 4}'}]
+    assert [one.content for one in reply.rounds] == ['{"number": 3}']
+    turn, _ = chats._formats.format.turns[-1]
+    assert [one["role"] for one in turn.messages] == ["user", "assistant", "user"]
+    assert "the number must be even" in turn.messages[2]["content"]
+    assert "errors.pydantic.dev" not in turn.messages[2]["content"]
+
+
+def test_it_is_asked_for_once_alone(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the second reply."""
+    scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 5}'))
+    with pytest.raises(ResponseModelError, match="no Even, also after it was asked for once more") as caught:
+        chats.chat(HELLO, response_model=Even)
+    assert caught.value.text == '{"number": 5}'
+    assert len(chats._formats.format.turns) == 2
+
+
+def test_each_conversation_of_a_list_is_asked_by_itself(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that is an instance is not asked for again, nor are several choices."""
+    scripted(monkeypatch, *(ParsedMessage(content=f'{{"number": {number}}}') for number in (2, 3, 4)))
+    first, second = chats.chat([HELLO, HELLO], response_model=Even)
+    assert (first.parsed.number, len(first.rounds)) == (2, 0)
+    assert (second.parsed.number, len(second.rounds)) == (4, 1)
+    scripted(monkeypatch, ParsedMessage(content='{"number": 3}'))
+    with pytest.raises(ResponseModelError, match="the reply is no Even: "):
+        chats.chat(HELLO, response_model=Even, n=2)
