@@ -223,18 +223,19 @@ class _Wire:
     def __init__(self, send: Send, heartbeat_s: float, heartbeat: Callable[[], bytes]) -> None:
         """heartbeat: encodes one, which is sent before all that is encoded later; empty: there is nothing to send."""
         self._send, self._heartbeat_s, self._heartbeat = send, heartbeat_s, heartbeat
-        self._is_quiet, self._is_sending = True, False
+        self._is_sending = False
         self._loop = asyncio.get_running_loop()
+        self._sent_s = self._loop.time()  # the end of the last event
         self._timer: asyncio.TimerHandle | None = None
-        self._wait()
+        self._wait(heartbeat_s)
         self._beating: asyncio.Task[None] | None = None
 
     async def send(self, data: bytes) -> None:
         """Send events. Waits while the client does not read."""
-        self._is_quiet, self._is_sending = False, True
+        self._is_sending = True
         await self._heartbeat_sent()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._is_sending = False
+        self._is_sending, self._sent_s = False, self._loop.time()
 
     async def end(self, data: bytes) -> None:
         """Send the last events and end the response."""
@@ -258,16 +259,19 @@ class _Wire:
             await asyncio.wait((self._beating,))
 
     def _beat(self) -> None:
+        rest_s = self._sent_s + self._heartbeat_s - self._loop.time()
+        if rest_s > 0:
+            self._wait(rest_s)
+            return
         is_beating = self._beating is not None and not self._beating.done()
-        if self._is_quiet and not self._is_sending and not is_beating and (data := self._heartbeat()):
+        if not self._is_sending and not is_beating and (data := self._heartbeat()):
             message = {"type": "http.response.body", "body": data, "more_body": True}
             self._beating = self._loop.create_task(self._send_heartbeat(message))
-        self._is_quiet = True
-        self._wait()
+        self._wait(self._heartbeat_s)
 
-    def _wait(self) -> None:
-        if math.isfinite(self._heartbeat_s):
-            self._timer = self._loop.call_later(self._heartbeat_s, self._beat)
+    def _wait(self, seconds: float) -> None:
+        if math.isfinite(seconds):
+            self._timer = self._loop.call_later(seconds, self._beat)
 
     async def _send_heartbeat(self, message: Message) -> None:
         await self._send(message)

@@ -135,3 +135,21 @@ def test_there_is_no_heartbeat_while_events_wait_for_the_client() -> None:
         return kinds_in_order(client)
 
     assert asyncio.run(run()) == [b"opening", b"event"]
+
+
+def test_a_heartbeat_comes_one_interval_after_the_last_event() -> None:
+    """Not up to two of them, which clients with a limit would not wait for."""
+
+    async def run() -> list[bytes]:
+        numbers, client = Numbers(), Client()
+        source = Source(0.2, 2)
+        running = asyncio.create_task(stream_of(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
+        await until(lambda: len(client.sent) == 1)
+        await asyncio.sleep(0.1)
+        source.ready[0].set()
+        await asyncio.sleep(0.25)
+        source.ready[1].set()
+        await running
+        return kinds_in_order(client)
+
+    assert asyncio.run(run())[:3] == [b"opening", b"event", b"beat"]

@@ -51,7 +51,7 @@ def routes(service: Service) -> APIRouter:
             warnings=(*parsed.warnings, *running.warnings),
         )
         if streaming:
-            events = MessageEvents(reply)
+            events = MessageEvents(reply, counts_pings=not _is_claude_code(request))
             return EventStream(
                 running,
                 events,
@@ -59,6 +59,7 @@ def routes(service: Service) -> APIRouter:
                 opening=events.opening(),
                 done=b"",
                 framing=MESSAGE_FRAMING,
+                heartbeat=events.heartbeat,
             )
         async with running:
             completion = await running.collect()
@@ -79,6 +80,11 @@ def routes(service: Service) -> APIRouter:
         return json_response({"input_tokens": await asyncio.to_thread(counted)})
 
     return router
+
+
+def _is_claude_code(request: Request) -> bool:
+    """Return whether a client leaves a stream that has only pings for five minutes."""
+    return request.headers.get("user-agent", "").startswith("claude-cli/")
 
 
 def _parsed(service: Service, body: TokenCountBody, base: SamplingParams, media: RequestMedia) -> ParsedMessages:

@@ -16,6 +16,8 @@ from paceline.streaming import FinishReason, Usage
 MESSAGE_FRAMING = Framing(NAMED_SSE.media_type, NAMED_SSE.frame, named_event(b"ping", b'{"type":"ping"}'))
 """Named events, and an event as the ping."""
 
+_PINGS_PER_DELTA = 4
+
 BlockType = Literal["text", "thinking", "tool_use"]
 
 _encode = msgspec.json.Encoder().encode
@@ -106,8 +108,10 @@ def _input_of(arguments: str) -> dict[str, Any]:
 class MessageEvents:
     """The events of one message: call it with each chunk in order. Blocks follow each other, each begun and ended."""
 
-    def __init__(self, reply: MessageReply) -> None:
-        self._reply = reply
+    def __init__(self, reply: MessageReply, *, counts_pings: bool = True) -> None:
+        """counts_pings: whether the client takes a ping for a sign of life."""
+        self._reply, self._counts_pings = reply, counts_pings
+        self._num_pings = 0
         self._index = -1
         self._open: tuple[BlockType, int] | None = None  # with the number of the call
         self._usage = Usage(prompt_tokens=reply.num_prompt)
@@ -119,6 +123,14 @@ class MessageEvents:
         if reply.warnings:
             message["warnings"] = reply.warnings
         return _event("message_start", message=message)
+
+    def heartbeat(self) -> bytes:
+        """Return the ping, during the prefill with an event that changes nothing for clients that count no pings."""
+        self._num_pings += 1
+        if self._counts_pings or self._index >= 0 or self._num_pings % _PINGS_PER_DELTA:
+            return MESSAGE_FRAMING.ping
+        delta = {"stop_reason": None, "stop_sequence": None}
+        return MESSAGE_FRAMING.ping + _event("message_delta", delta=delta, usage=usage_of(self._usage))
 
     def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
         """Return the events of a chunk."""

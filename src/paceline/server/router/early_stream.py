@@ -1,4 +1,4 @@
-"""Keeps a stream open while its model is loaded: the response begins early, with comments until the model's own begins.
+"""Keeps a stream open while its model is loaded: the response begins early, with heartbeats until the model's own begins.
 
 Once it has begun, an error can no longer be a status: it becomes the stream's error event, in the shape of its API.
 """
@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from starlette.types import Message, Send
 
+from paceline.server.anthropic.message_events import MESSAGE_FRAMING
 from paceline.server.api_errors import ApiError, error_response
 from paceline.server.sse import NAMED_SSE, SSE, Framing, named_event, stream_start
 
@@ -33,7 +34,7 @@ def _response_error(body: bytes) -> bytes:
 
 
 _PLAIN: Final = StreamStyle(SSE, lambda body: body, b"[DONE]")
-_MESSAGES: Final = StreamStyle(NAMED_SSE, lambda body: named_event(b"error", body))
+_MESSAGES: Final = StreamStyle(MESSAGE_FRAMING, lambda body: named_event(b"error", body))
 _RESPONSES: Final = StreamStyle(NAMED_SSE, _response_error)
 
 STYLES: Final[Mapping[str, StreamStyle]] = {
@@ -42,7 +43,7 @@ STYLES: Final[Mapping[str, StreamStyle]] = {
     **dict.fromkeys(("/v1/responses", "/responses"), _RESPONSES),
     "/v1/messages": _MESSAGES,
 }
-"""The routes whose streams have comments; lines of JSON, as Ollama's, have none."""
+"""The routes whose streams have heartbeats; lines of JSON, as Ollama's, have none."""
 
 
 class EarlyStream:
@@ -59,7 +60,7 @@ class EarlyStream:
         return self._is_open and not self._has_begun
 
     async def beat(self) -> None:
-        """Begin the response unless it has begun, and send a comment."""
+        """Begin the response unless it has begun, and send a heartbeat."""
         if not self._is_open:
             self._is_open = True
             await self._send(stream_start(self._style.framing))

@@ -188,3 +188,27 @@ def test_a_text_that_is_no_message_of_the_format_is_warned_of() -> None:
     assert events(replying, end)[-2]["warnings"] == ["first", "odd"]
     whole_one = whole(replying, message, FinishReason.END, warning=warning)
     assert whole_one["warnings"] == ["first", "odd"]
+
+
+def test_a_heartbeat_is_a_ping() -> None:
+    """And never anything else for most clients."""
+    stream = MessageEvents(reply())
+    assert {stream.heartbeat() for _ in range(20)} == {b'event: ping\ndata: {"type":"ping"}\n\n'}
+
+
+def test_a_client_that_counts_no_pings_gets_an_event_that_changes_nothing() -> None:
+    """With every fourth ping, until the message has a block."""
+    stream = MessageEvents(reply(), counts_pings=False)
+    beats = [stream.heartbeat() for _ in range(8)]
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert [beat == ping for beat in beats] == [True, True, True, False] * 2
+    name, _, data = beats[3].removeprefix(ping).removesuffix(b"\n\n").partition(b"\ndata: ")
+    assert name == b"event: message_delta"
+    start = msgspec.json.decode(stream.opening().partition(b"data: ")[2])
+    assert msgspec.json.decode(data) == {
+        "type": "message_delta",
+        "delta": {"stop_reason": None, "stop_sequence": None},
+        "usage": start["message"]["usage"],
+    }
+    stream(0, ChatChunk(choice=0, deltas=(MessageDelta(content="Hi"),)))
+    assert {stream.heartbeat() for _ in range(20)} == {ping}
