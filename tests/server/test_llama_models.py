@@ -226,6 +226,39 @@ def test_texts_are_ranked_in_teis_shape(reranker: httpx.Client) -> None:
     assert [one["text"] for one in with_text] == [DOCUMENTS[one["index"]] for one in plain]
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"])
+def test_documents_may_be_objects_and_are_returned_on_request(reranker: httpx.Client, path: str) -> None:
+    """As clients of Jina and Cohere send them; scores are those of the same texts, and an object comes back whole."""
+    mixed: list[Any] = [{"text": DOCUMENTS[0], "title": "cat"}, DOCUMENTS[1], {"text": DOCUMENTS[2]}, DOCUMENTS[3]]
+    plain = ranked(reranker, path, documents=DOCUMENTS)["results"]
+    assert ranked(reranker, path, documents=mixed)["results"] == plain
+    assert ranked(reranker, path, documents=mixed, return_documents=False)["results"] == plain
+    found = ranked(reranker, path, documents=mixed, return_documents=True, top_n=3)
+    assert [one["index"] for one in found["results"]] == [one["index"] for one in plain[:3]]
+    for one in found["results"]:
+        given = mixed[one["index"]]
+        assert one["document"] == (given if isinstance(given, dict) else {"text": given})
+    assert found["id"].startswith("rerank-")
+    assert "warnings" not in found
+
+
+@pytest.mark.parametrize("document", [{}, {"title": "a"}, {"text": 5}, {"text": None}, {"image": "a"}])
+def test_a_document_without_a_text_is_refused_by_its_place(reranker: httpx.Client, document: Any) -> None:
+    """With an example of the right shape."""
+    refused = reranker.post("/rerank", json={"query": "a", "documents": ["a", document]})
+    assert refused.status_code == 400
+    assert "documents[1] must be a text or an object with a text" in refused.json()["error"]["message"]
+
+
+def test_truncate_may_be_a_bool_as_in_tei(reranker: httpx.Client) -> None:
+    """True cuts at the right, false refuses."""
+    long = "the cat sat " * 400
+    cut = ranked(reranker, texts=["a", long], truncate=True)
+    assert cut == ranked(reranker, texts=["a", long], truncate="right")
+    refused = reranker.post("/rerank", json={"query": "a cat", "texts": ["a", long], "truncate": False})
+    assert "too large" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("top_n", "count"), [(None, 4), (2, 2), (4, 4), (99, 4), (0, 0)])
 def test_the_best_are_returned(reranker: httpx.Client, top_n: int | None, count: int) -> None:
     """Both shapes return as many as were asked for."""

@@ -25,7 +25,7 @@ def test_text_becomes_tokens_and_tokens_become_text(client: httpx.Client, server
     """As the model's own tokenizer does it, without special tokens unless they are asked for."""
     found = tokens(client, TEXT)
     assert found == server.engine.tokenizer.encode(TEXT, add_special=False)
-    assert client.post("/detokenize", json={"tokens": found}).json() == {"content": TEXT}
+    assert client.post("/detokenize", json={"tokens": found}).json() == {"content": TEXT, "prompt": TEXT}
     assert tokens(client, TEXT, add_special=True) == server.engine.tokenizer.encode(TEXT)
 
 
@@ -51,7 +51,7 @@ def test_mixed_content_is_joined(client: httpx.Client) -> None:
 def test_nothing_is_nothing(client: httpx.Client) -> None:
     """Without content there are no tokens, and no text without tokens."""
     assert client.post("/tokenize", json={}).json() == {"tokens": []}
-    assert client.post("/detokenize", json={}).json() == {"content": ""}
+    assert client.post("/detokenize", json={}).json() == {"content": "", "prompt": ""}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,52 @@ def test_text_with_zero_bytes_and_of_any_length_is_taken(client: httpx.Client) -
     """What is tokenised comes back."""
     text = "a\0b" + "x" * 100_000
     assert client.post("/detokenize", json={"tokens": tokens(client, text)}).json()["content"] == text
+
+
+def test_a_prompt_is_tokenized_as_vllm_does(client: httpx.Client, server: RunningServer) -> None:
+    """With special tokens unless they are off, and control tokens parsed; the ids are a completion's."""
+    tokenizer, most = server.engine.tokenizer, server.engine.limits.max_positions
+    ids = tokenizer.encode(TEXT)
+    found = client.post("/tokenize", json={"prompt": TEXT, "model": "any"}).json()
+    assert found == {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": None}
+    plain = client.post("/tokenize", json={"prompt": TEXT, "add_special_tokens": False}).json()
+    assert plain["tokens"] == tokenizer.encode(TEXT, add_special=False)
+    assert client.post("/detokenize", json={"tokens": plain["tokens"]}).json()["prompt"] == TEXT
+    spelled = client.post("/tokenize", json={"prompt": "<|im_end|>", "return_token_strs": True}).json()
+    assert spelled["token_strs"][-1] == "<|im_end|>"
+    assert spelled["tokens"][-1] == tokenizer.eos
+    assert client.post("/tokenize", json={"prompt": "", "add_special_tokens": False}).json()["tokens"] == []
+
+
+def test_messages_are_tokenized_as_the_prompt_of_their_chat(client: httpx.Client) -> None:
+    """Their number is the usage of a chat with the same messages."""
+    messages = [{"role": "user", "content": TEXT + " <|im_end|>"}]
+    found = client.post("/tokenize", json={"messages": messages}).json()
+    chat = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()
+    assert found["count"] == len(found["tokens"]) == chat["usage"]["prompt_tokens"]
+    text = client.post("/apply-template", json={"messages": messages}).json()["prompt"]
+    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json()["prompt"] == text
+
+
+def test_only_one_of_content_prompt_and_messages_is_tokenized(client: httpx.Client) -> None:
+    """Two of them have no meaning."""
+    refused = client.post("/tokenize", json={"content": "a", "prompt": "b"})
+    assert refused.status_code == 400
+    assert "content and prompt exclude each other" in refused.json()["error"]["message"]
+    assert client.post("/tokenize", json={"prompt": 5}).status_code == 400
+
+
+def test_the_tokenizer_is_described_as_vllm_does(client: httpx.Client, server: RunningServer) -> None:
+    """Its special tokens are texts that are tokenized to their ids; roles that the vocabulary lacks are null."""
+    info, tokenizer = client.get("/tokenizer_info").json(), server.engine.tokenizer
+    assert info["chat_template"] == server.engine.model.chat_template()
+    assert (info["vocab_size"], info["model_max_length"]) == (tokenizer.n_vocab, server.engine.limits.max_positions)
+    for role in ("bos", "eos"):
+        body = {"prompt": info[f"{role}_token"], "add_special_tokens": False}
+        assert client.post("/tokenize", json=body).json()["tokens"] == [tokenizer.special_tokens[role]]
+    assert info["mask_token"] is None
+    begins = client.post("/tokenize", json={"prompt": "a"}).json()["tokens"][0] == tokenizer.bos
+    assert info["add_bos_token"] is begins
 
 
 def test_unknown_fields_are_named(client: httpx.Client) -> None:

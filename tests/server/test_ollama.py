@@ -11,6 +11,7 @@ import ollama
 import pytest
 from tests.server.openai_world import OpenAIServer
 
+import paceline
 from paceline.streaming import FinishReason
 
 pytestmark = pytest.mark.native
@@ -198,11 +199,40 @@ def test_the_model_is_listed_and_described(world: OpenAIServer, client: ollama.C
     assert "tokenizer.ggml.model" in verbose["model_info"]
 
 
-def test_models_are_not_administered(world: OpenAIServer, client: ollama.Client) -> None:
-    """With a reason; the one that is here has been pulled."""
+def test_the_version_is_one_that_codex_accepts(world: OpenAIServer) -> None:
+    """Codex uses no Ollama before 0.13.4; paceline's own version stands beside it."""
+    with world.client() as http:
+        found = http.get("/api/version").json()
+    assert tuple(map(int, found["version"].split("."))) >= (0, 13, 4)
+    assert found["paceline"] == paceline.__version__
+
+
+def test_pulling_the_model_that_is_here_succeeds(world: OpenAIServer, client: ollama.Client) -> None:
+    """With lines of which the last one says success, or with one object; with a tag, too."""
     assert client.pull("tale").status == "success"
+    assert [step.status for step in client.pull("tale:latest", stream=True)] == ["pulling manifest", "success"]
+    with world.client() as http:
+        streamed = http.post("/api/pull", json={"name": "tale"})
+    assert streamed.headers["content-type"] == "application/x-ndjson"
+    assert streamed.text == '{"status":"pulling manifest"}\n{"status":"success"}\n'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_pulling_another_model_is_a_404_that_names_the_one_here(
+    world: OpenAIServer, client: ollama.Client, *, stream: bool
+) -> None:
+    """Nothing is downloaded, and a client that streams reads the reason, too."""
+    with pytest.raises(ollama.ResponseError, match="model 'other' not found.*'tale'.*nothing is downloaded") as refusal:
+        list(client.pull("other", stream=stream))
+    assert refusal.value.status_code == 404
+    with world.client() as http:
+        unnamed = http.post("/api/pull", json={"stream": stream})
+    assert (unnamed.status_code, unnamed.json()) == (400, {"error": "model is required"})
+
+
+def test_models_are_not_administered(world: OpenAIServer, client: ollama.Client) -> None:
+    """With a reason."""
     for refused in (
-        lambda: client.pull("other"),
         lambda: client.push("tale"),
         lambda: client.create("x", from_="tale"),
         lambda: client.copy("tale", "x"),

@@ -371,6 +371,14 @@ def test_lists_have_all_models_with_their_status(routers: Any) -> None:
     assert [one["name"] for one in world.client.get("/api/ps").json()["models"]] == ["large"]
     assert world.client.post("/api/show", json={"model": "small:latest"}).status_code == 200
     assert world.client.post("/api/show", json={"model": "smal"}).status_code == 404
+    assert world.client.post("/api/pull", json={"model": "other"}).text.endswith('{"status":"success"}\n')
+    assert world.client.post("/api/pull", json={"model": "other", "stream": False}).json() == {"status": "success"}
+    missing = world.client.post("/api/pull", json={"model": "smal"})
+    assert (missing.status_code, missing.json()["error"].endswith("POST /models downloads a model")) == (404, True)
+    for method, path in (("DELETE", "/api/delete"), ("POST", "/api/copy"), ("POST", "/api/push")):
+        refused = world.client.request(method, path, json={"model": "other", "source": "other"})
+        assert (refused.status_code, "GET /api/tags" in refused.json()["error"]) == (501, True)
+    assert world.state("other") == "unloaded"  # a refusal loads nothing
     assert world.loader.loads == ["large"]
 
 

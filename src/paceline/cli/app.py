@@ -18,6 +18,7 @@ from paceline.cli.embed import embed
 from paceline.cli.exit_codes import FAILED, report
 from paceline.cli.generate import generate
 from paceline.cli.info import info
+from paceline.cli.launch import launch
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
 from paceline.cli.rpc_serve import rpc_serve
 from paceline.cli.serve import run_server
@@ -76,6 +77,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     app.command()(prune)
     app.command(cls=RawCommand)(serve)
     app.command(name="rpc-serve")(rpc_serve)
+    app.command(no_args_is_help=True)(launch)
     app.command()(top)
     app.add_typer(trace.commands, name="trace")
     app.add_typer(cluster_commands.commands, name="cluster")

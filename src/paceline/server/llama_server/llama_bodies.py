@@ -215,15 +215,6 @@ class InfillBody(CompletionBody):
     input_extra: Annotated[list[InfillChunk], Field(max_length=_MANY)] | None = None
 
 
-class TokenizeBody(LlamaBody):
-    """Body of POST /tokenize."""
-
-    content: Any = Field(default=None, description="A text, or a list of texts and token ids.")
-    add_special: bool | None = None
-    parse_special: bool | None = None
-    with_pieces: bool | None = None
-
-
 class DetokenizeBody(LlamaBody):
     """Body of POST /detokenize."""
 
@@ -249,6 +240,23 @@ class TemplateBody(LlamaBody):
     model: Text | None = None
 
 
+class TokenizeBody(TemplateBody):
+    """Body of POST /tokenize: llama-server's with `content`, vLLM's with `prompt` or `messages`."""
+
+    content: Any = Field(default=None, description="A text, or a list of texts and token ids.")
+    add_special: bool | None = Field(default=None, description="Of content; off by default.")
+    parse_special: bool | None = Field(default=None, description="Of content; on by default.")
+    with_pieces: bool | None = Field(default=None, description="Of content: return each token's text beside its id.")
+    prompt: Any = Field(default=None, description="As content, and the response has vLLM's shape.")
+    messages: Any = Field(default=None, description="A conversation, whose prompt the chat template renders.")
+    add_special_tokens: bool | None = Field(
+        default=None, description="Of prompt, on by default. A chat template writes its special tokens itself."
+    )
+    return_token_strs: bool | None = Field(
+        default=None, description="Of prompt and messages: return each token as the vocabulary spells it."
+    )
+
+
 class EmbeddingBody(LlamaBody):
     """Body of POST /embedding and /embeddings. content and input mean the same; input wins."""
 
@@ -261,15 +269,20 @@ class EmbeddingBody(LlamaBody):
 
 
 class RerankBody(LlamaBody):
-    """Body of POST /rerank. With `texts` in place of `documents` the response has TEI's shape."""
+    """Body of POST /rerank, as Jina and Cohere have it. With `texts` in place of `documents` it is TEI's."""
 
     query: str
-    documents: Annotated[list[str] | None, SkipValidation] = None
+    documents: Annotated[list[str | dict[str, Any]] | None, SkipValidation] = Field(
+        default=None, description='Each a text, or an object with a text: {"text": ...}.'
+    )
     texts: Annotated[list[str] | None, SkipValidation] = None
-    top_n: Int | None = None
-    return_text: bool | None = None
+    top_n: Int | None = Field(default=None, description="Return only the best; all by default.")
+    return_documents: bool | None = Field(
+        default=None, description="Whether each result has its document, as an object with a text; off by default."
+    )
+    return_text: bool | None = Field(default=None, description="The same of texts.")
     model: Text | None = None
-    truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
+    truncate: Any = Field(default=None, description=_OURS + "RequestOptions; true is right, false is none, as in TEI")
 
 
 class SlotBody(LlamaBody):

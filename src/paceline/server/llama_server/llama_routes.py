@@ -12,11 +12,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from paceline import __version__, validation
-from paceline.chat import ChatOptions, next_turn
+from paceline.chat import ChatOptions, Turn, next_turn, prepare_chat
 from paceline.demo import demo_model_path
 from paceline.errors import PacelineError, Unsupported
 from paceline.runtime import Tokenizer
-from paceline.server.api_errors import not_supported
+from paceline.server.api_errors import invalid_request, not_supported
 from paceline.server.flags.spec_types import spec_type_names
 from paceline.server.json_bodies import JsonRoute, json_response, large_json_response
 from paceline.server.llama_server import completion_routes, slots, vector_routes
@@ -137,16 +137,36 @@ def _token_routes(service: Service) -> APIRouter:
 
     @router.post("/tokenize", summary="Text to token ids")
     async def tokenize(body: TokenizeBody) -> Response:
-        """Return `tokens`: ids, or objects of `id` and `piece`; a piece that is no UTF-8 is a list of bytes."""
+        """Return `tokens`: ids, or objects of `id` and `piece`; a piece that is no UTF-8 is a list of bytes.
+
+        With `prompt` or `messages` in place of `content` return `count`, `max_model_len`, `tokens` and `token_strs`, as vLLM
+        does.
+        """
+        given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+        if len(given) > 1:
+            raise invalid_request(f"{' and '.join(given)} exclude each other: set one of them", given[1])
+        if body.messages is not None:
+            media = await service.request_media(body.messages, in_chat=True)
+            ids, warnings = await asyncio.to_thread(_tokenize_chat, service, body, media)
+            found = await asyncio.to_thread(_vllm_tokens, service, body, ids)
+            return await large_json_response(found | _warnings(body, warnings))
         tokens = await asyncio.to_thread(_tokenize, service.engine().tokenizer, body)
+        if body.prompt is not None:
+            found = await asyncio.to_thread(_vllm_tokens, service, body, tokens)
+            return await large_json_response(found | _warnings(body))
         return await large_json_response({"tokens": tokens} | _warnings(body))
 
     @router.post("/detokenize", summary="Token ids to text")
     async def detokenize(body: DetokenizeBody) -> Response:
-        """Return `content`: the text, control tokens included."""
+        """Return `content`: the text, control tokens included; and the same as `prompt`, the name that vLLM has for it."""
         tokenizer = service.engine().tokenizer
         text = await asyncio.to_thread(_detokenize, tokenizer, body)
-        return await large_json_response({"content": text} | _warnings(body))
+        return await large_json_response({"content": text, "prompt": text} | _warnings(body))
+
+    @router.get("/tokenizer_info", summary="The tokenizer, as vLLM describes it")
+    async def tokenizer_info() -> Response:
+        """Return the special tokens and the chat template, which programs need that have no tokenizer of their own."""
+        return json_response(await asyncio.to_thread(_tokenizer_info, service))
 
     @router.post("/apply-template", summary="Messages to the text of a prompt")
     async def apply_template(body: TemplateBody) -> Response:
@@ -160,6 +180,24 @@ def _token_routes(service: Service) -> APIRouter:
 
 def _render(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[str, tuple[str, ...]]:
     """Return the prompt of a conversation, and warnings about the conversation."""
+    turn, options = _read_chat(service, body, media)
+    text = service.chat_format().render_turn(turn, options).text
+    shown = text if turn.media is None else turn.media.with_marker(text, service.media_marker)
+    return shown, turn.warnings
+
+
+def _tokenize_chat(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[list[int], tuple[str, ...]]:
+    """Return the token ids of a conversation's prompt, and warnings about the conversation."""
+    turn, options = _read_chat(service, body, media)
+    if turn.media is not None:
+        raise Unsupported("messages: images and audio have no token ids; POST /v1/messages/count_tokens counts them")
+    chat_format = service.chat_format()
+    chat = prepare_chat(chat_format, turn, options)
+    ids: Any = chat.prompt(chat_format.tokenizer)
+    return ids, chat.warnings
+
+
+def _read_chat(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[Turn, ChatOptions]:
     asked = body.continue_final_message
     if isinstance(asked, str) and asked != "content":
         raise Unsupported(f'continue_final_message must be true, false or "content", not {asked!r:.80}')
@@ -177,12 +215,42 @@ def _render(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[
         json_schema=body.json_schema,
         kwargs=service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort),
     )
-    text = service.chat_format().render_turn(turn, options).text
-    shown = text if turn.media is None else turn.media.with_marker(text, service.media_marker)
-    return shown, turn.warnings
+    return turn, options
+
+
+def _vllm_tokens(service: Service, body: TokenizeBody, ids: list[int]) -> dict[str, Any]:
+    engine = service.engine()
+    texts = [engine.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    return {
+        "count": len(ids),
+        "max_model_len": engine.limits.max_positions,
+        "tokens": ids,
+        "token_strs": texts,
+    }
+
+
+def _tokenizer_info(service: Service) -> dict[str, Any]:
+    """Return the members of Hugging Face's tokenizer configurations that a GGUF file has."""
+    engine = service.engine()
+    tokenizer = engine.tokenizer
+    special = {role: tokenizer.special_tokens.get(role) for role in ("bos", "eos", "pad", "sep", "mask")}
+    added = tokenizer.encode("a")
+    return {
+        "tokenizer_class": "GGUFTokenizer",
+        "vocab_type": tokenizer.vocab_type,
+        "vocab_size": tokenizer.n_vocab,
+        "model_max_length": engine.limits.max_positions,
+        "add_bos_token": added[:1] == [tokenizer.bos],
+        "add_eos_token": added[-1:] == [tokenizer.eos],
+        **{f"{role}_token": None if token is None else _token_text(engine, token) for role, token in special.items()},
+        "chat_template": _chat_facts(service)["chat_template"] or None,
+    }
 
 
 def _tokenize(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
+    if body.prompt is not None:
+        add = body.add_special_tokens is not False
+        return list(tokenize_mixed(tokenizer, "prompt", body.prompt, add_special=add, parse_special=True))
     if body.content is None:
         return []
     parse = body.parse_special is not False

@@ -19,6 +19,7 @@ from paceline.request import RequestOptions
 from paceline.server.api_errors import invalid_request, not_supported
 from paceline.server.json_bodies import JsonRoute, large_json_response
 from paceline.server.llama_server.llama_bodies import EmbeddingBody, RerankBody
+from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
 from paceline.server.vectors import (
     can_embed,
@@ -57,22 +58,30 @@ def routes(service: Service) -> APIRouter:
     @router.post("/reranking", include_in_schema=False)
     @router.post("/v1/rerank", include_in_schema=False)
     @router.post("/v1/reranking", include_in_schema=False)
+    @router.post("/v2/rerank", include_in_schema=False)
     async def rerank(body: RerankBody, request: Request) -> Response:
-        """Rank documents, best first, `top_n` of them. With `texts` in place of `documents` a plain list as in TEI."""
+        """Rank documents, best first, `top_n` of them. With `texts` in place of `documents` a plain list as in TEI.
+
+        The response has the members of Jina's API, and the `id` of Cohere's.
+        """
         engine = service.engine()
         if not can_rerank(service):
             raise not_supported("This server does not support reranking. Start it with `--reranking`")
         documents = body.documents or body.texts
         if not isinstance(documents, list) or not documents:
             raise invalid_request('"documents" must be a non-empty string array', "documents")
-        options = RequestOptions(**vector_options(service, request, body.model), truncate=body.truncate)
-        ids = await asyncio.to_thread(engine.pairs, body.query, documents, options)
-        field = "texts" if body.documents is None else "documents"
+        side: Any = body.truncate
+        if isinstance(side, bool):  # as in TEI
+            side = "right" if side else None
+        options = RequestOptions(**vector_options(service, request, body.model), truncate=side)
+        field = "documents" if body.documents else "texts"
+        ids = await asyncio.to_thread(lambda: engine.pairs(body.query, _document_texts(field, documents), options))
         rows = await compute_vectors(service, request, ids, "rank", options, field=field)
         found = _rank([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
-        if body.texts is not None:
+        if field == "texts":
             return await large_json_response(_tei_body(found, documents, with_text=bool(body.return_text)))
-        return await large_json_response(_jina_body(found, body, service.names[0], sum(map(len, ids))))
+        reply = _jina_body(found, body, service.names[0], sum(map(len, ids)))
+        return await large_json_response({"id": f"rerank-{RequestContext.of(request.scope).request_id}"} | reply)
 
     return router
 
@@ -102,22 +111,39 @@ def _vectors(row: Any, kind: int) -> list[list[float]]:
     return row.tolist() if row.ndim == 2 else [normalize_as(row, kind).tolist()]
 
 
+def _document_texts(field: str, documents: list[Any]) -> list[str]:
+    """Return the text of each document. Raises `ApiException` for an object without one; other types are checked later."""
+    for index, document in enumerate(documents):
+        if isinstance(document, dict) and not isinstance(document.get("text"), str):
+            message = f'{field}[{index}] must be a text or an object with a text, such as {{"text": "a fox"}}'
+            raise invalid_request(message, field)
+    return [document["text"] if isinstance(document, dict) else document for document in documents]
+
+
 def _rank(scores: list[float], top_n: int) -> list[tuple[int, float]]:
     best = sorted(enumerate(scores), key=lambda one: -one[1])
     return best[: max(0, top_n)]
 
 
-def _tei_body(found: list[tuple[int, float]], texts: list[str], *, with_text: bool) -> list[dict[str, Any]]:
-    return [{"index": index, "score": score} | ({"text": texts[index]} if with_text else {}) for index, score in found]
+def _tei_body(found: list[tuple[int, float]], texts: list[Any], *, with_text: bool) -> list[dict[str, Any]]:
+    shown = _document_texts("texts", texts) if with_text else []
+    return [{"index": index, "score": score} | ({"text": shown[index]} if with_text else {}) for index, score in found]
 
 
 def _jina_body(found: list[tuple[int, float]], body: RerankBody, model: str, num_tokens: int) -> dict[str, Any]:
     warnings = body.ignored()
+
+    def document(index: int) -> dict[str, Any]:
+        if not body.return_documents or body.documents is None:
+            return {}
+        given = body.documents[index]
+        return {"document": given if isinstance(given, dict) else {"text": given}}
+
     return {
         "model": body.model or model,
         "object": "list",
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        "results": [{"index": index, "relevance_score": score} for index, score in found],
+        "results": [{"index": index, **document(index), "relevance_score": score} for index, score in found],
     } | ({"warnings": warnings} if warnings else {})
 
 

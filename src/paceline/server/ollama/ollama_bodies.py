@@ -87,13 +87,14 @@ class OllamaEmbeddingsBody(OllamaBody):
 
 
 class OllamaModelBody(BaseModel):
-    """The body of /api/show. name: the older name of model."""
+    """The body of /api/show and /api/pull. name: the older name of model."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, max_length=512)
     name: str | None = Field(None, max_length=512)
-    verbose: bool | None = Field(None, description="All metadata, also of the tokenizer.")
+    verbose: bool | None = Field(None, description="Of /api/show: all metadata, also of the tokenizer.")
+    stream: bool | None = Field(None, description="Of /api/pull: lines of JSON; true by default.")
 
 
 def unknown_warnings(names: Collection[str], place: str = "") -> list[str]:

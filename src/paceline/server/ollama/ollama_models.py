@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -14,14 +16,18 @@ from paceline import __version__
 from paceline.chat import ChatFormat, Turn
 from paceline.errors import PacelineError
 from paceline.server.api_errors import ApiError, ollama_error_response
-from paceline.server.json_bodies import OLLAMA_ERRORS, JsonRoute, json_response
+from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, JsonRoute, json_response
 from paceline.server.ollama.ollama_bodies import OllamaModelBody
 from paceline.server.ollama.ollama_events import timestamp
 from paceline.server.service import Service
+from paceline.server.sse import JSON_LINES
 from paceline.server.vectors import can_embed
 
-FOLLOWED_VERSION = "0.12.6"
-"""The version of Ollama whose API this is; clients compare it with the one they need."""
+FOLLOWED_VERSION = "0.14.0"
+"""The version of Ollama whose API this is; clients compare it with the version they need, Codex with 0.13.4."""
+
+NAME_MISSING = ApiError(400, "invalid_request_error", None, "model is required")
+"""The error of a request about a model that names none."""
 
 _LATEST = ":latest"
 _FOREVER = "9999-12-31T23:59:59Z"
@@ -43,14 +49,15 @@ def is_model_name(service: Service, name: str) -> bool:
 
 
 def routes(service: Service) -> APIRouter:
-    """Return /api/tags, /api/ps, /api/show, /api/version, and refusals of what changes models."""
+    """Return /api/tags, /api/ps, /api/show, /api/version, /api/pull, and the refusals of `administration_routes`."""
     router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
-    _add_descriptions(router, service)
-    _add_administration(router, service)
+    _add_lists(router, service)
+    _add_named(router, service)
+    router.include_router(administration_routes())
     return router
 
 
-def _add_descriptions(router: APIRouter, service: Service) -> None:
+def _add_lists(router: APIRouter, service: Service) -> None:
 
     @router.get("/api/tags", summary="The models")
     async def tags() -> Response:
@@ -64,12 +71,20 @@ def _add_descriptions(router: APIRouter, service: Service) -> None:
             return json_response({"models": []})
         return json_response({"models": loaded_models(service)})
 
+    @router.get("/api/version", summary="The version of Ollama's API")
+    async def version() -> Response:
+        """Return the version of Ollama whose API this is, and paceline's own."""
+        return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
+
+
+def _add_named(router: APIRouter, service: Service) -> None:
+
     @router.post("/api/show", summary="Describe the model")
     async def show(body: OllamaModelBody) -> Response:
         """Describe the model under one of its names; 404 for any other."""
         name = body.model or body.name
         if not name:
-            return ollama_error_response(ApiError(400, "invalid_request_error", None, "model is required"))
+            return ollama_error_response(NAME_MISSING)
         if not is_model_name(service, name):
             return ollama_error_response(_not_found(service, name))
         shown = await asyncio.to_thread(shown_model, service, verbose=bool(body.verbose))
@@ -77,32 +92,39 @@ def _add_descriptions(router: APIRouter, service: Service) -> None:
             shown["details"] |= {"parent_model": service.names[0]}
         return json_response(shown)
 
-    @router.get("/api/version", summary="The version of Ollama's API")
-    async def version() -> Response:
-        """Return the version of Ollama whose API this is, and paceline's own."""
-        return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
-
-
-def _add_administration(router: APIRouter, service: Service) -> None:
-    @router.post("/api/pull", include_in_schema=False)
+    @router.post("/api/pull", summary="Check that the model is here", responses=OLLAMA_STREAMS)
     async def pull(body: OllamaModelBody) -> Response:
-        """Succeed for the model that is here."""
-        name = body.model or body.name or ""
-        if is_model_name(service, name):
-            return json_response({"status": "success"})
-        return ollama_error_response(_refusal("models are not downloaded by this server"))
+        """Report success for the model that is here, and 404 for any other: nothing is downloaded."""
+        name = body.model or body.name
+        if not name:
+            return ollama_error_response(NAME_MISSING)
+        if not is_model_name(service, name):
+            error = _not_found(service, name)
+            return ollama_error_response(replace(error, message=f"{error.message}, and nothing is downloaded"))
+        return pull_response(body)
+
+
+def pull_response(body: OllamaModelBody) -> Response:
+    """Return the response to /api/pull of a model that is here: lines that end with success, or one object."""
+    if body.stream is False:
+        return json_response({"status": "success"})
+    steps = ({"status": "pulling manifest"}, {"status": "success"})
+    lines = b"".join(JSON_LINES.frame(msgspec.json.encode(step)) for step in steps)
+    return Response(lines, media_type=JSON_LINES.media_type.decode())
+
+
+def administration_routes() -> APIRouter:
+    """Return the routes that would change models; they are refused."""
+    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
 
     async def refuse() -> Response:
         """Refuse what would change models."""
-        return ollama_error_response(_refusal("models are not created, copied, deleted or uploaded by this server"))
+        message = "models are not created, copied, deleted or uploaded over this API; GET /api/tags lists the models"
+        return ollama_error_response(ApiError(501, "not_supported_error", "unsupported", message))
 
     for method, path in _ADMINISTRATION:
         router.add_api_route(path, refuse, methods=[method], include_in_schema=False)
-
-
-def _refusal(reason: str) -> ApiError:
-    message = f"{reason}: it has the one model that it was started with, see GET /api/tags"
-    return ApiError(501, "not_supported_error", "unsupported", message)
+    return router
 
 
 def _not_found(service: Service, name: str) -> ApiError:

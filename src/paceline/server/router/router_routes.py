@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
@@ -16,10 +17,23 @@ from paceline.errors import ModelNotFound, PacelineError
 from paceline.model_manager import ModelState
 from paceline.server.api_errors import ServerDraining, invalid_request, llama_error_body, ollama_error_response
 from paceline.server.engine_events.page_facts import page_routes
-from paceline.server.json_bodies import LLAMA_ERRORS, OLLAMA_ERRORS, OPENAI_ERRORS, JsonRoute, json_response
+from paceline.server.json_bodies import (
+    LLAMA_ERRORS,
+    OLLAMA_ERRORS,
+    OLLAMA_STREAMS,
+    OPENAI_ERRORS,
+    JsonRoute,
+    json_response,
+)
 from paceline.server.llama_server import stream_routes
 from paceline.server.ollama.ollama_bodies import OllamaModelBody
-from paceline.server.ollama.ollama_models import FOLLOWED_VERSION, shown_model
+from paceline.server.ollama.ollama_models import (
+    FOLLOWED_VERSION,
+    NAME_MISSING,
+    administration_routes,
+    pull_response,
+    shown_model,
+)
 from paceline.server.pages import start_page_routes
 from paceline.server.request_context import RequestContext
 from paceline.server.router.model_dispatch import routing_error
@@ -66,6 +80,7 @@ def own_routers(service: RouterService) -> list[APIRouter]:
         _props_routes(service),
         _ollama_routes(service),
         _ollama_model_routes(service),
+        administration_routes(),
     ]
 
 
@@ -253,7 +268,7 @@ def _ollama_model_routes(service: RouterService) -> APIRouter:
         """Describe a model, by its file where it is not loaded; 404 for a name that there is not."""
         name = body.model or body.name
         if not name:
-            return ollama_error_response(invalid_request("model is required").api_error)
+            return ollama_error_response(NAME_MISSING)
         try:
             preset = models.preset(name)
         except ModelNotFound as error:
@@ -263,13 +278,17 @@ def _ollama_model_routes(service: RouterService) -> APIRouter:
             return json_response(await asyncio.to_thread(shown_model, served.service, verbose=verbose))
         return json_response(await asyncio.to_thread(file_description, preset, verbose=verbose))
 
-    @router.post("/api/pull", include_in_schema=False)
+    @router.post("/api/pull", summary="Check that a model is here", responses=OLLAMA_STREAMS)
     async def pull_one(body: OllamaModelBody) -> Response:
-        """Succeed for a model that is here."""
+        """Report success for a model that is here, and 404 for any other: POST /models downloads one."""
+        name = body.model or body.name
+        if not name:
+            return ollama_error_response(NAME_MISSING)
         try:
-            models.preset(body.model or body.name or "")
+            models.preset(name)
         except PacelineError as error:
-            return ollama_error_response(routing_error(error))
-        return json_response({"status": "success"})
+            found = routing_error(error)
+            return ollama_error_response(replace(found, message=f"{found.message}; POST /models downloads a model"))
+        return pull_response(body)
 
     return router
