@@ -206,7 +206,7 @@ def test_an_application_is_built_with_the_settings_of_its_load(routers: Any, mon
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, ["data: {", "data: [DONE]"]),
         ("/completion", {"prompt": "x"}, ["data: {", "data: [DONE]"]),
         ("/v1/messages", {"messages": [], "max_tokens": 1}, ["event: error", "data: {"]),
-        ("/v1/responses", {"input": "x"}, ["event: error", "data: {"]),
+        ("/v1/responses", {"input": "x"}, ["event: error", "data: {", "event: response.failed", "data: {"]),
     ],
 )
 def test_a_stream_that_has_begun_reports_a_failed_load_as_its_last_event(
@@ -218,9 +218,13 @@ def test_a_stream_that_has_begun_reports_a_failed_load_as_its_last_event(
     world.fail("small")
     with world.client.stream("POST", path, json={**body, "model": "small", "stream": True}) as response:
         lines = response.iter_lines()
-        assert next(lines) == ("event: ping" if path == "/v1/messages" else ": ping")
+        first = {"/v1/messages": "event: ping", "/v1/responses": "event: response.created"}
+        assert next(lines) == first.get(path, ": ping")
         world.loader.gate.set()
-        pings = (":", "event: ping", 'data: {"type":"ping"}')
+        pings = (
+            *(":", "event: ping", 'data: {"type":"ping"}', "event: response.in_progress"),
+            *('data: {"type":"response.created"', 'data: {"type":"response.in_progress"'),
+        )
         rest = [line for line in lines if line and not line.startswith(pings)]
     assert [line[: len(start)] for line, start in zip(rest, ending, strict=True)] == ending
     assert "damaged" in "".join(rest)
@@ -238,6 +242,39 @@ def test_a_stream_that_has_begun_reports_a_wrong_request_as_its_last_event(route
         rest = [line for line in lines if line and not line.startswith(":")]
     assert json.loads(rest[0][6:])["error"]["param"] == "temperature"
     assert rest[1:] == ["data: [DONE]"]
+
+
+def _numbered(lines: list[str]) -> list[dict[str, Any]]:
+    """The events of a response, whose numbers have no gap and whose id is one."""
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+    return events
+
+
+@pytest.mark.parametrize(
+    ("damage", "words", "param"), [("load", "damaged", None), ("request", "temperature", "temperature")]
+)
+def test_a_response_begins_while_its_model_is_loaded(routers: Any, damage: str, words: str, param: str | None) -> None:
+    """With events that clients count, and whose numbers and id the failure continues."""
+    world = routers("--heartbeat-s", "0.02")
+    world.loader.gate.clear()
+    if damage == "load":
+        world.fail("small")
+    body = {"input": "x", "model": "small", "stream": True, "temperature": -1}
+    with world.client.stream("POST", "/v1/responses", json=body) as response:
+        lines, seen = response.iter_lines(), list[str]()
+        while sum(line == "event: response.in_progress" for line in seen) < 3:
+            seen.append(next(lines))
+        world.loader.gate.set()
+        events = _numbered([*seen, *lines])
+    kinds = [event["type"] for event in events]
+    assert kinds.count("response.created") == 1
+    assert kinds[:4] == ["response.created", *["response.in_progress"] * 3]
+    assert events[0]["response"]["model"] == "small"
+    assert kinds[-2:] == ["error", "response.failed"]
+    assert words in events[-2]["message"]
+    assert events[-2]["param"] == param
 
 
 def test_a_load_that_is_over_soon_leaves_statuses_as_they_are(routers: Any) -> None:

@@ -14,6 +14,7 @@ from paceline.server.api_errors import ApiException, ClientDisconnected, api_err
 from paceline.streaming import FinishReason, Usage
 
 if TYPE_CHECKING:
+    from paceline.server.responses_api.response_events import ResponseEvents
     from paceline.server.resumable_streams import ResumableStream
 
 _KEY = "paceline.request_context"
@@ -24,8 +25,9 @@ class RequestContext:
     """State of one HTTP request.
 
     tenant: owner of its API key; key_digest: of the key itself, empty where there are no keys; finished: finish reason and
-    usage of each generation; resumable_stream: where the bytes of its response are kept, None: nowhere. is_discarded: whether
-    its stream was ended before there was one. stop_waiting: to be called when there is one, or will be none.
+    usage of each generation; resumable_stream: where the bytes of its response are kept, None: nowhere. early_response: the
+    events of a response that began before its model was loaded. is_discarded: whether its stream was ended before there was
+    one. stop_waiting: to be called when there is one, or will be none.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class RequestContext:
     status: int = 0
     finished: list[tuple[FinishReason, Usage]] = field(default_factory=list)
     resumable_stream: ResumableStream | None = None
+    early_response: ResponseEvents | None = None
     is_discarded: bool = False
     stop_waiting: Callable[[], object] = lambda: None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from paceline.chat import ChatChunk, MessageDelta, ToolCall, ToolCallDelta
+from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
 from paceline.server.logprobs import ChatLogprob
 from paceline.server.responses_api.custom_input import CustomInput
@@ -17,8 +19,10 @@ from paceline.server.responses_api.response_object import (
     Status,
     call_item,
     call_kind,
+    echo_of,
     failure_of,
     message_item,
+    new_response_id,
     reasoning_item,
     reasoning_part,
     status_of,
@@ -26,6 +30,7 @@ from paceline.server.responses_api.response_object import (
     usage_of,
 )
 from paceline.server.responses_api.response_tools import ToolOrigin
+from paceline.server.responses_api.responses_body import ResponsesBody
 from paceline.server.sse import named_event
 from paceline.server.token_aligner import TokenAligner
 from paceline.server.usage import RunningTimings, final_timings
@@ -82,12 +87,16 @@ class _OpenItem:
 
 
 class ResponseEvents:
-    """Renders the chunks of one response; call it with each of them in order."""
+    """Renders the chunks of one response; call it with each of them in order.
 
-    def __init__(self, head: ResponseHead) -> None:
-        self._head = head
+    head: the members that are known before the output. num_events: events so far.
+    """
+
+    def __init__(self, head: ResponseHead, begun: ResponseEvents | None = None) -> None:
+        """Begin a response. begun: the events that were sent before the head was known, of a response with the same id."""
+        self.head = head
         self._aligner = TokenAligner(head.pieces, head.num_top, _MAX_UNFOUND_BYTES)
-        self._num_events = 0
+        self.num_events: int = 0 if begun is None else begun.num_events
         self._num_generated = 0
         self._num_reasoning = 0
         self._output: list[Item] = []
@@ -99,8 +108,9 @@ class ResponseEvents:
 
     def opening(self) -> bytes:
         """Return the events before the first chunk."""
-        body = self._head.body("in_progress")
-        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+        body = self.head.body("in_progress")
+        created = b"" if self.num_events else self._event("response.created", response=body)
+        return created + self._event("response.in_progress", response=body)
 
     def heartbeat(self) -> bytes:
         """Return the event that is sent while there is no other one, since clients count events and no comments.
@@ -109,7 +119,7 @@ class ResponseEvents:
         """
         if self._has_ended:
             return b""
-        body = self._head.body("in_progress", self._output_with_open("in_progress"))
+        body = self.head.body("in_progress", self._output_with_open("in_progress"))
         return self._event("response.in_progress", response=body)
 
     def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
@@ -126,8 +136,8 @@ class ResponseEvents:
         """Return the events that report an error at the end of the stream. Changes nothing: one may be made in advance."""
         output = self._output_with_open("incomplete")
         members = {"code": api_error.code, "message": api_error.message, "param": api_error.param}
-        body = self._head.body("failed", output, error=failure_of(api_error))
-        number = self._num_events
+        body = self.head.body("failed", output, error=failure_of(api_error))
+        number = self.num_events
         return _event("error", number, **members) + _event("response.failed", number + 1, response=body)
 
     def _output_with_open(self, status: Status) -> list[Item]:
@@ -170,7 +180,7 @@ class ResponseEvents:
         item = self._open
         if item is None or item.call is None or not self._goes_on(delta):
             events = self._close("completed")
-            origin = self._head.names.origin_of(delta.name)
+            origin = self.head.names.origin_of(delta.name)
             call = _OpenCall(delta=delta, origin=origin, input=CustomInput() if origin.is_custom else None)
             item = self._begin(call_kind(origin), call)
             events.append(self._added(item))
@@ -240,7 +250,7 @@ class ResponseEvents:
         is_cut = reason == FinishReason.LENGTH
         events += self._close("incomplete" if is_cut else "completed")
         warnings = [] if chunk.warning is None else [str(chunk.warning)]
-        body = self._head.ended(self._output, reason, usage_of(usage, self._num_reasoning), warnings)
+        body = self.head.ended(self._output, reason, usage_of(usage, self._num_reasoning), warnings)
         timings = final_timings(usage, usage.completion_tokens)
         name = "response.incomplete" if is_cut else "response.completed"
         return [*events, self._event(name, response=body, timings=timings)]
@@ -250,9 +260,15 @@ class ResponseEvents:
         return {} if self._timings is None else {"timings": self._timings.during_decode(self._num_generated)}
 
     def _event(self, kind: str, **members: Any) -> bytes:
-        number = self._num_events
-        self._num_events += 1
+        number = self.num_events
+        self.num_events += 1
         return _event(kind, number, **members)
+
+
+def early_events(model: str) -> ResponseEvents:
+    """Return the events of a response whose model is still being loaded: it has an id and a name, and repeats no request."""
+    echo = echo_of(ResponsesBody.model_validate({}), SamplingParams(), model, stored=False)
+    return ResponseEvents(ResponseHead(id=new_response_id(), created_at=int(time.time()), echo=echo, pieces=()))
 
 
 def _event(kind: str, number: int, **members: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,11 @@ Keep = Callable[[Item, Sequence[Item]], str | None]
 def no_store(response: Item, output: Sequence[Item]) -> str | None:  # noqa: ARG001 - the shape of `Keep`
     """Store nothing."""
     return None
+
+
+def new_response_id() -> str:
+    """Return an id for a response."""
+    return f"resp_{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

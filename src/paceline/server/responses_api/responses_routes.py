@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,14 @@ from paceline.server.openai.parsing import CHAT_DEFAULTS, model_warning
 from paceline.server.request_context import RequestContext
 from paceline.server.responses_api.input_items import Item
 from paceline.server.responses_api.response_events import ResponseEvents
-from paceline.server.responses_api.response_object import Keep, ResponseHead, echo_of, no_store, whole_response
+from paceline.server.responses_api.response_object import (
+    Keep,
+    ResponseHead,
+    echo_of,
+    new_response_id,
+    no_store,
+    whole_response,
+)
 from paceline.server.responses_api.response_store import EncodedItems, ResponseStore, StoredResponse
 from paceline.server.responses_api.responses_body import ResponsesBody
 from paceline.server.responses_api.responses_parsing import RENAMED, ResponsesRequest, parse_responses, truncations
@@ -70,9 +76,11 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
             return store.put(running.tenant, response, before=items, output=output)
 
         warnings = [*((_NOT_STORED,) if body.store and not store.is_on else ()), *turns.warnings, *running.warnings]
-        head = _head(service, body, asked, running, warnings, keep if _is_stored(store, body) else None)
+        begun = RequestContext.of(request.scope).early_response
+        stored = keep if _is_stored(store, body) else None
+        head = _head(service, body, asked, running, warnings, keep=stored, begun=begun)
         if streaming:
-            events = ResponseEvents(head)
+            events = ResponseEvents(head, begun)
             return EventStream(
                 running,
                 events,
@@ -166,19 +174,24 @@ def _references(value: object) -> list[str]:
     return [one for one in named if isinstance(one, str)]
 
 
-def _head(
+def _head(  # noqa: PLR0913 - where the members come from
     service: Service,
     body: ResponsesBody,
     asked: ResponsesRequest,
     running: RunningChat,
     warnings: Sequence[str],
+    *,
     keep: Keep | None,
+    begun: ResponseEvents | None,
 ) -> ResponseHead:
-    """Return the head of a response. warnings: beside those of the request's fields. keep: None where it is not stored."""
+    """Return the head of a response.
+
+    warnings: beside those of the request's fields. keep: None if it is not stored. begun: events that were sent before.
+    """
     params = asked.parsed.params
     return ResponseHead(
-        id=f"resp_{secrets.token_hex(16)}",
-        created_at=int(time.time()),
+        id=new_response_id() if begun is None else begun.head.id,
+        created_at=int(time.time()) if begun is None else begun.head.created_at,
         echo=echo_of(body, params, service.names[0] if body.model is None else body.model, stored=keep is not None),
         pieces=service.engine().tokenizer.pieces(True),
         num_prompt=len(running.prompts[0]),

@@ -10,32 +10,32 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from starlette.types import Message, Send
+from starlette.types import Message, Scope, Send
 
 from paceline.server.anthropic.message_events import MESSAGE_FRAMING
 from paceline.server.api_errors import ApiError, error_response
+from paceline.server.request_context import RequestContext, route_path
+from paceline.server.responses_api.response_events import ResponseEvents, early_events
 from paceline.server.sse import NAMED_SSE, SSE, Framing, named_event, stream_start
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStyle:
-    """How an API's streams look. error_event: makes an event of the body of an error; done: the last event."""
+    """How an API's streams look.
+
+    error_event: makes an event of the body of an error. done: the last event. has_response: whether heartbeats are events of
+    a response, which the model's own stream continues.
+    """
 
     framing: Framing
     error_event: Callable[[bytes], bytes]
     done: bytes = b""
-
-
-def _response_error(body: bytes) -> bytes:
-    """Return the error event of /v1/responses for OpenAI's error object."""
-    error: Mapping[str, object] = msgspec.json.decode(body)["error"]
-    members = {name: error.get(name) for name in ("code", "message", "param")}
-    return named_event(b"error", msgspec.json.encode({"type": "error", "sequence_number": 0, **members}))
+    has_response: bool = False
 
 
 _PLAIN: Final = StreamStyle(SSE, lambda body: body, b"[DONE]")
 _MESSAGES: Final = StreamStyle(MESSAGE_FRAMING, lambda body: named_event(b"error", body))
-_RESPONSES: Final = StreamStyle(NAMED_SSE, _response_error)
+_RESPONSES: Final = StreamStyle(NAMED_SSE, lambda body: body, has_response=True)
 
 STYLES: Final[Mapping[str, StreamStyle]] = {
     **dict.fromkeys(("/v1/chat/completions", "/chat/completions", "/v1/completions"), _PLAIN),
@@ -47,11 +47,13 @@ STYLES: Final[Mapping[str, StreamStyle]] = {
 
 
 class EarlyStream:
-    """The `send` of one request whose response may have begun before its model was loaded."""
+    """The `send` of one request whose response may have begun before its model was loaded. model: its name."""
 
-    def __init__(self, send: Send, path: str, style: StreamStyle) -> None:
-        self._send, self._path, self._style = send, path, style
+    def __init__(self, send: Send, scope: Scope, style: StreamStyle, model: str) -> None:
+        self._send, self._scope, self._style, self._model = send, scope, style, model
         self._is_open = self._has_begun = False
+        self._response: ResponseEvents | None = None
+        self._status = 200
         self._error_body: bytearray | None = None  # of a response that is no stream
 
     @property
@@ -64,11 +66,20 @@ class EarlyStream:
         if not self._is_open:
             self._is_open = True
             await self._send(stream_start(self._style.framing))
-        await self._send({"type": "http.response.body", "body": self._style.framing.ping, "more_body": True})
+        await self._send({"type": "http.response.body", "body": self._heartbeat(), "more_body": True})
+
+    def _heartbeat(self) -> bytes:
+        if not self._style.has_response:
+            return self._style.framing.ping
+        if self._response is not None:
+            return self._response.heartbeat()
+        self._response = RequestContext.of(self._scope).early_response = early_events(self._model)
+        return self._response.opening()
 
     async def fail(self, api_error: ApiError) -> None:
         """End the stream with an error."""
-        await self._end(bytes(error_response(api_error, self._path).body))
+        response = error_response(api_error, route_path(self._scope))
+        await self._end(response.status_code, bytes(response.body))
 
     async def __call__(self, message: Message) -> None:
         """Send a message of the model's own response."""
@@ -76,15 +87,26 @@ class EarlyStream:
             await self._send(message)
         elif message["type"] == "http.response.start":
             self._has_begun = True
-            self._error_body = None if message["status"] == 200 else bytearray()
+            self._status = message["status"]
+            self._error_body = None if self._status == 200 else bytearray()
         elif self._error_body is None:
             await self._send(message)
         else:
             self._error_body += message.get("body", b"")
             if not message.get("more_body", False):
-                await self._end(bytes(self._error_body))
+                await self._end(self._status, bytes(self._error_body))
 
-    async def _end(self, error_body: bytes) -> None:
-        frame = self._style.framing.frame
-        events = [frame(self._style.error_event(error_body)), *([frame(self._style.done)] if self._style.done else [])]
-        await self._send({"type": "http.response.body", "body": b"".join(events), "more_body": False})
+    async def _end(self, status: int, error_body: bytes) -> None:
+        if self._response is not None:
+            data = self._response.failure(_api_error(status, error_body))
+        else:
+            frame = self._style.framing.frame
+            last = [self._style.error_event(error_body), *([self._style.done] if self._style.done else [])]
+            data = b"".join(map(frame, last))
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def _api_error(status: int, error_body: bytes) -> ApiError:
+    """Return the error of a body in OpenAI's shape."""
+    error: Mapping[str, str | None] = msgspec.json.decode(error_body)["error"]
+    return ApiError(status, error["type"] or "", error["code"], error["message"] or "", param=error["param"])

@@ -127,7 +127,7 @@ class ModelDispatch:
             await ready.app(scope, receive, send)  # reading neither wakes a model nor keeps it loaded
             return
         style = STYLES.get(route_path(scope)) if request.streams else None
-        early = None if style is None else EarlyStream(send, route_path(scope), style)
+        early = None if style is None else EarlyStream(send, scope, style, request.preset.name)
         replay = BufferedReceive(request.body or b"", receive)
         async with AsyncExitStack() as stack:
             try:
@@ -143,7 +143,7 @@ class ModelDispatch:
     async def _loaded(
         self, request: _NamedRequest, stack: AsyncExitStack, scope: Scope, receive: Receive, early: EarlyStream | None
     ) -> ServedModel:
-        """Wait for the model, with comments; a client that leaves gives up, unless its stream can be resumed."""
+        """Wait for the model, with heartbeats; a client that leaves gives up, unless its stream can be resumed."""
         conversation_id = None if early is None else conversation_id_of(HttpRequest(scope))
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if conversation_id is None:

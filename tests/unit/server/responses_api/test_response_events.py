@@ -14,7 +14,7 @@ from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, MessageDelta, P
 from paceline.errors import ChatParseError
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
-from paceline.server.responses_api.response_events import ResponseEvents
+from paceline.server.responses_api.response_events import ResponseEvents, early_events
 from paceline.server.responses_api.response_object import ResponseHead, echo_of, whole_response
 from paceline.server.responses_api.response_tools import ToolNames, ToolOrigin
 from paceline.server.responses_api.responses_body import ResponsesBody
@@ -385,3 +385,33 @@ def test_a_custom_call_that_is_cut_or_of_another_shape_is_not_lost() -> None:
     events = streamed([of(called(0, '{"diff": ', "patch")), of(called(0, "1}")), end()], names=TOOLS)
     assert events[-1]["response"]["output"][0]["input"] == '{"diff": 1}'
     assert [event["delta"] for event in events if event["type"].endswith(".delta")] == ['{"diff": 1}']
+
+
+def test_a_response_goes_on_from_what_was_sent_before_its_model_was_loaded() -> None:
+    """It is created once, and its numbers go on; before that it has the name of the model and no output."""
+    early = early_events("large")
+    data = early.opening() + early.heartbeat()
+    events = ResponseEvents(head(id=early.head.id), early)
+    data += events.opening() + b"".join([*events(0, of(said("Yes"))), *events(0, end())])
+    found = decoded(data)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert outline(found)[:4] == ["created", "in_progress", "in_progress", "in_progress"]
+    assert outline(found).count("created") == 1
+    assert (found[0]["response"]["model"], found[0]["response"]["output"]) == ("large", [])
+    assert {event["response"]["id"] for event in found if "response" in event} == {early.head.id}
+
+
+def test_a_heartbeat_has_the_items_so_far_and_none_follows_the_end() -> None:
+    """The open item among them."""
+    events = ResponseEvents(head())
+    data = events.opening() + b"".join([*events(0, of(thought("Hm"), said("Ye"))), events.heartbeat()])
+    data += b"".join([*events(0, of(said("s"))), *events(0, end())])
+    found = decoded(data)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    (beat,) = [event for event in found[2:] if event["type"] == "response.in_progress"]
+    assert [(text_of(item), item["status"]) for item in beat["response"]["output"]] == [
+        ("Hm", "completed"),
+        ("Ye", "in_progress"),
+    ]
+    assert found[-1]["response"]["output"][1]["content"][0]["text"] == "Yes"
+    assert events.heartbeat() == b""
