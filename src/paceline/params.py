@@ -73,7 +73,7 @@ _OPTIONAL_INTEGERS: dict[str, tuple[int, int]] = {
     "logprobs": (0, 1000),
     "prompt_logprobs": (0, 1000),
 }
-_BOOLEANS = ("ignore_eos", "echo", "grammar_lazy")
+_BOOLEANS = ("ignore_eos", "echo", "grammar_lazy", "disable_any_whitespace")
 _TEXTS: dict[str, tuple[int, int]] = {  # most of them, most characters of each
     "stop": (256, 4096),
     "bad_words": (1024, 256),
@@ -203,6 +203,7 @@ class SamplingParams:
             expressions, as `PatternTrigger` or a mapping of its fields. A token that would complete a trigger with a text
             that the grammar does not allow is not drawn.
         json_schema: A JSON schema as text, a mapping or a bool.
+        disable_any_whitespace: Whether JSON of a schema is compact, without blanks between its tokens. Tool calls keep theirs.
         regex: A regular expression that the whole text matches, in the syntax of Rust's regex crate: without look-around and
             back references.
         choice: The text is one of these.
@@ -270,6 +271,7 @@ class SamplingParams:
     grammar_lazy: bool = False
     grammar_triggers: tuple[str | int | PatternTrigger | Mapping[str, Any], ...] = ()
     json_schema: Mapping[str, Any] | str | bool | None = None
+    disable_any_whitespace: bool = False
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     lark: str | None = None

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.native.apart import run_apart
 
 from paceline import _native
-from paceline.errors import GrammarError
+from paceline.errors import GrammarError, PacelineError
+from paceline.params import SamplingParams
+from paceline.runtime import Model, Sampler
+from paceline.runtime.sampler import compact_grammar
 
 
 def grammar_of(schema: Any) -> str:
@@ -117,3 +121,30 @@ def test_a_property_that_is_called_pattern_is_none() -> None:
     grammar = grammar_of({"properties": {"pattern": {"type": "string"}}, "default": {"pattern": "\\d"}})
     assert '"\\"pattern\\""' in grammar
     assert "\\d" not in grammar
+
+
+def test_a_compact_grammar_has_no_blanks(vocabulary: Model) -> None:
+    """The rule of blanks that llama.cpp writes is replaced."""
+    schema = {"type": "array", "items": {"enum": ["a"]}, "maxItems": 2}
+    plain = grammar_of(schema)
+    assert "space ::= " in plain
+    assert compact_grammar(plain) != plain
+    params = SamplingParams(json_schema=schema, disable_any_whitespace=True, seed=1)
+    for text, is_taken in (('["a","a"]', True), ('["a", "a"]', False), ('[ "a"]', False)):
+        assert takes(vocabulary, params, text) is is_taken
+        assert takes(vocabulary, params.replace(disable_any_whitespace=False), text)
+
+
+def takes(model: Model, params: SamplingParams, text: str) -> bool:
+    tokens = {
+        piece: token for token, piece in reversed(list(enumerate(model.tokenizer.pieces(True)))) if len(piece) == 1
+    }
+    sampler = Sampler(params, model)
+    try:
+        for byte in text.encode():
+            lone = np.full(sampler.n_vocab, -np.inf, dtype=np.float32)
+            lone[tokens[bytes([byte])]] = 0.0
+            sampler.accept(sampler.sample(lone))
+    except PacelineError:
+        return False
+    return True

@@ -155,3 +155,53 @@ def test_there_are_at_most_ten_warnings_and_their_number(world: OpenAIServer) ->
     warnings = [one for one in found["warnings"] if "left out" in one]
     assert len(warnings) == 11
     assert warnings[-1] == "json_schema: 5 more keywords are left out"
+
+
+COMPACT: dict[str, tuple[str, dict[str, Any]]] = {
+    "vllm": (
+        "/v1/completions",
+        {"prompt": "A fox", "structured_outputs": {"json": SCHEMA["$defs"]["Cat"], "disable_any_whitespace": True}},
+    ),
+    "beside response_format": (
+        "/v1/chat/completions",
+        {
+            "messages": MESSAGES,
+            "reasoning_effort": "none",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA["$defs"]["Cat"]}},
+            "structured_outputs": {"disable_any_whitespace": True},
+        },
+    ),
+    "its own field": (
+        "/v1/completions",
+        {"prompt": "A fox", "json_schema": SCHEMA["$defs"]["Cat"], "disable_any_whitespace": True},
+    ),
+    "llama-server": (
+        "/completion",
+        {"prompt": "A fox", "n_predict": 60, "json_schema": SCHEMA["$defs"]["Cat"], "disable_any_whitespace": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("spelling", COMPACT)
+def test_json_is_compact_where_that_is_asked_for(world: OpenAIServer, spelling: str) -> None:
+    """Without a blank in it, whatever the seed."""
+    path, body = COMPACT[spelling]
+    with httpx.Client(base_url=world.url, timeout=60) as client:
+        for seed in range(3):
+            response = client.post(
+                path, json={"model": "tale", "max_tokens": 60, "seed": seed, "temperature": 1.5, **body}
+            )
+            assert response.status_code == 200, response.text
+            found = response.json()
+            choice = found["choices"][0] if "choices" in found else {"text": found["content"]}
+            text = choice["message"]["content"] if "message" in choice else choice["text"]
+            assert json.dumps(json.loads(text), separators=(",", ":")) == text
+
+
+def test_a_value_of_the_wrong_type_is_refused(world: OpenAIServer) -> None:
+    """By the name of its member."""
+    body = {"model": "tale", "prompt": "A", "structured_outputs": {"json": True, "disable_any_whitespace": "yes"}}
+    with httpx.Client(base_url=world.url, timeout=60) as client:
+        response = client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert "structured_outputs.disable_any_whitespace" in response.json()["error"]["message"]

@@ -17,7 +17,7 @@ from paceline.chat.tools import parse_tools
 from paceline.errors import ChatParseError, InvalidParams, Unsupported
 from paceline.params import SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
-from paceline.runtime.sampler import grammar_of_schema
+from paceline.runtime.sampler import compact_grammar, grammar_of_schema
 
 _PROBE, _WORD = '{"a":1}', "x"
 _TEXT_BEFORE_CALLS = re.compile(r"\buntil-\d+\?? (?=(?:space )?tool-call)")
@@ -157,7 +157,8 @@ def _with_either(
             "tool_choice to 'none'"
         )
     # Free text in front of a call would be a way around the schema.
-    grammar = _either(_TEXT_BEFORE_CALLS.sub("", calls.grammar), _with_thinking_ended(content.grammar, content))
+    grammar = _with_thinking_ended(_spaced(content.grammar, params), content)
+    grammar = _either(_TEXT_BEFORE_CALLS.sub("", calls.grammar), grammar)
     return _fitting(chat_format, _with_fixed(params, grammar, rendered.generation_prompt), rendered)
 
 
@@ -178,7 +179,7 @@ def _with_constraint(
     if begun is None and name == "json_schema":
         rendered = chat_format.render_turn(turn, replace(options, json_schema=_schema_of(params)))
         if rendered.grammar is not None and not rendered.is_grammar_lazy:
-            grammar = _with_thinking_ended(rendered.grammar, rendered)
+            grammar = _with_thinking_ended(_spaced(rendered.grammar, params), rendered)
             params = _with_fixed(params, grammar, rendered.generation_prompt)
             return rendered, _fitting(chat_format, params, rendered)
     if begun is None:
@@ -187,9 +188,14 @@ def _with_constraint(
             "a completion of a prompt instead"
         )
     if begun and name == "json_schema":
-        params = _with_fixed(params, grammar_of_schema(str(params.json_schema)), begun)
+        params = _with_fixed(params, _spaced(grammar_of_schema(str(params.json_schema)), params), begun)
         return rendered, _fitting(chat_format, params, rendered)
     return rendered, params
+
+
+def _spaced(grammar: str, params: SamplingParams) -> str:
+    """Return a grammar of a schema's JSON with the blanks that the params allow."""
+    return compact_grammar(grammar) if params.disable_any_whitespace else grammar
 
 
 def _with_fixed(params: SamplingParams, grammar: str, prefix: str) -> SamplingParams:

@@ -33,8 +33,8 @@ from paceline.params import SamplingParams, ThinkingParams
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-Spec = tuple[str, str]
-"""A kind and its text: what a compiled grammar is cached by."""
+Spec = tuple[str, str, bool]
+"""A kind, its text, and whether JSON of a schema is compact: what a compiled grammar is cached by."""
 
 _MAX_COMPILES = 2
 _CACHED_GRAMMARS = 64
@@ -138,13 +138,13 @@ class ConstraintCompiler:
                 self._matchers.popitem(last=False)
 
     def _num_cached_chars(self) -> int:
-        return sum(len(text) for _, text in self._matchers) if len(self._matchers) > 1 else 0
+        return sum(len(text) for _, text, _ in self._matchers) if len(self._matchers) > 1 else 0
 
     def _compiled(self, spec: Spec) -> LLMatcher:
         import llguidance
 
-        kind, text = spec
-        grammar = _grammar(kind, text)
+        kind, text, is_compact = spec
+        grammar = _grammar(kind, text, is_compact=is_compact)
         if len(grammar) > _MAX_GRAMMAR_CHARS:
             raise GrammarError(f"{kind} has {len(grammar)} characters as a grammar, and may have {_MAX_GRAMMAR_CHARS}")
         found = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
@@ -226,21 +226,22 @@ def has_constraint(params: SamplingParams) -> bool:
 def spec_of(params: SamplingParams) -> Spec | None:
     """Return which grammar the params ask for; None if none that is compiled here."""
     if isinstance(params.json_schema, str):  # SamplingParams keeps it as text
-        return "json_schema", params.json_schema
+        return "json_schema", params.json_schema, params.disable_any_whitespace
     if params.choice is not None:
-        return "choice", json.dumps(params.choice)
+        return "choice", json.dumps(params.choice), False
     for kind in ("regex", "lark"):
         text = getattr(params, kind)
         if text is not None:
-            return kind, text
+            return kind, text, False
     return None
 
 
-def _grammar(kind: str, text: str) -> str:
+def _grammar(kind: str, text: str, *, is_compact: bool) -> str:
     from llguidance import LLMatcher
 
     if kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(prepared_schema(text), overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+        options = _JSON_OPTIONS | ({"whitespace_flexible": False, "whitespace_pattern": None} if is_compact else {})
+        return LLMatcher.grammar_from_json_schema(prepared_schema(text), overrides=options)  # type: ignore[arg-type]
     if kind == "choice":
         return LLMatcher.grammar_from_regex("|".join(map(_literal, json.loads(text))))
     if kind == "regex" and is_too_large(text):

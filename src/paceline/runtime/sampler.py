@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]
 
 # Params whose native options have the same name and meaning.
+_SPACE_RULE = re.compile(r"^space ::= .*$", re.MULTILINE)
 _SAME = (
     "temperature",
     "dynatemp_range",
@@ -289,6 +291,8 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
         text = "root ::= " + " | ".join(map(_literal, params.choice))
     elif isinstance(params.json_schema, str):  # SamplingParams keeps it as text
         text = grammar_of_schema(params.json_schema)
+        if params.disable_any_whitespace:
+            text = compact_grammar(text)
     if text is None:
         return None
     grammar = _native.GrammarOptions()
@@ -308,6 +312,11 @@ def grammar_of_schema(schema: str) -> str:
     """Return a GBNF grammar of a JSON schema. Raises `GrammarError` where it cannot be enforced."""
     check_keywords(json.loads(schema))
     return _native.grammar_of_json_schema(schema)
+
+
+def compact_grammar(grammar: str) -> str:
+    """Return a grammar of a JSON schema without blanks between the tokens of JSON."""
+    return _SPACE_RULE.sub('space ::= ""', grammar)
 
 
 def _literal(text: str) -> str:

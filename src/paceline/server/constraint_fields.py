@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from paceline import validation
 from paceline.constraints.json_schema_rules import relaxed_schema
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
@@ -22,7 +23,8 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 _FIELDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 _NARROWING = ("uniqueItems", "propertyNames", "format")
 _MAX_WARNINGS = 10
-_IGNORED = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+_IGNORED = ("disable_fallback", "disable_additional_properties")
+_COMPACT = "disable_any_whitespace"
 
 
 def response_format_changes(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -53,7 +55,8 @@ def structured_output_changes(given: Mapping[str, Any]) -> dict[str, Any]:
     if options is not None:
         if not isinstance(options, Mapping):
             raise InvalidType(f"structured_outputs must be an object, not {type(options).__name__}")
-        found |= {f"structured_outputs.{name}": value for name, value in options.items() if name not in _IGNORED}
+        others = {name: value for name, value in options.items() if name not in (*_IGNORED, _COMPACT)}
+        found |= {f"structured_outputs.{name}": value for name, value in others.items()}
     found |= {name: given[name] for name in GUIDED if given.get(name) is not None}
     found = {name: value for name, value in found.items() if value is not None and value is not False}
     if len(found) > 1:
@@ -66,6 +69,13 @@ def structured_output_changes(given: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidParams(f"{name} is not known; kinds are {', '.join(_FIELDS)} and json_object")
         return {_FIELDS[kind]: value}
     return {}
+
+
+def compact_changes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword of `SamplingParams` for `disable_any_whitespace` within vLLM's structured_outputs; none without it."""
+    options = given.get("structured_outputs")
+    wanted = options.get(_COMPACT) if isinstance(options, Mapping) else None
+    return {} if wanted is None else {_COMPACT: validation.boolean(f"structured_outputs.{_COMPACT}", wanted)}
 
 
 def enforceable(field: str, params: SamplingParams) -> tuple[SamplingParams, list[str]]:

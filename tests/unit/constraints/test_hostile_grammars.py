@@ -97,7 +97,7 @@ def test_what_would_compile_for_long_is_refused_at_once(options: dict[str, Any])
 def test_a_compile_delays_no_cached_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal grammars are compiled once, and others do not wait for them."""
     compiler = ConstraintCompiler(TABLE)
-    compiler.matcher(("regex", "a"))
+    compiler.matcher(("regex", "a", False))
     compiled, begun, go = compiler._compiled, threading.Event(), threading.Event()
     calls: list[Any] = []
 
@@ -109,15 +109,15 @@ def test_a_compile_delays_no_cached_grammar(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(compiler, "_compiled", slow)
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(compiler.matcher, ("regex", "b")) for _ in range(2)]
+        waiting = [pool.submit(compiler.matcher, ("regex", "b", False)) for _ in range(2)]
         assert begun.wait(5)
-        cached = pool.submit(compiler.matcher, ("regex", "a"))
+        cached = pool.submit(compiler.matcher, ("regex", "a", False))
         try:
             assert cached.result(timeout=5) is not None
         finally:
             go.set()
         assert all(one.result(timeout=5) for one in waiting)
-    assert calls == [("regex", "b")]
+    assert calls == [("regex", "b", False)]
 
 
 def test_mutual_recursion_is_bounded_by_its_circles_alone() -> None:

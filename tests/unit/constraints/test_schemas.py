@@ -107,6 +107,17 @@ def test_other_blanks_do_not_come(gap: str) -> None:
     assert not writes(make({"type": "array", "x-guidance": {"whitespace_pattern": "x*"}}), f"[{gap}]")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_written"), [('{"a":1}', True), ('{"a": 1}', False), ('{\n"a":1}', False), ('{"a":1 }', False)]
+)
+def test_compact_json_has_no_blanks(text: str, is_written: bool) -> None:
+    """Beside the same schema with blanks, which is another grammar."""
+    compact = COMPILER.compile(SamplingParams(json_schema=OBJECT, disable_any_whitespace=True))
+    assert compact is not None
+    assert writes(compact, text) is is_written
+    assert writes(make(OBJECT), '{"a": 1}')
+
+
 def test_schemas_within_lark_are_no_way_around() -> None:
     """Their keywords are checked and their options set like those of others."""
     with pytest.raises(GrammarError, match="#/not"):

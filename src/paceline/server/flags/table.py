@@ -334,6 +334,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
                  setter=setters.of_file(setters.grammar), metavar="FILE"),
         _sampler("-j --json-schema", "json_schema", "A JSON schema that the output must match.", reader=read.some_text,
                  setter=setters.json_schema, metavar="JSON"),
+        Flag("--disable-any-whitespace", SWITCH, read.switch, Store("sampling.disable_any_whitespace"),
+             "Write JSON of a schema without blanks between its tokens.", default="off", ours=True),
         _sampler("-jf --json-schema-file", "json_schema", "A file with a schema.", reader=read.path,
                  setter=setters.of_file(setters.json_schema), metavar="FILE"),
         Flag("-r --reverse-prompt", "TEXT", read.one_text, Store("sampling.stop"),

@@ -77,6 +77,7 @@ class PacelineFields(LlamaBody):
     grammar_root: Any = Field(default=None, description=_OURS + "SamplingParams")
     regex: Any = Field(default=None, description=_OURS + "SamplingParams")
     lark: Any = Field(default=None, description=_OURS + "SamplingParams")
+    disable_any_whitespace: Any = Field(default=None, description=_OURS + "SamplingParams")
     choice: Any = Field(default=None, description=_OURS + "SamplingParams")
     priority: Any = Field(default=None, description=_OURS + "RequestOptions")
     queue_timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")

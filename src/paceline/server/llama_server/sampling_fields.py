@@ -52,7 +52,7 @@ _CLAMPED = {
 _TOKEN_TRIGGER, _WORD_TRIGGER, _PATTERN_TRIGGER, _FULL_PATTERN_TRIGGER = 0, 1, 2, 3
 _SAMPLING_EXTRAS = (
     "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "grammar_root", "regex", "choice",
-    "lark",
+    "lark", "disable_any_whitespace",
 )  # fmt: skip
 _OPTION_EXTRAS = (
     "priority", "queue_timeout_s", "ttft_timeout_s", "timeout_s", "truncate", "special", "cache_salt", "interval",

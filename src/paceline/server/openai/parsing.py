@@ -14,6 +14,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.server.constraint_fields import (
     CONSTRAINTS,
+    compact_changes,
     enforceable,
     response_format_changes,
     structured_output_changes,
@@ -123,7 +124,7 @@ def _constraint_changes(body: GenerationBody) -> dict[str, Any]:
             *own,
         ]
         raise InvalidParams(f"{' and '.join(names)} exclude each other: set one of them")
-    return wanted | structured
+    return wanted | structured | compact_changes(given_fields(body))
 
 
 def _schema_field(body: GenerationBody) -> str:

@@ -282,6 +282,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--sampler-seq": (["kpt"], {"sampling.samplers": ("top_k", "top_p", "temperature")}),
     "--seed": (["42"], {"sampling.seed": 42}),
     "--ignore-eos": ([], {"sampling.ignore_eos": True}),
+    "--disable-any-whitespace": ([], {"sampling.disable_any_whitespace": True}),
     "--logit-bias": (["15+1"], {"sampling.logit_bias": {15: 1.0}}),
     "--grammar": (['root ::= "b"'], {"sampling.grammar": 'root ::= "b"'}),
     "--grammar-file": (["g.gbnf"], {"sampling.grammar": 'root ::= "a"'}),
