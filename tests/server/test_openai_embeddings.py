@@ -116,6 +116,33 @@ def test_a_text_that_is_too_long_is_cut_with_truncate(world: OpenAIServer) -> No
     assert response.json()["usage"]["prompt_tokens"] == longest + alone["usage"]["prompt_tokens"]
 
 
+def test_truncate_may_be_a_bool_or_a_word_of_nvidias_api(world: OpenAIServer) -> None:
+    """END and true cut at the right, START cuts at the left, NONE and false refuse a long text as without them."""
+    longest = world.engine.limits.max_embedding_tokens
+    text = " ".join(str(number) for number in range(longest))
+    with world.client() as client:
+
+        def embedded(**fields: Any) -> Any:
+            response = client.post("/v1/embeddings", json={"input": text, **fields})
+            return response.status_code if response.status_code != 200 else response.json()["data"][0]["embedding"]
+
+        right, left = embedded(truncate="right"), embedded(truncate="left")
+        assert not np.allclose(right, left, atol=1e-3)
+        for value, expected in (("END", right), (True, right), ("START", left)):
+            assert np.allclose(embedded(truncate=value), expected, atol=1e-4), value
+        assert [embedded(truncate=value) for value in ("NONE", False, None)] == [400, 400, 400]
+
+
+def test_an_input_may_be_an_object_with_a_text(world: OpenAIServer) -> None:
+    """As clients of Jina's API send it; the vector is that of the text alone."""
+    with world.client() as client:
+        mixed = client.post("/v1/embeddings", json={"input": [{"text": "a fox"}, "a duck"]}).json()
+        plain = client.post("/v1/embeddings", json={"input": ["a fox", "a duck"]}).json()
+    for one, other in zip(mixed["data"], plain["data"], strict=True):
+        assert np.allclose(one["embedding"], other["embedding"], atol=1e-4)
+    assert mixed["usage"] == plain["usage"]
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [
@@ -132,7 +159,8 @@ def test_a_text_that_is_too_long_is_cut_with_truncate(world: OpenAIServer) -> No
         ({"input": {"content": [{"type": "image_url", "image_url": {}}]}}, "input.content", "unsupported"),
         ({"input": {"content": [{"type": "video"}]}}, "input", "invalid_params"),
         ({"input": {"prompt_string": "a", "multimodal_data": ["AAAA"]}}, "input.multimodal_data", "unsupported"),
-        ({"input": {"text": "a"}}, "input", "invalid_type"),
+        ({"input": {"text": 5}}, "input", "invalid_type"),
+        ({"input": "a", "truncate": "END "}, "truncate", "invalid_params"),
         ({}, "input", "invalid_params"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_params"),
         ({"input": "a", "dimensions": 100_000}, "dimensions", "invalid_params"),

@@ -241,7 +241,9 @@ def tokenize_inputs(tokenizer: Tokenizer, name: str, value: Any, options: Reques
 
 
 def _text_of_parts(name: str, value: Any) -> Any:
-    """Return the text of an object with content parts; any other value as it is."""
+    """Return the text of an object with content parts or, as Jina's clients send it, a text; any other value as it is."""
+    if isinstance(value, dict) and isinstance(value.get("text"), str) and not {"content", "prompt_string"} & set(value):
+        return value["text"]
     if not isinstance(value, dict) or "content" not in value:
         return value
     parts = value["content"]

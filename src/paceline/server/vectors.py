@@ -84,6 +84,18 @@ async def read_embedding_inputs(
     return await asyncio.to_thread(engine.embeddable, prompts, options)
 
 
+_TRUNCATIONS = {"true": "right", "false": None, "START": "left", "END": "right", "NONE": None}
+
+
+def truncate_side(value: Any) -> Any:
+    """Return a body's `truncate` as `RequestOptions` takes it.
+
+    Clients of TEI send a bool, clients of NVIDIA's API START, END or NONE. Other values are returned for the options to check.
+    """
+    name = str(value).lower() if isinstance(value, bool) else value
+    return _TRUNCATIONS.get(name, value) if isinstance(name, str) else value
+
+
 def vector_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
     """Return the keywords of `RequestOptions` that apply to vectors, from the HTTP request and the settings.
 

@@ -266,7 +266,7 @@ class EmbeddingBody(LlamaBody):
     embd_normalize: Annotated[int, Field(ge=-1, le=_INT32), BeforeValidator(_whole)] | None = None
     encoding_format: str | None = None
     model: Text | None = None
-    truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
+    truncate: Any = Field(default=None, description=_OURS + "RequestOptions; also a bool, or START, END, NONE")
 
 
 class RerankBody(LlamaBody):
@@ -283,7 +283,7 @@ class RerankBody(LlamaBody):
     )
     return_text: bool | None = Field(default=None, description="The same of texts.")
     model: Text | None = None
-    truncate: Any = Field(default=None, description=_OURS + "RequestOptions; true is right, false is none, as in TEI")
+    truncate: Any = Field(default=None, description=_OURS + "RequestOptions; also a bool, or START, END, NONE")
 
 
 class SlotBody(LlamaBody):

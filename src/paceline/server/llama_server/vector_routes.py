@@ -27,6 +27,7 @@ from paceline.server.vectors import (
     compute_vectors,
     embedding_input_options,
     read_embedding_inputs,
+    truncate_side,
     vector_options,
 )
 
@@ -45,7 +46,9 @@ def routes(service: Service) -> APIRouter:
         if not can_embed(service):
             raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
         options = RequestOptions(
-            **embedding_input_options(service, request, body.model), truncate=body.truncate, parse_special=True
+            **embedding_input_options(service, request, body.model),
+            truncate=truncate_side(body.truncate),
+            parse_special=True,
         )
         field, value = _input(body)
         ids = await read_embedding_inputs(service, field, value, options)
@@ -70,10 +73,7 @@ def routes(service: Service) -> APIRouter:
         documents = body.documents or body.texts
         if not isinstance(documents, list) or not documents:
             raise invalid_request('"documents" must be a non-empty string array', "documents")
-        side: Any = body.truncate
-        if isinstance(side, bool):  # as in TEI
-            side = "right" if side else None
-        options = RequestOptions(**vector_options(service, request, body.model), truncate=side)
+        options = RequestOptions(**vector_options(service, request, body.model), truncate=truncate_side(body.truncate))
         field = "documents" if body.documents else "texts"
         ids = await asyncio.to_thread(lambda: engine.pairs(body.query, _document_texts(field, documents), options))
         rows = await compute_vectors(service, request, ids, "rank", options, field=field)

@@ -21,7 +21,15 @@ from paceline.server.openai.openai_bodies import ClassifyBody, OpenAIBody, Score
 from paceline.server.openai.parsing import model_warning
 from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
-from paceline.server.vectors import MAX_TEXTS, can_embed, can_rerank, compute_vectors, tokenize_texts, vector_options
+from paceline.server.vectors import (
+    MAX_TEXTS,
+    can_embed,
+    can_rerank,
+    compute_vectors,
+    tokenize_texts,
+    truncate_side,
+    vector_options,
+)
 
 
 def routes(service: Service) -> APIRouter:
@@ -36,7 +44,11 @@ def routes(service: Service) -> APIRouter:
         with naming_param(ClassifyBody.model_fields):
             warnings = check_unknown_fields(body.model_extra or {}, ClassifyBody)
             options = embedding_options(
-                {**vector_options(service, request, body.model), "truncate": body.truncate, "parse_special": True}
+                {
+                    **vector_options(service, request, body.model),
+                    "truncate": truncate_side(body.truncate),
+                    "parse_special": True,
+                }
             )
             ids = await tokenize_texts(service, "input", body.input, options)
             rows = await compute_vectors(service, request, ids, "rank", options)
@@ -90,7 +102,9 @@ async def _scored_by_pairs(
     service: Service, request: Request, body: ScoreBody, pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[float], list[list[int]]]:
     engine = service.engine()
-    options = reranking_options({**vector_options(service, request, body.model), "truncate": body.truncate})
+    options = reranking_options(
+        {**vector_options(service, request, body.model), "truncate": truncate_side(body.truncate)}
+    )
 
     def tokenized() -> list[list[int]]:
         if len({query for query, _ in pairs}) == 1:
@@ -111,7 +125,9 @@ async def _scored_by_cosine(
             "this model was made to generate, and has no scores; use a reranking or an embedding model, or start the server with "
             "--embeddings"
         )
-    options = embedding_options({**vector_options(service, request, body.model), "truncate": body.truncate})
+    options = embedding_options(
+        {**vector_options(service, request, body.model), "truncate": truncate_side(body.truncate)}
+    )
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     ids = await tokenize_texts(service, "text_2", texts, options)
     pooling = None if service.settings.pooling in ("none", "rank") else service.settings.pooling

@@ -23,7 +23,13 @@ from paceline.server.openai.openai_bodies import EMBEDDING_OPTIONS, OpenAIEmbedd
 from paceline.server.openai.parsing import given_fields, model_warning
 from paceline.server.request_fields import merge_options
 from paceline.server.service import Service
-from paceline.server.vectors import can_embed, compute_vectors, embedding_input_options, read_embedding_inputs
+from paceline.server.vectors import (
+    can_embed,
+    compute_vectors,
+    embedding_input_options,
+    read_embedding_inputs,
+    truncate_side,
+)
 
 Vectors = npt.NDArray[np.float32]
 
@@ -83,6 +89,7 @@ def parse_embedding_options(body: OpenAIEmbeddingBody, options: Mapping[str, Any
     """Return the options of server and body that apply to embeddings."""
     given = given_fields(body)
     mine = {name: given[name] for name in EMBEDDING_OPTIONS if name in given}
+    mine |= {"truncate": truncate_side(mine["truncate"])} if "truncate" in mine else {}
     RequestOptions(**mine)  # raises for wrong values
     return embedding_options(merge_options(options, mine))
 
