@@ -283,8 +283,8 @@ def next_turn(
         messages: The conversation, see `parse_messages`.
         continues: `continue_final_message` of the request; None if it has none.
         generates: `add_generation_prompt` of the request; None if it has none.
-        prefills: Whether a last message of the role assistant is continued when the request does not say; one whose
-            `prefix` is true is continued in any case.
+        prefills: Whether a last message of the role assistant is continued when the request does not say. A message with
+            calls is not, and a message whose `prefix` is true is continued in any case.
         read_part: Finds the images among the parts of contents; None: messages have none.
 
     Raises:
@@ -305,7 +305,8 @@ def next_turn(
                 "add_generation_prompt and continue_final_message exclude each other; set one of them to false"
             )
         return Turn(parsed, add_generation_prompt=False, continue_final_message=True, media=media, warnings=warnings)
-    if continues is False or not (prefills or has_prefix) or parsed[-1]["role"] != "assistant":
+    may_continue = has_prefix or (prefills and not parsed[-1].get("tool_calls"))
+    if continues is False or not may_continue or parsed[-1]["role"] != "assistant":
         return Turn(parsed, add_generation_prompt=generates is not False, media=media, warnings=warnings)
     if len(parsed) > 1 and parsed[-2]["role"] == "assistant" and not has_prefix:
         raise InvalidParams("messages end with two of the assistant's, and only one can be continued; join them")

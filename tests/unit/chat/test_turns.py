@@ -60,6 +60,14 @@ def test_an_empty_beginning_is_none() -> None:
         assert next_turn([USER, {**BEGUN, "content": nothing}], prefills=True) == Turn([USER])
 
 
+@pytest.mark.parametrize("content", ["", "Hello"])
+def test_a_message_with_calls_is_not_continued(content: str) -> None:
+    """A new message begins after it, and the calls stay."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {**BEGUN, "content": content, "tool_calls": [call]}
+    assert next_turn([USER, called], prefills=True) == Turn([USER, called])
+
+
 def test_what_excludes_each_other_is_refused() -> None:
     """Both ways to end a prompt exclude each other, and only one message can be continued."""
     with pytest.raises(InvalidParams, match="exclude each other"):

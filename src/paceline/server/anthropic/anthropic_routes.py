@@ -96,6 +96,6 @@ def _parsed(service: Service, body: TokenCountBody, base: SamplingParams, media:
 
 
 def _turn(service: Service, parsed: ParsedMessages) -> Turn:
-    """Return the turn; an assistant's last message is continued, as Anthropic has it, unless it has calls."""
-    prefills = service.settings.prefill_assistant is not False and not parsed.conversation[-1].get("tool_calls")
+    """Return the turn; an assistant's last message is continued, as Anthropic has it."""
+    prefills = service.settings.prefill_assistant is not False
     return next_turn(parsed.conversation, prefills=prefills, read_part=known_attachment)
