@@ -2,10 +2,10 @@
 
 conversation: what it may consist of (`parse_messages`), and whether the prompt continues its last message (`next_turn`).
 tools: functions that the model may call (`parse_tools`). chat_format: the model's chat template, with what it says about
-thinking and tool calls (`ChatFormat`). message_parser: generated text, read apart into content, thinking and calls
-(`MessageParser`); message_stream: the same while it comes (`MessageStream`). chat_request: what an engine generates for a turn
-(`prepare_chat`); chat_media: the images of its messages (`ChatMedia`); chat_completion: what comes of it (`ChatCompletion`,
-`ChatReader`).
+thinking and tool calls (`ChatFormat`); message_fitter: conversations rendered by it without losing a text. message_parser:
+generated text, read apart into content, thinking and calls (`MessageParser`); message_stream: the same while it comes
+(`MessageStream`). chat_request: what an engine generates for a turn (`prepare_chat`); chat_media: the images of its messages
+(`ChatMedia`); chat_completion: what comes of it (`ChatCompletion`, `ChatReader`).
 
 Rendering and parsing take time: keep them off the engine's thread and off an event loop.
 """

@@ -10,22 +10,25 @@ its own. Keep it off the engine's thread and off an event loop, because renderin
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from paceline import validation
 from paceline.chat import template_messages
 from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.json_values import checked_json, checked_schema
+from paceline.chat.message_fitter import MessageFitter
+from paceline.chat.message_rewrites import Message
 from paceline.chat.tool_schemas import relaxed
 from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
 from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler, Tokenizer
-from paceline.runtime.chat_layer import ChatPrompt
+from paceline.runtime.chat_layer import ChatPrompt, CompiledTemplate
 from paceline.runtime.json_schema import check_keywords
 from paceline.runtime.sampler import grammar_of_schema
 
@@ -48,6 +51,19 @@ _CHATML = """\
 NAMED = {"chatml": _CHATML}
 
 _MANY_CALLS, _ONE_CALL = "\ntool-calls ::= (tool-call space)+\n", "\ntool-calls ::= tool-call space\n"
+
+# Options of probes, which show how a template renders messages, whatever else a request asks for.
+_BRIEF: Mapping[str, Any] = {
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning_format": "none",
+    "enable_thinking": True,
+    "add_generation_prompt": True,
+}
+_BRIEF_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 
 # Conditions of two templates by which they refuse conversations that llama.cpp's chat layer makes for them.
 _REFUSALS = (
@@ -172,6 +188,7 @@ class ChatFormat:
         self._default = model.compile_chat_template(_without_refusals(_source(model, template)))
         for_tools = model.chat_template("tool_use") if template is None else None
         self._for_tools = model.compile_chat_template(_without_refusals(for_tools)) if for_tools else self._default
+        self._fitter = MessageFitter()
         self._relaxed = lru_cache(_MAX_RELAXED)(lambda text: relaxed(json.loads(text), self._enforced))
 
     @property
@@ -241,7 +258,6 @@ class ChatFormat:
         warnings: tuple[str, ...] = ()
         messages = turn.messages[:-1] if turn.continue_final_message else turn.messages
         request: dict[str, Any] = {
-            "messages": template_messages.for_template(messages, template.capabilities, template.source),
             "tool_choice": choice,
             "parallel_tool_calls": _parallel(chosen.parallel_tool_calls, template.capabilities),
             "reasoning_format": validation.choice("reasoning_format", chosen.reasoning_format, REASONING_FORMATS),
@@ -259,9 +275,8 @@ class ChatFormat:
         if chosen.json_schema is not None:
             request["json_schema"] = checked_schema("json_schema", chosen.json_schema)
             check_keywords(request["json_schema"])
-        rendered = replace(
-            _rendered(template.apply(_encoded(request))), is_continued=turn.continue_final_message, warnings=warnings
-        )
+        prompt = self._fitted(template, messages, request, variables)
+        rendered = replace(_rendered(prompt), is_continued=turn.continue_final_message, warnings=warnings)
         if validation.boolean("skip_parsing", chosen.skip_parsing):
             if choice == "required":
                 raise Unsupported("tool_choice: calls that are not parsed cannot be required; use 'auto'")
@@ -271,6 +286,30 @@ class ChatFormat:
                 "tool_choice: this model's chat format has no grammar of tool calls, so none can be required; use 'auto'"
             )
         return rendered if chosen.parallel_tool_calls is not False else _with_one_call(rendered)
+
+    def _fitted(
+        self,
+        template: CompiledTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        request: Mapping[str, Any],
+        variables: Mapping[str, Any],
+    ) -> ChatPrompt:
+        """Render messages so that none of their texts is lost. request: all but the messages. variables: the caller's."""
+        capabilities = template.capabilities
+
+        def applied(options: Mapping[str, Any], shown: list[Message]) -> ChatPrompt:
+            fitted = template_messages.with_fitted_contents(shown, capabilities)
+            return template.apply(_encoded({**options, "messages": fitted}))
+
+        has_tools, fitted = "tools" in request, template_messages.for_template(messages, capabilities, template.source)
+        spelt = hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).digest() if variables else b""
+        return self._fitter.render(
+            fitted,
+            (has_tools, spelt),
+            partial(applied, request),
+            partial(applied, {**_BRIEF, "variables": variables, **({"tools": [_BRIEF_TOOL]} if has_tools else {})}),
+            len(messages) - len(fitted),
+        )
 
     def _call_tools(self, tools: Sequence[Tool]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         """Return the tools with schemas that the grammar of calls enforces, and a warning for each part that it does not."""

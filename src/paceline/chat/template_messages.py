@@ -11,16 +11,15 @@ from typing import Any, NoReturn
 
 from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH
 from paceline.chat.json_values import checked_json
+from paceline.chat.message_rewrites import Message, joined_text, with_one_system
 from paceline.errors import InvalidParams, TemplateError
 
 # Templates that keep white space around a content, which drives their models into loops of reasoning.
 _TRIMMED = "You have access to the following functions in JSONSchema format"
 
 
-def for_template(
-    messages: Sequence[Mapping[str, Any]], capabilities: Mapping[str, bool], source: str
-) -> list[dict[str, Any]]:
-    """Return the messages as the template expects them.
+def for_template(messages: Sequence[Mapping[str, Any]], capabilities: Mapping[str, bool], source: str) -> list[Message]:
+    """Return the messages with the roles and arguments that the template knows, and one leading system message.
 
     Args:
         messages: As `parse_messages` returns them.
@@ -29,25 +28,29 @@ def for_template(
 
     Raises:
         InvalidParams: The template needs arguments of tool calls as objects, and some nest too deep or are too long.
-        TemplateError: The template has no system messages, and there is only one.
+        TemplateError: The template has no system messages, and there is no other message.
     """
     fitted = [dict(message) for message in messages]
     for index, message in enumerate(fitted):
         if _TRIMMED in source:
             _trim(message)
-        message["content"] = _content(message["content"], capabilities)
         if message["role"] == "developer" and "<|channel|>" not in source:
             message["role"] = "system"
         if "tool_calls" in message and capabilities["supports_object_arguments"]:
             message["tool_calls"] = _with_objects(f"messages[{index}].tool_calls", message["tool_calls"])
-    if not capabilities["supports_system_role"] and fitted and fitted[0]["role"] == "system":
-        return _without_system(fitted)
+    fitted = with_one_system(fitted)
+    if not capabilities["supports_system_role"] and len(fitted) == 1 and fitted[0]["role"] == "system":
+        raise TemplateError(
+            "the chat template has no system messages, and there is no other message to put the text into"
+        )
     return fitted
 
 
-def joined_text(content: str | Sequence[Mapping[str, str]]) -> str:
-    """Return the text of a content; parts are joined by line breaks."""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def with_fitted_contents(messages: Sequence[Message], capabilities: Mapping[str, bool]) -> list[Message]:
+    """Return the messages with contents as texts or parts, and without a system message, as the template takes them."""
+    fitted = [{**message, "content": _content(message["content"], capabilities)} for message in messages]
+    has_system = len(fitted) > 1 and fitted[0]["role"] == "system"
+    return _without_system(fitted) if has_system and not capabilities["supports_system_role"] else fitted
 
 
 def _content(content: Any, capabilities: Mapping[str, bool]) -> Any:
@@ -96,10 +99,6 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Put the text of the system message in front of the next message's."""
-    if len(messages) == 1:
-        raise TemplateError(
-            "the chat template has no system messages, and there is no other message to put the text into"
-        )
     system, following = messages[0], messages[1]
     text = joined_text(system["content"]) + "\n" + joined_text(following["content"])
     content = text if isinstance(following["content"], str) else [{"type": "text", "text": text}]

@@ -21,7 +21,8 @@ def fitted(messages: list[dict[str, Any]], source: str = "", **capabilities: boo
         "supports_system_role": True,
         "supports_object_arguments": False,
     }
-    return template_messages.for_template(messages, known | capabilities, source)
+    found = template_messages.for_template(messages, known | capabilities, source)
+    return template_messages.with_fitted_contents(found, known | capabilities)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,23 @@ def test_arguments_are_objects_where_the_template_wants_them() -> None:
         with pytest.raises(InvalidParams, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments"):
             fitted([wrong], supports_object_arguments=True)
     assert message["tool_calls"] == [CALL]
+
+
+def test_system_texts_in_front_are_one() -> None:
+    """System and developer messages are joined, each with its parts; later ones keep their places, as texts."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": PARTS},
+        {"role": "developer", "content": "c"},
+        {"role": "user", "content": "u"},
+        {"role": "developer", "content": PARTS},
+    ]
+    wanted = [("system", "a\nb\n\nc"), ("user", "u"), ("system", "a\nb")]
+    for typed in (False, True):
+        found = fitted(messages, supports_typed_content=typed)
+        assert [(message["role"], message["content"]) for message in found] == wanted
+    found = fitted(messages, supports_string_content=False, supports_typed_content=True)
+    assert found[0]["content"] == [{"type": "text", "text": "a\nb\n\nc"}]
+    assert fitted(messages, "<|channel|>")[2]["role"] == "developer"
 
 
 def test_one_family_gets_contents_without_white_space_around_them() -> None:

@@ -1,0 +1,390 @@
+"""Renders conversations by a chat template so that none of their texts is lost.
+
+Most conversations are rendered as they are, and all of their texts are then found in the prompt. If the template refuses a
+conversation, or a text is not found, probes show which rewrites the template needs: small conversations of the same shape whose
+texts are marks. The mildest rewrites under which every mark is in the prompt are kept for the shape.
+
+Any thread, several at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from typing import Any, TypeAlias
+
+from paceline.chat import message_rewrites as rewrites
+from paceline.chat.conversation import ROLES
+from paceline.chat.message_rewrites import Message, Rewrite, attached_results, is_short_id
+from paceline.errors import InvalidParams, TemplateError
+from paceline.runtime.chat_layer import ChatPrompt
+
+Apply: TypeAlias = Callable[[list[Message]], ChatPrompt]
+"""Renders messages with the options of a request. Raises `TemplateError` if the template refuses them."""
+Plan: TypeAlias = tuple[Rewrite, ...]
+
+# In the order in which they are applied, each with its cost. Plans are tried by the sum of their costs.
+_COSTS: Mapping[Rewrite, int] = {
+    rewrites.shorten_ids: 1,
+    rewrites.split_calls: 1,
+    rewrites.spell_lost_results: 2,
+    rewrites.spell_calls: 9,
+    rewrites.spell_results: 9,
+    rewrites.part_text_from_calls: 2,
+    rewrites.move_later_systems: 2,
+    rewrites.move_first_system: 3,
+    rewrites.join_result_parts: 1,
+    rewrites.join_parts: 1,
+    rewrites.drop_thoughts: 3,
+    rewrites.merge_turns: 2,
+    rewrites.alternate_turns: 4,
+}
+_MOST_REWRITES = 6  # of a plan
+_BUDGET = 1 << 16  # of a search: messages that are rewritten, and 16 times those that are rendered
+_RENDERING_COST = 16
+_MAX_KEPT = 512
+_MAX_PERIOD = 4  # messages; a shape has two repetitions of a sequence that is as long or shorter
+_MAX_CALLS = 3  # of a message in a shape
+_NEAREST_ROLES = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
+_PART_SPELLING = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The facts about a message by which templates treat it.
+
+    Attributes:
+        role: Its role.
+        num_parts: Number of text parts; 0: no text; -1: the content is no list.
+        has_thoughts: Whether it has thinking.
+        calls: The spelling of the id and of the arguments of each of its first calls.
+        result_id: The spelling of a result's id; empty: the message is no result.
+        is_attached: Whether a result comes right after its call.
+        has_name: Whether it has a name.
+    """
+
+    role: str
+    num_parts: int
+    has_thoughts: bool
+    calls: tuple[str, ...]
+    result_id: str
+    is_attached: bool
+    has_name: bool
+
+
+class MessageFitter:
+    """Fits conversations to one chat template, and keeps the plans of the latest 512 shapes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def render(
+        self, messages: list[Message], options: Hashable, apply: Apply, probe: Apply, num_merged: int = 0
+    ) -> ChatPrompt:
+        """Render messages.
+
+        Args:
+            messages: With at most one leading system message, see `message_rewrites.with_one_system`.
+            options: The options of the request by which the template renders messages in another way.
+            apply: Renders messages.
+            probe: Renders messages with brief options of the same effect: a single tool in place of all.
+            num_merged: Number of messages that were merged into the first one; for places in errors.
+
+        Raises:
+            InvalidParams: The template does not know the role of a message.
+            TemplateError: The template refuses the conversation, or leaves out a message, whatever is rewritten.
+        """
+        kinds = _kinds_of(messages)
+        indices = _without_repetitions(kinds)
+        shape = [kinds[index] for index in indices]
+        key = (options, tuple(shape))
+        plan: Plan | None = self._find(key)
+        if plan is None:
+            prompt, refusal = _attempt(apply, messages)
+            if prompt is not None and _has_texts(prompt, messages):
+                self._keep(key, ())
+                return prompt
+            places = [index + num_merged if index else 0 for index in indices]
+            plan = self._search(shape, places, options, probe)
+            self._keep(key, plan)
+            if not plan and refusal is not None:
+                raise refusal
+            if not plan and prompt is not None:
+                return prompt
+        return apply(_rewritten(messages, plan))
+
+    def _search(self, shape: list[_Kind], places: list[int], options: Hashable, probe: Apply) -> Plan:
+        """Return the mildest plan under which nothing is lost; no rewrites if there is none. Raises as `render`."""
+        if not self._renders(("a user's text", options), [[{"role": "user", "content": _mark(0)}]], probe):
+            return ()  # a template of a special kind, which no rewrite helps
+        for kind, place in zip(shape, places, strict=True):
+            if kind.role not in ROLES:
+                self._check_role(kind.role, place, options, probe)
+        messages, marks = _marked(shape)
+        budget = _BUDGET
+        for plan in _plans():
+            budget -= len(messages)
+            rewritten = _rewritten_in_full(messages, plan)
+            if rewritten is None:
+                continue
+            prompt, refusal = _attempt(probe, rewritten)
+            if _has_marks(prompt, marks):
+                return plan
+            budget -= len(messages) * _RENDERING_COST
+            if budget < 0 or (refusal is not None and not _is_refusal(refusal)):
+                break
+        everything = tuple(_COSTS)
+        if _has_marks(_attempt(probe, _rewritten(messages, everything))[0], marks):
+            return everything
+        prompt, _ = _attempt(probe, messages)
+        if prompt is not None:
+            _check_traces(prompt, marks, places)
+        return ()
+
+    def _check_role(self, role: str, place: int, options: Hashable, probe: Apply) -> None:
+        """Raise `InvalidParams` if the template does not render messages of a role."""
+        user, other = {"role": "user", "content": "x"}, {"role": role, "content": _mark(0)}
+        reply = {"role": "assistant", "content": "y"}
+        conversations = [[user, other], [other, user], [user, reply, other], [user, other, user]]
+        if not self._renders((role, options), conversations, probe):
+            lower = role.lower()
+            near = _NEAREST_ROLES.get(lower) or next(iter(difflib.get_close_matches(lower, ROLES, n=1)), None)
+            hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(map(repr, ROLES))}"
+            raise InvalidParams(f"messages[{place}].role: this model's chat template has no role {role!r}; {hint}")
+
+    def _renders(self, key: Hashable, conversations: list[list[Message]], probe: Apply) -> bool:
+        """Return whether the prompt of any of the conversations has the first mark; kept under the key."""
+        found: bool | None = self._find(key)
+        if found is None:
+            prompts = (_attempt(probe, messages)[0] for messages in conversations)
+            found = any(prompt is not None and _mark(0) in _text_of(prompt) for prompt in prompts)
+            self._keep(key, found)
+        return found
+
+    def _find(self, key: Hashable) -> Any:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _keep(self, key: Hashable, value: object) -> None:
+        with self._lock:
+            self._kept[key] = value
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+
+
+@cache
+def _plans() -> tuple[Plan, ...]:
+    """Return all plans, the mildest first."""
+    plans = (plan for size in range(_MOST_REWRITES + 1) for plan in combinations(_COSTS, size))
+    return tuple(sorted(plans, key=_cost_of))
+
+
+def _cost_of(plan: Plan) -> int:
+    return sum(map(_COSTS.__getitem__, plan))
+
+
+def _attempt(apply: Apply, messages: list[Message]) -> tuple[ChatPrompt | None, TemplateError | None]:
+    try:
+        return apply(messages), None
+    except TemplateError as error:
+        return None, error
+
+
+def _is_refusal(error: TemplateError) -> bool:
+    """Return whether the template refuses the messages or fails on them; other errors are of its limits."""
+    return str(error).startswith(("the chat template refuses", "the chat template failed"))
+
+
+def _text_of(prompt: ChatPrompt) -> str:
+    return "".join(text for text, _ in prompt.parts)
+
+
+def _rewritten(messages: list[Message], plan: Plan) -> list[Message]:
+    for rewrite in plan:
+        messages = rewrite(messages)
+    return messages
+
+
+def _rewritten_in_full(messages: list[Message], plan: Plan) -> list[Message] | None:
+    """Return the rewritten messages; None if a rewrite changes nothing, so that a milder plan does the same."""
+    for rewrite in plan:
+        before, messages = messages, rewrite(messages)
+        if messages == before:
+            return None
+    return messages
+
+
+# ---- texts of a conversation in its prompt
+
+
+def _has_texts(prompt: ChatPrompt, messages: Sequence[Message]) -> bool:
+    """Return whether the texts of the messages are in a prompt, in order. False may be wrong: a template may respell texts."""
+    text = _text_of(prompt)
+    if _PART_SPELLING.search(text) and any(isinstance(message["content"], list) for message in messages):
+        return False
+    place = 0
+    for message in messages:
+        content = message["content"]
+        for piece in [content] if isinstance(content, str) else [part["text"] for part in content]:
+            place = _end_of(text, piece.strip(), place)
+            if place < 0:
+                return False
+        for call in message.get("tool_calls", ()):
+            place = _end_of(text, call["function"]["name"], place)
+            if place < 0 or not _has_arguments(text, call["function"]["arguments"], place):
+                return False
+    return True
+
+
+def _end_of(text: str, piece: str, begin: int) -> int:
+    found = text.find(piece, begin)
+    return found if found < 0 else found + len(piece)
+
+
+def _has_arguments(text: str, arguments: Any, begin: int) -> bool:
+    whole = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if text.find(whole, begin) >= 0:
+        return True
+    return isinstance(arguments, Mapping) and all(
+        text.find(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), begin) >= 0
+        for value in arguments.values()
+    )
+
+
+# ---- shapes and marks
+
+
+def _has_marks(prompt: ChatPrompt | None, marks: Sequence[Sequence[str]]) -> bool:
+    """Return whether a prompt has all marks, and shows no list of parts in place of their texts."""
+    if prompt is None:
+        return False
+    text = _text_of(prompt)
+    return not _PART_SPELLING.search(text) and all(mark in text for of_message in marks for mark in of_message)
+
+
+def _check_traces(prompt: ChatPrompt, marks: Sequence[Sequence[str]], places: Sequence[int]) -> None:
+    """Raise `TemplateError` if a prompt has no mark of a message."""
+    text = _text_of(prompt)
+    for of_message, place in zip(marks, places, strict=True):
+        if of_message and not any(mark in text for mark in of_message):
+            raise TemplateError(
+                f"messages[{place}]: the chat template leaves this message out; leave it out yourself, or give another "
+                "template"
+            )
+
+
+def _kinds_of(messages: Sequence[Message]) -> list[_Kind]:
+    attached = attached_results(messages)
+    return [_kind_of(message, is_attached=has_call) for message, has_call in zip(messages, attached, strict=True)]
+
+
+def _kind_of(message: Message, *, is_attached: bool) -> _Kind:
+    content = message["content"]
+    is_result = message["role"] == "tool"
+    if isinstance(content, str):
+        num_parts = -1 if content.strip() else 0
+    else:
+        num_parts = min(2, sum(1 for part in content if part["text"].strip()))
+    return _Kind(
+        role=message["role"],
+        num_parts=num_parts,
+        has_thoughts=bool(message.get("reasoning_content")),
+        calls=tuple(map(_call_spelling, message.get("tool_calls", ())[:_MAX_CALLS])),
+        result_id=_id_spelling(message.get("tool_call_id")) if is_result else "",
+        is_attached=is_attached,
+        has_name="name" in message,
+    )
+
+
+def _id_spelling(value: str | None) -> str:
+    return "none" if not value else "short" if is_short_id(value) else "other"
+
+
+def _call_spelling(call: Mapping[str, Any]) -> str:
+    arguments = call["function"]["arguments"]
+    spelling = "text" if isinstance(arguments, str) else "object"
+    return f"{_id_spelling(call.get('id'))} {spelling}"
+
+
+def _without_repetitions(kinds: Sequence[_Kind]) -> list[int]:
+    """Return the indices of messages without those that repeat the messages before them for a third time or more."""
+    kept: list[int] = []
+    for index in range(len(kinds)):
+        kept.append(index)
+        for period in range(1, _MAX_PERIOD + 1):
+            tail = [kinds[number] for number in kept[-3 * period :]]
+            if len(tail) == 3 * period and tail[:period] == tail[period : 2 * period] == tail[2 * period :]:
+                del kept[-period:]
+                break
+    return kept
+
+
+def _mark(number: int) -> str:
+    return f"zq{number}qz"
+
+
+class _Marks:
+    """Hands out marks, and notes the marks of each message."""
+
+    def __init__(self) -> None:
+        self.of_messages: list[list[str]] = []
+        self._num_marks = 0
+
+    def next(self) -> str:
+        """Return a mark for the latest message."""
+        self._num_marks += 1
+        self.of_messages[-1].append(_mark(self._num_marks))
+        return self.of_messages[-1][-1]
+
+
+def _marked(shape: Sequence[_Kind]) -> tuple[list[Message], list[list[str]]]:
+    """Return a conversation of a shape, and the marks of each of its messages."""
+    marks, messages = _Marks(), []
+    unanswered: Iterator[str] = iter(())
+    num_ids = 0
+    for kind in shape:
+        marks.of_messages.append([])
+        message: Message = {"role": kind.role, "content": _marked_content(kind, marks)}
+        if kind.has_thoughts:
+            message["reasoning_content"] = "thoughts"
+        if kind.has_name:
+            message["name"] = "name"
+        if kind.calls:
+            calls = [_marked_call(spelling, num_ids + number, marks) for number, spelling in enumerate(kind.calls)]
+            num_ids += len(calls)
+            message["tool_calls"] = calls
+            unanswered = iter([call.get("id", "") for call in calls])
+        elif kind.result_id and kind.result_id != "none":
+            known = next(unanswered, "") if kind.is_attached else ""
+            message["tool_call_id"] = known or _id_of(kind.result_id, num_ids)
+            num_ids += 1
+        messages.append(message)
+    return messages, marks.of_messages
+
+
+def _marked_content(kind: _Kind, marks: _Marks) -> str | list[dict[str, str]]:
+    if kind.num_parts <= 0:
+        return marks.next() if kind.num_parts else ""
+    return [{"type": "text", "text": marks.next()} for _ in range(kind.num_parts)]
+
+
+def _marked_call(spelling: str, number: int, marks: _Marks) -> dict[str, Any]:
+    id_spelling, arguments_spelling = spelling.split()
+    name, arguments = marks.next(), {"argument": marks.next()}
+    function = {"name": name, "arguments": json.dumps(arguments) if arguments_spelling == "text" else arguments}
+    call: dict[str, Any] = {"type": "function", "function": function}
+    return call if id_spelling == "none" else {**call, "id": _id_of(id_spelling, number)}
+
+
+def _id_of(spelling: str, number: int) -> str:
+    return f"{number:09}" if spelling == "short" else f"call_{number:012}"

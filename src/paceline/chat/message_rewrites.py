@@ -1,0 +1,266 @@
+"""Other arrangements of a conversation that lose no text, for chat templates that refuse or lose parts of it. Pure; any thread.
+
+A rewrite takes the messages of a conversation, as `parse_messages` returns them, and returns other messages; it changes nothing
+if the conversation has nothing of its kind. `message_fitter` selects rewrites by what the template renders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+Rewrite: TypeAlias = Callable[[list[Message]], list[Message]]
+
+SYSTEM_ROLES = ("system", "developer")
+_BETWEEN = "\n\n"  # texts of two messages that become one
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+def joined_text(content: str | Sequence[Mapping[str, str]]) -> str:
+    """Return the text of a content; parts are joined by line breaks."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with one leading system message, and every system content as one text."""
+    rewritten = [
+        {**message, "content": joined_text(message["content"])} if message["role"] in SYSTEM_ROLES else message
+        for message in messages
+    ]
+    begin = num_leading_systems(messages)
+    if begin < 2:
+        return rewritten
+    texts = [message["content"] for message in rewritten[:begin] if message["content"]]
+    return [{**rewritten[0], "content": _BETWEEN.join(texts)}, *rewritten[begin:]]
+
+
+def num_leading_systems(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of system and developer messages at the beginning."""
+    roles = (message["role"] for message in messages)
+    return next((index for index, role in enumerate(roles) if role not in SYSTEM_ROLES), len(messages))
+
+
+def attached_results(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Return for each message whether it is a tool's result right after the calls that it belongs to."""
+    open_ids: set[str] | None = None  # of the calls before a row of results; None: there are none
+    attached = []
+    for message in messages:
+        if message["role"] != "tool":
+            calls = message.get("tool_calls")
+            open_ids = {call.get("id", "") for call in calls} if calls else None
+            attached.append(False)
+        else:
+            wanted = message.get("tool_call_id", "")
+            attached.append(open_ids is not None and (not wanted or wanted in open_ids or "" in open_ids))
+    return attached
+
+
+def is_short_id(value: str | None) -> bool:
+    """Return whether an id of a call is one that every template takes: nine letters and digits."""
+    return value is not None and _SHORT_ID.fullmatch(value) is not None
+
+
+# ---- rewrites
+
+
+def join_parts(messages: list[Message]) -> list[Message]:
+    """Make one text of the content of every message but results."""
+    return [message if message["role"] == "tool" else _with_text(message) for message in messages]
+
+
+def join_result_parts(messages: list[Message]) -> list[Message]:
+    """Make one text of the content of every result."""
+    return [_with_text(message) if message["role"] == "tool" else message for message in messages]
+
+
+def shorten_ids(messages: list[Message]) -> list[Message]:
+    """Give every call and its result an id of nine letters and digits, which depends on the id that it had, or on its place."""
+    rewritten: list[Message] = []
+    unanswered: list[str] = []
+    num_calls = 0
+    for message in messages:
+        if message.get("tool_calls"):
+            begin, num_calls = num_calls, num_calls + len(message["tool_calls"])
+            calls = [
+                {**call, "id": _shortened(call.get("id") or f"call {number}")}
+                for number, call in enumerate(message["tool_calls"], begin)
+            ]
+            unanswered = [call["id"] for call in calls]
+            rewritten.append({**message, "tool_calls": calls})
+        elif message["role"] == "tool":
+            wanted = _shortened(message.get("tool_call_id") or f"result {len(rewritten)}")
+            if wanted not in unanswered and unanswered:  # the call, or the result, came without an id
+                wanted = unanswered[0]
+            unanswered = [short for short in unanswered if short != wanted]
+            rewritten.append({**message, "tool_call_id": wanted})
+        else:
+            rewritten.append(message)
+    return rewritten
+
+
+def split_calls(messages: list[Message]) -> list[Message]:
+    """Put each of several calls into a message of its own, with its result after it."""
+    rewritten: list[Message] = []
+    index = 0
+    while index < len(messages):
+        message, index = messages[index], index + 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            rewritten.append(message)
+            continue
+        results = []
+        while index < len(messages) and messages[index]["role"] == "tool":
+            results.append(messages[index])
+            index += 1
+        for number, call in enumerate(calls):
+            shown = message if number == 0 else {"role": "assistant", "content": ""}
+            rewritten.append({**shown, "tool_calls": [call]})
+            result = _result_of(call, results)
+            if result is not None:
+                rewritten.append(result)
+                results = [other for other in results if other is not result]
+        rewritten += results
+    return rewritten
+
+
+def part_text_from_calls(messages: list[Message]) -> list[Message]:
+    """Put the text beside calls into a message of its own before them."""
+    rewritten: list[Message] = []
+    for message in messages:
+        if message.get("tool_calls") and joined_text(message["content"]).strip():
+            text = {name: value for name, value in message.items() if name != "tool_calls"}
+            rewritten += [text, {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}]
+        else:
+            rewritten.append(message)
+    return rewritten
+
+
+def move_later_systems(messages: list[Message]) -> list[Message]:
+    """Put the texts of later system messages into the user's turn at their place, or make them messages of the user."""
+    begin = num_leading_systems(messages)
+    rewritten = list(messages[:begin])
+    pending = ""  # a text that waits for the user's message after it
+    for message in messages[begin:]:
+        if message["role"] in SYSTEM_ROLES:
+            text = joined_text(message["content"])
+            if rewritten[begin:] and rewritten[-1]["role"] == "user":
+                rewritten[-1] = {**rewritten[-1], "content": _joined(joined_text(rewritten[-1]["content"]), text)}
+            else:
+                pending = _joined(pending, text)
+            continue
+        if pending and message["role"] == "user":
+            rewritten.append({**message, "content": _joined(pending, joined_text(message["content"]))})
+            pending = ""
+            continue
+        if pending and message["role"] != "tool":
+            rewritten.append({"role": "user", "content": pending})
+            pending = ""
+        rewritten.append(message)
+    return [*rewritten, {"role": "user", "content": pending}] if pending else rewritten
+
+
+def move_first_system(messages: list[Message]) -> list[Message]:
+    """Put the text of the leading system message into the user's first message, or make it a message of the user."""
+    if not messages or messages[0]["role"] not in SYSTEM_ROLES:
+        return messages
+    text, rest = joined_text(messages[0]["content"]), messages[1:]
+    if rest and rest[0]["role"] == "user":
+        return [{**rest[0], "content": _joined(text, joined_text(rest[0]["content"]))}, *rest[1:]]
+    return [{"role": "user", "content": text}, *rest]
+
+
+def spell_lost_results(messages: list[Message]) -> list[Message]:
+    """Make the results whose calls are gone texts of the user."""
+    attached = attached_results(messages)
+    return [
+        _spelt_result(message) if message["role"] == "tool" and not has_call else message
+        for message, has_call in zip(messages, attached, strict=True)
+    ]
+
+
+def spell_results(messages: list[Message]) -> list[Message]:
+    """Make all results texts of the user."""
+    return [_spelt_result(message) if message["role"] == "tool" else message for message in messages]
+
+
+def spell_calls(messages: list[Message]) -> list[Message]:
+    """Make all calls texts of the assistant."""
+    rewritten = []
+    for message in messages:
+        calls = "\n".join(map(_spelt_call, message.get("tool_calls", ())))
+        if calls:
+            others = {name: value for name, value in message.items() if name != "tool_calls"}
+            rewritten.append({**others, "content": _joined(joined_text(message["content"]), calls)})
+        else:
+            rewritten.append(message)
+    return rewritten
+
+
+def drop_thoughts(messages: list[Message]) -> list[Message]:
+    """Leave out the thinking of earlier messages."""
+    return [{name: value for name, value in message.items() if name != "reasoning_content"} for message in messages]
+
+
+def merge_turns(messages: list[Message]) -> list[Message]:
+    """Merge consecutive messages of the user, and of the assistant but for calls before a text."""
+    rewritten: list[Message] = []
+    for message in messages:
+        last = rewritten[-1] if rewritten else None
+        is_same = last is not None and last["role"] == message["role"] and message["role"] in ("user", "assistant")
+        if last is None or not is_same or last.get("tool_calls"):
+            rewritten.append(message)
+            continue
+        merged = {**last, **message}
+        merged["content"] = _joined(joined_text(last["content"]), joined_text(message["content"]))
+        thoughts = [one["reasoning_content"] for one in (last, message) if one.get("reasoning_content")]
+        if thoughts:
+            merged["reasoning_content"] = _BETWEEN.join(thoughts)
+        rewritten[-1] = merged
+    return rewritten
+
+
+def alternate_turns(messages: list[Message]) -> list[Message]:
+    """Put empty messages between texts of the same role, so that those of user and assistant alternate from the user's on."""
+    rewritten: list[Message] = []
+    last = "assistant"
+    for message in messages:
+        role = message["role"]
+        if role in ("user", "assistant") and not message.get("tool_calls"):
+            if role == last:
+                rewritten.append({"role": "user" if role == "assistant" else "assistant", "content": ""})
+            last = role
+        rewritten.append(message)
+    return rewritten
+
+
+def _with_text(message: Message) -> Message:
+    return {**message, "content": joined_text(message["content"])}
+
+
+def _joined(first: str, second: str) -> str:
+    return _BETWEEN.join(text for text in (first, second) if text)
+
+
+def _result_of(call: Mapping[str, Any], results: Sequence[Message]) -> Message | None:
+    wanted = call.get("id")
+    named = (result for result in results if result.get("tool_call_id") == wanted)
+    return next(named, results[0] if results and not wanted else None)
+
+
+def _shortened(value: str) -> str:
+    return value if is_short_id(value) else hashlib.sha256(value.encode()).hexdigest()[:9]
+
+
+def _spelt_call(call: Mapping[str, Any]) -> str:
+    arguments = call["function"]["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"Call of the tool {call['function']['name']}: {text}"
+
+
+def _spelt_result(message: Message) -> Message:
+    tool = f"the tool {message['name']}" if message.get("name") else "a tool"
+    return {"role": "user", "content": f"Result of {tool}:\n\n{joined_text(message['content'])}"}
