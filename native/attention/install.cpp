@@ -10,6 +10,7 @@
 #include "traits.h"
 
 #include "flash_attention.hpp"
+#include "lazy_zeros.hpp"
 
 namespace paceline::attention {
 namespace {
@@ -48,6 +49,7 @@ size_t alignment_of(ggml_backend_buffer_type_t) { return 64; }
 } // namespace
 
 void install() {
+    install_lazy_zeros();
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (!device) {
         return;

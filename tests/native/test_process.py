@@ -276,6 +276,40 @@ atexit.register(end_calls, 0.0)  # runs first and waits for nothing
     assert (done.returncode, done.stderr) == (0, "")
 
 
+# ---- a KV cache that is not used yet
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems give no pages back so that they read as zeros")
+def test_a_kv_cache_takes_memory_as_its_cells_are_used(tiny_models: TinyModels) -> None:
+    """Neither its zeros nor clearing it are written: 512 MiB of cells are made in little memory, and read as zeros again."""
+    code = """
+from paceline.runtime import memory_in_use
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+model = Model.load(path)
+before = resident()
+context = Context(model, n_ctx=65536, n_threads=1, type_k="f32", type_v="f32")
+made = resident() - before
+context.decode([1, 2, 3])
+expected = context.logits(2).tobytes()
+for _ in range(4):
+    context.decode(list(range(200)) * 5)
+used = resident() - before - made
+context.native.clear(True)
+cleared = resident() - before
+context.decode([1, 2, 3])
+print(memory_in_use(context).cache_bytes >> 20, made >> 20, used >> 20, cleared >> 20, context.logits(2).tobytes() == expected)
+"""
+    done = run(code, tiny_models(LlamaSpec(n_embd=256, n_layer=8, n_ctx_train=65536)))
+    assert done.returncode == 0, done.stderr
+    cache, made, used, cleared, is_same = done.stdout.split()
+    assert is_same == "True" and int(cache) >= 512
+    assert int(made) < 64 and 24 < int(used) < 256
+    assert int(cleared) < int(made) + int(used) // 2
+
+
 # ---- threads that cannot be started
 
 
