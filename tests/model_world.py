@@ -103,11 +103,11 @@ class LoaderWorld:
         if "wrong" in entry.options:
             raise InvalidParams("wrong is wrong")
 
-    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
         await self._pass(self.prepare_s, cancel)
         if entry.name in self.too_large:
             raise NotEnoughMemory("1 MiB are all that there is")
-        return PreparedModel(entry=entry, needed_bytes=self.bytes_of.get(entry.name, 1) if has_budget else None)
+        return PreparedModel(entry=entry, needed_bytes=self.bytes_of.get(entry.name, 1) if budget else None)
 
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event

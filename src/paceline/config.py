@@ -68,6 +68,8 @@ class EngineConfig:
         fit_target_bytes: Memory that such a choice leaves free: of each GPU, or a list with one number for each; of host
             memory where there is no GPU. None: 1 GiB of a GPU, an eighth of what is free of host memory, at most 1 GiB.
         fit_ctx: The least n_ctx that is chosen; None: 512.
+        fit_cache_bytes: Most memory of the KV cache if n_ctx is left open: the cache has as many cells as the model was trained
+            with and as this holds, but at least 4,096 a slot. None: a quarter of what is free.
         cache_prompt: Whether prefixes are shared and cached at all.
         host_cache_bytes: Most host memory that cached prefixes may take; None: an eighth of the machine's memory.
         mmproj: The file of the model's multimodal projector, with which prompts may have images; True: the one beside the model;
@@ -105,6 +107,7 @@ class EngineConfig:
     fit: bool = True
     fit_target_bytes: int | Sequence[int] | None = None
     fit_ctx: int | None = None
+    fit_cache_bytes: int | None = None
     cache_prompt: bool = True
     host_cache_bytes: int | None = None
     mmproj: str | os.PathLike[str] | bool | None = None
@@ -172,6 +175,8 @@ class EngineConfig:
         validation.boolean("fit", self.fit)
         if self.fit_ctx is not None:
             validation.integer("fit_ctx", self.fit_ctx, 1, 2**31 - 256)
+        if self.fit_cache_bytes is not None:
+            validation.integer("fit_cache_bytes", self.fit_cache_bytes, 0)
         given = self.fit_target_bytes
         if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
             if not given:

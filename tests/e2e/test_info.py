@@ -61,7 +61,7 @@ def test_info_of_a_model_shows_what_it_needs_and_whether_it_fits() -> None:
     choice = {"n_ctx": 2048, "num_slots": 2, "n_gpu_layers": None, "n_cpu_moe": 0, "no_repack": False}
     assert memory["fitted"]["choice"] == choice
     text = output("info", str(demo_model_path()), *asked)
-    assert "2,048 tokens, 2 slots" in text and "KV cache and states" in text
+    assert "2,048 cells, 2 slots, 1,024 tokens for one request" in text and "KV cache and states" in text
     assert "fits" in text and " yes\n" in text
 
 

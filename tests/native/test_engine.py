@@ -92,13 +92,13 @@ def test_the_demo_model_generates(demo: LLM) -> None:
 @pytest.mark.parametrize(
     ("kind", "num_slots", "sizes"),
     [
-        ("llama", 1, "512 cells, 512 of them for one sequence, 5 sequence ids, 33 rows of logits"),
-        ("llama", 6, "512 cells, 512 of them for one sequence, 12 sequence ids, 38 rows of logits"),
-        ("llama", 200, "512 cells, 512 of them for one sequence, 255 sequence ids, 256 rows of logits"),
-        ("gemma3", 6, "512 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
-        ("mamba", 6, "0 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
-        ("falcon-h1", 6, "512 cells, 512 of them for one sequence, 6 sequence ids, 38 rows of logits"),
-        ("bert", 6, "0 cells, 0 of them for one sequence, 0 sequence ids, 0 rows of logits"),
+        ("llama", 1, "5 sequence ids, 33 rows of logits"),
+        ("llama", 6, "12 sequence ids, 38 rows of logits"),
+        ("llama", 200, "255 sequence ids, 256 rows of logits"),
+        ("gemma3", 6, "6 sequence ids, 38 rows of logits"),
+        ("mamba", 6, "6 sequence ids, 38 rows of logits"),
+        ("falcon-h1", 6, "6 sequence ids, 38 rows of logits"),
+        ("bert", 6, "0 sequence ids, 0 rows of logits"),
     ],
 )
 def test_sizes_follow_from_slots_and_memory_and_are_reported(

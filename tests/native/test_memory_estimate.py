@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from paceline.runtime import (
     projector_facts,
 )
 from paceline.runtime.context_options import ContextOptions
+from paceline.runtime.memory_estimate import mebibytes
 from paceline.testing.models import KINDS, LlamaSpec, Qwen2VlSpec, Qwen25VisionSpec, write_model, write_split_model
 
 GENERATING = [kind for kind in KINDS if kind not in ("bert", "reranker", "t5")]
@@ -396,3 +398,118 @@ def test_a_projector_counts(tmp_path: Path, is_dry: bool) -> None:
     (tmp_path / "mmproj-2.gguf").write_bytes(projector.read_bytes()[:-1000])
     assert estimated().total_bytes == alone.total_bytes
     assert estimated(mmproj=tmp_path / "mmproj-2.gguf").total_bytes == alone.total_bytes  # the load says what is wrong
+
+
+# ---- the context that is chosen where n_ctx is left open
+
+LONG = LlamaSpec(n_ctx_train=65536)
+
+
+def cells_of(path: Path, **options: Any) -> int:
+    """Return the cells of an engine, which an estimate and `paceline info` report as well."""
+    with LLM(path, **options) as llm:
+        cells = llm.limits.num_cells
+        assert cells is not None
+    if "fit" not in options:
+        assert estimate_memory(path, dry_run=False, **options).n_ctx == cells
+        assert memory_needs.memory_report(path, options).wanted.n_ctx == cells
+    return cells
+
+
+@pytest.mark.parametrize(("num_slots", "cells"), [(1, 65536), (8, 65536), (32, 131072)])
+def test_one_request_gets_the_context_that_the_model_was_trained_for(
+    free: Callable[[int], None], tiny_models: TinyModels, num_slots: int, cells: int
+) -> None:
+    """The slots share it; 4,096 cells a slot are the least, and never more than one sequence can use beyond these."""
+    path = tiny_models(LONG)
+    free(64 << 30)
+    assert cells_of(path, num_slots=num_slots) == cells
+    assert cells_of(path, num_slots=num_slots, n_ctx=1024) == 1024
+    assert cells_of(path, num_slots=num_slots, fit=False) == 4096 * num_slots
+
+
+def test_its_cells_take_at_most_a_quarter_of_the_free_memory(
+    free: Callable[[int], None], tiny_models: TinyModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As many cells as fit into it, but 4,096 a slot at least; the log has cells, tokens and memory."""
+    path, options = tiny_models(LONG), {"num_slots": 1, "n_batch": 4}  # whose buffers are small beside the cells
+    cell_bytes = estimate_memory(path, n_ctx=1024, num_slots=1, dry_run=False).cache_bytes // 1024
+    free(4 * 20_000 * cell_bytes)
+    with caplog.at_level(logging.INFO, "paceline.engine"):
+        assert cells_of(path, **options) == 20_000 // 256 * 256
+    shown = f"KV cache: 19968 cells shared by 1 slots, 19968 tokens for one request, {mebibytes(19968 * cell_bytes)}"
+    assert shown in caplog.text and "at most a quarter of the free memory" in caplog.text
+    free(4 * 4000 * cell_bytes)
+    assert cells_of(path, **options) == 4096
+
+
+def test_a_longer_context_is_chosen_only_if_nothing_else_has_to_give_way_for_it(
+    free: Callable[[int], None], tiny_models: TinyModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a plan: the buffers of all cells do not fit, those of 4,096 do; weights stay packed, and memory is not short."""
+    path = tiny_models(LONG)
+    least = estimate_memory(path, n_ctx=4096, num_slots=1).devices[-1].needed_bytes
+    free(2 * least)
+    with caplog.at_level(logging.INFO, "paceline.engine"), LLM(path, num_slots=1) as llm:
+        assert llm.limits.num_cells is not None and 4096 < llm.limits.num_cells < 65536
+    assert "memory is short" not in caplog.text and "memory of CPU" in caplog.text
+
+
+def test_its_memory_may_be_given(free: Callable[[int], None], tiny_models: TinyModels) -> None:
+    """fit_cache_bytes is the bound then, whatever is free; 0 leaves 4,096 cells a slot."""
+    path = tiny_models(LONG)
+    cell_bytes = estimate_memory(path, n_ctx=1024, num_slots=1, dry_run=False).cache_bytes // 1024
+    free(64 << 30)
+    assert cells_of(path, num_slots=1, fit_cache_bytes=10_000 * cell_bytes) == 10_000 // 256 * 256
+    assert cells_of(path, num_slots=2, fit_cache_bytes=0) == 8192
+    assert cells_of(path, num_slots=1, fit_cache_bytes=1 << 40) == 65536
+    with pytest.raises(InvalidParams, match="fit_cache_bytes must be an integer >= 0, not -1"):
+        LLM(path, fit_cache_bytes=-1)
+
+
+def test_a_longer_context_never_makes_a_load_wait_for_a_plan(
+    free: Callable[[int], None], tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is loaded without one with 4,096 cells is loaded without one with all cells that are chosen."""
+    path = tiny_models(LONG)
+    least = estimate_memory(path, n_ctx=4096, num_slots=1, n_batch=4).total_bytes
+    found: list[int | None] = []
+
+    def refused(_: MemoryQuestion) -> MemoryReport:
+        raise AssertionError("planned")
+
+    for times in (6, 12, 96):
+        free(times * least)
+        monkeypatch.setattr(memory_needs, "plan", refused)
+        with LLM(path, num_slots=1, n_batch=4) as llm:
+            found.append(llm.limits.num_cells)
+    assert found == sorted(set(found)) and found[-1] == 65536  # type: ignore[type-var]
+
+
+def test_a_model_that_is_loaded_gets_it_too(free: Callable[[int], None], tiny_models: TinyModels) -> None:
+    """By the files that it came from."""
+    free(64 << 30)
+    with Model.load(tiny_models(LONG)) as model, LLM(model, num_slots=1) as llm:
+        assert (llm.limits.num_cells, llm.limits.max_positions) == (65536, 65536)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon-h1", "gemma3", "bert"])
+def test_other_memories_get_what_was_trained_and_no_more(
+    free: Callable[[int], None], tiny_models: TinyModels, kind: str
+) -> None:
+    """States take no cells, windows a few, and a model without a context has none."""
+    spec = dataclasses.replace(KINDS[kind], n_ctx_train=10_000)  # type: ignore[type-var]
+    free(64 << 30)
+    with LLM(tiny_models(spec), num_slots=1) as llm:
+        if kind == "bert":
+            assert llm.limits.num_cells is None and llm.embed("a text").shape == (llm.model.n_embd,)
+            return
+        assert llm.limits.max_positions == 10_000
+        assert llm.limits.num_cells == (None if kind == "mamba" else 10_240)
+        assert len(llm.generate([1] * 6000, max_tokens=2, ignore_eos=True).token_ids) == 2
+
+
+def test_a_host_whose_free_memory_is_unknown_keeps_the_least(free: Any, tiny_models: TinyModels) -> None:
+    """4,096 cells a slot."""
+    free(None)
+    assert cells_of(tiny_models(LONG), num_slots=1) == 4096

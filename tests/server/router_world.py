@@ -81,7 +81,7 @@ class FakeLoader:
     def check(self, entry: ModelEntry) -> None:
         """Accept all."""
 
-    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
         return PreparedModel(entry=entry, needed_bytes=100)
 
     async def load(self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event) -> Any:

@@ -124,7 +124,7 @@ ContextSize = Annotated[
         "-c",
         metavar="N",
         help="Tokens that fit, prompt included.",
-        show_default="what the model knows, at most 4096 unless more is needed",
+        show_default="what the model was trained with, as memory allows",
     ),
 ]
 Echo = Annotated[bool | None, showing(help="Show the prompt first.", show_default="on a terminal")]

@@ -292,7 +292,7 @@ def _write_model(facts: Mapping[str, Any]) -> None:
     terminal.write_section(model.name or facts.get("name") or Path(facts["path"]).name, rows)
     terminal.write_section("vocabulary", _vocabulary_rows(vocabulary))
     terminal.write_section("prompts", _prompt_rows(facts["modalities"], facts["projectors"]))
-    terminal.write_section("what it needs", _memory_rows(facts["memory"]))
+    terminal.write_section("what it needs", _memory_rows(facts["memory"], model.n_ctx_train))
     terminal.write_section("chat templates", [(name, "yes") for name in facts["chat_templates"]] or [("none", "-")])
     if "metadata" in facts:
         terminal.write_section("metadata", [(key, _cut(value)) for key, value in facts["metadata"].items()])
@@ -335,12 +335,13 @@ def _projector_words(projector: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, words))
 
 
-def _memory_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _memory_rows(facts: Mapping[str, Any], n_ctx_train: int | None) -> Iterator[tuple[str, str]]:
     from paceline.runtime import MemoryEstimate
 
     needed, fitted = MemoryEstimate.of_json(facts["needed"]), facts.get("fitted")
-    cache = f"{needed.n_ctx:,} tokens, {terminal.counted(needed.num_slots, 'slot')}" if needed.n_ctx else ""
-    yield "for", cache
+    cache = f"{needed.n_ctx:,} cells, {terminal.counted(needed.num_slots, 'slot')}" if needed.n_ctx else ""
+    one = f", {min(needed.n_ctx, n_ctx_train or needed.n_ctx):,} tokens for one request"
+    yield "for", cache and cache + one
     for device in needed.devices:
         yield f"on {device.device}", ", ".join(_memory_words(device))
     yield (

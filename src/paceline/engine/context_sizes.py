@@ -17,9 +17,15 @@ _MOST_SEQ_IDS: Final = 256
 _MOST_DOUBLED_SEQ_IDS: Final = 128  # where a context needs a second id for each sequence
 
 
-def default_n_ctx(n_ctx_train: int, num_slots: int) -> int:
-    """Return the cells that a context has by default, where memory is not short."""
-    return min(n_ctx_train if n_ctx_train > 0 else _CTX_PER_SLOT, _CTX_PER_SLOT) * num_slots
+def default_n_ctx(n_ctx_train: int, num_slots: int, sequence_cells: int = 0) -> int:
+    """Return the cells that a context has by default if memory is not short.
+
+    Args:
+        n_ctx_train: Tokens that the model was trained for; 0 if unknown.
+        num_slots: Sequences that run at once.
+        sequence_cells: Cells that memory allows for one sequence of full length; the slots share them.
+    """
+    return max(sequence_cells, min(n_ctx_train if n_ctx_train > 0 else _CTX_PER_SLOT, _CTX_PER_SLOT) * num_slots)
 
 
 def sized_options(

@@ -49,6 +49,7 @@ def answer(question: MemoryQuestion) -> MemoryReport:
         chooses_layers=question.chooses_layers,
         least_ctx=question.least_ctx,
         most_ctx=most_ctx,
+        sequence_cells=question.sequence_cells,
         n_layer=model.n_layer,
         n_expert=planner.n_expert,
         targets=question.targets,
@@ -59,9 +60,10 @@ def answer(question: MemoryQuestion) -> MemoryReport:
     )
     estimate = planner.measure(wanted)
     try:
-        return MemoryReport(wanted=estimate, fitted=fit_memory(planner.measure, wanted, rules))
+        fitted = fit_memory(planner.measure, wanted, rules)
     except NotEnoughMemory as error:
         return MemoryReport(wanted=estimate, fitted=None, refusal=str(error))
+    return MemoryReport(wanted=fitted.estimate if fitted.choice.n_ctx > wanted.n_ctx else estimate, fitted=fitted)
 
 
 class _Planner:

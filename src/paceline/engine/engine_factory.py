@@ -46,10 +46,12 @@ from paceline.runtime import (
     MemoryClass,
     Model,
     devices,
+    memory_in_use,
     rpc_servers,
     total_memory,
 )
 from paceline.runtime.embedder import longest_text
+from paceline.runtime.memory_estimate import mebibytes
 from paceline.runtime.rpc_servers import LENT_DEVICE
 from paceline.scheduling.heads_drafter import attach_heads
 from paceline.scheduling.limits import Limits
@@ -224,7 +226,7 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
     config = arguments.config
     if config.rpc_addresses:
         rpc_servers.connect(config.rpc_addresses, config.rpc_timeout_s)
-    fit = MemoryFit() if isinstance(model, Model) else fit_to_memory(model, arguments)
+    fit = fit_to_memory(model, arguments)
     if fit.choice is not None:
         arguments = _chosen(arguments, fit.choice)
     loaded, owns = _model(model, arguments.model)
@@ -258,18 +260,7 @@ def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArgumen
         _note_what_one_sequence_cannot_use(context, limits, arguments.context.get("n_ctx"))
     options = {name: value for name, value in arguments.context.items() if name in _EMBEDDER_OPTIONS}
     options["max_tokens"] = limits.max_embedding_tokens
-    _log.info(
-        "%s with %s memory: %d slots, %d cells, %d of them for one sequence, %d sequence ids, %d rows of logits, "
-        "%d MiB of host memory",
-        loaded.desc,
-        (loaded if context is None else context).memory_class.value,
-        limits.num_slots,
-        limits.num_cells or 0,
-        limits.max_positions,
-        limits.num_seq_ids,
-        0 if context is None else context.n_outputs_max,
-        limits.host_bytes >> 20,
-    )
+    _log_sizes(loaded, context, limits, arguments)
     return Built(loaded, owns, context, adapters, options, limits, drafting, encoder)
 
 
@@ -410,7 +401,8 @@ def _context(model: Model, heads: Model | None, arguments: EngineArguments, fit:
             "aborts, or mixes up states, where a pass has several sequences of it"
         )
     asked, drafts = options.pop("n_ctx", None), config.speculation is not None
-    chosen = default_n_ctx(model.n_ctx_train, num_slots) if fit.choice is None else fit.choice.n_ctx
+    chosen = default_n_ctx(model.n_ctx_train, num_slots, fit.sequence_cells)
+    chosen = chosen if fit.choice is None else fit.choice.n_ctx
     cells = chosen if asked is None else asked
     while True:
         sized = sized_options(memory, num_slots, cells, options, drafts=drafts)
@@ -506,6 +498,31 @@ def _note_what_one_sequence_cannot_use(context: Context, limits: Limits, asked: 
         asked,
         limits.max_positions,
         "the model's table of positions has no more rows" if has_table else "the model was trained for no more",
+    )
+
+
+def _log_sizes(model: Model, context: Context | None, limits: Limits, arguments: EngineArguments) -> None:
+    """Log what the engine has: slots, sequence ids, and of a context the cells, the tokens of one request and the memory."""
+    _log.info(
+        "%s with %s memory: %d slots, %d sequence ids, %d rows of logits, %d MiB of host memory",
+        model.desc,
+        (model if context is None else context).memory_class.value,
+        limits.num_slots,
+        limits.num_seq_ids,
+        0 if context is None else context.n_outputs_max,
+        limits.host_bytes >> 20,
+    )
+    if context is None:
+        return
+    config, is_given = arguments.config, "n_ctx" in arguments.context
+    share = "a quarter of the free memory" if config.fit_cache_bytes is None else mebibytes(config.fit_cache_bytes)
+    _log.info(
+        "KV cache: %d cells shared by %d slots, %d tokens for one request, %s%s",
+        limits.num_cells or 0,
+        limits.num_slots,
+        limits.max_positions,
+        mebibytes(memory_in_use(context).cache_bytes),
+        "" if is_given or not config.fit else f" (beyond 4096 cells a slot at most {share}; n_ctx sets it)",
     )
 
 

@@ -1,7 +1,8 @@
 """Chooses cells, slots and GPU layers so that a model fits into memory. Pure: what a choice needs is measured by a function.
 
-In this order: fewer cells, down to the least; fewer slots, where each keeps a window or a state of its own; the experts of
-the first layers, and then whole layers, in host memory. Only what was left open is chosen.
+If what is wanted fits, more cells for one long sequence. Else in this order: fewer cells, down to the least; fewer slots,
+where each keeps a window or a state of its own; the experts of the first layers, and then whole layers, in host memory. Only
+what was left open is chosen.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class FitRules:
     """What may be chosen, and how much memory is left free.
 
     least_ctx: the fewest cells to choose. most_ctx: the cells that a number of slots has where memory is not short.
+    sequence_cells: the cells of one long sequence, which are chosen if that many fit as well.
     n_layer, n_expert: of the model. targets: bytes to leave free, of each device in order or one number for all GPUs, for
     host memory where there is no GPU; empty for the defaults. is_alone: whether all memory counts as free. has_draft: whether
     a draft model is part of it. chooses_repack: weights that a CPU would have packed may stay mapped from the file.
@@ -48,6 +50,7 @@ class FitRules:
     chooses_layers: bool
     least_ctx: int
     most_ctx: Callable[[int], int]
+    sequence_cells: int = 0
     n_layer: int = 0
     n_expert: int = 0
     targets: Sequence[int] = ()
@@ -88,7 +91,8 @@ def fit_memory(
         return rules.fits(known(choice))
 
     if fits(wanted):
-        return FittedMemory(wanted, known(wanted))
+        found = _with_most_cells(wanted, rules.sequence_cells, rules, fits)
+        return FittedMemory(found, known(found))
     if rules.chooses_repack and [one.device for one in known(wanted).devices] == [HOST]:
         wanted = dataclasses.replace(wanted, no_repack=True)
         if fits(wanted):
@@ -123,7 +127,9 @@ def _with_most_cells(
 ) -> MemoryChoice:
     if not rules.chooses_ctx or most <= fitting.n_ctx:
         return fitting
-    steps = _last(
+    if fits(whole := dataclasses.replace(fitting, n_ctx=most)):
+        return whole
+    steps = greatest(
         fitting.n_ctx // CELL_STEP,
         most // CELL_STEP,
         lambda steps: fits(dataclasses.replace(fitting, n_ctx=steps * CELL_STEP)),
@@ -138,14 +144,14 @@ def _with_layers_moved(
     if rules.n_expert:
         without = dataclasses.replace(choice, n_cpu_moe=rules.n_layer)
         if fits(without):
-            kept = _last(
+            kept = greatest(
                 0, rules.n_layer, lambda kept: fits(dataclasses.replace(choice, n_cpu_moe=rules.n_layer - kept))
             )
             return dataclasses.replace(choice, n_cpu_moe=rules.n_layer - kept)
         choice = without
     if not fits(dataclasses.replace(choice, n_gpu_layers=0)):
         return None
-    layers = _last(0, rules.n_layer + 1, lambda layers: fits(dataclasses.replace(choice, n_gpu_layers=layers)))
+    layers = greatest(0, rules.n_layer + 1, lambda layers: fits(dataclasses.replace(choice, n_gpu_layers=layers)))
     return dataclasses.replace(choice, n_gpu_layers=layers)
 
 
@@ -153,7 +159,7 @@ def _without_gpu(choice: MemoryChoice, rules: FitRules) -> list[MemoryChoice]:
     return [dataclasses.replace(choice, n_gpu_layers=0)] if rules.chooses_layers else []
 
 
-def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
+def greatest(low: int, high: int, holds: Callable[[int], bool]) -> int:
     """Return the greatest number of [low, high] for which it holds; it holds for `low`, and for none beyond one that fails."""
     while low < high:
         middle = (low + high + 1) // 2
@@ -172,7 +178,7 @@ def _fitting_cells(
         return measure(dataclasses.replace(choice, n_ctx=steps * CELL_STEP)).fits
 
     low = LEAST_CTX // CELL_STEP
-    return _last(low, choice.n_ctx // CELL_STEP, fits) * CELL_STEP if fits(low) else None
+    return greatest(low, choice.n_ctx // CELL_STEP, fits) * CELL_STEP if fits(low) else None
 
 
 def _refusal(estimate: MemoryEstimate, fitting_cells: int | None, rules: FitRules) -> str:

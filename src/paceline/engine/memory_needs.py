@@ -21,7 +21,7 @@ from paceline.config import EngineConfig
 from paceline.engine.arguments import EngineArguments, engine_arguments
 from paceline.engine.context_sizes import default_n_ctx, has_doubled_seq_ids, sized_options
 from paceline.engine.draft_arguments import DraftArguments
-from paceline.engine.memory_fit import LEAST_CTX, FittedMemory, MemoryChoice
+from paceline.engine.memory_fit import CELL_STEP, LEAST_CTX, FittedMemory, MemoryChoice, greatest
 from paceline.engine.memory_report import DraftQuestion, MemoryQuestion, MemoryReport, ProjectorQuestion
 from paceline.engine.projector_file import projector_file
 from paceline.errors import EngineError, InvalidType, ModelLoadError, NotEnoughMemory, PacelineError, named_error
@@ -50,6 +50,7 @@ _log = logging.getLogger("paceline.engine")
 ModelPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _TIMEOUT_S: Final = 120.0
+_CACHE_SHARE: Final = 0.25  # of the free memory: most that the cells of one sequence take where n_ctx is left open
 _SMALL_SHARE: Final = 0.5  # of the free memory: a model that surely takes less is loaded without a plan
 _OBJECTS: Final = ("progress", "cancel")  # options of a load that stay in this process
 _PLACING: Final = ("n_gpu_layers", "tensor_overrides", "cpu_moe", "n_cpu_moe", "n_cpu_ffn", "tensor_split")
@@ -99,8 +100,7 @@ def estimate_memory(
     arguments = engine_arguments(options)
     source: dict[str, Any] = {"offline": offline, "hf_token": hf_token}
     with _header_files(model, **source) as paths, _with_draft_files(arguments, **source) as found:
-        question = _question(paths, found)
-        return _estimate(_header(question), question, dry_run=dry_run)
+        return _estimate(*_asked(paths, found), dry_run=dry_run)
 
 
 def estimate_on_machine(model: ModelPath | None, options: Mapping[str, Any], *, dry_run: bool) -> MemoryEstimate:
@@ -112,8 +112,7 @@ def estimate_on_machine(model: ModelPath | None, options: Mapping[str, Any], *, 
     arguments = engine_arguments(options)
     source: dict[str, Any] = {"offline": True, "hf_token": None}
     with _header_files(model, **source) as paths, _with_draft_files(arguments, **source) as found:
-        question = _question(paths, found)
-        header = _header(question)
+        header, question = _asked(paths, found)
         if arguments.config.fit:
             _fitted(header, dataclasses.replace(question, is_alone=True))
         return _estimate(header, question, dry_run=dry_run)
@@ -170,8 +169,7 @@ def _checked_paths(model: object) -> ModelPath:
 
 def memory_report(model: ModelPath, options: Mapping[str, Any]) -> MemoryReport:
     """Return what a model will need, and how it is made to fit. Raises as `estimate_memory`."""
-    question = _question(model, engine_arguments(options))
-    header = _header(question)
+    header, question = _asked(model, engine_arguments(options))
     if not header.keeps_nothing:
         return plan(question)
     estimate = header_estimate(header, question)
@@ -182,28 +180,31 @@ def memory_report(model: ModelPath, options: Mapping[str, Any]) -> MemoryReport:
 class MemoryFit:
     """What is known before a load. choice: what fits, where that was planned; None: what is wanted.
 
-    is_sure: what is wanted takes less than half of the free memory, by the header alone.
+    is_sure: what is wanted takes less than half of the free memory, by the header alone. sequence_cells: see
+    `MemoryQuestion`.
     """
 
     choice: MemoryChoice | None = None
     is_sure: bool = False
+    sequence_cells: int = 0
 
 
-def fit_to_memory(model: ModelPath | None, arguments: EngineArguments) -> MemoryFit:
+def fit_to_memory(model: Model | ModelPath | None, arguments: EngineArguments) -> MemoryFit:
     """Return what to choose so that a model fits.
 
-    model: None for the demo model. Raises `NotEnoughMemory` where it does not fit. What is wrong with a file, or with
-    options, is left to the load.
+    model: None for the demo model. Of one that is loaded the context's size alone is chosen. Raises `NotEnoughMemory` where
+    it does not fit. What is wrong with a file, or with options, is left to the load.
     """
     if model is None or not arguments.config.fit:
         return MemoryFit()
     try:
-        question = _question(model, arguments)
-        header = _header(question)
+        header, question = _asked(model.paths if isinstance(model, Model) else model, arguments)
     except PacelineError as error:
         _log_unplanned(error)
         return MemoryFit()
-    return _fitted(header, question)
+    if isinstance(model, Model):
+        return MemoryFit(sequence_cells=question.sequence_cells)
+    return dataclasses.replace(_fitted(header, question), sequence_cells=question.sequence_cells)
 
 
 def _fitted(header: ModelHeader, question: MemoryQuestion) -> MemoryFit:
@@ -225,6 +226,38 @@ def _fitted(header: ModelHeader, question: MemoryQuestion) -> MemoryFit:
 def _log_unplanned(error: PacelineError) -> None:
     level = logging.WARNING if isinstance(error, EngineError) else logging.DEBUG
     _log.log(level, "the model's memory is not planned: %s", error)
+
+
+def _asked(model: ModelPath, arguments: EngineArguments) -> tuple[ModelHeader, MemoryQuestion]:
+    """Return the header of a model, and the question about its memory. Raises `ModelLoadError`."""
+    question = _question(model, arguments)
+    header = _header(question)
+    if question.n_ctx is None and arguments.config.fit and not header.keeps_nothing:
+        cells = _sequence_cells(header, question, arguments.config.fit_cache_bytes)
+        question = dataclasses.replace(question, sequence_cells=cells)
+    return header, question
+
+
+def _sequence_cells(header: ModelHeader, question: MemoryQuestion, most_bytes: int | None) -> int:
+    """Return how many cells one sequence gets, up to the length that the model was trained for.
+
+    Their cache takes at most `most_bytes`, or else a quarter of each device's free memory; in the latter case a model that
+    is loaded without a plan with fewer cells is loaded without one with these.
+    """
+    least, trained = default_n_ctx(header.n_ctx_train, question.num_slots), header.n_ctx_train
+    if trained <= least:
+        return 0
+    is_sure = most_bytes is None and _surely_fits(header, question)
+
+    def fits(steps: int) -> bool:
+        asked = dataclasses.replace(question, sequence_cells=min(steps * CELL_STEP, trained))
+        found = header_estimate(header, asked)
+        if most_bytes is not None:
+            return found.cache_bytes <= most_bytes
+        shares = ((one.cache_bytes, _CACHE_SHARE * (one.free_bytes or 0)) for one in found.devices)
+        return all(cache <= share for cache, share in shares) and (not is_sure or _surely_fits(header, asked))
+
+    return min(greatest(least // CELL_STEP, -(-trained // CELL_STEP), fits) * CELL_STEP, trained)
 
 
 def _question(model: ModelPath, arguments: EngineArguments) -> MemoryQuestion:
@@ -359,7 +392,9 @@ def _header(question: MemoryQuestion) -> ModelHeader:
 
 
 def _wanted(question: MemoryQuestion, n_ctx_train: int) -> MemoryChoice:
-    n_ctx = default_n_ctx(n_ctx_train, question.num_slots) if question.n_ctx is None else question.n_ctx
+    n_ctx = question.n_ctx
+    if n_ctx is None:
+        n_ctx = default_n_ctx(n_ctx_train, question.num_slots, question.sequence_cells)
     return MemoryChoice(n_ctx=n_ctx, num_slots=question.num_slots, n_gpu_layers=question.model.get("n_gpu_layers"))
 
 

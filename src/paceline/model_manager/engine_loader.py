@@ -29,6 +29,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _PROCESS_BYTES: Final = 128 << 20  # of Python and the libraries, and of the vocabulary in both processes
+_CACHE_SHARE: Final = 8  # of a budget, the part that the cells of one sequence may take where n_ctx is left open
 _HOST_SHARE: Final = 8  # of what a model needs, the part that its idle prefixes may take under a budget
 _SPARE_DELAY_S: Final = 2.0  # behind a load: the first requests of the model come first
 _OF_THE_FRONT: Final = ("chat_template", "offline", "hf_token")
@@ -80,11 +81,11 @@ class ModelLoader(Protocol[T_co]):
     def check(self, entry: ModelEntry) -> None:
         """Raise what is wrong with an entry, as far as that is known before it is loaded."""
 
-    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
         """Find or download the file and plan its memory. Raises as a load, and `Aborted` after `cancel` was set.
 
         Raises `NotEnoughMemory` where even the machine without any other model has too little; none is evicted for it then.
-        has_budget: whether the memory of all models is bounded, so that what this one needs has to be known.
+        budget: bytes that all models may take together, so that the need of this one has to be known; None: no limit.
         """
 
     async def load(
@@ -155,26 +156,28 @@ class EngineLoader:
         except InvalidParams as error:
             raise type(error)(f"model {entry.name!r}: {error}") from error
 
-    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
-        """See `ModelLoader`. What was found is used again as long as entry, file and has_budget stay the same."""
-        return await asyncio.to_thread(self._prepare, entry, cancel, has_budget)
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
+        """See `ModelLoader`. What was found is used again as long as entry, file and budget stay the same."""
+        return await asyncio.to_thread(self._prepare, entry, cancel, budget)
 
-    def _prepare(self, entry: ModelEntry, cancel: threading.Event, has_budget: bool) -> PreparedModel:
+    def _prepare(self, entry: ModelEntry, cancel: threading.Event, budget: int | None) -> PreparedModel:
         stamp, known = self._prepared.get(entry.name, (None, None))
-        if known is not None and known.entry == entry and stamp == (has_budget, _stamp(known.model)):
+        if known is not None and known.entry == entry and stamp == (budget, _stamp(known.model)):
             return known
         options = _engine_options(entry)
         files: Any = local_files(entry.model, {**options, "cancel": cancel}, **_source(entry))
         options = local_options({**options, "cancel": cancel}, **_source(entry))
         del options["cancel"]
-        needed = _plan(files, options, has_budget=has_budget)
-        if needed is not None and has_budget:
+        if budget is not None:
+            options.setdefault("fit_cache_bytes", budget // _CACHE_SHARE)
+        needed = _plan(files, options, has_budget=budget is not None)
+        if needed is not None and budget is not None:
             host = options.setdefault("host_cache_bytes", needed // _HOST_SHARE)
             needed += (host if options.get("cache_prompt", True) else 0) + _PROCESS_BYTES
         if (template := entry.options.get("chat_template")) is not None:
             options["chat_template"] = template
         prepared = PreparedModel(entry=entry, needed_bytes=needed, model=files, options=options)
-        self._prepared[entry.name] = ((has_budget, _stamp(files)), prepared)
+        self._prepared[entry.name] = ((budget, _stamp(files)), prepared)
         return prepared
 
 

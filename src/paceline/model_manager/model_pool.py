@@ -118,12 +118,12 @@ class ModelPool(Generic[T]):
 
     def _set_limits(self, settings: ManagerSettings) -> None:
         self._settings = settings
-        had_budget = self._rooms.has_budget
+        had_budget = self._rooms.budget is not None
         self._rooms.set_limits(settings.room_limits, settings.patience_s)
         for model in self._all:
             if model.state == "loaded":
                 self._runs.note_memory(model)
-            if self._rooms.has_budget and not had_budget:
+            if self._rooms.budget is not None and not had_budget:
                 self._runs.plan_anew(model)
 
     def _begin_removal(self, model: ManagedModel[T], timeout_s: float | None) -> list[asyncio.Task[None]]:

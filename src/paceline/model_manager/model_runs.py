@@ -103,10 +103,10 @@ class ModelRuns(Generic[T]):
     async def _prepared(self, model: ManagedModel[T]) -> PreparedModel:
         """Prepare, and once more where a budget came meanwhile, under which more has to be known and is bounded."""
         while True:
-            has_budget = self._rooms.has_budget
-            prepared = await self._loader.prepare(model.entry, model.cancel, has_budget=has_budget)
+            budget = self._rooms.budget
+            prepared = await self._loader.prepare(model.entry, model.cancel, budget=budget)
             model.check_wanted()  # of a model that was changed meanwhile this is not the need
-            if has_budget or not self._rooms.has_budget:
+            if budget is not None or self._rooms.budget is None:
                 model.needed_bytes = prepared.needed_bytes
                 return prepared
 

@@ -35,9 +35,9 @@ class RoomQueue(Generic[T]):
         self._head_since_s = 0.0
 
     @property
-    def has_budget(self) -> bool:
-        """Whether the memory of the models is bounded."""
-        return self._limits.max_bytes is not None
+    def budget(self) -> int | None:
+        """Bytes that the models may take together; None: no limit."""
+        return self._limits.max_bytes
 
     def set_limits(self, limits: RoomLimits, patience_s: float) -> None:
         """Set what models may take from now on; what is beyond it is evicted by the next `serve`.

@@ -125,7 +125,7 @@ class ClusterLoader:
         entry: ModelEntry,
         cancel: threading.Event,  # noqa: ARG002 - nothing is downloaded here
         *,
-        has_budget: bool,  # noqa: ARG002
+        budget: int | None,  # noqa: ARG002
     ) -> PreparedModel:
         """See `ModelLoader`."""
         return PreparedModel(entry=entry, needed_bytes=None)

@@ -76,6 +76,18 @@ def test_what_fits_is_left_as_it_is() -> None:
     assert fit_memory(host(64 * GIB), WANTED, FREE_CHOICE).choice == WANTED
 
 
+def test_one_long_sequence_gets_cells_if_what_was_wanted_fits() -> None:
+    """As many as keep the margin; nothing else is chosen for them, and not where cells were given or memory is short."""
+    rules = replace(FREE_CHOICE, sequence_cells=100_000, chooses_repack=True)
+    assert fit_memory(host(64 * GIB), WANTED, rules).choice == replace(WANTED, n_ctx=100_000)
+    found = fit_memory(host(4 * GIB), WANTED, rules).choice
+    room = 3 * GIB + GIB // 2 - 100 * MIB
+    assert found == replace(WANTED, n_ctx=room // (64 << 10) // 256 * 256)
+    assert fit_memory(host(64 * GIB), WANTED, replace(rules, chooses_ctx=False)).choice == WANTED
+    short = fit_memory(host(2 * GIB), WANTED, rules).choice
+    assert short == replace(fit_memory(host(2 * GIB), WANTED, FREE_CHOICE).choice, no_repack=short.no_repack)
+
+
 def test_mapped_weights_may_exceed_the_memory() -> None:
     """They are read again: the model loads, and the estimate says so."""
     found = fit_memory(host(3 * GIB), WANTED, FREE_CHOICE)

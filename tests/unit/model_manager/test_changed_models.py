@@ -283,8 +283,8 @@ async def test_what_the_earlier_model_needs_is_not_noted_of_a_changed_one() -> N
     """Not even where its preparation ends all the same after it was cancelled."""
 
     class Hurried(LoaderWorld):
-        async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, has_budget: bool) -> PreparedModel:
-            return await super().prepare(entry, threading.Event(), has_budget=has_budget)
+        async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
+            return await super().prepare(entry, threading.Event(), budget=budget)
 
     world = Hurried(max_bytes=10, a=7)
     pool = pool_of(world, "a")

@@ -116,7 +116,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("-c --ctx-size", "N", read.integer(0), Store("engine.n_ctx", setters.context_size),
              "KV cells, in tokens. All slots share them, and one may use them all. 0: as many as the model was "
              "trained with.", env="LLAMA_ARG_CTX_SIZE",
-             default="what the model was trained with, at most 4096, times the slots; less where memory is short"),
+             default="4096 times the slots, or what the model was trained with if that is more and takes at most a quarter of "
+             "the free memory; less where memory is short"),
         Flag("-np --parallel", "N", read.integer(-(2**31)), Store("engine.num_slots", setters.slots),
              "Slots: sequences that run at once. -1: automatic.", env="LLAMA_ARG_N_PARALLEL"),
         Flag("--kv-unified-per-slot", "N", read.integer(1), Store("aside.cells_per_slot"),
@@ -164,6 +165,9 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              env="LLAMA_ARG_FIT_TARGET", default="1024 of a GPU; an eighth of free host memory, at most 1024", many=True),
         Flag("-fitc --fit-ctx", "N", read.integer(1), Store("engine.fit_ctx"), "Least context that --fit chooses.",
              env="LLAMA_ARG_FIT_CTX", default="512"),
+        Flag("--fit-cache", "MIB", read.integer(0, 2**40), Store("engine.fit_cache_bytes", convert=lambda mib: mib << 20),
+             "Without -c: most memory of the KV cache, in MiB, beyond 4096 tokens a slot.", ours=True,
+             default="a quarter of the free memory"),
         Flag("-fa --flash-attn", "on|off|auto", read.on_off_auto, Store("engine.flash_attn"), "Flash attention.",
              env="LLAMA_ARG_FLASH_ATTN", default="auto"),
         Flag("-ctk --cache-type-k", "TYPE", read.one_of(_CACHE_TYPES), Store("engine.type_k"),

@@ -120,6 +120,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--fit": (["off"], {"engine.fit": False}),
     "--fit-target": (["512,1024"], {"engine.fit_target_bytes": (512 << 20, 1024 << 20)}),
     "--fit-ctx": (["2048"], {"engine.fit_ctx": 2048}),
+    "--fit-cache": (["2048"], {"engine.fit_cache_bytes": 2048 << 20}),
     "--flash-attn": (["on"], {"engine.flash_attn": "on"}),
     "--cache-type-k": (["q8_0"], {"engine.type_k": "q8_0"}),
     "--cache-type-v": (["bf16"], {"engine.type_v": "bf16"}),
