@@ -34,11 +34,21 @@ if TYPE_CHECKING:
     from paceline.scheduling.sharing_drafter import SharingDrafter
     from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
     from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
-    from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChannel, StreamChunk, Usage
+    from paceline.streaming import (
+        AsyncBatchStream,
+        AsyncStream,
+        BatchStream,
+        FinishReason,
+        Stream,
+        StreamChannel,
+        StreamChunk,
+        Usage,
+    )
 
     __version__: str
 
 _HOMES = {
+    "AsyncBatchStream": "paceline.streaming",
     "AsyncChatStream": "paceline.chat_client.chat_streams",
     "AsyncConversation": "paceline.chat_client.conversations",
     "AsyncLLM": "paceline.async_llm",
@@ -47,6 +57,7 @@ _HOMES = {
     "Audio": "paceline.media",
     "BatchDrafter": "paceline.scheduling.drafter",
     "BatchStrategy": "paceline.scheduling.view",
+    "BatchStream": "paceline.streaming",
     "ChatReply": "paceline.chat_client.chat_reply",
     "ChatStream": "paceline.chat_client.chat_streams",
     "Choice": "paceline.completion",
@@ -91,6 +102,7 @@ _HOMES = {
 }
 
 __all__ = [  # noqa: RUF022 - sorted as sorted() does
+    "AsyncBatchStream",
     "AsyncChatStream",
     "AsyncConversation",
     "AsyncLLM",
@@ -99,6 +111,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "Audio",
     "BatchDrafter",
     "BatchStrategy",
+    "BatchStream",
     "CapacityError",
     "ChatReply",
     "ChatStream",

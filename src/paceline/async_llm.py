@@ -19,6 +19,7 @@ from paceline import validation
 from paceline.chat_client.async_chat_methods import AsyncChatMethods
 from paceline.completion import Classification, Completion, Score
 from paceline.engine.arguments import (
+    batch_entries,
     check_channel,
     collected_arguments,
     embedding_options,
@@ -38,11 +39,11 @@ from paceline.engine.results import (
     one_vector_pooling,
     scores,
     submit_async,
+    submit_streams,
     vectors,
 )
-from paceline.errors import InvalidType
 from paceline.params import SamplingParams
-from paceline.streaming import AsyncStream, StreamChannel
+from paceline.streaming import AsyncBatchStream, AsyncStream, StreamChannel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,28 +153,57 @@ class AsyncLLM(AsyncChatMethods):
         request = await asyncio.to_thread(prepare, prompt)
         return await collect_async(request, engine.accept(request))
 
+    @overload
     def stream(
         self,
-        prompt: Prompt,
+        prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
         request_index: int = 0,
         **options: Any,
-    ) -> AsyncStream:
-        """Stream as `LLM.stream` does. The request is submitted when the stream is entered or first read.
+    ) -> AsyncStream: ...
+    @overload
+    def stream(
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        channel: Sequence[StreamChannel | None] | None = None,
+        request_index: int = 0,
+        **options: Any,
+    ) -> AsyncBatchStream: ...
+    @overload
+    def stream(
+        self,
+        prompt: Segments,
+        params: SamplingParams | None = None,
+        *,
+        channel: StreamChannel | None = None,
+        request_index: int = 0,
+        **options: Any,
+    ) -> AsyncStream: ...
+
+    def stream(
+        self, prompt: Any, params: Any = None, *, channel: Any = None, request_index: int = 0, **options: Any
+    ) -> AsyncStream | AsyncBatchStream:
+        """Stream as `LLM.stream` does. The requests are submitted when the stream is entered or first read.
 
         Returns:
             An async context manager and iterator. Entering it raises as `LLM.stream` does.
 
         Raises:
-            InvalidParams: `channel` or `request_index` is invalid.
+            InvalidParams: `channel` or `request_index` is invalid; for a list also `params`.
         """
-        if is_batch(prompt):
-            raise InvalidType(
-                "stream takes one prompt, a str, token ids or segments with an Image or Audio; make a stream for each of several"
-            )
         index = validation.integer("request_index", request_index, 0)
+        if is_batch(prompt):
+            prompts, entries = list(prompt), batch_entries(params, channel, len(prompt))
+
+            async def submit_all() -> list[StreamChannel]:
+                engine = await self._engine()
+                return await asyncio.to_thread(submit_streams, engine, prompts, entries, options, index)
+
+            return AsyncBatchStream(submit_all, keep_alive=self)
         check_channel(channel)
 
         async def submit() -> StreamChannel:

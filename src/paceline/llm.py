@@ -12,6 +12,7 @@ from paceline.chat_client.chat_arguments import ChatFormats
 from paceline.chat_client.chat_methods import ChatMethods
 from paceline.completion import Classification, Completion, Score
 from paceline.engine.arguments import (
+    batch_entries,
     collected_arguments,
     embedding_options,
     prefix_options,
@@ -31,11 +32,11 @@ from paceline.engine.results import (
     collect,
     one_vector_pooling,
     scores,
+    submit_streams,
     vectors,
 )
-from paceline.errors import InvalidType
 from paceline.params import SamplingParams
-from paceline.streaming import Stream, StreamChannel
+from paceline.streaming import BatchStream, Stream, StreamChannel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,38 +161,65 @@ class LLM(ChatMethods):
         request = prepare(prompt)
         return collect(request, self._engine.accept(request))
 
+    @overload
     def stream(
         self,
-        prompt: Prompt,
+        prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
         request_index: int = 0,
         **options: Any,
-    ) -> Stream:
-        """Stream the completion of a prompt as it is generated. Leaving the stream cancels the request.
+    ) -> Stream: ...
+    @overload
+    def stream(
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        channel: Sequence[StreamChannel | None] | None = None,
+        request_index: int = 0,
+        **options: Any,
+    ) -> BatchStream: ...
+    @overload
+    def stream(
+        self,
+        prompt: Segments,
+        params: SamplingParams | None = None,
+        *,
+        channel: StreamChannel | None = None,
+        request_index: int = 0,
+        **options: Any,
+    ) -> Stream: ...
+
+    def stream(
+        self, prompt: Any, params: Any = None, *, channel: Any = None, request_index: int = 0, **options: Any
+    ) -> Stream | BatchStream:
+        """Stream the completion of a prompt, or of each prompt of a list, as it is generated. Leaving it cancels the requests.
 
         Args:
-            prompt: A text, token ids, or segments with images.
-            params: The sampling parameters; None: the defaults.
+            prompt: A text, token ids, segments with images, or a list of prompts of any of these kinds, as in `generate`.
+            params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
             channel: A new channel made by `StreamChannel.create()`, to read elsewhere; None: one is made. A channel serves
-                one request; if that is refused, it can serve another.
-            request_index: A number of the caller's for this request, at least 0; the engine does not use it.
+                one request; if that is refused, it can serve another. For a list of prompts a list with one for each.
+            request_index: A number of the caller's for this request, at least 0; the engine does not use it. The prompts of
+                a list are numbered from it.
             **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`.
 
         Returns:
-            The stream, with the request already queued.
+            The stream, with the request already queued. For a list a `BatchStream`, in which a prompt that is refused ends
+                with the error (too long, or no place in the queue).
 
         Raises:
-            RequestError: The prompt, an option or the channel is invalid.
-            QueueFull: The queue is full.
+            RequestError: The prompt, an option or the channel is invalid. For a list: `params`, `channel` or an option is
+                invalid, or has not one entry for each prompt; nothing is submitted then.
+            QueueFull: The queue is full; not for a list.
             EngineStopped: The engine accepts no requests any more.
         """
-        if is_batch(prompt):
-            raise InvalidType(
-                "stream takes one prompt, a str, token ids or segments with an Image or Audio; make a stream for each of several"
-            )
         index = validation.integer("request_index", request_index, 0)
+        if is_batch(prompt):
+            entries = batch_entries(params, channel, len(prompt))
+            return BatchStream(submit_streams(self._engine, prompt, entries, options, index), keep_alive=self)
         sampling, rest = streamed_arguments(self._engine.sampling_defaults, params, options, channel)
         request = self._engine.prepare(prompt, sampling, rest)
         return Stream(self._engine.accept(request, index, channel), keep_alive=self)

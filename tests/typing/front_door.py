@@ -29,6 +29,11 @@ def blocking(llm: paceline.LLM) -> None:
         for chunk in stream:
             assert_type(chunk, paceline.StreamChunk)
             assert_type(chunk.finish_reason, paceline.FinishReason | None)
+    with llm.stream(["A fox", "An owl"], [paceline.SamplingParams(), None]) as streams:
+        for index, chunk in streams:
+            assert_type((index, chunk), tuple[int, paceline.StreamChunk])
+    assert_type(llm.stream([1, 2]), paceline.Stream)
+    assert_type(llm.stream([paceline.Image("cat.png"), "What is this?"]), paceline.Stream)
     assert_type(llm.embed(["one", "two"]), npt.NDArray[np.float32])
     assert_type(llm.embed([[1, 2], [3]]), npt.NDArray[np.float32])
     assert_type(llm.embed([paceline.Image("cat.png"), "a cat"], pooling="last"), npt.NDArray[np.float32])
@@ -58,6 +63,9 @@ async def awaiting() -> None:
     async with paceline.AsyncLLM(num_slots=2) as llm:
         assert_type(await llm.generate("a"), paceline.Completion)
         assert_type(await llm.generate(["a", "b"]), list[paceline.Completion])
+        async with llm.stream(["a", "b"]) as streams:
+            async for index, chunk in streams:
+                assert_type((index, chunk), tuple[int, paceline.StreamChunk])
         async with llm.stream("a") as stream:
             async for chunk in stream:
                 assert_type(chunk.text, str)

@@ -156,12 +156,40 @@ def streamed_arguments(
     return sampling, dataclasses.replace(rest, interval=own)
 
 
-def check_channel(channel: object) -> None:
+def batch_entries(
+    params: object, channel: object, num_prompts: int
+) -> list[tuple[SamplingParams | None, StreamChannel | None]]:
+    """Return the parameters and the channel of each of several prompts: given for each in a list, or the parameters for all.
+
+    Raises `InvalidType` or `InvalidParams` if the numbers do not match, or a channel cannot be attached or stands there twice.
+    """
+    if isinstance(channel, StreamChannel):
+        raise InvalidType(f"channel must be a list with a StreamChannel for each of the {num_prompts} prompts")
+    channels, all_params = _per_prompt("channel", channel, num_prompts), _per_prompt("params", params, num_prompts)
+    for place, one in enumerate(all_params):
+        if one is not None and not isinstance(one, SamplingParams):
+            raise InvalidType(f"params[{place}] must be SamplingParams, not {type(one).__name__}")
+    for place, one in enumerate(channels):
+        check_channel(one, f"channel[{place}]")
+        if one is not None and (first := channels.index(one)) < place:
+            raise InvalidParams(f"channel[{place}] is channel[{first}], and a channel serves one request")
+    return list(zip(all_params, channels, strict=True))
+
+
+def _per_prompt(name: str, given: object, num_prompts: int) -> list[Any]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        return [given] * num_prompts
+    if len(given) != num_prompts:
+        raise InvalidParams(f"{name} has {len(given)} entries for {num_prompts} prompts; give one for each prompt")
+    return list(given)
+
+
+def check_channel(channel: object, name: str = "channel") -> None:
     """Raise `InvalidType` or `InvalidParams` if this is not a channel that can be attached to a request."""
     if channel is None:
         return
     if not isinstance(channel, StreamChannel):
-        raise InvalidType(f"channel must be a StreamChannel, not {type(channel).__name__}")
+        raise InvalidType(f"{name} must be a StreamChannel, not {type(channel).__name__}")
     channel.check_new()
 
 

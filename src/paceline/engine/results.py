@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -19,13 +20,16 @@ import numpy.typing as npt
 
 from paceline import validation
 from paceline.completion import Classification, Completion, Score, completion_of
-from paceline.errors import BatchError, PacelineError, QueueFull, Unsupported
+from paceline.engine.arguments import streamed_arguments
+from paceline.errors import BatchError, EngineStopped, PacelineError, QueueFull, Unsupported
+from paceline.params import SamplingParams
 from paceline.runtime.embedder import Normalization, normalized
 from paceline.scheduling.sequence import Request
-from paceline.streaming import StreamChannel, StreamChunk
+from paceline.streaming import FinishReason, StreamChannel, StreamChunk, Usage
 
 if TYPE_CHECKING:
     from paceline.engine.client import EngineClient
+    from paceline.engine.prompts import Prompt
     from paceline.runtime import Model
 
 
@@ -195,6 +199,57 @@ async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
         outcome = error
     await channel.released()
     return outcome
+
+
+def submit_streams(
+    engine: EngineClient,
+    prompts: Sequence[Prompt],
+    entries: Sequence[tuple[SamplingParams | None, StreamChannel | None]],
+    options: Mapping[str, Any],
+    first_index: int,
+) -> list[StreamChannel]:
+    """Prepare all prompts, then submit them; return the channel of each. A prompt that is refused ends its own channel alone.
+
+    entries: of `batch_entries`. first_index: number of the first request. Raises what is wrong with the options before
+    anything is submitted, and `EngineStopped`.
+    """
+    defaults = engine.sampling_defaults
+    arguments = [streamed_arguments(defaults, params, options, channel) for params, channel in entries]
+    prepared = [
+        _unless_refused(partial(engine.prepare, prompt, *given))
+        for prompt, given in zip(prompts, arguments, strict=True)
+    ]
+    channels: list[StreamChannel] = []
+
+    def cancel() -> None:
+        for channel in channels:
+            channel.cancel()
+
+    with cancelled_if_left(cancel):
+        for index, (found, (_, given)) in enumerate(zip(prepared, entries, strict=True), first_index):
+            accept = partial(engine.accept, request_index=index, channel=given)
+            channel = _unless_refused(partial(accept, found)) if isinstance(found, Request) else found
+            channels.append(_ended(channel, index, given) if isinstance(channel, PacelineError) else channel)
+    return channels
+
+
+def _unless_refused(submit: Callable[[], _R]) -> _R | PacelineError:
+    """Return the result, or the error that concerns one request alone. Raises `EngineStopped`."""
+    try:
+        return submit()
+    except EngineStopped:
+        raise
+    except PacelineError as error:
+        return error
+
+
+def _ended(error: PacelineError, index: int, channel: StreamChannel | None) -> StreamChannel:
+    """Return a channel that has ended with an error."""
+    channel = StreamChannel.create() if channel is None else channel
+    sender = channel.attach(request_index=index)
+    sender.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, usage=Usage(), error=error))
+    sender.release()
+    return channel
 
 
 def batch_outcome(outcomes: Sequence[_R | PacelineError]) -> list[_R]:

@@ -3,6 +3,7 @@
 Knows nothing of models or scheduling.
 """
 
+from paceline.streaming.batch_stream import AsyncBatchStream, BatchStream
 from paceline.streaming.channel import StreamChannel
 from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs, Usage
 from paceline.streaming.sender import END, TIMEOUT, Nothing, StreamSender, StreamState
@@ -11,7 +12,9 @@ from paceline.streaming.stream import AsyncStream, Stream
 __all__ = [
     "END",
     "TIMEOUT",
+    "AsyncBatchStream",
     "AsyncStream",
+    "BatchStream",
     "FinishReason",
     "Nothing",
     "Stream",

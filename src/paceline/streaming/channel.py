@@ -10,12 +10,14 @@ is dropped without running its `finally`, and an async one is closed only when t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from paceline import validation
+from paceline.streaming import waiting
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
 from paceline.streaming.sender import TIMEOUT, Nothing, StreamSender, StreamState
+from paceline.streaming.waiting import Condition
 
 C = TypeVar("C")
 
@@ -157,7 +159,7 @@ class StreamChannel:
         Raises:
             EngineStopped: This process was forked from the engine's, so that nothing can come.
         """
-        timeout_s = _seconds(timeout_s)
+        timeout_s = checked_seconds(timeout_s)
         taken = self._sender.take()
         while taken is TIMEOUT and timeout_s != 0 and self._sender.wait(timeout_s):
             taken = self._sender.take()
@@ -175,7 +177,7 @@ class StreamChannel:
         Raises:
             EngineStopped: As `get` does.
         """
-        timeout_s = _seconds(timeout_s)
+        timeout_s = checked_seconds(timeout_s)
         taken = self._sender.take()
         if taken is not TIMEOUT or timeout_s == 0:
             return taken
@@ -237,7 +239,7 @@ class StreamChannel:
         Raises:
             EngineStopped: As `get` does.
         """
-        return self._sender.wait_finished(_seconds(timeout_s))
+        return self._sender.wait_finished(checked_seconds(timeout_s))
 
     async def finished(self) -> None:
         """Wait for the terminal chunk, on an event loop, without a timeout."""
@@ -255,11 +257,16 @@ class StreamChannel:
         Raises:
             EngineStopped: As `get` does.
         """
-        return self._sender.wait_released(_seconds(timeout_s))
+        return self._sender.wait_released(checked_seconds(timeout_s))
 
     async def released(self) -> None:
         """Wait until the slot is free, on an event loop, without a timeout."""
         await self._sender.wait_released_async()
+
+    @property
+    def readable(self) -> Condition:
+        """The condition that a chunk or the end can be read, for `wait_any`."""
+        return self._sender.readable
 
     # ---- any thread
 
@@ -332,7 +339,18 @@ class StreamChannel:
         return self._sender.num_buffered
 
 
-def _seconds(timeout_s: float | None) -> float | None:
+def wait_any(channels: Sequence[StreamChannel], timeout_s: float | None) -> bool:
+    """Wait until one of the channels has a chunk or its end; return whether one has."""
+    return waiting.wait_any([channel.readable for channel in channels], timeout_s)
+
+
+async def wait_any_async(channels: Sequence[StreamChannel]) -> None:
+    """Wait as `wait_any` does, on an event loop, without a timeout."""
+    await waiting.wait_any_async([channel.readable for channel in channels])
+
+
+def checked_seconds(timeout_s: float | None) -> float | None:
+    """Return a timeout in seconds. Raises `InvalidParams`."""
     if timeout_s is None or (
         timeout_s.__class__ in _NUMBERS and 0 <= timeout_s <= _LONGEST_S
     ):  # in short, for each token

@@ -23,7 +23,7 @@ from paceline.errors import EngineStopped, InvalidParams
 from paceline.request import MAX_INTERVAL
 from paceline.streaming.backlog import Backlog, whole
 from paceline.streaming.chunk import StreamChunk
-from paceline.streaming.waiting import Waiters, wake
+from paceline.streaming.waiting import Condition, Waiters, wake
 
 
 class StreamState(Enum):
@@ -181,6 +181,11 @@ class StreamSender:
     async def wait_async(self) -> None:
         """Wait as `wait` does, on an event loop."""
         await self._readers.wait_async(self._has_something)
+
+    @property
+    def readable(self) -> Condition:
+        """The condition that `take` returns something else than `TIMEOUT`."""
+        return self._readers, self._has_something
 
     def wait_finished(self, timeout_s: float | None) -> bool:
         """See `StreamChannel.wait_finished`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from paceline import validation
 from paceline.errors import Closed, PacelineError
@@ -19,6 +19,7 @@ from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
 from paceline.streaming.sender import END, Nothing
 
 Opener = Callable[[], Awaitable[StreamChannel]]
+T = TypeVar("T")
 
 
 class _BaseStream:
@@ -275,25 +276,30 @@ class AsyncStream(_BaseStream):
         opener, self._opener = self._opener, None
         if opener is None:
             raise Closed("this stream's request is being submitted elsewhere, or was not accepted: make a new stream")
-        submitting = asyncio.ensure_future(opener())
-        try:
-            await asyncio.wait((submitting,))  # which leaves the submitting alone when we are cancelled
-        except asyncio.CancelledError:
-            _abandon(submitting)
-            raise
-        return submitting.result()
+        return await submitted(opener, StreamChannel.cancel)
 
 
-_abandoned: set[asyncio.Future[StreamChannel]] = set()  # an event loop alone does not keep its tasks
+async def submitted(opener: Callable[[], Awaitable[T]], cancel: Callable[[T], None]) -> T:
+    """Return what `opener` submits; if the caller is cancelled meanwhile, `cancel` it once it is submitted."""
+    submitting = asyncio.ensure_future(opener())
+    try:
+        await asyncio.wait((submitting,))  # which leaves the submitting alone when we are cancelled
+    except asyncio.CancelledError:
+        _abandon(submitting, cancel)
+        raise
+    return submitting.result()
 
 
-def _abandon(submitting: asyncio.Future[StreamChannel]) -> None:
-    """Cancel the request once it is submitted, if it is accepted."""
+_abandoned: set[asyncio.Future[Any]] = set()  # an event loop alone does not keep its tasks
+
+
+def _abandon(submitting: asyncio.Future[T], cancel: Callable[[T], None]) -> None:
+    """Cancel the requests once they are submitted, if they are accepted."""
+
+    def cancel_submitted(done: asyncio.Future[T]) -> None:
+        _abandoned.discard(done)
+        if not done.cancelled() and done.exception() is None:
+            cancel(done.result())
+
     _abandoned.add(submitting)
-    submitting.add_done_callback(_cancel_submitted)
-
-
-def _cancel_submitted(submitting: asyncio.Future[StreamChannel]) -> None:
-    _abandoned.discard(submitting)
-    if not submitting.cancelled() and submitting.exception() is None:
-        submitting.result().cancel()
+    submitting.add_done_callback(cancel_submitted)

@@ -12,8 +12,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from queue import Empty, SimpleQueue
 
 _log = logging.getLogger("paceline.streaming")
 
@@ -58,39 +59,86 @@ class Waiters:
         while True:
             bell = threading.Lock()
             bell.acquire()
-            if self._join(is_ready, bell.release):
+            if self.join(is_ready, bell.release):
                 return True
             left = -1 if deadline is None else min(max(deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
             if not bell.acquire(timeout=left):
-                return self._leave(is_ready, bell.release)
+                return self.leave(is_ready, bell.release)
 
     async def wait_async(self, is_ready: Callable[[], bool]) -> None:
         """Wait until `is_ready`, on an event loop, without a timeout."""
         bell = _bell_of_this_loop()
         while True:
             future, waker = bell.expect()
-            if self._join(is_ready, waker):
+            if self.join(is_ready, waker):
                 return
             try:
                 await future
             except (
                 asyncio.CancelledError
             ):  # not GeneratorExit: that may be the garbage collector, which must take no lock
-                self._leave(is_ready, waker)
+                self.leave(is_ready, waker)
                 raise
 
-    def _join(self, is_ready: Callable[[], bool], waker: Waker) -> bool:
+    def join(self, is_ready: Callable[[], bool], waker: Waker) -> bool:
+        """Add a waker unless `is_ready`, called under the lock; return whether it is."""
         with self._lock:
             if is_ready():
                 return True
             self.wakers.append(waker)
             return False
 
-    def _leave(self, is_ready: Callable[[], bool], waker: Waker) -> bool:
+    def leave(self, is_ready: Callable[[], bool], waker: Waker) -> bool:
+        """Remove a waker; return whether it `is_ready`."""
         with self._lock:
             if waker in self.wakers:
                 self.wakers.remove(waker)
             return is_ready()
+
+
+Condition = tuple[Waiters, Callable[[], bool]]
+"""What a reader waits for: whose wakers, and what is called under their lock to see whether it is ready."""
+
+
+def wait_any(conditions: Sequence[Condition], timeout_s: float | None) -> bool:
+    """Block the thread until one of the conditions is ready, or the timeout; return whether one is."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        bell: SimpleQueue[None] = SimpleQueue()  # which several of them may ring
+        waker = partial(bell.put, None)
+        is_late = False
+        if not _join_all(conditions, waker):
+            try:
+                bell.get(timeout=None if deadline is None else max(deadline - time.monotonic(), 0))
+            except Empty:
+                is_late = True
+        is_ready_now = _leave_all(conditions, waker)
+        if is_ready_now or is_late:
+            return is_ready_now
+
+
+async def wait_any_async(conditions: Sequence[Condition]) -> None:
+    """Wait until one of the conditions is ready, on an event loop, without a timeout."""
+    bell = _bell_of_this_loop()
+    while True:
+        future, waker = bell.expect()
+        is_waiting = not _join_all(conditions, waker)
+        try:
+            if is_waiting:
+                await future
+        except asyncio.CancelledError:  # see `Waiters.wait_async`
+            _leave_all(conditions, waker)
+            raise
+        if _leave_all(conditions, waker):
+            return
+
+
+def _join_all(conditions: Sequence[Condition], waker: Waker) -> bool:
+    return True in [waiters.join(is_ready, waker) for waiters, is_ready in conditions]
+
+
+def _leave_all(conditions: Sequence[Condition], waker: Waker) -> bool:
+    return True in [waiters.leave(is_ready, waker) for waiters, is_ready in conditions]
 
 
 def wake(wakers: Iterable[Waker]) -> None:
