@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from paceline import validation
 from paceline.constraints.constraint import Constraint, TokenTable
 from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
+from paceline.constraints.json_blanks import BlankTokens, JsonConstraint
 from paceline.constraints.json_schema_rules import place_of, prepared_schema
 from paceline.constraints.nesting import lark_nesting
 from paceline.constraints.pattern_rules import is_too_large
@@ -98,7 +99,10 @@ class ConstraintCompiler:
         spec = spec_of(params)
         inner: Constraint | None = None
         if spec is not None:
-            inner = GrammarConstraint(self.matcher(spec))
+            kind, _, is_compact = spec
+            matcher = self.matcher(spec)
+            has_blanks = kind == "json_schema" and not is_compact
+            inner = JsonConstraint(matcher, self._blanks) if has_blanks else GrammarConstraint(matcher)
         elif params.constraint is not None:
             inner = self._own(params.constraint)
         if isinstance(params.thinking, ThinkingParams):
@@ -171,6 +175,10 @@ class ConstraintCompiler:
                 while len(self._thinking) > _CACHED_GRAMMARS:
                     self._thinking.popitem(last=False)
             return found
+
+    @cached_property
+    def _blanks(self) -> BlankTokens:
+        return BlankTokens(self.table, self._index)
 
     @cached_property
     def _index(self) -> PieceIndex:

@@ -138,8 +138,8 @@ def test_mutual_recursion_is_bounded_by_its_circles_alone() -> None:
 def test_circles_are_found_in_linear_time() -> None:
     """A chain of many definitions, and one circle of all of them."""
     size = 50_000
-    started = time.perf_counter()
+    started = time.thread_time()
     chain = {str(number): (1, frozenset({str(number + 1)})) for number in range(size)}
     assert longest_chain(chain) == size
     assert longest_chain({**chain, str(size - 1): (1, frozenset({"0"}))}) == size
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
