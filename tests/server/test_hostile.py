@@ -525,26 +525,15 @@ HOSTILE_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a call that is required of nothing": ({"tool_choice": "required"}, "tool_choice"),
     "a choice that is none": ({"tools": [tool()], "tool_choice": [[]]}, "tool_choice"),
-    "a result without a call": (
-        {"messages": [USER, {"role": "tool", "tool_call_id": "1", "content": "x"}]},
-        "messages",
-    ),
-    "a result of another call": (
-        {
-            "messages": [
-                USER,
-                {"role": "assistant", "tool_calls": [CALL]},
-                {"role": "tool", "tool_call_id": "2", "content": "x"},
-            ]
-        },
-        "messages",
-    ),
     "a call by a user": ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages"),
-    "arguments that are no JSON": (
+    "arguments that nest too deep": (
         {
             "messages": [
                 USER,
-                {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a": ' * 70 + "1" + "}" * 70}}],
+                },
                 USER,
             ]
         },
@@ -563,6 +552,21 @@ HOSTILE_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a format of thinking that is none": ({"reasoning_format": "x" * 100_000}, "reasoning_format"),
 }
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER, {"role": "tool", "tool_call_id": "1", "content": "x"}],
+        [USER, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "2", "content": "x"}],
+        [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}, USER],
+        [{**USER, "content": None}, {"role": "assistant"}, USER],
+    ],
+)
+def test_histories_that_clients_cut_are_served(client: httpx.Client, messages: list[Any]) -> None:
+    """Results without their calls, arguments that are no JSON, nulls."""
+    response = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("case", HOSTILE_CHATS)

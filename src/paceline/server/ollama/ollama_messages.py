@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from paceline import validation
 from paceline.chat.chat_media import OmittedAttachment
-from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES, MAX_TOOL_CALLS
-from paceline.chat.json_values import checked_json
+from paceline.chat.conversation import MAX_MESSAGES, MAX_TOOL_CALLS
 from paceline.errors import InvalidParams, InvalidType
 from paceline.media import Image
 from paceline.server.media_input.request_media import RequestMedia
 
-ROLES = ("system", "user", "assistant", "tool")
-_FIELDS = ("role", "content", "thinking", "images", "tool_calls", "tool_name", "name", "tool_call_id")
-_CALL_FIELDS = ("id", "type", "function")
-_FUNCTION_FIELDS = ("index", "name", "arguments", "description")
+_RENAMED = ("role", "content", "images", "thinking", "tool_calls", "tool_name", "name", "tool_call_id")
+"""Members that are converted; others go on to `parse_messages`, which knows or reports them."""
 
 
 def ollama_conversation(messages: object, media: RequestMedia) -> list[dict[str, Any]]:
     """Return a conversation as `parse_messages` takes it, with images in front of the texts of their messages.
 
     Calls in Ollama's API need no ids: a result without one belongs to the next call that has none yet, by the tool's name if
-    it is given.
+    it is given. A result that belongs to no call is kept.
 
     Raises:
-        InvalidParams: A message is malformed, or a result has no call.
+        InvalidParams: A message is malformed.
         ApiException: As `RequestMedia.of_base64`.
     """
     if not isinstance(messages, list):
@@ -38,8 +34,6 @@ def ollama_conversation(messages: object, media: RequestMedia) -> list[dict[str,
     converted, open_calls = [], _OpenCalls()
     for index, message in enumerate(messages):
         converted.append(_message(f"messages[{index}]", message, open_calls, media))
-    if converted and converted[-1].get("tool_calls"):
-        raise InvalidParams(f"messages[{len(converted) - 1}] has tool calls, and no message with their results follows")
     return converted
 
 
@@ -60,19 +54,15 @@ class _OpenCalls:
         self._known.add(given)
         return given
 
-    def take(self, place: str, call_id: object, name: object) -> str:
-        """Return the id of the call that a result is of."""
+    def take(self, place: str, call_id: object, name: object) -> str | None:
+        """Return the id of the call that a result is of, or the id that it has; None if there is neither."""
         if call_id not in (None, ""):
             wanted = validation.text(f"{place}.tool_call_id", call_id)
-            if wanted not in self._known:
-                raise InvalidParams(f"{place}.tool_call_id is {wanted[:80]!r}, and no earlier message has that call")
             self._close(wanted)
             return wanted
         first = next(iter(self._by_name.get(str(name), ()) if name else self._calls), None)
-        if first is None:
-            what = f"of the tool {str(name)[:80]!r}" if name else "of a tool"
-            raise InvalidParams(f"{place} is a result {what}, and no earlier message has a call without one")
-        self._close(first)
+        if first is not None:
+            self._close(first)
         return first
 
     def _close(self, call_id: str) -> None:
@@ -100,19 +90,18 @@ def with_images(text: str, images: list[Image | OmittedAttachment]) -> str | lis
 def _message(place: str, message: object, open_calls: _OpenCalls, media: RequestMedia) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
-    _check_members(place, message, _FIELDS)
-    role = validation.choice(f"{place}.role", message.get("role"), ROLES)
-    content, calls = message.get("content"), message.get("tool_calls")
-    if content is None and role != "assistant":
-        raise InvalidParams(f"{place}.content is missing; it is a text")
+    role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
     text = "" if content is None else validation.text(f"{place}.content", content)
     images = images_of(f"{place}.images", message.get("images"), media)
-    converted: dict[str, Any] = {"role": role, "content": with_images(text, images)}
+    converted = {name: value for name, value in message.items() if name not in _RENAMED}
+    converted |= {"role": role, "content": None if content is None and not images else with_images(text, images)}
     if role == "tool":
         name = message.get("tool_name") or message.get("name")
         if name is not None:
             converted["name"] = validation.text(f"{place}.tool_name", name)
-        converted["tool_call_id"] = open_calls.take(place, message.get("tool_call_id"), name)
+        call_id = open_calls.take(place, message.get("tool_call_id"), name)
+        if call_id is not None:
+            converted["tool_call_id"] = call_id
     if message.get("thinking"):
         converted["reasoning_content"] = validation.text(f"{place}.thinking", message["thinking"])
     if calls:
@@ -120,7 +109,7 @@ def _message(place: str, message: object, open_calls: _OpenCalls, media: Request
     return converted
 
 
-def _calls(place: str, role: str, calls: object, open_calls: _OpenCalls) -> list[dict[str, Any]]:
+def _calls(place: str, role: object, calls: object, open_calls: _OpenCalls) -> list[dict[str, Any]]:
     if role != "assistant":
         raise InvalidParams(f"{place} is for messages of the role assistant, not {role!r}")
     if not isinstance(calls, list):
@@ -133,22 +122,9 @@ def _calls(place: str, role: str, calls: object, open_calls: _OpenCalls) -> list
 def _call(place: str, call: object, open_calls: _OpenCalls) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         raise InvalidType(f"{place} must be an object with function")
-    _check_members(place, call, _CALL_FIELDS)
     function = call["function"]
-    _check_members(f"{place}.function", function, _FUNCTION_FIELDS)
     name = validation.text(f"{place}.function.name", function.get("name"))
     arguments = function.get("arguments") or {}
-    if not isinstance(arguments, Mapping):
+    if not isinstance(arguments, (str, Mapping)):
         raise InvalidType(f"{place}.function.arguments must be an object, not {type(arguments).__name__}")
-    plain = checked_json(f"{place}.function.arguments", arguments, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
-    return {
-        "id": open_calls.add(place, call.get("id"), name),
-        "type": "function",
-        "function": {"name": name, "arguments": json.dumps(plain, ensure_ascii=False)},
-    }
-
-
-def _check_members(place: str, value: Mapping[str, Any], known: Collection[str]) -> None:
-    for name, member in value.items():
-        if name not in known and member is not None:
-            raise InvalidParams(f"{place}.{name[:80]} is not known; there are {', '.join(known)}")
+    return {**call, "id": open_calls.add(place, call.get("id"), name), "function": {**function, "arguments": arguments}}
