@@ -378,8 +378,8 @@ def test_no_tokens_fill_the_cache_alone(client: anthropic.Anthropic) -> None:
         ({"messages": STORY, "tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "web_search_2025"),
         ({"messages": STORY, "tools": [WEB_SEARCH], "tool_choice": {"type": "any"}}, "all of tools were left out"),
         ({"messages": STORY, "tools": [{"type": 5, "name": "x"}]}, "tools[0].type"),
-        ({"messages": STORY, "temperature": 3}, "temperature"),
-        ({"messages": STORY, "nonsense": True}, "nonsense"),
+        ({"messages": STORY, "temperature": -3}, "temperature"),
+        ({"messages": STORY, "top_k": 40.5}, "top_k"),
         ({"messages": [{"role": "user", "content": "x " * 9000}]}, "prompt is too long: "),
     ],
 )  # fmt: skip
@@ -398,7 +398,7 @@ def test_a_refusal_has_anthropics_shape_and_names_the_field(world: OpenAIServer,
 def test_the_package_raises_its_own_errors(client: anthropic.Anthropic) -> None:
     """With the request's id."""
     with pytest.raises(anthropic.BadRequestError, match="stop_sequences") as refusal:
-        create(client, stop_sequences=[""])
+        create(client, stop_sequences=["x" * 5000])
     assert refusal.value.request_id
     with pytest.raises(anthropic.NotFoundError):
         client.post("/v1/messages/batches", cast_to=object, body={})

@@ -128,7 +128,7 @@ def test_what_cannot_be_classified_is_refused(classifier: httpx.Client) -> None:
     for value in ([], 3, None, [[]], [None]):
         assert failed(classifier, "/classify", input=value) == (400, "input")
     assert failed(classifier, "/classify")[0] == 400
-    assert failed(classifier, "/classify", input="a", nonsense=1) == (400, "nonsense")
+    assert failed(classifier, "/classify", input="a", tenant="x") == (400, "tenant")
     assert failed(classifier, "/classify", input="the cat " * 400)[0] == 400
     assert ok(classifier, "/classify", input="the cat " * 400, truncate="right")["data"][0]["num_classes"] == 3
 
@@ -215,7 +215,7 @@ def test_pairs_that_do_not_fit_are_refused(reranker: httpx.Client) -> None:
         assert failed(reranker, "/score", text_1=first, text_2=second) == (400, param)
     assert failed(reranker, "/score", text_1="a")[0] == 400
     assert failed(reranker, "/score", text_1="the cat " * 400, text_2="a")[0] == 400
-    assert failed(reranker, "/score", text_1="a", text_2="b", nonsense=1) == (400, "nonsense")
+    assert failed(reranker, "/score", text_1="a", text_2="b", tenant="x") == (400, "tenant")
 
 
 # ---- dimensions and prompts of embeddings

@@ -168,7 +168,6 @@ def test_an_input_may_be_an_object_with_a_text(world: OpenAIServer) -> None:
         ({"input": "a", "pooling": "none"}, "pooling", "invalid_params"),
         ({"input": "a", "timeout_s": -1}, "timeout_s", "invalid_params"),
         ({"input": "a", "truncate": "up"}, "truncate", "invalid_params"),
-        ({"input": "a", "top_k": 1}, "top_k", "unknown_parameter"),
         ({"input": "a " * 3000}, None, "context_length_exceeded"),
     ],
 )

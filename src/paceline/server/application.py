@@ -93,7 +93,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
 def add_documents(app: FastAPI, settings: ServerSettings, page: WebPage) -> None:
     """Add the pages of the API before all other routes, and the files of the web page behind them."""
     if settings.docs:
-        app.router.routes[:0] = document_routes(app)
+        app.router.routes[:0] = document_routes(app, strict_fields=settings.strict_fields)
     if page.files is not None:
         app.router.routes.append(PageRoute(page.files))
 

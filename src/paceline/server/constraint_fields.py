@@ -13,6 +13,7 @@ from paceline import validation
 from paceline.constraints.json_schema_rules import relaxed_schema
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
+from paceline.server.request_body import FieldRules, check_fields
 
 CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark")
 """Fields of `SamplingParams` that a body may set."""
@@ -23,14 +24,26 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 _FIELDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 _NARROWING = ("uniqueItems", "propertyNames", "format")
 _MAX_WARNINGS = 10
-_IGNORED = ("disable_fallback", "disable_additional_properties")
+_KINDS = (*_FIELDS, "json_object")
 _COMPACT = "disable_any_whitespace"
+_STRUCTURED = FieldRules(
+    without_effect=("disable_fallback", "disable_additional_properties", "whitespace_pattern"),
+    unsupported={"structural_tag": f"use one of {', '.join(_KINDS)}"},
+)
+_FORMAT = ("type", "json_schema", "schema")
+_DESCRIBED = ("name", "description", "schema", "strict")
 
 
-def response_format_changes(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keywords of `SamplingParams` for OpenAI's response_format; none for text. Raises `InvalidParams`."""
+def response_format_changes(
+    response_format: Mapping[str, Any] | None, warnings: list[str], *, strict: bool
+) -> dict[str, Any]:
+    """Return the keywords of `SamplingParams` for OpenAI's response_format; none for text.
+
+    warnings: takes those of unknown members. Raises `InvalidParams`, and `ApiException` for unknown members if strict.
+    """
     if response_format is None:
         return {}
+    warnings += check_fields(response_format, _FORMAT, place="response_format.", strict=strict)
     kind = response_format.get("type")
     if kind == "text":
         return {}
@@ -39,24 +52,31 @@ def response_format_changes(response_format: Mapping[str, Any] | None) -> dict[s
     if kind != "json_schema":
         raise InvalidParams(f'response_format.type must be "text", "json_object" or "json_schema", not {kind!r:.80}')
     described = response_format.get("json_schema")
-    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if described is None:  # llama-server's examples have it here
+        schema = response_format.get("schema")
+    else:
+        schema = described.get("schema") if isinstance(described, Mapping) else None
+    if isinstance(described, Mapping):
+        warnings += check_fields(described, _DESCRIBED, place="response_format.json_schema.", strict=strict)
     if schema is None:
         raise InvalidParams("response_format.json_schema.schema must be a JSON schema")
     return {"json_schema": schema}
 
 
-def structured_output_changes(given: Mapping[str, Any]) -> dict[str, Any]:
+def structured_output_changes(given: Mapping[str, Any], warnings: list[str], *, strict: bool) -> dict[str, Any]:
     """Return the keywords of `SamplingParams` for vLLM's structured_outputs and guided_* among the fields of a body.
 
-    Raises `InvalidParams` for more than one constraint and for unknown kinds.
+    warnings: takes those of unknown members. Raises `InvalidParams` for more than one constraint, and `ApiException` for
+    a constraint that is not supported, or for unknown members if strict.
     """
     found: dict[str, Any] = {}
     options = given.get("structured_outputs")
     if options is not None:
         if not isinstance(options, Mapping):
             raise InvalidType(f"structured_outputs must be an object, not {type(options).__name__}")
-        others = {name: value for name, value in options.items() if name not in (*_IGNORED, _COMPACT)}
-        found |= {f"structured_outputs.{name}": value for name, value in others.items()}
+        known = (*_KINDS, _COMPACT)
+        warnings += check_fields(options, known, _STRUCTURED, place="structured_outputs.", strict=strict)
+        found |= {f"structured_outputs.{name}": options[name] for name in _KINDS if name in options}
     found |= {name: given[name] for name in GUIDED if given.get(name) is not None}
     found = {name: value for name, value in found.items() if value is not None and value is not False}
     if len(found) > 1:
@@ -65,8 +85,6 @@ def structured_output_changes(given: Mapping[str, Any]) -> dict[str, Any]:
         kind = GUIDED.get(name, name.removeprefix("structured_outputs."))
         if kind == "json_object":
             return {"json_schema": {"type": "object"}}
-        if kind not in _FIELDS:
-            raise InvalidParams(f"{name} is not known; kinds are {', '.join(_FIELDS)} and json_object")
         return {_FIELDS[kind]: value}
     return {}
 

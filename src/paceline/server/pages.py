@@ -109,18 +109,29 @@ def server_facts(service: Service) -> list[tuple[str, str]]:
     return [*facts, ("state", state)]
 
 
-def document_routes(app: FastAPI) -> list[Route]:
-    """Return /openapi.json and /docs of an application with an `openapi_url`; they go before its own routes."""
+def document_routes(app: FastAPI, *, strict_fields: bool = False) -> list[Route]:
+    """Return /openapi.json and /docs of an application with an `openapi_url`; they go before its own routes.
+
+    strict_fields: whether bodies with unknown fields are refused.
+    """
     openapi = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url)
 
+    def described() -> dict[str, Any]:
+        """Return the document. It is built once, which takes a while: not for the event loop."""
+        found = app.openapi()
+        for schema in found["components"]["schemas"].values() if strict_fields else ():
+            if schema.get("additionalProperties") is True:  # a `RequestBody`
+                schema["additionalProperties"] = False
+        return found
+
     async def document(request: Request) -> Response:
-        await asyncio.to_thread(app.openapi)  # built once, in a thread: it takes a while
+        await asyncio.to_thread(described)
         response: Response = await openapi(request)
         return response
 
     async def page(request: Request) -> Response:
         root = request.scope.get("root_path", "")
-        return HTMLResponse(await asyncio.to_thread(lambda: api_page(app.openapi(), root)), headers=_HEADERS)
+        return HTMLResponse(await asyncio.to_thread(lambda: api_page(described(), root)), headers=_HEADERS)
 
     return [
         Route("/openapi.json", document, include_in_schema=False),

@@ -5,15 +5,16 @@ Tokenising takes time: not for the event loop.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
-from paceline.errors import InvalidParams, InvalidType, Unsupported
-from paceline.params import SAMPLERS
+from paceline.errors import InvalidParams, InvalidType, PacelineError, Unsupported
+from paceline.params import SAMPLERS, SamplingParams
 from paceline.request import RequestOptions
+from paceline.server.request_body import without_fractions
 
 if TYPE_CHECKING:
     from paceline.engine.prompts import Prompt
@@ -169,6 +170,7 @@ def tokenize_mixed(tokenizer: Tokenizer, name: str, value: Any, *, add_special: 
         return tokenizer.encode(validation.text(name, value), add_special=add_special, parse_special=parse_special)
     if not isinstance(value, list):
         raise InvalidType(f"{name} must be {_SHAPES}, not {type(value).__name__}")
+    value = without_fractions(value)
     if not any(isinstance(one, str) for one in value):
         return validation.token_ids(name, value, tokenizer.n_vocab)
     ids: list[int] = []
@@ -268,34 +270,114 @@ def _text_of_part(name: str, part: Any) -> str:
     return text
 
 
-def check_other_fields(
-    fields: Mapping[str, Any],
-    known: Collection[str],
-    *,
-    ignored: Collection[str],
-    unsupported: Mapping[str, tuple[Any, ...]],
-) -> list[str]:
-    """Return a warning for each unknown field of a body that is ignored. Raises for fields that would change the output.
+def without_empty_texts(stop: Any) -> Any:
+    """Return the stop texts without empty ones, which end nothing; None if there are no others.
 
-    known: the body's own fields. unsupported: fields with the values of theirs that ask for nothing. null asks for nothing.
+    Values of other types are returned as they are: `SamplingParams` refuses them.
     """
-    from paceline.server.api_errors import clean_message, invalid_request  # late: flags read this module for --help
+    kept = [text for text in stop if text != ""] if isinstance(stop, list) else stop
+    return None if kept in ([], "") else kept
 
-    warnings = []
-    for name, value in fields.items():
-        if value is None:
+
+def check_sampling_field(place: str, name: str, value: Any) -> None:
+    """Raise the error of a sampling parameter under the name that the body has for it.
+
+    Args:
+        place: The path in the body.
+        name: The field of `SamplingParams`.
+        value: Its value.
+
+    Raises:
+        InvalidParams: The value is out of its range.
+        InvalidType: The value has the wrong type.
+    """
+    try:
+        SamplingParams(**{name: value})
+    except PacelineError as error:
+        message = f"{place}{str(error).removeprefix(name)}"
+        raise (InvalidType if isinstance(error, InvalidType) else InvalidParams)(message) from None
+
+
+def parse_samplers(samplers: list[Any] | str, warnings: list[str]) -> tuple[str, ...]:
+    """Return the samplers in order, from names, their variants or letters.
+
+    Unknown names and repetitions are skipped with a warning.
+    """
+    if isinstance(samplers, str):
+        named = [(letter, SAMPLER_LETTERS.get(letter)) for letter in samplers]
+    else:
+        texts = [validation.text(f"samplers[{index}]", text) for index, text in enumerate(samplers)]
+        named = [(text, SAMPLER_NAMES.get(text.lower())) for text in texts]
+    found: list[str] = []
+    for given, name in named:
+        if name is None:
+            warnings.append(f"samplers: there is no {given!r:.60}, and it was ignored")
+        elif name in found:
+            warnings.append(f"samplers: {given!r} comes twice and is applied once")
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+_MAX_BIASES = 2**16
+_ID_KEY = re.compile(r"(-?[0-9]{1,11})(?:\.0{1,9})?")
+BANNED_BIAS = -1e6
+"""The bias that stands for minus infinity: no logit makes up for it."""
+
+
+def parse_logit_bias(tokenizer: Tokenizer, value: Any, warnings: list[str] | None = None) -> dict[int, float]:
+    """Return biases by token id. Several biases of a token add up.
+
+    Args:
+        tokenizer: Encodes the texts that stand for their tokens.
+        value: An object, or a list of pairs: token ids or texts to numbers, or to false, which bans the token.
+        warnings: Takes a sentence for each entry that llama-server skips; None: such an entry is an error.
+
+    Raises:
+        InvalidParams: A bias is out of range, there are too many, or an entry is wrong.
+        InvalidType: The value is neither an object nor a list.
+    """
+    if not isinstance(value, (list, dict)):
+        raise InvalidType(f"logit_bias must be an object or a list of pairs, not {type(value).__name__}")
+    if len(value) > _MAX_BIASES:
+        raise InvalidParams(f"logit_bias must have at most {_MAX_BIASES} entries, not {len(value)}")
+    pairs = [(_token_key(key), bias) for key, bias in value.items()] if isinstance(value, dict) else value
+    found: dict[int, float] = {}
+    for pair in pairs:
+        try:
+            ids, bias = _read_bias(tokenizer, pair)
+        except InvalidParams as error:
+            if warnings is None:
+                raise
+            warnings.append(f"{error}; the entry was ignored")
             continue
-        if name in ignored:
-            warnings.append(f"{name}: accepted, and without a meaning here")
-        elif name not in unsupported:
-            near = difflib.get_close_matches(name[:80], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "/docs lists those that there are"
-            shown = name if name.isidentifier() and len(name) <= 80 else repr(name[:80])
-            message = f"{shown} is no parameter of this endpoint; {hint}"
-            raise invalid_request(message, clean_message(name[:80]), "unknown_parameter")
-        elif value not in unsupported[name]:
-            raise invalid_request(f"{name} is not supported here; leave it out", name, Unsupported.code)
-    return warnings
+        amount = validation.number("logit_bias", bias, BANNED_BIAS, -BANNED_BIAS)
+        for token in ids:
+            found[token] = max(BANNED_BIAS, min(-BANNED_BIAS, found.get(token, 0.0) + amount))
+    return found
+
+
+def _read_bias(tokenizer: Tokenizer, pair: Any) -> tuple[list[int], float]:
+    """Return the token ids of a pair, and its bias."""
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+        raise InvalidParams(f"logit_bias: {pair!r:.60} is no pair of a token and a bias")
+    token, bias = pair
+    if bias is not False and not _is_number(bias):
+        raise InvalidParams(f"logit_bias: {bias!r:.60} is neither a number nor false")
+    ids: list[int] = []
+    if isinstance(token, str):
+        ids = tokenizer.encode(validation.text("logit_bias", token), add_special=False)
+    elif _is_number(token) and token == int(token) and 0 <= token < tokenizer.n_vocab:
+        ids = [int(token)]
+    if not ids:
+        raise InvalidParams(f"logit_bias: {token!r:.60} is no token of the vocabulary")
+    return ids, BANNED_BIAS if bias is False else bias
+
+
+def _token_key(key: str) -> int | str:
+    """Return the token id that the key of an object stands for; any other key as it is."""
+    digits = _ID_KEY.fullmatch(key)
+    return key if digits is None else int(digits[1])
 
 
 def add_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:

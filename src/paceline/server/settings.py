@@ -57,7 +57,8 @@ class ServerSettings:
 
     Endpoints: embeddings and reranking (False: only what the model is made for, see docs), metrics, slots, props (whether
     `POST /props` is allowed), docs (the OpenAPI pages), start_page (GET /, the web page; None: where only this machine reaches
-    the server, or it has keys), page_folder (files in place of the built page's; they need no key), responses_store (responses
+    the server, or it has keys), page_folder (files in place of the built page's; they need no key), strict_fields (whether
+    requests with unknown fields are refused; False: a warning), responses_store (responses
     that are kept of each tenant; 0: none) and responses_store_bytes (of each tenant's), responses_store_total_bytes (of all;
     None: four times as many). Slots are saved where engine_options have a state_folder.
 
@@ -121,6 +122,7 @@ class ServerSettings:
     docs: bool = True
     start_page: bool | None = None
     page_folder: Path | None = None
+    strict_fields: bool = False
     responses_store: int = 0
     responses_store_bytes: int = 256 << 20
     responses_store_total_bytes: int | None = None

@@ -1,36 +1,28 @@
-"""The bodies of Anthropic's requests: fields, limits, and the treatment of fields that have no meaning here.
+"""The bodies of Anthropic's requests: fields, limits, and the rules for fields that the endpoints do not act on.
 
 Messages, tools and blocks are checked by `anthropic_messages`, whose errors name the place. Pure; any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+from pydantic import Field, SkipValidation
 
-from paceline.server.request_fields import check_other_fields
+from paceline.server.request_body import FieldRules, RequestBody
 
-_IGNORED = frozenset(
+_WITHOUT_EFFECT = frozenset(
     {
-        "context_management", "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id",
-        "workspace_id",
+        "container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "metadata", "service_tier",
+        "speed", "user_profile_id", "workspace_id",
     }
 )  # fmt: skip
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
 
 
-class TokenCountBody(BaseModel):
-    """The body of /v1/messages/count_tokens. Unknown fields are kept for `field_warnings`; null counts as absent."""
+class TokenCountBody(RequestBody):
+    """The body of /v1/messages/count_tokens."""
 
-    model_config = ConfigDict(
-        strict=True,
-        extra="allow",
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        json_schema_extra={"additionalProperties": False},
-    )
+    rules: ClassVar[FieldRules] = FieldRules(without_effect=_WITHOUT_EFFECT)
 
     model: str | None = Field(None, max_length=512, description="Any name is taken for the one model, with a warning.")
     messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
@@ -71,18 +63,13 @@ class TokenCountBody(BaseModel):
 class MessageBody(TokenCountBody):
     """The body of /v1/messages."""
 
-    max_tokens: int = Field(ge=0, le=2**31 - 1, description="Most tokens of the message, thinking included.")
+    max_tokens: int = Field(
+        ge=-1, le=2**31 - 1, description="Most tokens of the message, thinking included; -1: until the context is full."
+    )
     stop_sequences: Annotated[list[str] | None, SkipValidation] = Field(
         None, description="Up to 256 texts, which end the message and are not part of it."
     )
     stream: bool | None = Field(None, description="Stream the message as server-sent events.")
-    temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token. 1 by default.")
+    temperature: float | None = Field(None, ge=0, description="0: the most likely token. 1 by default.")
     top_p: float | None = Field(None, ge=0, le=1, description="1 by default.")
-    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
-
-
-def field_warnings(body: TokenCountBody) -> list[str]:
-    """Return a warning for each field that is ignored. Raises for fields that would change the output."""
-    return check_other_fields(
-        body.model_extra or {}, type(body).model_fields, ignored=_IGNORED, unsupported=_UNSUPPORTED
-    )
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)

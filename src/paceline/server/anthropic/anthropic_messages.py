@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from paceline.chat.json_values import checked_json, checked_schema
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.server.anthropic.readable_blocks import plain_document, readable_text, tagged
 from paceline.server.media_input.request_media import RequestMedia
+from paceline.server.request_body import check_fields
 
 ROLES = ("user", "assistant", "system")
 _SOURCES = ("base64", "url", "file")
@@ -450,16 +451,20 @@ class _ToolReader:
         )
 
 
-def tool_choice_of(choice: object, offered: OfferedTools) -> tuple[Any, bool | None, list[str]]:
+def tool_choice_of(
+    choice: object, offered: OfferedTools, *, strict: bool = False
+) -> tuple[Any, bool | None, list[str]]:
     """Return the `tool_choice` and `parallel_tool_calls` of `ChatOptions`, and warnings.
 
-    Raises `InvalidParams` for a malformed choice, and for one that demands a tool that is not offered.
+    strict: whether unknown members are refused. Raises `InvalidParams` for a malformed choice, and for one that demands a tool
+    that is not offered.
     """
     if choice is None:
         return None, None, []
     if not isinstance(choice, Mapping):
         raise InvalidType(f"tool_choice must be an object with a type, not {type(choice).__name__}")
-    warnings = unknown_members("tool_choice", choice, ("type", "name", "disable_parallel_tool_use"))
+    known = ("type", "name", "disable_parallel_tool_use")
+    warnings = check_fields(choice, known, strict=strict, place="tool_choice.")
     kind = validation.choice("tool_choice.type", choice.get("type"), ("auto", "any", "tool", "none"))
     single = choice.get("disable_parallel_tool_use")
     parallel = (
@@ -479,15 +484,6 @@ def tool_choice_of(choice: object, offered: OfferedTools) -> tuple[Any, bool | N
     if name is None:
         return "required", parallel, warnings
     if all(tool.name != name for tool in offered.tools):
-        known = ", ".join(repr(tool.name) for tool in offered.tools)
-        raise InvalidParams(f"tool_choice.name is {name[:_MAX_SHOWN]!r}, and tools has {known[:1000]}")
+        names = ", ".join(repr(tool.name) for tool in offered.tools)
+        raise InvalidParams(f"tool_choice.name is {name[:_MAX_SHOWN]!r}, and tools has {names[:1000]}")
     return {"type": "function", "function": {"name": name}}, parallel, warnings
-
-
-def unknown_members(place: str, value: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Return a warning for each member of an object that is not known. null counts as absent."""
-    return [
-        f"{place}.{name[:_MAX_SHOWN]}: not known, and ignored; there are {', '.join(known)}"
-        for name, member in value.items()
-        if name not in known and member is not None
-    ]

@@ -10,16 +10,13 @@ from paceline import validation
 from paceline.chat import ChatOptions
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
-from paceline.server.anthropic.anthropic_bodies import MessageBody, TokenCountBody, field_warnings
-from paceline.server.anthropic.anthropic_messages import (
-    conversation_of,
-    tool_choice_of,
-    tools_of,
-    unknown_members,
-)
+from paceline.server.anthropic.anthropic_bodies import MessageBody, TokenCountBody
+from paceline.server.anthropic.anthropic_messages import conversation_of, tool_choice_of, tools_of
 from paceline.server.api_errors import ApiError, ApiException
 from paceline.server.constraint_fields import enforceable
 from paceline.server.media_input.request_media import RequestMedia
+from paceline.server.request_body import cap_warnings, check_fields, without_fractions
+from paceline.server.request_fields import without_empty_texts
 
 MESSAGE_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": None}
 
@@ -49,23 +46,25 @@ def parse_message_request(
     variables: TemplateVariables,
     reasoning_format: str,
     media: RequestMedia,
+    *,
+    strict: bool = False,
 ) -> ParsedMessages:
-    """Parse a body. base: defaults; reasoning_format: the server's; media: reads its images.
+    """Parse a body. base: defaults; reasoning_format: the server's; media: reads its images; strict: refuse unknown fields.
 
     Raises `InvalidParams`, `InvalidType`, `Unsupported` and `ApiException`, which name the field.
     """
-    warnings = [*field_warnings(body), *_thread_warnings(body.thread)]
+    warnings = [*body.field_warnings(strict=strict), *_thread_warnings(body.thread)]
     conversation = conversation_of(body.messages, body.system, media)
     offered = tools_of(body.tools, conversation.tool_changes)
-    tool_choice, parallel, about_choice = tool_choice_of(body.tool_choice, offered)
-    output = _parse_output(body.output_config, body.output_format)
-    thinking = _parse_thinking(body.thinking)
+    tool_choice, parallel, about_choice = tool_choice_of(body.tool_choice, offered, strict=strict)
+    output = _parse_output(body.output_config, body.output_format, strict=strict)
+    thinking = _parse_thinking(body.thinking, strict=strict)
     changes: dict[str, Any] = {} if output.schema is None else {"json_schema": output.schema}
     kwargs = {**(body.chat_template_kwargs or {}), **thinking.variables}
     stops: tuple[str, ...] = ()
     if isinstance(body, MessageBody):
         stops = _stops(body.stop_sequences)
-        changes |= {"max_tokens": body.max_tokens, "stop": stops}
+        changes |= {"max_tokens": None if body.max_tokens == -1 else body.max_tokens, "stop": stops}
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         changes |= {name: value for name, value in given.items() if value is not None}
     field = "output_format" if body.output_config is None else "output_config.format"
@@ -83,14 +82,16 @@ def parse_message_request(
         ),
         stops=stops,
         shows_thinking=thinking.is_shown,
-        warnings=(
-            *warnings,
-            *conversation.warnings,
-            *offered.warnings,
-            *about_choice,
-            *output.warnings,
-            *relaxed,
-            *thinking.warnings,
+        warnings=cap_warnings(
+            (
+                *warnings,
+                *conversation.warnings,
+                *offered.warnings,
+                *about_choice,
+                *output.warnings,
+                *relaxed,
+                *thinking.warnings,
+            )
         ),
     )
 
@@ -104,9 +105,9 @@ def _stops(stops: object) -> tuple[str, ...]:
         raise InvalidParams(f"stop_sequences must have at most {_MAX_STOPS} texts, not {len(stops)}")
     for index, stop in enumerate(stops):
         size = len(validation.text(f"stop_sequences[{index}]", stop))
-        if not 1 <= size <= _MAX_STOP_CHARS:
-            raise InvalidParams(f"stop_sequences[{index}] must have 1 to {_MAX_STOP_CHARS} characters, not {size}")
-    return tuple(stops)
+        if size > _MAX_STOP_CHARS:
+            raise InvalidParams(f"stop_sequences[{index}] must have at most {_MAX_STOP_CHARS} characters, not {size}")
+    return tuple(without_empty_texts(stops) or ())
 
 
 def _thread_warnings(thread: object) -> list[str]:
@@ -137,18 +138,18 @@ class _Thinking:
     warnings: Sequence[str] = ()
 
 
-def _parse_thinking(thinking: object) -> _Thinking:
+def _parse_thinking(thinking: object, *, strict: bool) -> _Thinking:
     if thinking is None:
         return _Thinking({})
     if not isinstance(thinking, Mapping):
         raise InvalidType(f"thinking must be an object with a type, not {type(thinking).__name__}")
     kind = validation.choice("thinking.type", thinking.get("type"), _THINKING_TYPES)
-    warnings = unknown_members("thinking", thinking, ("type", "budget_tokens", "display"))
+    warnings = check_fields(thinking, ("type", "budget_tokens", "display"), strict=strict, place="thinking.")
     if kind == "disabled":
         return _Thinking({"enable_thinking": False}, warnings=warnings)
     budget, display = thinking.get("budget_tokens"), thinking.get("display")
     if budget is not None:
-        budget = validation.integer("thinking.budget_tokens", budget, 0, 2**31 - 1)
+        budget = validation.integer("thinking.budget_tokens", without_fractions(budget), 0, 2**31 - 1)
     if display is not None:
         display = validation.choice("thinking.display", display, ("summarized", "omitted", "updates"))
     return _Thinking({"enable_thinking": True}, budget, display != "omitted", warnings)
@@ -163,12 +164,12 @@ class _Output:
     warnings: Sequence[str] = ()
 
 
-def _parse_output(config: object, older_format: object) -> _Output:
+def _parse_output(config: object, older_format: object, *, strict: bool) -> _Output:
     """Parse output_config, and output_format, which its member `format` replaced and takes precedence of."""
     if config is not None and not isinstance(config, Mapping):
         raise InvalidType(f"output_config must be an object, not {type(config).__name__}")
     config = config or {}
-    warnings = unknown_members("output_config", config, ("effort", "format"))
+    warnings = check_fields(config, ("effort", "format"), strict=strict, place="output_config.")
     effort = config.get("effort")
     if effort is not None:
         effort = validation.choice("output_config.effort", effort, _EFFORTS)
@@ -179,7 +180,7 @@ def _parse_output(config: object, older_format: object) -> _Output:
         return _Output(effort, warnings=warnings)
     if not isinstance(wanted, Mapping):
         raise InvalidType(f"{place} must be an object with type and schema, not {type(wanted).__name__}")
-    warnings += unknown_members(place, wanted, ("type", "schema"))
+    warnings += check_fields(wanted, ("type", "schema"), strict=strict, place=f"{place}.")
     validation.choice(f"{place}.type", wanted.get("type"), ("json_schema",))
     schema = wanted.get("schema")
     if not isinstance(schema, Mapping):

@@ -71,13 +71,14 @@ def routes(service: Service) -> APIRouter:
         service.check_accepting()
         chat_format, media = service.chat_format(), await service.request_media(body.messages, in_chat=True)
 
-        def counted() -> int:
+        def counted() -> tuple[int, tuple[str, ...]]:
             parsed = _parsed(service, body, SamplingParams(), media)
             options = service.chat_options(parsed.chat)
             chat = prepare_chat(chat_format, _turn(service, parsed), options, parsed.params)
-            return count_prompt_tokens(service.engine(), chat.prompt(chat_format.tokenizer))
+            return count_prompt_tokens(service.engine(), chat.prompt(chat_format.tokenizer)), parsed.warnings
 
-        return json_response({"input_tokens": await asyncio.to_thread(counted)})
+        num_tokens, warnings = await asyncio.to_thread(counted)
+        return json_response({"input_tokens": num_tokens, **({"warnings": warnings} if warnings else {})})
 
     return router
 
@@ -88,7 +89,10 @@ def _is_claude_code(request: Request) -> bool:
 
 
 def _parsed(service: Service, body: TokenCountBody, base: SamplingParams, media: RequestMedia) -> ParsedMessages:
-    parsed = parse_message_request(body, base, service.template_variables, service.settings.reasoning_format, media)
+    settings = service.settings
+    parsed = parse_message_request(
+        body, base, service.template_variables, settings.reasoning_format, media, strict=settings.strict_fields
+    )
     if body.model is None or body.model in service.known_names:
         return parsed
     warning = f"model: the one model here is {service.names[0]!r}; it was used"

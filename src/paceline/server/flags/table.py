@@ -489,6 +489,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--props", SWITCH, read.switch, Store("server.props"), "POST /props.", env="LLAMA_ARG_ENDPOINT_PROPS"),
         Flag("--docs", SWITCH, read.switch, Store("server.docs"),
              "The pages that describe the API, /docs and /openapi.json.", off="--no-docs", ours=True),
+        Flag("--strict-fields", SWITCH, read.switch, Store("server.strict_fields"),
+             "Refuse requests with unknown fields, which are otherwise ignored with a warning.", ours=True),
         Flag("--responses-store", "N", read.integer(0, 10**6), Store("server.responses_store"),
              "Responses of /v1/responses that are kept in memory for each tenant; 0: none.", ours=True),
         Flag("--responses-store-bytes", "N", read.integer(1, 2**42), Store("server.responses_store_bytes"),

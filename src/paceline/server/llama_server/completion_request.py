@@ -17,9 +17,8 @@ from paceline.params import PatternTrigger, SamplingParams
 from paceline.runtime import Tokenizer
 from paceline.runtime.tokenizer import FimTokens
 from paceline.server.llama_server.chunk_sources import LineLimits
-from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody, InfillChunk, cap_warnings
+from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody, InfillChunk
 from paceline.server.llama_server.sampling_fields import (
-    BANNED_BIAS,
     RANDOM_SEED,
     SAME_NAMES,
     ParseContext,
@@ -28,7 +27,8 @@ from paceline.server.llama_server.sampling_fields import (
     parse_options,
     parse_params,
 )
-from paceline.server.request_fields import is_prompt_list, read_prompts, tokenize_mixed
+from paceline.server.request_body import cap_warnings
+from paceline.server.request_fields import BANNED_BIAS, is_prompt_list, read_prompts, tokenize_mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class CompletionRequest:
 
 def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> CompletionRequest:
     """Parse a body: tokenise prompts, map fields. Raises `InvalidParams`, `Unsupported`, `PromptTooLong`."""
-    warnings = body.ignored()
+    warnings = body.field_warnings(strict=context.strict)
     prompts = _parse_prompts(body, context, limits)
     params = parse_params(body, context, warnings)
     options = parse_options(body, warnings)
@@ -99,7 +99,7 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
         texts=tuple(_text_of(one, context) if needs_text else "" for one in prompts),
         params=params,
         settings=full_settings(params, context.tokenizer.eog_ids, stream=stream, others=others),
-        warnings=tuple(cap_warnings(warnings)),
+        warnings=cap_warnings(warnings),
         line_limits=_parse_line_limits(body),
         options=options,
         stream=stream,

@@ -75,6 +75,7 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
         adapters=state.adapters.names,
         spm_infill=service.settings.spm_infill,
         spec_types=spec_type_names(engine.config.speculation),
+        strict=service.settings.strict_fields,
     )
     limits = engine.limits
     prompt_limits = PromptLimits(

@@ -1,25 +1,16 @@
-"""The bodies of llama-server's requests: names, types, hard limits. Pure; any thread.
-
-A field that is null counts as absent, as in llama-server. Unknown fields are kept, so that responses can name them
-as ignored.
-"""
+"""The bodies of llama-server's requests: names, types, hard limits. Pure; any thread."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation
+from pydantic import AfterValidator, Field, SkipValidation
 
 from paceline import validation
+from paceline.server.request_body import FieldRules, RequestBody
 
 _INT32 = 2**31 - 1
-_MOST_WARNINGS = 32
 _MANY = 1024  # members of lists that are checked on the event loop; others are checked where they are read
-
-
-def _whole(value: object) -> object:
-    """Return 40 for 40.0: JSON has one kind of number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _carried(value: str) -> str:
@@ -27,40 +18,20 @@ def _carried(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_carried)]
-Int = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[int, Field(ge=0, le=_INT32), BeforeValidator(_whole)]
-CountOrMinusOne = Annotated[int, Field(ge=-1, le=_INT32), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=0, le=_INT32)]
+CountOrMinusOne = Annotated[int, Field(ge=-1, le=_INT32)]
 
 
-class LlamaBody(BaseModel):
-    """Strict: a bool is no number; NaN, infinities and text that UTF-8 cannot carry are refused."""
+class LlamaBody(RequestBody):
+    """The body of a request to one of llama-server's endpoints. model: names the model if there are several."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-
-    def ignored(self) -> list[str]:
-        """Return a sentence for each unknown field that is not null."""
-        extra = self.model_extra or {}
-        unknown = [name for name, value in extra.items() if value is not None and name not in _OF_ROUTERS]
-        return cap_warnings([_unknown(name) for name in unknown])
+    model: Text | None = None
 
 
-def cap_warnings(sentences: list[str]) -> list[str]:
-    """Return the first sentences and the number of the others, so that a response stays smaller than its request."""
-    rest = len(sentences) - _MOST_WARNINGS
-    return sentences if rest <= 0 else [*sentences[:_MOST_WARNINGS], f"and {rest} more"]
-
-
-def _unknown(name: str) -> str:
-    return f"{name!r:.80} is no field that is known here and was ignored"
-
-
-_OF_ROUTERS = ("model",)  # names the model where there are several
-
-
-class LoraScale(LlamaBody):
+class LoraScale(RequestBody):
     """Scale of one adapter. id: its index in the list of adapters."""
 
-    id: Int
+    id: int
     scale: float = 0.0
 
 
@@ -101,6 +72,20 @@ class PacelineFields(LlamaBody):
 class CompletionBody(PacelineFields):
     """Body of POST /completion; names, defaults and special values are llama-server's."""
 
+    rules: ClassVar[FieldRules] = FieldRules(
+        declared_without_effect=(
+            "n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose", "stream_options",
+        ),
+        without_effect=frozenset((
+            "chat_format", "chat_parser", "continue_final_message", "echo", "generation_prompt", "grammar_type",
+            "message_delimiters", "parse_tool_calls", "preserved_tokens", "reasoning_budget_end_tag",
+            "reasoning_budget_end_tags", "reasoning_budget_message", "reasoning_budget_start_tag",
+            "reasoning_budget_tokens", "reasoning_control", "reasoning_format", "speculative.n_min",
+            "speculative.ngram_min_hits", "speculative.ngram_size_m", "speculative.ngram_size_n", "speculative.p_min",
+            "speculative.type", "t_max_prompt_ms",
+        )),
+    )  # fmt: skip
+
     prompt: Any = Field(
         default=None,
         description="A text, token ids, a list of both mixed, an object with prompt_string, or a list of any of these.",
@@ -109,14 +94,14 @@ class CompletionBody(PacelineFields):
     n_predict: CountOrMinusOne | None = None
     max_tokens: CountOrMinusOne | None = None
     max_completion_tokens: CountOrMinusOne | None = None
-    n_cmpl: Annotated[int, Field(ge=1, le=256), BeforeValidator(_whole)] | None = None
-    n: Annotated[int, Field(ge=1, le=256), BeforeValidator(_whole)] | None = None
+    n_cmpl: Annotated[int, Field(ge=1, le=256)] | None = None
+    n: Annotated[int, Field(ge=1, le=256)] | None = None
     stop: Annotated[list[str], Field(max_length=_MANY)] | str | None = None
-    seed: Int | None = None
+    seed: int | None = None
     temperature: float | None = None
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
-    top_k: Int | None = None
+    top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     top_n_sigma: float | None = None
@@ -132,7 +117,7 @@ class CompletionBody(PacelineFields):
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: CountOrMinusOne | None = None
     dry_sequence_breakers: Annotated[list[str], Field(max_length=_MANY)] | None = None
-    mirostat: Int | None = None
+    mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     adaptive_target: float | None = None
@@ -153,11 +138,11 @@ class CompletionBody(PacelineFields):
     return_progress: bool | None = None
     response_fields: Annotated[list[str], Field(max_length=_MANY)] | None = None
     cache_prompt: bool | None = None
-    id_slot: Int | None = None
+    id_slot: int | None = None
     lora: Annotated[list[LoraScale], Field(max_length=_MANY)] | None = None
     t_max_predict_ms: CountOrMinusOne | None = None
     n_indent: Count | None = None
-    # What has no meaning here; see `ignored`.
+    # These have no effect; see `rules`.
     n_keep: CountOrMinusOne | None = None
     n_discard: Count | None = None
     n_cache_reuse: Count | None = None
@@ -165,42 +150,9 @@ class CompletionBody(PacelineFields):
     backend_sampling: bool | None = None
     verbose: bool | None = None
     stream_options: dict[str, Any] | None = None
-    model: Text | None = None
-
-    def ignored(self) -> list[str]:
-        """Return a sentence for each unknown field, and for each that has no effect here though it asks for one."""
-        extra = self.model_extra or {}
-        foreign = {name: value for name, value in extra.items() if _is_foreign(name)}
-        asked = {name: getattr(self, name) for name in _WITHOUT_EFFECT} | foreign
-        return [
-            *(
-                f"{name!r:.80} has no effect here and was ignored"
-                for name, value in asked.items()
-                if value not in _NOTHING
-            ),
-            *(_unknown(name) for name, value in extra.items() if name not in foreign and value is not None),
-        ]
 
 
-def _is_foreign(name: str) -> bool:
-    return name in _FOREIGN or name.startswith("speculative.")
-
-
-_WITHOUT_EFFECT = (
-    "n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose",
-    "stream_options",
-)  # fmt: skip
-_FOREIGN = frozenset((
-    "chat_format", "chat_parser", "continue_final_message", "echo", "generation_prompt", "grammar_type",
-    "message_delimiters", "parse_tool_calls", "preserved_tokens", "reasoning_budget_end_tag",
-    "reasoning_budget_end_tags", "reasoning_budget_message", "reasoning_budget_start_tag", "reasoning_budget_tokens",
-    "reasoning_control", "reasoning_format", "t_max_prompt_ms",
-))  # fmt: skip
-"""What llama-server knows beside; it belongs to parts of it that are not in this endpoint."""
-_NOTHING: tuple[Any, ...] = (None, 0, -1, False, {}, [], "")
-
-
-class InfillChunk(LlamaBody):
+class InfillChunk(RequestBody):
     """A piece of another file, for context."""
 
     text: str
@@ -238,7 +190,6 @@ class TemplateBody(LlamaBody):
     tool_choice: Any = Field(default=None, description='"auto", "none", "required", or a tool, as in a chat.')
     parallel_tool_calls: bool | None = None
     json_schema: dict[str, Any] | None = None
-    model: Text | None = None
 
 
 class TokenizeBody(TemplateBody):
@@ -263,9 +214,8 @@ class EmbeddingBody(LlamaBody):
 
     content: Any = None
     input: Any = None
-    embd_normalize: Annotated[int, Field(ge=-1, le=_INT32), BeforeValidator(_whole)] | None = None
+    embd_normalize: CountOrMinusOne | None = None
     encoding_format: str | None = None
-    model: Text | None = None
     truncate: Any = Field(default=None, description=_OURS + "RequestOptions; also a bool, or START, END, NONE")
 
 
@@ -277,12 +227,11 @@ class RerankBody(LlamaBody):
         default=None, description='Each a text, or an object with a text: {"text": ...}.'
     )
     texts: Annotated[list[str] | None, SkipValidation] = None
-    top_n: Int | None = Field(default=None, description="Return only the best; all by default.")
+    top_n: int | None = Field(default=None, description="Return only the best; all by default.")
     return_documents: bool | None = Field(
         default=None, description="Whether each result has its document, as an object with a text; off by default."
     )
     return_text: bool | None = Field(default=None, description="The same of texts.")
-    model: Text | None = None
     truncate: Any = Field(default=None, description=_OURS + "RequestOptions; also a bool, or START, END, NONE")
 
 

@@ -25,6 +25,7 @@ from paceline.server.llama_server.llama_bodies import DetokenizeBody, LlamaBody,
 from paceline.server.llama_server.sampling_fields import API_DEFAULTS, parse_lora_scales
 from paceline.server.llama_server.slots import LlamaServerState
 from paceline.server.media_input.request_media import RequestMedia
+from paceline.server.request_body import cap_warnings, without_fractions
 from paceline.server.request_fields import tokenize_mixed
 from paceline.server.service import Service
 
@@ -149,19 +150,19 @@ def _token_routes(service: Service) -> APIRouter:
             media = await service.request_media(body.messages, in_chat=True)
             ids, warnings = await asyncio.to_thread(_tokenize_chat, service, body, media)
             found = await asyncio.to_thread(_vllm_tokens, service, body, ids)
-            return await large_json_response(found | _warnings(body, warnings))
+            return await large_json_response(found | _warnings(service, body, warnings))
         tokens = await asyncio.to_thread(_tokenize, service.engine().tokenizer, body)
         if body.prompt is not None:
             found = await asyncio.to_thread(_vllm_tokens, service, body, tokens)
-            return await large_json_response(found | _warnings(body))
-        return await large_json_response({"tokens": tokens} | _warnings(body))
+            return await large_json_response(found | _warnings(service, body))
+        return await large_json_response({"tokens": tokens} | _warnings(service, body))
 
     @router.post("/detokenize", summary="Token ids to text")
     async def detokenize(body: DetokenizeBody) -> Response:
         """Return `content`: the text, control tokens included; and the same as `prompt`, the name that vLLM has for it."""
         tokenizer = service.engine().tokenizer
         text = await asyncio.to_thread(_detokenize, tokenizer, body)
-        return await large_json_response({"content": text, "prompt": text} | _warnings(body))
+        return await large_json_response({"content": text, "prompt": text} | _warnings(service, body))
 
     @router.get("/tokenizer_info", summary="The tokenizer, as vLLM describes it")
     async def tokenizer_info() -> Response:
@@ -173,7 +174,7 @@ def _token_routes(service: Service) -> APIRouter:
         """Return `prompt`: the text that the chat template renders, with the media marker for each image."""
         media = await service.request_media(body.messages, in_chat=True)
         rendered, warnings = await asyncio.to_thread(_render, service, body, media)
-        return await large_json_response({"prompt": rendered} | _warnings(body, warnings))
+        return await large_json_response({"prompt": rendered} | _warnings(service, body, warnings))
 
     return router
 
@@ -262,7 +263,7 @@ def _tokenize(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
 
 
 def _detokenize(tokenizer: Tokenizer, body: DetokenizeBody) -> str:
-    ids = [] if body.tokens is None else body.tokens
+    ids = [] if body.tokens is None else without_fractions(body.tokens)
     return tokenizer.decode(validation.token_ids("tokens", ids, tokenizer.n_vocab), special=True)
 
 
@@ -273,6 +274,6 @@ def _piece_body(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-def _warnings(body: LlamaBody, more: Sequence[str] = ()) -> dict[str, Any]:
-    warnings = [*body.ignored(), *more]
+def _warnings(service: Service, body: LlamaBody, more: Sequence[str] = ()) -> dict[str, Any]:
+    warnings = cap_warnings([*body.field_warnings(strict=service.settings.strict_fields), *more])
     return {"warnings": warnings} if warnings else {}

@@ -17,7 +17,15 @@ from paceline.request import MAX_DRAFT, RequestOptions
 from paceline.runtime import Tokenizer
 from paceline.server.constraint_fields import enforceable, without_other_constraints
 from paceline.server.llama_server.llama_bodies import CompletionBody, LoraScale
-from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES, MarkedImages, drop_stream_options
+from paceline.server.request_body import without_fractions
+from paceline.server.request_fields import (
+    BANNED_BIAS,
+    MarkedImages,
+    drop_stream_options,
+    parse_logit_bias,
+    parse_samplers,
+    without_empty_texts,
+)
 
 API_DEFAULTS: Mapping[str, Any] = {"max_tokens": None}
 """Where llama-server's defaults are not those of `SamplingParams`."""
@@ -65,7 +73,7 @@ class ParseContext:
     """What parsing needs beside the body. base: sampling defaults; adapters: names by id.
 
     images: how prompts have them. spm_infill: put the suffix first in an infill prompt. spec_types: kinds of drafts, as
-    llama-server names them.
+    llama-server names them. strict: refuse unknown fields.
     """
 
     base: SamplingParams
@@ -74,12 +82,14 @@ class ParseContext:
     adapters: Sequence[str] = ()
     spm_infill: bool = False
     spec_types: str = "none"
+    strict: bool = False
 
 
 def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str]) -> SamplingParams:
     """Return how to sample. Raises `InvalidParams`, and `Unsupported` for what would change the output."""
     base = context.base
-    changes = _given(body, (*SAME_NAMES, "grammar_lazy", *_SAMPLING_EXTRAS))
+    changes = _given(body, (*SAME_NAMES, "grammar_lazy"))
+    changes |= {name: without_fractions(value) for name, value in _given(body, _SAMPLING_EXTRAS).items()}
     _apply_bounds(changes, warnings)
     if changes.get("dry_base", 1.0) < 1.0:
         warnings.append(f"dry_base must be at least 1; {changes.pop('dry_base')} was ignored")
@@ -173,8 +183,8 @@ def _dry_breakers(body: CompletionBody) -> dict[str, Any]:
 
 def _stops(body: CompletionBody) -> dict[str, Any]:
     given = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    stops = tuple(dict.fromkeys(one for one in given if one))
-    return {"stop": stops} if stops else {}
+    stops = without_empty_texts(given)
+    return {"stop": tuple(dict.fromkeys(stops))} if stops else {}
 
 
 def _length(body: CompletionBody, base: SamplingParams) -> dict[str, Any]:
@@ -201,7 +211,7 @@ def _constraint(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
 def _parse_trigger(index: int, trigger: dict[str, Any]) -> str | int | dict[str, Any]:
     kind, value = trigger.get("type"), trigger.get("value")
     if kind == _TOKEN_TRIGGER:
-        return validation.integer(f"grammar_triggers[{index}].token", trigger.get("token"), 0)
+        return validation.integer(f"grammar_triggers[{index}].token", without_fractions(trigger.get("token")), 0)
     if kind == _WORD_TRIGGER:
         return validation.text(f"grammar_triggers[{index}].value", value)
     if kind in (_PATTERN_TRIGGER, _FULL_PATTERN_TRIGGER):
@@ -220,78 +230,6 @@ def _logprob_fields(body: CompletionBody) -> dict[str, Any]:
     return {"logprobs": num_probs, "logprobs_mode": "sampled" if body.post_sampling_probs else "raw"}
 
 
-_MAX_BIASES = 2**16
-BANNED_BIAS = -1e6
-"""The bias that stands for minus infinity: no logit makes up for it."""
-
-
-def parse_logit_bias(
-    tokenizer: Tokenizer, value: list[Any] | dict[str, Any] | None, warnings: list[str]
-) -> dict[int, float]:
-    """Return biases by token id: pairs or an object, tokens by id or text, `false` for never; several add up.
-
-    What llama-server skips (entries of another shape, unknown ids) is skipped with a warning.
-    """
-    if value is not None and not isinstance(value, (list, dict)):
-        raise InvalidType(f"logit_bias must be a list of pairs or an object, not {type(value).__name__}")
-    if value is not None and len(value) > _MAX_BIASES:
-        raise InvalidParams(f"logit_bias must have at most {_MAX_BIASES} entries, not {len(value)}")
-    found: dict[int, float] = {}
-    for token, bias in _bias_entries(value or [], warnings):
-        number = BANNED_BIAS if bias is False else bias
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            warnings.append(f"logit_bias: {bias!r:.60} is neither a number nor false, and was ignored")
-            continue
-        amount = validation.number("logit_bias", number, BANNED_BIAS, -BANNED_BIAS)
-        for token_id in _bias_token_ids(tokenizer, token, warnings):
-            found[token_id] = max(BANNED_BIAS, min(-BANNED_BIAS, found.get(token_id, 0.0) + amount))
-    return found
-
-
 def logit_bias_body(found: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
     """Return biases as `generation_settings` reports them; a banned token's is null."""
     return [{"bias": None if bias <= BANNED_BIAS else bias, "token": token} for token, bias in found]
-
-
-def _bias_entries(value: list[Any] | dict[str, Any], warnings: list[str]) -> Iterable[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        yield from ((_token_key(key), bias) for key, bias in value.items())
-        return
-    for entry in value:
-        if isinstance(entry, list) and len(entry) == 2:
-            yield entry[0], entry[1]
-        else:
-            warnings.append(f"logit_bias: {entry!r:.60} is no pair of a token and a bias, and was ignored")
-
-
-def _token_key(key: str) -> int | str:
-    return int(key) if key.isascii() and key.removeprefix("-").isdigit() and len(key) < 12 else key
-
-
-def _bias_token_ids(tokenizer: Tokenizer, token: Any, warnings: list[str]) -> list[int]:
-    if isinstance(token, str):
-        return tokenizer.encode(validation.text("logit_bias", token), add_special=False)
-    if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < tokenizer.n_vocab:
-        return [token]
-    warnings.append(f"logit_bias: {token!r:.60} is no token of the vocabulary, and was ignored")
-    return []
-
-
-def parse_samplers(samplers: list[str] | str, warnings: list[str]) -> tuple[str, ...]:
-    """Return the samplers in order, from names, their variants or letters.
-
-    What is no sampler, or a repetition, is skipped with a warning.
-    """
-    if isinstance(samplers, str):
-        named = [(one, SAMPLER_LETTERS.get(one)) for one in samplers]
-    else:
-        named = [(one, SAMPLER_NAMES.get(one.lower())) for one in samplers]
-    found: list[str] = []
-    for given, name in named:
-        if name is None:
-            warnings.append(f"samplers: there is no {given!r:.60}, and it was ignored")
-        elif name in found:
-            warnings.append(f"samplers: {given!r} comes twice and is applied once")
-        else:
-            found.append(name)
-    return tuple(found)

@@ -181,14 +181,16 @@ def routes(service: Service, state: LlamaServerState) -> APIRouter:
             raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
         if not id_slot.isascii() or not id_slot.isdigit() or len(id_slot) > 9:
             raise invalid_request("Invalid slot ID", "id_slot")
+        warnings = [] if body is None else body.field_warnings(strict=service.settings.strict_fields)
+        warned = {"warnings": warnings} if warnings else {}
         one = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
         match action:
             case "save":
-                return json_response(await one.save(_required_filename(body)))
+                return json_response(await one.save(_required_filename(body)) | warned)
             case "restore":
-                return json_response(await one.restore(_required_filename(body)))
+                return json_response(await one.restore(_required_filename(body)) | warned)
             case "erase":
-                return json_response(one.erase())
+                return json_response(one.erase() | warned)
             case _:
                 raise invalid_request("Invalid action", "action")
 

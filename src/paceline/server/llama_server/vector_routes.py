@@ -45,6 +45,7 @@ def routes(service: Service) -> APIRouter:
         """
         if not can_embed(service):
             raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
         options = RequestOptions(
             **embedding_input_options(service, request, body.model),
             truncate=truncate_side(body.truncate),
@@ -54,7 +55,7 @@ def routes(service: Service) -> APIRouter:
         ids = await read_embedding_inputs(service, field, value, options)
         rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
         return await large_json_response(
-            await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize)
+            await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize, warnings)
         )
 
     @router.post("/rerank", summary="Rank documents by how well they fit a query")
@@ -70,6 +71,7 @@ def routes(service: Service) -> APIRouter:
         engine = service.engine()
         if not can_rerank(service):
             raise not_supported("This server does not support reranking. Start it with `--reranking`")
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
         documents = body.documents or body.texts
         if not isinstance(documents, list) or not documents:
             raise invalid_request('"documents" must be a non-empty string array', "documents")
@@ -79,8 +81,8 @@ def routes(service: Service) -> APIRouter:
         rows = await compute_vectors(service, request, ids, "rank", options, field=field)
         found = _rank([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
         if field == "texts":
-            return await large_json_response(_tei_body(found, documents, with_text=bool(body.return_text)))
-        reply = _jina_body(found, body, service.names[0], sum(map(len, ids)))
+            return await large_json_response(_tei_body(found, documents, warnings, with_text=bool(body.return_text)))
+        reply = _jina_body(found, body, service.names[0], sum(map(len, ids)), warnings)
         return await large_json_response({"id": f"rerank-{RequestContext.of(request.scope).request_id}"} | reply)
 
     return router
@@ -96,12 +98,14 @@ def _input(body: EmbeddingBody) -> tuple[str, Any]:
     return field, value
 
 
-def _embedding_body(rows: Sequence[Any], body: EmbeddingBody, embd_normalize: int) -> list[dict[str, Any]]:
+def _embedding_body(
+    rows: Sequence[Any], body: EmbeddingBody, embd_normalize: int, warnings: list[str]
+) -> list[dict[str, Any]]:
     kind = embd_normalize if body.embd_normalize is None else body.embd_normalize
     shaped: list[dict[str, Any]] = [
         {"index": index, "embedding": _vectors(np.asarray(row), kind)} for index, row in enumerate(rows)
     ]
-    if warnings := body.ignored():
+    if warnings:
         shaped[0]["warnings"] = warnings  # a list has no other place for it
     return shaped
 
@@ -125,14 +129,21 @@ def _rank(scores: list[float], top_n: int) -> list[tuple[int, float]]:
     return best[: max(0, top_n)]
 
 
-def _tei_body(found: list[tuple[int, float]], texts: list[Any], *, with_text: bool) -> list[dict[str, Any]]:
+def _tei_body(
+    found: list[tuple[int, float]], texts: list[Any], warnings: list[str], *, with_text: bool
+) -> list[dict[str, Any]]:
     shown = _document_texts("texts", texts) if with_text else []
-    return [{"index": index, "score": score} | ({"text": shown[index]} if with_text else {}) for index, score in found]
+    ranks: list[dict[str, Any]] = [
+        {"index": index, "score": score} | ({"text": shown[index]} if with_text else {}) for index, score in found
+    ]
+    if warnings and ranks:
+        ranks[0]["warnings"] = warnings  # a list has no other place for it
+    return ranks
 
 
-def _jina_body(found: list[tuple[int, float]], body: RerankBody, model: str, num_tokens: int) -> dict[str, Any]:
-    warnings = body.ignored()
-
+def _jina_body(
+    found: list[tuple[int, float]], body: RerankBody, model: str, num_tokens: int, warnings: list[str]
+) -> dict[str, Any]:
     def document(index: int) -> dict[str, Any]:
         if not body.return_documents or body.documents is None:
             return {}

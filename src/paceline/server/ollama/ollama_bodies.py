@@ -1,16 +1,12 @@
-"""The bodies of Ollama's requests. Fields that have no meaning here are named in warnings. Pure; any thread.
-
-As in Ollama, unknown fields and options are no errors: its clients send those of any version.
-"""
+"""The bodies of Ollama's requests. Pure; any thread."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+from pydantic import Field, SkipValidation
 
-from paceline.server.api_errors import clean_message
+from paceline.server.request_body import RequestBody
 
 _OPTIONS = (
     "num_predict, temperature, top_k, top_p, min_p, typical_p, repeat_last_n, repeat_penalty, presence_penalty, "
@@ -18,10 +14,8 @@ _OPTIONS = (
 )
 
 
-class OllamaBody(BaseModel):
-    """A request's body. Unknown fields are kept for warnings; null counts as absent."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+class OllamaBody(RequestBody):
+    """The body of a request to one of Ollama's endpoints."""
 
     model: str | None = Field(None, max_length=512, description="Any name is taken for the one model, with a warning.")
     options: Annotated[dict[str, Any] | None, SkipValidation] = Field(None, description=_OPTIONS)
@@ -86,10 +80,8 @@ class OllamaEmbeddingsBody(OllamaBody):
     prompt: str | None = Field(None, description="A text.")
 
 
-class OllamaModelBody(BaseModel):
+class OllamaModelBody(RequestBody):
     """The body of /api/show and /api/pull. name: the older name of model."""
-
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, max_length=512)
     name: str | None = Field(None, max_length=512)
@@ -97,18 +89,6 @@ class OllamaModelBody(BaseModel):
     stream: bool | None = Field(None, description="Of /api/pull: lines of JSON; true by default.")
 
 
-def unknown_warnings(names: Collection[str], place: str = "") -> list[str]:
-    """Return a warning for each field or option that has no meaning here; for many of them one in all."""
-    if len(names) > 50:
-        return [f"{place or 'the body'}: {len(names)} fields without a meaning here"]
-    return [clean_message(f"{place}{name[:80]}: accepted, and without a meaning here") for name in names]
-
-
 def is_unload(body: OllamaBody) -> bool:
     """Return whether a request without a prompt asks to unload the model."""
     return body.keep_alive in (0, "0", "0s", "0m")
-
-
-def given(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the members that are not null."""
-    return {name: value for name, value in (mapping or {}).items() if value is not None}

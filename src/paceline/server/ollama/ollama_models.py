@@ -90,7 +90,8 @@ def _add_named(router: APIRouter, service: Service) -> None:
         shown = await asyncio.to_thread(shown_model, service, verbose=bool(body.verbose))
         if service.adapter_named(name) is not None:
             shown["details"] |= {"parent_model": service.names[0]}
-        return json_response(shown)
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
+        return json_response(shown | ({"warnings": warnings} if warnings else {}))
 
     @router.post("/api/pull", summary="Check that the model is here", responses=OLLAMA_STREAMS)
     async def pull(body: OllamaModelBody) -> Response:

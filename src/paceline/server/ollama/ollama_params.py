@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline import validation
 from paceline.chat import ChatOptions
-from paceline.errors import InvalidParams, InvalidType, PacelineError, Unsupported
+from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import SamplingParams
 from paceline.server.constraint_fields import enforceable
 from paceline.server.ollama.ollama_bodies import (
@@ -16,9 +16,9 @@ from paceline.server.ollama.ollama_bodies import (
     OllamaChatBody,
     OllamaGenerateBody,
     OllamaGenerationBody,
-    given,
-    unknown_warnings,
 )
+from paceline.server.request_body import FieldRules, cap_warnings, check_fields, without_fractions
+from paceline.server.request_fields import check_sampling_field, without_empty_texts
 
 OLLAMA_DEFAULTS: Mapping[str, Any] = {
     "temperature": 0.8,
@@ -42,6 +42,14 @@ _FIELDS: Mapping[str, str] = {
     },
 }  # fmt: skip
 """Options by the names that `SamplingParams` has for them."""
+
+_WITHOUT_EFFECT = (
+    "draft_num_predict", "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu",
+    "num_gqa", "num_keep", "num_thread", "numa", "penalize_newline", "rope_frequency_base", "rope_frequency_scale", "tfs_z",
+    "use_mlock", "use_mmap", "vocab_only",
+)  # fmt: skip
+_OPTIONS = FieldRules(without_effect=_WITHOUT_EFFECT)
+_EMBEDDING_OPTIONS = FieldRules(without_effect=(*_FIELDS, *_WITHOUT_EFFECT))
 _EFFORTS = ("low", "medium", "high", "max")
 
 TemplateVariables = Callable[[Mapping[str, Any], str | None], dict[str, Any]]
@@ -58,15 +66,22 @@ class ParsedOllama:
 
 
 def parse_ollama(
-    body: OllamaGenerationBody, base: SamplingParams, variables: TemplateVariables, reasoning_format: str
+    body: OllamaGenerationBody,
+    base: SamplingParams,
+    variables: TemplateVariables,
+    reasoning_format: str,
+    *,
+    strict: bool = False,
 ) -> ParsedOllama:
     """Parse a body but for its messages. base: defaults; variables: as `Service.template_variables`.
 
-    Raises `InvalidParams`, `InvalidType` and `Unsupported`, which name the field.
+    strict: refuse unknown fields and options. Raises `InvalidParams`, `InvalidType` and `Unsupported`, which name the field,
+    and `ApiException` for unknown fields.
     """
+    warnings = body.field_warnings(strict=strict)
     if isinstance(body, OllamaGenerateBody):
         _check_generate(body)
-    changes, ignored = _parse_options(body.options)
+    changes = _parse_options(body.options, warnings, strict=strict)
     schema = _schema(body.format)
     if schema is not None:
         changes["json_schema"] = schema
@@ -83,15 +98,20 @@ def parse_ollama(
             kwargs=variables(thinking, effort),
         ),
         num_top=num_top,
-        warnings=(*unknown_warnings(given(body.model_extra)), *ignored, *relaxed),
+        warnings=cap_warnings((*warnings, *relaxed)),
     )
 
 
-def option_warnings(body: OllamaBody) -> list[str]:
+def option_warnings(body: OllamaBody, *, strict: bool) -> list[str]:
     """Return warnings for what an embedding leaves out of account: all options, and unknown fields."""
-    if body.options is not None and not isinstance(body.options, Mapping):
-        raise InvalidType(f"options must be an object, not {type(body.options).__name__}")
-    return [*unknown_warnings(given(body.model_extra)), *unknown_warnings(given(body.options), "options.")]
+    rules, options = _EMBEDDING_OPTIONS, _checked_options(body.options)
+    return [*body.field_warnings(strict=strict), *check_fields(options, (), rules, strict=strict, place="options.")]
+
+
+def _checked_options(options: object) -> Mapping[str, Any]:
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidType(f"options must be an object, not {type(options).__name__}")
+    return options or {}
 
 
 def _check_generate(body: OllamaGenerateBody) -> None:
@@ -105,29 +125,21 @@ def _check_generate(body: OllamaGenerateBody) -> None:
         raise InvalidParams("suffix and system exclude each other: what is filled in has no system message")
 
 
-def _parse_options(options: object) -> tuple[dict[str, Any], list[str]]:
-    """Return keywords of `SamplingParams`, and warnings for options that have no meaning here."""
-    if options is None:
-        return {}, []
-    if not isinstance(options, Mapping):
-        raise InvalidType(f"options must be an object, not {type(options).__name__}")
-    found = given(options)
-    changes = {_FIELDS[name]: value for name, value in found.items() if name in _FIELDS}
-    limit = found.get("num_predict")
-    if limit is not None and validation.integer("options.num_predict", limit, -(2**31), 2**31 - 1) <= 0:
-        changes["max_tokens"] = None
-    for name in found:  # one at a time, so that an error is of that option
-        if name in _FIELDS:
-            _check_option(name, changes[_FIELDS[name]])
-    return changes, unknown_warnings([name for name in found if name not in _FIELDS], "options.")
-
-
-def _check_option(name: str, value: Any) -> None:
-    try:
-        SamplingParams(**{_FIELDS[name]: value})
-    except PacelineError as error:
-        message = f"options.{name}{str(error).removeprefix(_FIELDS[name])}"
-        raise (InvalidType if isinstance(error, InvalidType) else InvalidParams)(message) from None
+def _parse_options(given: object, warnings: list[str], *, strict: bool) -> dict[str, Any]:
+    """Return keywords of `SamplingParams`. warnings: takes those of options without effect."""
+    options = {name: without_fractions(value) for name, value in _checked_options(given).items()}
+    warnings += check_fields(options, _FIELDS, _OPTIONS, strict=strict, place="options.")
+    options["stop"] = without_empty_texts(options.get("stop"))
+    changes: dict[str, Any] = {}
+    for name, known in _FIELDS.items():
+        value = options.get(name)
+        if value is None:
+            continue
+        if name == "num_predict" and validation.integer("options.num_predict", value, -(2**31), 2**31 - 1) <= 0:
+            value = None
+        check_sampling_field(f"options.{name}", known, value)
+        changes[known] = value
+    return changes
 
 
 def _schema(wanted: object) -> Any:

@@ -40,6 +40,7 @@ from paceline.server.ollama.ollama_events import (
 from paceline.server.ollama.ollama_messages import images_of, ollama_conversation, with_images
 from paceline.server.ollama.ollama_models import is_model_name
 from paceline.server.ollama.ollama_params import OLLAMA_DEFAULTS, ParsedOllama, option_warnings, parse_ollama
+from paceline.server.request_body import cap_warnings
 from paceline.server.request_fields import add_suffix
 from paceline.server.running_chat import start_chat
 from paceline.server.running_request import start_request
@@ -92,7 +93,10 @@ def _generation_routes(service: Service) -> APIRouter:
 
 async def _parsed(service: Service, body: OllamaGenerationBody) -> ParsedOllama:
     base, reasoning_format = service.sampling(OLLAMA_DEFAULTS), service.settings.reasoning_format
-    return await asyncio.to_thread(parse_ollama, body, base, service.template_variables, reasoning_format)
+    strict = service.settings.strict_fields
+    return await asyncio.to_thread(
+        parse_ollama, body, base, service.template_variables, reasoning_format, strict=strict
+    )
 
 
 def _reply(service: Service, body: OllamaGenerationBody, parsed: ParsedOllama, *, is_chat: bool) -> OllamaReply:
@@ -181,7 +185,7 @@ def _embedding_routes(service: Service) -> APIRouter:
             service, request, body.model, "input", texts, truncates=body.truncate is not False
         )
         found = vectors(rows, "l2", n_embd, body.dimensions)
-        warnings = [*option_warnings(body), *_model_warning(service, body)]
+        warnings = _embedding_warnings(service, body)
         members = {
             "model": body.model or service.names[0],
             "embeddings": [row.tolist() for row in found],
@@ -196,11 +200,16 @@ def _embedding_routes(service: Service) -> APIRouter:
     async def embeddings(body: OllamaEmbeddingsBody, request: Request) -> Response:
         """Compute the embedding of one text, not normalised; long texts are cut."""
         rows, _ = await _vectors(service, request, body.model, "prompt", body.prompt or [], truncates=True)
-        warnings = [*option_warnings(body), *_model_warning(service, body)]
+        warnings = _embedding_warnings(service, body)
         vector = vectors(rows, "none", 0)[0].tolist() if rows else []
         return _json(encode_in_parts({"embedding": vector, **({"warnings": warnings} if warnings else {})}))
 
     return router
+
+
+def _embedding_warnings(service: Service, body: OllamaBody) -> tuple[str, ...]:
+    own = option_warnings(body, strict=service.settings.strict_fields)
+    return cap_warnings((*own, *_model_warning(service, body)))
 
 
 async def _vectors(

@@ -32,7 +32,7 @@ from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import ChatLogprob, chat_logprobs
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.openai.openai_bodies import OpenAIChatBody
-from paceline.server.openai.parsing import CHAT_DEFAULTS, parse_chat
+from paceline.server.openai.parsing import CHAT_DEFAULTS, ParsedRequest, parse_chat
 from paceline.server.openai.responses import (
     FINISH_REASONS,
     ChoiceBase,
@@ -64,7 +64,7 @@ def routes(service: Service) -> APIRouter:
         base = service.sampling(CHAT_DEFAULTS)
         streaming = bool(body.stream)
         with _naming_field(body):
-            parsed = await asyncio.to_thread(parse_chat, body, base, service.options(request, body.model))
+            parsed = await asyncio.to_thread(_parse, service, body, base, service.options(request, body.model))
             media = await service.request_media(body.messages, in_chat=True)
             running = await start_chat(
                 service,
@@ -104,12 +104,11 @@ def routes(service: Service) -> APIRouter:
         """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
         base = service.sampling(CHAT_DEFAULTS)
         with _naming_field(body):
-            options, media = (
-                service.options(request, body.model),
-                await service.request_media(body.messages, in_chat=True),
-            )
-            num_tokens = await asyncio.to_thread(_count, service, body, base, options, media)
-        return {"object": "response.input_tokens", "input_tokens": num_tokens}
+            options = service.options(request, body.model)
+            media = await service.request_media(body.messages, in_chat=True)
+            num_tokens, warnings = await asyncio.to_thread(_count, service, body, base, options, media)
+        counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
+        return counted | ({"warnings": warnings} if warnings else {})
 
     return router
 
@@ -119,14 +118,18 @@ def _naming_field(body: OpenAIChatBody) -> AbstractContextManager[None]:
     return naming_param(OpenAIChatBody.model_fields, kwargs="chat_template_kwargs", json_schema=schema)
 
 
+def _parse(service: Service, body: OpenAIChatBody, base: SamplingParams, options: Mapping[str, Any]) -> ParsedRequest:
+    return parse_chat(body, base, options, service.engine().tokenizer, strict=service.settings.strict_fields)
+
+
 def _count(
     service: Service, body: OpenAIChatBody, base: SamplingParams, others: Mapping[str, Any], media: RequestMedia
-) -> int:
-    params = parse_chat(body, base, others).params
+) -> tuple[int, tuple[str, ...]]:
+    parsed = _parse(service, body, base, others)
     options = service.chat_options(chat_options(service, body))
     chat_format = service.chat_format()
-    prepared = prepare_chat(chat_format, _turn(service, body, media), options, params)
-    return count_prompt_tokens(service.engine(), prepared.prompt(chat_format.tokenizer))
+    prepared = prepare_chat(chat_format, _turn(service, body, media), options, parsed.params)
+    return count_prompt_tokens(service.engine(), prepared.prompt(chat_format.tokenizer)), parsed.warnings
 
 
 def _turn(service: Service, body: OpenAIChatBody, media: RequestMedia) -> Turn:

@@ -17,7 +17,7 @@ from paceline.engine.results import probabilities, vectors
 from paceline.errors import Unsupported
 from paceline.server.api_errors import invalid_request, naming_param
 from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, large_json_response
-from paceline.server.openai.openai_bodies import ClassifyBody, OpenAIBody, ScoreBody, check_unknown_fields
+from paceline.server.openai.openai_bodies import ClassifyBody, OpenAIBody, ScoreBody
 from paceline.server.openai.parsing import model_warning
 from paceline.server.request_context import RequestContext
 from paceline.server.service import Service
@@ -42,7 +42,7 @@ def routes(service: Service) -> APIRouter:
         if not can_rerank(service):
             raise Unsupported("this model was not made to classify; start the server with --reranking if it can")
         with naming_param(ClassifyBody.model_fields):
-            warnings = check_unknown_fields(body.model_extra or {}, ClassifyBody)
+            warnings = body.field_warnings(strict=service.settings.strict_fields)
             options = embedding_options(
                 {
                     **vector_options(service, request, body.model),
@@ -70,7 +70,7 @@ def routes(service: Service) -> APIRouter:
         """
         with naming_param(ScoreBody.model_fields, query="text_1", documents="text_2"):
             pairs = _pairs(body)
-            warnings = check_unknown_fields(body.model_extra or {}, ScoreBody)
+            warnings = body.field_warnings(strict=service.settings.strict_fields)
             scored = _scored_by_pairs if can_rerank(service) else _scored_by_cosine
             values, ids = await scored(service, request, body, pairs)
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(values)]

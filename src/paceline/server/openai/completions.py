@@ -30,6 +30,7 @@ from paceline.server.openai.responses import (
     wants_prompt_logprobs,
     whole_response,
 )
+from paceline.server.request_body import without_fractions
 from paceline.server.request_fields import MarkedImages, add_suffix, segments_of
 from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service
@@ -46,7 +47,8 @@ def routes(service: Service) -> APIRouter:
         """Complete a prompt or several, as OpenAI's endpoint; with `stream` as server-sent events."""
         base, engine = service.sampling(COMPLETION_DEFAULTS), service.engine()
         with naming_param(OpenAICompletionBody.model_fields):
-            parsed = await asyncio.to_thread(parse_completion, body, base, service.options(request, body.model))
+            options, strict = service.options(request, body.model), service.settings.strict_fields
+            parsed = await asyncio.to_thread(parse_completion, body, base, options, engine.tokenizer, strict=strict)
             images = MarkedImages(service.media_marker, await service.request_media())
             prompts = await asyncio.to_thread(list_prompts, body, engine.tokenizer, images)
             check_num_prompts(engine, len(prompts), parsed.params.n)
@@ -56,7 +58,7 @@ def routes(service: Service) -> APIRouter:
             running_request = await start_request(
                 service, request, prompts, parsed.params, parsed.options, streaming=streaming
             )
-        options = response_options_of(
+        response_options = response_options_of(
             service,
             body,
             parsed,
@@ -66,15 +68,15 @@ def routes(service: Service) -> APIRouter:
             wants_prompt_logprobs=wants_prompt_logprobs(body, parsed.params),
         )
         if streaming:
-            return EventStream(running_request, CompletionStream(options), failure=openai_error_event)
-        return await whole_response(running_request, options, completion_body)
+            return EventStream(running_request, CompletionStream(response_options), failure=openai_error_event)
+        return await whole_response(running_request, response_options, completion_body)
 
     return router
 
 
 def list_prompts(body: OpenAICompletionBody, tokenizer: Any, images: MarkedImages) -> list[Prompt]:
     """Return the prompts of a body; without one, the token that begins a text. Raises as `segments_of`, and `InvalidParams`."""
-    prompt: Any = body.prompt
+    prompt = without_fractions(body.prompt)
     if prompt is None:
         if tokenizer.bos is None:
             raise InvalidParams("prompt must be given: this model has no token for the beginning of a text")
@@ -86,7 +88,7 @@ def list_prompts(body: OpenAICompletionBody, tokenizer: Any, images: MarkedImage
     named: list[tuple[str, Any]] = [("prompt", prompt)]
     if isinstance(prompt, list) and is_batch(prompt):
         named = [(f"prompt[{index}]", one) for index, one in enumerate(prompt)]
-    return [_prompt_of(name, one, images, has_suffix=bool(body.suffix)) for name, one in named]
+    return [_prompt_of(name, without_fractions(one), images, has_suffix=bool(body.suffix)) for name, one in named]
 
 
 def _prompt_of(name: str, prompt: Any, images: MarkedImages, *, has_suffix: bool) -> Prompt:

@@ -19,7 +19,7 @@ from paceline.errors import InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.server.api_errors import naming_param
 from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, encode_in_parts
-from paceline.server.openai.openai_bodies import EMBEDDING_OPTIONS, OpenAIEmbeddingBody, check_unknown_fields
+from paceline.server.openai.openai_bodies import EMBEDDING_OPTIONS, OpenAIEmbeddingBody
 from paceline.server.openai.parsing import given_fields, model_warning
 from paceline.server.request_fields import merge_options
 from paceline.server.service import Service
@@ -50,7 +50,7 @@ def routes(service: Service) -> APIRouter:
             )
         with naming_param(OpenAIEmbeddingBody.model_fields):
             warnings = (
-                *check_unknown_fields(body.model_extra or {}, OpenAIEmbeddingBody),
+                *body.field_warnings(strict=service.settings.strict_fields),
                 *model_warning(body, service.known_names),
             )
             check_embedding_body(body, engine.model.n_embd_out)

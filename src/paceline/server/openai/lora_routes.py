@@ -31,6 +31,7 @@ def routes(service: Service) -> APIRouter:
     async def load(body: LoadLoraBody) -> Response:
         """Load a LoRA adapter, which requests may name as their `model` from then on. Needs --enable-lora-loading."""
         _check_allowed(service)
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
         engine, name = service.engine(), body.lora_name
         if name in service.names or name.removesuffix(":latest") in service.names:
             raise invalid_request(f"lora_name: {name!r:.200} is the model's own name; take another one", "lora_name")
@@ -39,7 +40,7 @@ def routes(service: Service) -> APIRouter:
         except AdapterError as error:
             is_there = await asyncio.to_thread(_is_file, body.lora_path)
             raise _with_status(error, 400 if is_there else 404, "lora_path") from error
-        return PlainTextResponse(f"Success: the LoRA adapter {name!r} is loaded")
+        return _done(f"Success: the LoRA adapter {name!r} is loaded", warnings)
 
     @router.post("/v1/unload_lora_adapter", summary="Unload a LoRA adapter", response_class=PlainTextResponse)
     async def unload(body: UnloadLoraBody) -> Response:
@@ -48,6 +49,7 @@ def routes(service: Service) -> APIRouter:
         409 if they do not end within `timeout_s`; then the adapter stays. Needs --enable-lora-loading.
         """
         _check_allowed(service)
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
         engine, name, scales = service.engine(), body.lora_name, dict(service.settings.lora_scales)
         if name in scales:  # else requests that name no adapter would be refused, too
             service.set_lora_scales({one: scale for one, scale in scales.items() if one != name})
@@ -57,9 +59,13 @@ def routes(service: Service) -> APIRouter:
             if name in scales and any(one.name == name for one in engine.loras()):
                 service.set_lora_scales({name: scales[name], **service.settings.lora_scales})
             raise
-        return PlainTextResponse(f"Success: the LoRA adapter {name!r} is unloaded")
+        return _done(f"Success: the LoRA adapter {name!r} is unloaded", warnings)
 
     return router
+
+
+def _done(message: str, warnings: list[str]) -> Response:
+    return PlainTextResponse("\n".join([message, *(f"Warning: {warning}" for warning in warnings)]))
 
 
 async def _call(threads: ThreadPoolExecutor, function: Callable[[], None]) -> None:

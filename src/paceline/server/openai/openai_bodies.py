@@ -1,23 +1,19 @@
-"""The bodies of OpenAI's requests: fields, limits, and the treatment of fields that have no meaning here.
+"""The bodies of OpenAI's requests: their fields, and the rules for fields that the endpoints do not act on.
 
-OpenAI's fields are checked by pydantic, to OpenAI's limits. paceline's own are made from `SamplingParams` and
-`RequestOptions`, so that no name is written twice; they check the values, and this module only describes them to
-the OpenAPI pages. A field without a meaning is renamed, ignored with a warning, or refused. Pure; any thread.
+pydantic checks the types of OpenAI's fields. paceline's own fields are made from `SamplingParams` and `RequestOptions`,
+so that no name is written twice; these records check the values, also those of OpenAI's sampling fields. Pure; any thread.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model
+from pydantic import Field, SkipValidation, create_model
 
-from paceline.errors import Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.server.api_errors import clean_message, invalid_request
+from paceline.server.request_body import FieldRules, RequestBody
 
 # Of SamplingParams: fields that have a shape of their own in OpenAI's bodies.
 _SPELT_BY_OPENAI = frozenset(
@@ -39,16 +35,46 @@ OPTION_EXTRAS = (*(f.name for f in dataclasses.fields(RequestOptions) if f.name 
 EMBEDDING_OPTIONS = ("queue_timeout_s", "timeout_s", "truncate", "add_special", "parse_special")
 
 
-class OpenAIBody(BaseModel):
-    """A request's body. Unknown fields are kept for `check_unknown_fields`; null counts as absent."""
+# OpenAI's fields that do not change the output.
+_OPENAI_WITHOUT_EFFECT = (
+    "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
+)  # fmt: skip
+# OpenAI's fields whose result can only be missing: no sound, no web search, no moderation.
+_OPENAI_NOT_DONE = ("audio", "modalities", "moderation", "web_search_options")
+# Fields that clients of llama-server send to these endpoints.
+_LLAMA_SERVER_WITHOUT_EFFECT = (
+    "backend_sampling", "chat_format", "id_slot", "min_keep", "n_cache_reuse", "n_discard", "n_keep", "parse_tool_calls",
+    "post_sampling_probs", "preserved_tokens", "reasoning_control", "response_fields", "return_progress", "return_tokens",
+    "sse_ping_interval", "t_max_predict_ms", "t_max_prompt_ms", "verbose",
+)  # fmt: skip
+_RULES = FieldRules(
+    without_effect=frozenset((*_OPENAI_WITHOUT_EFFECT, *_OPENAI_NOT_DONE, *_LLAMA_SERVER_WITHOUT_EFFECT)),
+    unsupported={
+        "chat_template": "the chat template is the server's, see --chat-template; leave the field out",
+        "constraint": "use json_schema, regex, choice, grammar or lark",
+        "documents": "put the documents into a message",
+        "function_call": "it is the older name of tool_choice; send tools and tool_choice",
+        "functions": "it is the older name of tools; send tools and tool_choice",
+        "logits_processors": "use logit_bias, bad_words or a constraint",
+        "tenant": "it follows from the API key; cache_salt keeps prefixes apart too",
+        "use_beam_search": "leave it out; n draws several choices",
+    },
+    harmless={"function_call": ("none", "auto"), "modalities": (["text"],)},
+    renamed=("max_completion_tokens", "n_predict", "repeat_last_n", "repetition_penalty", "typ_p"),
+    hints={
+        "enable_thinking": "send it in chat_template_kwargs",
+        "request_id": "send it as the header X-Request-Id",
+        "thinking": "send enable_thinking in chat_template_kwargs",
+        "truncate_prompt_tokens": "truncate cuts prompts that are too long",
+    },
+)
 
-    model_config = ConfigDict(
-        strict=True,
-        extra="allow",
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        json_schema_extra={"additionalProperties": False},
-    )
+
+class OpenAIBody(RequestBody):
+    """The body of a request to one of OpenAI's or vLLM's endpoints."""
+
+    rules: ClassVar[FieldRules] = _RULES
 
     model: str | None = Field(
         None,
@@ -86,32 +112,39 @@ else:
     EmbeddingFields = create_model("EmbeddingExtras", __base__=OpenAIBody, **_extras(RequestOptions, EMBEDDING_OPTIONS))
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestBody):
     """What a stream reports besides text."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    rules: ClassVar[FieldRules] = FieldRules(declared_without_effect=("include_obfuscation",))
 
     include_usage: bool | None = Field(None, description="One more event at the end, with the usage and no choices.")
     continuous_usage_stats: bool | None = Field(None, description="paceline's own: usage so far in every event.")
     include_obfuscation: bool | None = Field(None, description="Accepted; nothing is obfuscated here.")
 
 
+_LIMIT = "Most tokens of a choice; -1: until the context is full."
+
+
 class GenerationBody(SamplingFields):
     """Fields that completions and chat completions share."""
 
-    temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token. 1 by default.")
+    temperature: float | None = Field(None, ge=0, description="0: the most likely token. 1 by default.")
     top_p: float | None = Field(None, ge=0, le=1, description="1 by default.")
     n: int | None = Field(None, ge=1, le=256, description="Choices of each prompt; 1 by default.")
     stop: Annotated[str | list[str] | None, SkipValidation] = Field(
         None, description="A text, or up to 256 of them, which end the output and are not part of it."
     )
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="The same seed draws the same tokens.")
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = Field(None, description="Token ids to -100 .. 100.")
-    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="The same seed draws the same tokens.")
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float | bool] | list[Any] | None, SkipValidation] = Field(
+        None,
+        description="Token ids to biases, as an object or as a list of pairs. llama-server's: a text in place of an id "
+        "stands for its tokens, and false bans a token.",
+    )
+    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=_LIMIT)
     stream: bool | None = Field(None, description="Stream the response as server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
+    stream_options: StreamOptions | None = Field(None, description="Without effect if the response is not streamed.")
     timings_per_token: bool | None = Field(None, description="llama-server's: timings in every event of a stream.")
     return_token_ids: bool | None = Field(None, description="paceline's own: token_ids beside every text.")
     response_format: dict[str, Any] | None = Field(None, description='{"type": "text" | "json_object" | "json_schema"}')
@@ -134,7 +167,7 @@ class OpenAICompletionBody(GenerationBody):
         description="A text, token ids, an object with prompt_string and multimodal_data (images in base64), or a list of one "
         "of these.",
     )
-    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="16 by default.")
+    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=f"{_LIMIT} 16 by default.")
     best_of: int | None = Field(None, description="n, or nothing.")
     logprobs: int | None = Field(
         None, ge=0, le=1000, description="So many of the most likely tokens, and the one drawn."
@@ -149,9 +182,9 @@ class OpenAIChatBody(GenerationBody):
     messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
         description="Each with a role (system, developer, user, assistant) and a content, text or a list of text parts."
     )
-    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="The older name of max_completion_tokens.")
+    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description="The older name of max_completion_tokens.")
     max_completion_tokens: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="By default as many as the context holds."
+        None, ge=-1, le=2**31 - 1, description="-1, and by default: until the context is full."
     )
     logprobs: bool | None = Field(None, description="Return each token's log-probability.")
     top_logprobs: int | None = Field(
@@ -229,16 +262,16 @@ class ScoreBody(OpenAIBody):
     truncate: Any = Field(default=None, description="paceline's own: as in RequestOptions, of text_2 with a reranker.")
 
 
-class LoraBody(BaseModel):
+class LoraBody(RequestBody):
     """Fields of vLLM's requests about LoRA adapters."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     lora_name: str = Field(min_length=1, max_length=256, description="The name that requests give as their model.")
 
 
 class LoadLoraBody(LoraBody):
     """The body of /v1/load_lora_adapter."""
+
+    rules: ClassVar[FieldRules] = FieldRules(unsupported={"scale": "requests set scales in lora; leave it out"})
 
     lora_path: str = Field(
         min_length=1, max_length=4096, description="A GGUF file of the server's machine, with an adapter for its model."
@@ -251,79 +284,9 @@ class LoadLoraBody(LoraBody):
 class UnloadLoraBody(LoraBody):
     """The body of /v1/unload_lora_adapter."""
 
-    lora_int_id: int | None = Field(None, description="vLLM's; without a meaning here.")
+    rules: ClassVar[FieldRules] = FieldRules(declared_without_effect=("lora_int_id",))
+
+    lora_int_id: int | None = Field(None, description="vLLM's; it has no effect here.")
     timeout_s: float = Field(
         30.0, ge=0, le=86_400, description="paceline's own: how long requests that use it may take to end."
     )
-
-
-# Other servers' names of fields.
-RENAMED = {
-    "n_predict": "max_tokens",
-    "repeat_last_n": "penalty_last_n",
-    "repetition_penalty": "repeat_penalty",
-    "typ_p": "typical_p",
-}
-
-# OpenAI's: they mean something to OpenAI and do not affect the output.
-_OPENAI_IGNORED = (
-    "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
-)  # fmt: skip
-# llama-server's: fields that its clients send to these endpoints.
-_LLAMA_SERVER_IGNORED = (
-    "backend_sampling", "chat_format", "id_slot", "min_keep", "n_cache_reuse", "n_discard", "n_keep", "parse_tool_calls",
-    "post_sampling_probs", "preserved_tokens", "reasoning_control", "response_fields", "return_progress", "return_tokens",
-    "sse_ping_interval", "t_max_predict_ms", "t_max_prompt_ms", "verbose",
-)  # fmt: skip
-_IGNORED = frozenset(_OPENAI_IGNORED + _LLAMA_SERVER_IGNORED)
-
-# OpenAI's: refused, since ignoring them would change the output; but for the values that ask for nothing.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "moderation": (),
-    "web_search_options": (),
-}
-_WHERE_INSTEAD = {
-    "tenant": "it follows from the API key; cache_salt keeps prefixes apart too",
-    "request_id": "send it as the header X-Request-Id",
-}
-
-
-def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the unknown fields that mean a known one, by the known one's name."""
-    known = {RENAMED[name]: value for name, value in fields.items() if name in RENAMED and value is not None}
-    if known.get("max_tokens") == -1:  # llama-server: until the context is full
-        known["max_tokens"] = None
-    return known
-
-
-def check_unknown_fields(fields: Mapping[str, Any], body: type[OpenAIBody]) -> list[str]:
-    """Return a warning for each field that is ignored. Raises for fields that would change the output."""
-    warnings = []
-    for name, value in fields.items():
-        if name in _IGNORED:
-            if value is not None:
-                warnings.append(f"{name}: accepted, and without a meaning here")
-        elif name in _UNSUPPORTED:
-            if value is not None and value not in _UNSUPPORTED[name]:
-                raise invalid_request(f"{name} is not supported here yet; leave it out", name, Unsupported.code)
-        elif name not in RENAMED:
-            message = f"{_display(name)} is no parameter of this endpoint; {_hint(name, body)}"
-            raise invalid_request(message, clean_message(name[:80]), "unknown_parameter")
-    return warnings
-
-
-def _hint(name: str, body: type[OpenAIBody]) -> str:
-    if name in _WHERE_INSTEAD:
-        return _WHERE_INSTEAD[name]
-    near = difflib.get_close_matches(name[:80], [*body.model_fields, *RENAMED], n=1)
-    return f"did you mean {near[0]}?" if near else "/docs lists those that there are"
-
-
-def _display(name: str) -> str:
-    """Return a field's name as it is if it is an identifier, else quoted."""
-    return name if name.isidentifier() and len(name) <= 80 else repr(name[:80])

@@ -1,17 +1,19 @@
-"""Map the bodies of OpenAI's requests to `SamplingParams` and `RequestOptions`.
+"""Map the bodies of OpenAI's requests to `SamplingParams` and `RequestOptions`, which check the values.
 
-Pure; any thread. Values are checked by `SamplingParams` and `RequestOptions`, whose errors name the field.
+Their errors name the field. Texts in logit_bias are tokenised: not for the event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline import validation
+from paceline.errors import InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.runtime import Tokenizer
 from paceline.server.constraint_fields import (
     CONSTRAINTS,
     compact_changes,
@@ -27,16 +29,26 @@ from paceline.server.openai.openai_bodies import (
     OpenAIBody,
     OpenAIChatBody,
     OpenAICompletionBody,
-    check_unknown_fields,
-    rename_fields,
 )
-from paceline.server.request_fields import drop_stream_options, merge_options
+from paceline.server.request_body import cap_warnings, without_fractions
+from paceline.server.request_fields import (
+    check_sampling_field,
+    drop_stream_options,
+    merge_options,
+    parse_logit_bias,
+    parse_samplers,
+    without_empty_texts,
+)
 
 COMPLETION_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 16}
 CHAT_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": None}
 
 _SAME_NAMES = ("temperature", "top_p", "n", "stop", "presence_penalty", "frequency_penalty")
-_MAX_BIAS = 100
+_LIMITS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens", "n_predict")
+"""Names of the most tokens, the newest first."""
+
+_RENAMED: Final = {"repeat_last_n": "penalty_last_n", "repetition_penalty": "repeat_penalty", "typ_p": "typical_p"}
+"""Other servers' names of sampling parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +60,27 @@ class ParsedRequest:
     warnings: tuple[str, ...] = ()
 
 
-def parse_completion(body: OpenAICompletionBody, base: SamplingParams, options: Mapping[str, Any]) -> ParsedRequest:
-    """Parse the body of a completion. base: defaults; options: keywords of `RequestOptions` from outside the body.
+def parse_completion(
+    body: OpenAICompletionBody,
+    base: SamplingParams,
+    options: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    strict: bool = False,
+) -> ParsedRequest:
+    """Parse the body of a completion. Control tokens in a prompt's text are parsed unless the body says otherwise.
 
-    Control tokens in a prompt's text are parsed, since prompts are the client's own, unless the body says otherwise.
+    Args:
+        body: The body.
+        base: Defaults of the sampling parameters.
+        options: Keywords of `RequestOptions` from outside the body.
+        tokenizer: Encodes the texts in logit_bias.
+        strict: Whether unknown fields are refused.
+
+    Raises:
+        InvalidParams: A value is malformed; the message begins with the field.
+        Unsupported: A value is known, and not supported.
+        ApiException: A field is not supported, or unknown if strict.
     """
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Unsupported(
@@ -61,61 +90,100 @@ def parse_completion(body: OpenAICompletionBody, base: SamplingParams, options: 
     if body.logprobs is not None:
         changes["logprobs"] = body.logprobs
         if body.echo:
-            changes["prompt_logprobs"] = max(body.logprobs, _integer(body, "prompt_logprobs"))
+            asked = given_fields(body).get("prompt_logprobs", 0)
+            changes["prompt_logprobs"] = max(body.logprobs, validation.integer("prompt_logprobs", asked))
     if body.echo:
         changes["echo"] = True
         if body.suffix:
             raise Unsupported("echo and suffix exclude each other: what comes between them is not the prompt's end")
-    return parse_generation(body, base, {"parse_special": True, **options}, changes)
+    return parse_generation(body, base, {"parse_special": True, **options}, changes, tokenizer, strict=strict)
 
 
-def parse_chat(body: OpenAIChatBody, base: SamplingParams, options: Mapping[str, Any]) -> ParsedRequest:
+def parse_chat(
+    body: OpenAIChatBody,
+    base: SamplingParams,
+    options: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    strict: bool = False,
+) -> ParsedRequest:
     """Parse the body of a chat completion; see `parse_completion`."""
     changes: dict[str, Any] = {}
-    if body.max_completion_tokens is not None:
-        if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
-            raise InvalidParams("max_tokens is the older name of max_completion_tokens: give one of them")
-        changes["max_tokens"] = body.max_completion_tokens
     if body.logprobs:
         changes["logprobs"] = body.top_logprobs or 0
-    elif body.top_logprobs is not None:
+    elif body.top_logprobs:
         raise InvalidParams("top_logprobs has no meaning without logprobs: true")
-    return parse_generation(body, base, options, changes)
+    return parse_generation(body, base, options, changes, tokenizer, strict=strict)
 
 
 def parse_generation(
-    body: GenerationBody, base: SamplingParams, options: Mapping[str, Any], changes: Mapping[str, Any]
+    body: GenerationBody,
+    base: SamplingParams,
+    options: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    strict: bool = False,
 ) -> ParsedRequest:
     """Parse what all bodies of generations share; see `parse_completion`. changes: keywords of `SamplingParams` that win."""
-    others = body.model_extra or {}
-    warnings = check_unknown_fields(others, type(body))
+    warnings = body.field_warnings(strict=strict)
     if body.stream_options is not None and not body.stream:
-        raise InvalidParams("stream_options has no meaning without stream: true")
-    changed = {**_sampling_changes(body), **rename_fields(others), **_constraint_changes(body), **changes}
+        warnings.append("stream_options has no effect if stream is not true and was ignored")
+    changed = {
+        **_sampling_changes(body, tokenizer, warnings),
+        **_length_changes(body, warnings),
+        **_constraint_changes(body, warnings, strict=strict),
+        **changes,
+    }
     params, relaxed = enforceable(_schema_field(body), base.replace(**without_other_constraints(base, changed)))
-    mine, unread = _parse_options(body)
-    if (body.stream_options is not None) and body.stream_options.include_obfuscation:
-        warnings.append("stream_options.include_obfuscation: accepted, and without a meaning here")
-    return ParsedRequest(params=params, options=merge_options(options, mine), warnings=(*warnings, *relaxed, *unread))
+    warnings += relaxed
+    mine = _parse_options(body, warnings)
+    return ParsedRequest(params=params, options=merge_options(options, mine), warnings=cap_warnings(warnings))
 
 
-def _sampling_changes(body: GenerationBody) -> dict[str, Any]:
-    """Return the keywords of `SamplingParams` that the body has."""
+def _sampling_changes(body: GenerationBody, tokenizer: Tokenizer, warnings: list[str]) -> dict[str, Any]:
+    """Return the keywords of `SamplingParams` that the body has, but for its length."""
     given = given_fields(body)
-    changes = {name: given[name] for name in (*_SAME_NAMES, *SAMPLING_EXTRAS) if name in given}
-    if body.max_tokens is not None:
-        changes["max_tokens"] = body.max_tokens
+    changes = {name: without_fractions(given[name]) for name in (*_SAME_NAMES, *SAMPLING_EXTRAS) if name in given}
+    stop = without_empty_texts(changes.pop("stop", None))
+    if stop is not None:
+        changes["stop"] = stop
+    if isinstance(changes.get("samplers"), (list, str)):
+        changes["samplers"] = parse_samplers(changes["samplers"], warnings)
     if body.seed is not None:
         changes["seed"] = body.seed if body.seed >= -1 else body.seed % 2**64
     if body.logit_bias is not None:
-        changes["logit_bias"] = parse_logit_bias(body.logit_bias)
+        changes["logit_bias"] = parse_logit_bias(tokenizer, body.logit_bias)
+    for name, known in _RENAMED.items():
+        value = without_fractions((body.model_extra or {}).get(name))
+        if value is None:
+            continue
+        check_sampling_field(name, known, value)
+        if changes.setdefault(known, value) != value:
+            warnings.append(f"{name} was ignored, since there is {known} as well")
     return changes
 
 
-def _constraint_changes(body: GenerationBody) -> dict[str, Any]:
+def _length_changes(body: GenerationBody, warnings: list[str]) -> dict[str, Any]:
+    """Return max_tokens by the newest of its names; None stands for -1: until the context is full."""
+    given = {**(body.model_extra or {}), **given_fields(body)}
+    known = {*type(body).model_fields, *body.rules.renamed}
+    limits = [
+        (name, validation.integer(name, without_fractions(given[name]), -1, 2**31 - 1))
+        for name in _LIMITS
+        if name in known and given.get(name) is not None
+    ]
+    if not limits:
+        return {}
+    newest, most = limits[0]
+    warnings += [f"{name} was ignored, since there is {newest} as well" for name, limit in limits if limit != most]
+    return {"max_tokens": None if most == -1 else most}
+
+
+def _constraint_changes(body: GenerationBody, warnings: list[str], *, strict: bool) -> dict[str, Any]:
     """Return the constraint that a body spells as OpenAI or vLLM does. Raises `InvalidParams` for more than one."""
-    wanted = response_format_changes(body.response_format)
-    structured = structured_output_changes(given_fields(body))
+    wanted = response_format_changes(body.response_format, warnings, strict=strict)
+    structured = structured_output_changes(given_fields(body), warnings, strict=strict)
     own = [name for name in CONSTRAINTS if getattr(body, name, None) is not None]
     if bool(wanted) + bool(structured) + bool(own) > 1:
         names = [
@@ -133,13 +201,14 @@ def _schema_field(body: GenerationBody) -> str:
     return next((name for name in fields if getattr(body, name, None) is not None), "json_schema")
 
 
-def _parse_options(body: GenerationBody) -> tuple[dict[str, Any], list[str]]:
-    """Return the keywords of `RequestOptions`, and a warning for each that needs a stream and has none."""
+def _parse_options(body: GenerationBody, warnings: list[str]) -> dict[str, Any]:
+    """Return the keywords of `RequestOptions`. An option of streams has a warning if the response is not streamed."""
     given = given_fields(body)
     options = {name: given[name] for name in OPTION_EXTRAS if name in given}
     RequestOptions(**options)  # raises for wrong values
     options, unused = drop_stream_options(options, stream=bool(body.stream))
-    return options, [f"{name}: without a meaning where stream is not true" for name in unused]
+    warnings += [f"{name} has no effect if stream is not true and was ignored" for name in unused]
+    return options
 
 
 def given_fields(body: OpenAIBody) -> dict[str, Any]:
@@ -147,27 +216,8 @@ def given_fields(body: OpenAIBody) -> dict[str, Any]:
     return {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
 
 
-def parse_logit_bias(given: Mapping[str, float]) -> dict[int, float]:
-    """Parse OpenAI's logit_bias, whose keys are token ids as text. Raises `InvalidParams`."""
-    result = {}
-    for key, bias in given.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise InvalidParams(f"logit_bias must have token ids as its keys, not {key[:80]!r}")
-        if not -_MAX_BIAS <= bias <= _MAX_BIAS:
-            raise InvalidParams(f"logit_bias[{key}] must be from -{_MAX_BIAS} to {_MAX_BIAS}, not {bias}")
-        result[int(key)] = bias
-    return result
-
-
 def model_warning(body: OpenAIBody, names: Sequence[str]) -> tuple[str, ...]:
     """Return a warning if the body names another model than the one loaded."""
     if body.model is None or body.model in names:
         return ()
     return (f"model: the one model here is {names[0]!r}; it was used",)
-
-
-def _integer(body: GenerationBody, name: str) -> int:
-    value = given_fields(body).get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name} must be an integer, not {value!r:.80}")
-    return value

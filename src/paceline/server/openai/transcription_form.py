@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from paceline import validation
 from paceline.errors import InvalidParams, Unsupported
+from paceline.server.request_body import FieldRules, cap_warnings, check_fields, without_fractions
 
 _MAX_FIELDS: Final = 64
 _FORMATS: Final = ("json", "text", "verbose_json")
@@ -24,21 +25,17 @@ FIELDS: Final[Mapping[str, str]] = {
     "language": "The language of the audio, which is added to the instruction.",
     "prompt": f"The instruction, in place of {_INSTRUCTION!r}.",
     "response_format": "json, text or verbose_json, which has the duration and no segments.",
-    "temperature": "0 to 2; 0 if absent.",
-    "max_tokens": "Most tokens of the transcript.",
+    "temperature": "0 if absent.",
+    "max_tokens": "Most tokens of the transcript; -1: until the context is full.",
     "stream": "true: events transcript.text.delta and transcript.text.done.",
 }
-_UNSUPPORTED: Final = {
-    "timestamp_granularities": "models here say no times",
-    "include": "log-probabilities are not part of a transcript here",
-    "chunking_strategy": "audio is taken as a whole",
-    "known_speaker_names": "speakers are not told apart",
-    "known_speaker_references": "speakers are not told apart",
-}
-_NO_CHOICE: Final = {
-    "chunking_strategy": "auto",
-    "timestamp_granularities": "segment",
-}  # values that ask for nothing more
+# Fields whose result can only be missing: models here have no times, no log-probabilities of a transcript, no speakers.
+_RULES: Final = FieldRules(
+    without_effect=(
+        "chunking_strategy", "include", "known_speaker_names", "known_speaker_references", "timestamp_granularities",
+    ),
+    harmless={"chunking_strategy": ("auto",), "timestamp_granularities": ("segment",)},
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +53,12 @@ class TranscriptionForm:
     warnings: tuple[str, ...]
 
 
-async def read_form(request: Request) -> TranscriptionForm:
-    """Read and check a form. Raises `InvalidParams` and `Unsupported`, naming the field, and `HTTPException` for no form."""
+async def read_form(request: Request, *, strict: bool = False) -> TranscriptionForm:
+    """Read and check a form. strict: refuse unknown fields.
+
+    Raises `InvalidParams` and `Unsupported`, which name the field, `ApiException` for unknown fields, and `HTTPException` for
+    no form.
+    """
     try:
         form = await request.form(max_files=1, max_fields=_MAX_FIELDS)
     except UnicodeError:  # of some codecs; what others cannot read is taken for Latin-1
@@ -69,8 +70,11 @@ async def read_form(request: Request) -> TranscriptionForm:
         if not isinstance(upload, UploadFile):
             raise InvalidParams("file is missing; send the audio as a part of multipart/form-data with a filename")
         texts = [(name, value) for name, value in items if isinstance(value, str) and value != ""]
-        _check_supported(texts)
-        return _checked(await upload.read(), dict(texts))
+        asking = sorted(texts, key=lambda text: text[1] not in _RULES.harmless.get(text[0], ()))
+        warnings = check_fields(
+            dict(asking), FIELDS, _RULES, strict=strict
+        )  # of several values one that asks for something
+        return _checked(await upload.read(), dict(texts), warnings)
     finally:
         await form.close()
 
@@ -82,13 +86,7 @@ def _check_names(names: Sequence[str]) -> None:
         raise InvalidParams(f"{twice} is given {names.count(twice)} times; give it once")
 
 
-def _check_supported(texts: Sequence[tuple[str, str]]) -> None:
-    for name, value in texts:
-        if name in _UNSUPPORTED and value != _NO_CHOICE.get(name):
-            raise Unsupported(f"{name} is not supported: {_UNSUPPORTED[name]}; leave it out")
-
-
-def _checked(data: bytes, texts: Mapping[str, str]) -> TranscriptionForm:
+def _checked(data: bytes, texts: Mapping[str, str], warnings: list[str]) -> TranscriptionForm:
     kind = texts.get("response_format", "json")
     if kind in _NEED_TIMES:
         raise Unsupported(f"response_format {kind!r} needs times or speakers, which models here do not say; use json")
@@ -98,29 +96,31 @@ def _checked(data: bytes, texts: Mapping[str, str]) -> TranscriptionForm:
         raise Unsupported("response_format 'verbose_json' is not streamed; use json")
     language = texts.get("language", "")
     instruction = texts.get("prompt", _INSTRUCTION) + (f" (language: {language})" if language else "")
-    unknown = sorted(name for name in texts if name not in FIELDS and name not in _UNSUPPORTED)
     return TranscriptionForm(
         data=data,
         model=texts.get("model"),
         language=language,
         instruction=instruction,
         response_format=kind,
-        temperature=validation.number("temperature", _number(texts, "temperature", float, 0.0), 0.0, 2.0),
+        temperature=validation.number("temperature", _number(texts, "temperature", 0.0), 0.0),
         max_tokens=_max_tokens(texts),
         stream=stream,
-        warnings=tuple(f"{name[:80]}: this field is not known; it was ignored" for name in unknown[:10]),
+        warnings=cap_warnings(warnings),
     )
 
 
 def _max_tokens(texts: Mapping[str, str]) -> int | None:
-    given = _number(texts, "max_tokens", int, None)
-    return None if given is None else validation.integer("max_tokens", given, 1)
+    given = _number(texts, "max_tokens", -1.0)
+    most = validation.integer("max_tokens", without_fractions(given), -1, 2**31 - 1)
+    if most == 0:
+        raise InvalidParams("max_tokens must be at least 1, or -1 for no limit, not 0")
+    return None if most == -1 else most
 
 
-def _number(texts: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
+def _number(texts: Mapping[str, str], name: str, default: float) -> float:
     if name not in texts:
         return default
     try:
-        return kind(texts[name])
+        return float(texts[name])
     except ValueError:
         raise InvalidParams(f"{name} must be a number, not {texts[name]!r:.80}") from None

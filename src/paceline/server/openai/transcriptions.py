@@ -55,7 +55,7 @@ def routes(service: Service) -> APIRouter:
     )
     async def transcribe(request: Request) -> Response:
         """Have the model write down what is said, as OpenAI's endpoint, for models that take audio."""
-        form = await read_form(request)
+        form = await read_form(request, strict=service.settings.strict_fields)
         if "audio" not in service.engine().model.modalities:
             message = "this model takes no audio; start the server with one that hears and its multimodal projector (--mmproj)"
             raise invalid_request(message, "file", Unsupported.code)

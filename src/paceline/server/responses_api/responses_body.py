@@ -1,15 +1,16 @@
-"""The body of /v1/responses: fields, limits, and the treatment of fields that have no meaning here. Pure; any thread."""
+"""The body of /v1/responses: fields, limits, and the rules for fields that the endpoint does not act on. Pure; any thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from paceline.errors import InvalidParams, Unsupported
-from paceline.server.api_errors import invalid_request
+from paceline.errors import InvalidParams
 from paceline.server.openai.openai_bodies import GenerationBody
+from paceline.server.request_body import FieldRules, RequestBody
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (
@@ -28,10 +29,12 @@ _Short = Annotated[str, Field(max_length=512)]
 _Word = Annotated[str, Field(max_length=64)]
 
 
-class ReasoningConfig(BaseModel):
+class ReasoningConfig(RequestBody):
     """How the model thinks."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    rules: ClassVar[FieldRules] = FieldRules(
+        declared_without_effect=("context", "mode"), harmless={"context": ("auto",), "mode": ("standard",)}
+    )
 
     effort: _Word | None = Field(
         None, description="A variable of the template; none turns thinking off, default leaves it to the template."
@@ -39,22 +42,41 @@ class ReasoningConfig(BaseModel):
     summary: _Word | None = Field(None, description="Accepted; thinking is returned as it is, without a summary.")
     generate_summary: _Word | None = Field(None, description="The older name of summary.")
     context: _Word | None = Field(None, description="Accepted; the template decides which thinking it renders.")
-    mode: _Word | None = Field(None, description="Accepted, and without a meaning here.")
+    mode: _Word | None = Field(None, description="It has no effect here.")
 
 
-class TextConfig(BaseModel):
+class TextConfig(RequestBody):
     """The shape of the text."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    rules: ClassVar[FieldRules] = FieldRules(
+        declared_without_effect=("verbosity",), harmless={"verbosity": ("medium",)}
+    )
 
     format: dict[str, Any] | None = Field(
         None, description='{"type": "text" | "json_object"}, or {"type": "json_schema", "name": ..., "schema": ...}'
     )
-    verbosity: _Word | None = Field(None, description="Accepted, and without a meaning here.")
+    verbosity: _Word | None = Field(None, description="It has no effect here.")
+
+
+_RULES = replace(
+    GenerationBody.rules,
+    declared_without_effect=(
+        "access_programs", "background", "background_options", "context_management", "image", "max_tool_calls",
+        "personality", "prompt_cache_key", "safety_identifier", "service_tier", "user",
+    ),
+    unsupported={
+        **GenerationBody.rules.unsupported,
+        "conversation": "use previous_response_id, or send the items",
+        "prompt": "there are no stored prompts; send instructions and input",
+    },
+    harmless={**GenerationBody.rules.harmless, "service_tier": ("auto", "default")},
+)  # fmt: skip
 
 
 class ResponsesBody(GenerationBody):
     """The body of /v1/responses."""
+
+    rules: ClassVar[FieldRules] = _RULES
 
     input: Any = Field(None, description="A text, or a list of items: messages, calls with their outputs, reasoning.")
     instructions: str | None = Field(None, description="A system message in front of all items, for this response.")
@@ -65,9 +87,9 @@ class ResponsesBody(GenerationBody):
         None, description="Keep the response, where the server has --responses-store: true by default there."
     )
     max_output_tokens: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="Thinking included; by default as many as the context holds."
+        None, ge=-1, le=2**31 - 1, description="Thinking included; -1, and by default: until the context is full."
     )
-    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="llama-server's name of max_output_tokens.")
+    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description="llama-server's name of max_output_tokens.")
     n: int | None = Field(None, ge=1, le=1, description="1: a response has one output.")
     top_logprobs: int | None = Field(
         None, ge=0, le=1000, description=f"So many of the most likely tokens; include needs {LOGPROBS}."
@@ -78,7 +100,7 @@ class ResponsesBody(GenerationBody):
         None, description='"auto" (default), "none", "required", a function by its name, or allowed_tools.'
     )
     parallel_tool_calls: bool | None = Field(None, description="Whether one response may have several calls.")
-    max_tool_calls: int | None = Field(None, description="Accepted; it limits OpenAI's own tools, and there are none.")
+    max_tool_calls: int | None = Field(None, description="It limits OpenAI's own tools, and has no effect here.")
     reasoning: ReasoningConfig | None = Field(None, description="How the model thinks.")
     text: TextConfig | None = Field(None, description="The shape of the text.")
     truncation: str | None = Field(
@@ -87,21 +109,21 @@ class ResponsesBody(GenerationBody):
         json_schema_extra={"enum": ["auto", "disabled"]},
     )
     metadata: dict[str, Any] | None = Field(None, description="Up to 16 texts by names; returned as they are.")
-    user: _Short | None = Field(None, description="Returned as it is, and without a meaning here.")
-    safety_identifier: _Short | None = Field(None, description="Returned as it is, and without a meaning here.")
-    prompt_cache_key: _Short | None = Field(None, description="Returned as it is, and without a meaning here.")
-    service_tier: _Word | None = Field(None, description="Accepted, and without a meaning here.")
-    background: bool | None = Field(None, description="false: responses are not made in the background.")
-    background_options: Any = Field(None, description="Refused, as background is.")
+    user: _Short | None = Field(None, description="Returned as it is; it has no effect here.")
+    safety_identifier: _Short | None = Field(None, description="Returned as it is; it has no effect here.")
+    prompt_cache_key: _Short | None = Field(None, description="Returned as it is; it has no effect here.")
+    service_tier: _Word | None = Field(None, description="It has no effect here.")
+    background: bool | None = Field(None, description="It has no effect here: no response is made in the background.")
+    background_options: Any = Field(None, description="It has no effect here.")
     context_management: Any = Field(
-        None, description="Refused: nothing is compacted here; truncation leaves items out."
+        None, description="It has no effect here: nothing is compacted; truncation leaves items out."
     )
     conversation: Any = Field(None, description="Refused; use previous_response_id.")
     prompt: Any = Field(None, description="Refused: there are no stored prompts here.")
-    client_metadata: Any = Field(None, description="Accepted: notes of a client about itself, without a meaning here.")
-    access_programs: Any = Field(None, description="Accepted, and without a meaning here.")
-    image: Any = Field(None, description="Accepted, and without a meaning here.")
-    personality: Any = Field(None, description="Accepted, and without a meaning here.")
+    client_metadata: Any = Field(None, description="Notes of a client about itself; they have no effect here.")
+    access_programs: Any = Field(None, description="It has no effect here.")
+    image: Any = Field(None, description="It has no effect here.")
+    personality: Any = Field(None, description="It has no effect here.")
     reasoning_format: str | None = Field(
         None, description='llama-server\'s: "none" leaves thinking in the text; otherwise it is an item of its own.'
     )
@@ -126,31 +148,14 @@ class ResponsesBody(GenerationBody):
     )
 
 
-_IGNORED = (
-    "user", "safety_identifier", "prompt_cache_key", "service_tier", "max_tool_calls", "access_programs", "image", "personality",
-)  # fmt: skip
-_UNSUPPORTED: Mapping[str, str] = {
-    "background": "leave it out, and read the response as a stream",
-    "background_options": "leave it out, and read the response as a stream",
-    "context_management": "leave it out; truncation can leave out the first items of a conversation",
-    "conversation": "use previous_response_id, or send the items",
-    "prompt": "there are no stored prompts here; send instructions and input",
-}
-
-
-def check_fields(body: ResponsesBody) -> list[str]:
-    """Return a warning for each field that is ignored. Raises for values that are invalid or not supported."""
-    for name, way_out in _UNSUPPORTED.items():
-        if getattr(body, name) not in (None, False):
-            raise invalid_request(f"{name} is not supported; {way_out}", name, Unsupported.code)
+def value_warnings(body: ResponsesBody) -> list[str]:
+    """Return a warning for each value that is ignored. Raises `InvalidParams` for invalid values."""
     _check_metadata(body.metadata)
     if body.truncation not in (None, "auto", "disabled"):
         raise InvalidParams(f"truncation must be 'auto' or 'disabled', not {body.truncation!r:.80}")
-    ignored = [name for name in _IGNORED if getattr(body, name) not in (None, "auto", "default")]
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        ignored.append("text.verbosity")
-    warnings = [f"{name}: accepted, and without a meaning here" for name in ignored]
-    return [*warnings, *_reasoning_warnings(body.reasoning), *_include_warnings(body)]
+    if body.max_output_tokens == 0:
+        raise InvalidParams("max_output_tokens must be at least 1, or -1 for no limit, not 0")
+    return [*_reasoning_warnings(body.reasoning), *_include_warnings(body)]
 
 
 def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
@@ -166,16 +171,9 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
 
 
 def _reasoning_warnings(reasoning: ReasoningConfig | None) -> list[str]:
-    if reasoning is None:
+    if reasoning is None or not (reasoning.summary or reasoning.generate_summary):
         return []
-    warnings = []
-    if reasoning.summary or reasoning.generate_summary:
-        warnings.append("reasoning.summary: no summary is made; the item has the thinking itself as its content")
-    if reasoning.context not in (None, "auto"):
-        warnings.append("reasoning.context: accepted, and without a meaning here")
-    if reasoning.mode not in (None, "standard"):
-        warnings.append("reasoning.mode: accepted, and without a meaning here")
-    return warnings
+    return ["reasoning.summary: no summary is made; the item has the thinking itself as its content"]
 
 
 def _include_warnings(body: ResponsesBody) -> list[str]:
@@ -183,7 +181,7 @@ def _include_warnings(body: ResponsesBody) -> list[str]:
     for index, name in enumerate(include):
         if name not in INCLUDABLE:
             raise InvalidParams(f"include[{index}] must be one of {', '.join(INCLUDABLE)}, not {name!r:.80}")
-    warnings = [f"include: {name} is accepted, and without a meaning here" for name in include if name != LOGPROBS]
+    warnings = [f"include: {name} has no effect here and was ignored" for name in include if name != LOGPROBS]
     if body.top_logprobs and LOGPROBS not in include:
-        warnings.append(f"top_logprobs: without a meaning where include does not have {LOGPROBS}")
+        warnings.append(f"top_logprobs has no effect if include does not have {LOGPROBS} and was ignored")
     return list(dict.fromkeys(warnings))

@@ -1,8 +1,11 @@
-"""Map the body of /v1/responses to a chat: messages, tools, sampling parameters. Pure; any thread."""
+"""Map the body of /v1/responses to a chat: messages, tools, sampling parameters.
+
+Texts in logit_bias are tokenised: not for the event loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,14 +13,16 @@ from paceline import validation
 from paceline.chat import ChatOptions, Turn, next_turn, template_kwargs
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
+from paceline.runtime import Tokenizer
 from paceline.server.constraint_fields import CONSTRAINTS, GUIDED
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
 from paceline.server.openai.parsing import ParsedRequest, parse_generation
+from paceline.server.request_body import cap_warnings, check_fields
 from paceline.server.responses_api.input_items import Item, added_tools, parse_items
 from paceline.server.responses_api.input_warnings import InputWarnings
 from paceline.server.responses_api.item_messages import messages_of
 from paceline.server.responses_api.response_tools import ResponseTools, parse_tool_fields
-from paceline.server.responses_api.responses_body import LOGPROBS, ResponsesBody, check_fields
+from paceline.server.responses_api.responses_body import LOGPROBS, ResponsesBody, value_warnings
 
 RENAMED = {
     "messages": "input",
@@ -84,7 +89,9 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     body: ResponsesBody,
     base: SamplingParams,
     options: Mapping[str, Any],
+    tokenizer: Tokenizer,
     *,
+    strict: bool = False,
     reasoning_format: str = "auto",
     template_variables: Callable[[Mapping[str, Any], str | None], dict[str, Any]] = template_kwargs,
     earlier: Sequence[Item] = (),
@@ -96,6 +103,8 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
         body: The body.
         base: Defaults of the sampling parameters.
         options: Keywords of `RequestOptions` from outside the body.
+        tokenizer: Encodes the texts in logit_bias.
+        strict: Whether unknown fields are refused.
         reasoning_format: The default.
         template_variables: Completes the variables of the chat template by the server's, and by the effort.
         earlier: The items of the conversation before the input.
@@ -104,9 +113,9 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     Raises:
         InvalidParams: A value is malformed; the message begins with its place.
         Unsupported: A value is known and not supported.
-        ApiException: A field is unknown or not supported.
+        ApiException: A field is not supported, or unknown if strict.
     """
-    warnings = check_fields(body)
+    warnings = value_warnings(body)
     if body.input is None and not earlier:
         raise InvalidParams("input must be given: a text, or a list of items")
     left_out = InputWarnings()
@@ -114,10 +123,12 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     placed = [(f"the earlier item {index}", item) for index, item in enumerate(earlier)]
     placed += [(f"input[{index}]", item) for index, item in enumerate(items)]
     tools = parse_tool_fields(body.tools, body.tool_choice, added_tools(placed))
-    parsed = parse_generation(body, base, options, _sampling_changes(body))
+    changes = _sampling_changes(body, warnings, strict=strict)
+    parsed = parse_generation(body, base, options, changes, tokenizer, strict=strict)
     effort = None if body.reasoning is None else body.reasoning.effort
+    warnings += [*parsed.warnings, *left_out.sentences(), *tools.warnings]
     return ResponsesRequest(
-        parsed=replace(parsed, warnings=(*warnings, *parsed.warnings, *left_out.sentences(), *tools.warnings)),
+        parsed=replace(parsed, warnings=cap_warnings(warnings)),
         chat_options=ChatOptions(
             tools=tools.functions,
             tool_choice=tools.choice,
@@ -144,21 +155,17 @@ def _budget(body: ResponsesBody) -> int | None:
     return None if wanted == -1 else wanted
 
 
-def _sampling_changes(body: ResponsesBody) -> dict[str, Any]:
-    """Return the keywords of `SamplingParams` that have another shape in this API."""
+def _sampling_changes(body: ResponsesBody, warnings: list[str], *, strict: bool) -> dict[str, Any]:
+    """Return the keywords of `SamplingParams` that have another shape in this API. warnings: takes those of text.format."""
     changes: dict[str, Any] = {}
-    if body.max_output_tokens is not None:
-        if body.max_tokens not in (None, body.max_output_tokens):
-            raise InvalidParams("max_tokens is another name of max_output_tokens: give one of them")
-        changes["max_tokens"] = body.max_output_tokens
     if LOGPROBS in (body.include or ()):
         changes["logprobs"] = body.top_logprobs or 0
-    schema = _schema(None if body.text is None else body.text.format)
+    schema = _schema(None if body.text is None else body.text.format, warnings, strict=strict)
     if schema is not None:
         others = [
             name
             for name in ("response_format", "structured_outputs", *GUIDED, *CONSTRAINTS)
-            if getattr(body, name, None) is not None
+            if getattr(body, name, None) not in (None, {"type": "text"})
         ]
         if others:
             raise InvalidParams(f"text.format and {' and '.join(others)} exclude each other: set one of them")
@@ -166,12 +173,12 @@ def _sampling_changes(body: ResponsesBody) -> dict[str, Any]:
     return changes
 
 
-def _schema(given: Mapping[str, Any] | None) -> Any:
+def _schema(given: Mapping[str, Any] | None, warnings: list[str], *, strict: bool) -> Any:
     """Return the JSON schema of a text.format; None for text."""
     if given is None:
         return None
     kind = validation.choice("text.format.type", given.get("type"), tuple(_FORMAT_MEMBERS))
-    _check_known("text.format", given, _FORMAT_MEMBERS[kind])
+    warnings += check_fields(given, _FORMAT_MEMBERS[kind], strict=strict, place="text.format.")
     if kind != "json_schema":
         return None if kind == "text" else {"type": "object"}
     for name in ("name", "description"):
@@ -182,9 +189,3 @@ def _schema(given: Mapping[str, Any] | None) -> Any:
     if not isinstance(given.get("schema"), Mapping):
         raise InvalidType("text.format.schema must be a JSON schema, an object")
     return given["schema"]
-
-
-def _check_known(place: str, given: Mapping[Any, Any], names: Collection[str]) -> None:
-    for name in given:
-        if name not in names:
-            raise InvalidParams(f"{place}.{str(name)[:80]} is not known; it has {', '.join(names)}")

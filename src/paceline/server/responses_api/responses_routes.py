@@ -104,12 +104,15 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
             engine = service.engine()
             turns = _TurnMaker(service.chat_format(), engine, media)
 
-            def prepare() -> int:
+            def prepare() -> dict[str, Any]:
                 turn = turns.make(asked, prefills=service.settings.prefill_assistant is True)
                 chat = prepare_chat(turns.chat_format, turn, asked.chat_options, asked.parsed.params)
-                return count_prompt_tokens(engine, chat.prompt(turns.chat_format.tokenizer))
+                num_tokens = count_prompt_tokens(engine, chat.prompt(turns.chat_format.tokenizer))
+                warnings = [*asked.parsed.warnings, *turns.warnings]
+                counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
+                return counted | ({"warnings": warnings} if warnings else {})
 
-            return {"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(prepare)}
+            return await asyncio.to_thread(prepare)
 
     return router
 
@@ -133,6 +136,8 @@ async def _parse(
             body,
             base,
             options,
+            service.engine().tokenizer,
+            strict=service.settings.strict_fields,
             reasoning_format=service.settings.reasoning_format,
             template_variables=service.template_variables,
             earlier=[] if before is None else before.conversation.decode(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -35,6 +35,7 @@ from paceline.server.ollama.ollama_models import (
     shown_model,
 )
 from paceline.server.pages import start_page_routes
+from paceline.server.request_body import RequestBody
 from paceline.server.request_context import RequestContext
 from paceline.server.router.model_dispatch import routing_error
 from paceline.server.router.model_listing import (
@@ -54,15 +55,19 @@ _RUNNING: Final[tuple[ModelState, ...]] = ("preparing", "queued", "loading", "lo
 ModelQuery = Annotated[str, Query(max_length=512, description="The name of a model")]
 
 
-class ModelBody(BaseModel):
+class ModelBody(RequestBody):
     """The body of what is done with a model. timeout_s: for running requests before it is unloaded; paceline's own."""
-
-    model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str = Field(max_length=512, min_length=1)
     timeout_s: float | None = Field(
         None, ge=0, le=1e9, description="paceline's own: seconds that its requests have to end."
     )
+
+
+def _warned(service: RouterService, body: RequestBody) -> dict[str, Any]:
+    """Return the warnings about a body's fields as a member of its response."""
+    warnings = body.field_warnings(strict=service.settings.strict_fields)
+    return {"warnings": warnings} if warnings else {}
 
 
 def own_routers(service: RouterService) -> list[APIRouter]:
@@ -163,24 +168,25 @@ def _management_routes(service: RouterService) -> APIRouter:
     @router.post("/models/load", summary="Load a model")
     async def load(body: ModelBody) -> dict[str, Any]:
         """Begin to load a model. Its status and the events report how that goes on."""
-        preset = models.preset(body.model)
+        warned, preset = _warned(service, body), models.preset(body.model)
         if models.status(preset).state in _RUNNING:
             raise invalid_request("model is already running", "model", "model_running")
         service.begin(models.manager.load(preset.name))
         await asyncio.sleep(0)  # so that the status is that of a load
-        return {"success": True}
+        return {"success": True} | warned
 
     @router.post("/models/unload", summary="Unload a model")
     async def unload(body: ModelBody) -> dict[str, Any]:
         """Begin to unload a model, or end its download. Its requests have some time to end, then end with an error."""
+        warned = _warned(service, body)
         if service.downloads.is_running(body.model):
             service.downloads.cancel(body.model)
-            return {"success": True}
+            return {"success": True} | warned
         preset = models.preset(body.model)
         if models.status(preset).state not in _RUNNING:
             raise invalid_request("model is not running", "model", "model_not_running")
         service.begin(models.manager.unload(preset.name, timeout_s=body.timeout_s))
-        return {"success": True}
+        return {"success": True} | warned
 
     return router
 
@@ -192,10 +198,11 @@ def _download_routes(service: RouterService) -> APIRouter:
     @router.post("/models", summary="Download a model")
     async def download(body: ModelBody) -> dict[str, Any]:
         """Begin to download a model of the Hugging Face Hub into the cache. The events report its progress."""
+        warned = _warned(service, body)
         if body.model in models.manager.names():
             raise invalid_request(f"model {body.model!r} already exists", "model", "model_exists")
         await service.downloads.start(body.model, models.reload)
-        return {"success": True}
+        return {"success": True} | warned
 
     @router.delete("/models", summary="Delete a model from the cache")
     async def delete(model: ModelQuery) -> dict[str, Any]:
@@ -275,8 +282,10 @@ def _ollama_model_routes(service: RouterService) -> APIRouter:
             return ollama_error_response(routing_error(error))
         served, verbose = models.ready(preset.name), bool(body.verbose)
         if served is not None:
-            return json_response(await asyncio.to_thread(shown_model, served.service, verbose=verbose))
-        return json_response(await asyncio.to_thread(file_description, preset, verbose=verbose))
+            shown = await asyncio.to_thread(shown_model, served.service, verbose=verbose)
+        else:
+            shown = await asyncio.to_thread(file_description, preset, verbose=verbose)
+        return json_response(shown | _warned(service, body))
 
     @router.post("/api/pull", summary="Check that a model is here", responses=OLLAMA_STREAMS)
     async def pull_one(body: OllamaModelBody) -> Response:

@@ -513,7 +513,7 @@ def test_an_unknown_member_of_a_tool_choice_is_named() -> None:
     """And ignored."""
     choice, parallel, (warning,) = tool_choice_of({"type": "auto", "parallel": True, "name": None}, OfferedTools())
     assert (choice, parallel) == ("auto", None)
-    assert warning.startswith("tool_choice.parallel: not known, and ignored")
+    assert warning.startswith("tool_choice.parallel is not a field")
 
 
 def test_arguments_of_a_call_are_json_of_its_input() -> None:

@@ -23,9 +23,10 @@ def variables(given: Mapping[str, Any], effort: str | None) -> dict[str, Any]:
     return template_kwargs({"style": "server's", **given}, effort)
 
 
-def parsed(**body: Any) -> ParsedMessages:
+def parsed(*, strict: bool = False, **body: Any) -> ParsedMessages:
     read = MessageBody.model_validate({"messages": MESSAGES, "max_tokens": 9, **body})
-    return parse_message_request(read, SamplingParams(**MESSAGE_DEFAULTS), variables, "auto", request_media())
+    base = SamplingParams(**MESSAGE_DEFAULTS)
+    return parse_message_request(read, base, variables, "auto", request_media(), strict=strict)
 
 
 def test_a_small_body_has_anthropics_defaults() -> None:
@@ -105,7 +106,7 @@ def test_unknown_members_of_options_are_named_in_a_warning(body: dict[str, Any])
     """And change nothing."""
     (warning,) = parsed(**body).warnings
     assert warning.startswith(next(iter(body)))
-    assert "not known, and ignored" in warning
+    assert "ignored" in warning
 
 
 def test_the_start_of_a_kept_conversation_is_served() -> None:
@@ -129,7 +130,7 @@ def test_warnings_of_all_parts_of_a_body_are_collected() -> None:
     content = [{"type": "container_upload", "file_id": "f"}, {"type": "text", "text": "Hi"}]
     tools = [{"type": "bash_20250124", "name": "bash"}]
     found = parsed(metadata={"user_id": "u"}, messages=[{"role": "user", "content": content}], tools=tools)
-    assert [warning.partition(":")[0] for warning in found.warnings] == [
+    assert [warning.split()[0].rstrip(":") for warning in found.warnings] == [
         "metadata",
         "messages[0].content[0]",
         "tools[0]",
@@ -137,33 +138,66 @@ def test_warnings_of_all_parts_of_a_body_are_collected() -> None:
     assert found.chat.tools == ()
 
 
-def test_fields_without_a_meaning_are_named_in_warnings() -> None:
-    """Others are refused, with the nearest name."""
-    found = parsed(metadata={"user_id": "u"}, service_tier="auto", cache_control={"type": "ephemeral"}, mcp_servers=[])
-    assert [one.partition(":")[0] for one in found.warnings] == ["metadata", "service_tier"]
-    for body, said in (
-        ({"max_token": 5}, "did you mean max_tokens?"),
-        ({"container": "c"}, "container is not supported"),
-        ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
-        ({"x" * 500: 5}, "is no parameter of this endpoint"),
-    ):
-        with pytest.raises(ApiException) as refusal:
-            parsed(**body)
-        assert said in refusal.value.api_error.message
-        assert refusal.value.api_error.status == 400
+def test_fields_that_are_ignored_have_a_warning() -> None:
+    """Known ones without effect and unknown ones, members of objects included."""
+    found = parsed(
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        cache_control={"type": "ephemeral"},
+        mcp_servers=[],
+        container="c",
+        thred={"id": 1},
+        max_token=5,
+        other=None,
+        thinking={"type": "adaptive", "depth": 1},
+        output_config={"effort": "high", "colour": "red"},
+    )
+    assert [warning.split()[0] for warning in found.warnings] == [
+        "metadata", "service_tier", "container", "thred", "max_token", "output_config.colour", "thinking.depth",
+    ]  # fmt: skip
+    assert found.warnings[4].endswith("did you mean max_tokens?")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"max_token": 5}, "max_token is not a field of this endpoint; did you mean max_tokens?"),
+        ({"x" * 500: 5}, "is not a field of this endpoint; /docs lists the fields"),
+        ({"thinking": {"type": "adaptive", "budget": 1}}, "thinking.budget is not a field"),
+        (
+            {"output_config": {"efort": "high"}},
+            "output_config.efort is not a field of this endpoint; did you mean effort?",
+        ),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}, "x": 1}}}, "output_config.format.x is not"),
+    ],
+)
+def test_unknown_fields_are_refused_where_the_server_is_strict(body: dict[str, Any], said: str) -> None:
+    """With the nearest name. Known fields without effect are taken."""
+    assert len(parsed(strict=True, metadata={"user_id": "u"}, container="c").warnings) == 2
+    with pytest.raises(ApiException) as refusal:
+        parsed(strict=True, **body)
+    assert said in refusal.value.api_error.message
+    assert (refusal.value.api_error.status, refusal.value.api_error.code) == (400, "unknown_parameter")
+
+
+def test_values_that_local_clients_send_are_taken() -> None:
+    """-1 is no limit, an empty stop sequence ends nothing, and whole floats are integers."""
+    found = parsed(max_tokens=-1, stop_sequences=["", "x"], temperature=2.5, top_k=40.0)
+    assert (found.params.max_tokens, found.stops, found.params.stop) == (None, ("x",), ("x",))
+    assert (found.params.temperature, found.params.top_k) == (2.5, 40)
 
 
 @pytest.mark.parametrize(
     ("body", "place"),
     [
         ({"stop_sequences": "x"}, "stop_sequences must be a list"),
-        ({"stop_sequences": ["a", ""]}, r"stop_sequences\[1\]"),
         ({"stop_sequences": [5]}, r"stop_sequences\[0\]"),
         ({"stop_sequences": ["x"] * 300}, "stop_sequences must have at most 256"),
         ({"thinking": True}, "thinking must be an object"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "display": "loud"}}, "thinking.display"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 100.5}}, "thinking.budget_tokens"),
         ({"output_config": []}, "output_config must be an object"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),

@@ -340,6 +340,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--slots": ([], {"server.slots": True}),
     "--props": ([], {"server.props": True}),
     "--docs": ([], {"server.docs": True}),
+    "--strict-fields": ([], {"server.strict_fields": True}),
     "--ui": ([], {"server.start_page": True}),
     "--path": (["states"], {"server.page_folder": Path("states")}),
     "--responses-store": (["20"], {"server.responses_store": 20}),

@@ -39,8 +39,9 @@ def test_a_value_of_another_type_or_beyond_its_bounds_is_refused(field: str, val
 
 def test_a_whole_number_may_be_written_with_a_point() -> None:
     """JSON has one kind of number."""
-    body = CompletionBody.model_validate({"n_predict": 12.0, "temperature": 1, "seed": -1.0})
-    assert (body.n_predict, body.temperature, body.seed) == (12, 1.0, -1)
+    body = CompletionBody.model_validate({"n_predict": 12.0, "temperature": 1, "seed": -1.0, "max_draft": 4.0})
+    assert (body.n_predict, body.temperature, body.seed, body.max_draft) == (12, 1.0, -1, 4)
+    assert isinstance(body.n_predict, int)
 
 
 def test_a_client_can_choose_no_code_of_the_servers() -> None:
@@ -53,7 +54,7 @@ def test_null_is_as_good_as_absent() -> None:
     names = [*(field.alias or name for name, field in CompletionBody.model_fields.items()), "unheard_of"]
     body = CompletionBody.model_validate(dict.fromkeys(names))
     assert body == CompletionBody(unheard_of=None)
-    assert body.ignored() == []
+    assert body.field_warnings() == []
 
 
 def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
@@ -61,7 +62,7 @@ def test_what_is_ignored_is_named_but_for_what_asks_for_nothing() -> None:
     body = CompletionBody.model_validate(
         {"foo": 0, "n_keep": 5, "n_discard": 0, "speculative.n_min": 3, "preserved_tokens": [], "verbose": False}
     )
-    assert [one.split()[0] for one in body.ignored()] == ["'n_keep'", "'speculative.n_min'", "'foo'"]
+    assert [one.split()[0] for one in body.field_warnings()] == ["n_keep", "speculative.n_min", "foo"]
 
 
 def test_text_that_utf8_cannot_carry_is_refused() -> None:
@@ -80,6 +81,6 @@ def test_required_fields_are_required() -> None:
 
 def test_of_many_ignored_fields_some_are_named() -> None:
     """The warning has the number of the others."""
-    sentences = RerankBody.model_validate({"query": "q", **{f"field{i}": i for i in range(100)}}).ignored()
-    assert len(sentences) == 33
-    assert sentences[-1] == "and 68 more"
+    sentences = RerankBody.model_validate({"query": "q", **{f"field{i}": i for i in range(100)}}).field_warnings()
+    assert len(sentences) == 17
+    assert sentences[-1] == "84 more unknown fields were ignored"

@@ -11,6 +11,7 @@ import pytest
 from paceline.chat import template_kwargs
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
+from paceline.server.api_errors import ApiException
 from paceline.server.ollama.ollama_bodies import OllamaChatBody, OllamaGenerateBody, is_unload
 from paceline.server.ollama.ollama_params import OLLAMA_DEFAULTS, ParsedOllama, parse_ollama
 
@@ -19,8 +20,9 @@ def variables(given: Mapping[str, Any], effort: str | None) -> dict[str, Any]:
     return template_kwargs(given, effort)
 
 
-def parsed(kind: Any = OllamaChatBody, **body: Any) -> ParsedOllama:
-    return parse_ollama(kind.model_validate(body), SamplingParams(**OLLAMA_DEFAULTS), variables, "auto")
+def parsed(kind: Any = OllamaChatBody, *, strict: bool = False, **body: Any) -> ParsedOllama:
+    base = SamplingParams(**OLLAMA_DEFAULTS)
+    return parse_ollama(kind.model_validate(body), base, variables, "auto", strict=strict)
 
 
 def test_a_small_body_has_ollamas_defaults() -> None:
@@ -41,7 +43,7 @@ def test_options_are_the_engines_under_other_names() -> None:
     names = {"num_predict": "max_tokens", "repeat_last_n": "penalty_last_n"}
     expected = {**options, "stop": ("a", "b")}
     assert {name: getattr(found.params, names.get(name, name)) for name in options} == expected
-    assert [one.partition(":")[0] for one in found.warnings] == ["options.num_ctx", "options.penalize_newline"]
+    assert [warning.split()[0] for warning in found.warnings] == ["options.num_ctx", "options.penalize_newline"]
 
 
 @pytest.mark.parametrize("limit", [0, -1, -2])
@@ -73,10 +75,38 @@ def test_logprobs_are_returned_on_request() -> None:
     assert parsed(top_logprobs=3).num_top is None
 
 
-def test_unknown_fields_are_named_in_warnings() -> None:
-    """As Ollama ignores them; very many of them are one warning."""
-    assert parsed(nonsense=1, other=None).warnings == ("nonsense: accepted, and without a meaning here",)
-    assert len(parsed(**{f"x{index}": 1 for index in range(99)}).warnings) == 1
+def test_unknown_fields_and_options_have_a_warning() -> None:
+    """With the nearest name. So have options of Ollama that have no effect here."""
+    found = parsed(nonsense=1, other=None, options={"num_ctx": 4096, "temprature": 1, "num_gpu": None})
+    assert found.warnings == (
+        "nonsense is not a field of this endpoint and was ignored",
+        "options.num_ctx has no effect here and was ignored",
+        "options.temprature is not a field of this endpoint and was ignored; did you mean temperature?",
+    )
+
+
+@pytest.mark.parametrize("body", [{"nonsense": 1}, {"options": {"temprature": 1}}])
+def test_unknown_fields_are_refused_where_the_server_is_strict(body: dict[str, Any]) -> None:
+    """Options of Ollama that have no effect here are none."""
+    parsed(strict=True, options={"num_ctx": 4096})
+    with pytest.raises(ApiException, match="is not a field"):
+        parsed(strict=True, **body)
+
+
+def test_options_may_be_whole_floats_and_empty_stops() -> None:
+    """Programs in languages without integers write 40.0."""
+    options = {
+        "num_predict": 100.0,
+        "top_k": 40.0,
+        "seed": 1.0,
+        "repeat_last_n": 64.0,
+        "stop": ["", "x"],
+        "temperature": 3,
+    }
+    params = parsed(options=options).params
+    assert (params.max_tokens, params.top_k, params.seed, params.penalty_last_n) == (100, 40, 1, 64)
+    assert (params.stop, params.temperature) == (("x",), 3)
+    assert parsed(options={"stop": "", "num_predict": -1.0}).params == parsed().params
 
 
 @pytest.mark.parametrize(
@@ -85,6 +115,9 @@ def test_unknown_fields_are_named_in_warnings() -> None:
         ({"options": []}, "options must be an object"),
         ({"options": {"top_p": 5}}, "options.top_p must be"),
         ({"options": {"num_predict": "x"}}, "options.num_predict must be"),
+        ({"options": {"num_predict": 100.5}}, "options.num_predict must be an integer"),
+        ({"options": {"top_k": "40"}}, "options.top_k must be an integer"),
+        ({"options": {"seed": True}}, "options.seed must be an integer"),
         ({"options": {"repeat_last_n": -5}}, "options.repeat_last_n must be"),
         ({"options": {"stop": [5]}}, r"options.stop\[0\] must be"),
         ({"format": "xml"}, "format must be"),

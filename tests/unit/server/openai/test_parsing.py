@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.unit.server.llama_server.letters import letters
 
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
@@ -20,20 +21,19 @@ from paceline.server.openai.parsing import (
     model_warning,
     parse_chat,
     parse_completion,
-    parse_logit_bias,
 )
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 
 
-def completion(options: dict[str, Any] | None = None, /, **body: Any) -> ParsedRequest:
+def completion(*, strict: bool = False, **body: Any) -> ParsedRequest:
     parsed = OpenAICompletionBody.model_validate({"prompt": "x", **body})
-    return parse_completion(parsed, SamplingParams(**COMPLETION_DEFAULTS), options or {})
+    return parse_completion(parsed, SamplingParams(**COMPLETION_DEFAULTS), {}, letters(), strict=strict)
 
 
-def chat(**body: Any) -> ParsedRequest:
+def chat(*, strict: bool = False, **body: Any) -> ParsedRequest:
     parsed = OpenAIChatBody.model_validate({"messages": [], **body})
-    return parse_chat(parsed, SamplingParams(**CHAT_DEFAULTS), {})
+    return parse_chat(parsed, SamplingParams(**CHAT_DEFAULTS), {}, letters(), strict=strict)
 
 
 def test_an_empty_body_has_the_defaults_of_its_api() -> None:
@@ -45,10 +45,13 @@ def test_an_empty_body_has_the_defaults_of_its_api() -> None:
 
 def test_a_client_can_choose_no_code_of_the_servers() -> None:
     """The name of a constraint of one's own is no field of a body, and what the format decides is none either."""
-    for name in ("constraint", "logits_processors", "thinking"):
-        for parse in (completion, chat):
-            with pytest.raises(ApiException, match=f"{name} is no parameter"):
+    for parse in (completion, chat):
+        for name in ("constraint", "logits_processors"):
+            with pytest.raises(ApiException, match=f"{name} is not supported"):
                 parse(**{name: "os:system"})
+        asked = parse(thinking={"start": "<think>"})
+        assert asked.params.thinking is None
+        assert asked.warnings[0].startswith("thinking is not a field")
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -81,7 +84,7 @@ def test_every_spelling_of_a_constraint_is_understood(body: dict[str, Any], fiel
     for parse in (completion, chat):
         assert getattr(parse(**body).params, field) == value
     base = SamplingParams(grammar="root ::= [a]", grammar_lazy=True, grammar_triggers=("x",))
-    parsed = parse_completion(OpenAICompletionBody.model_validate({"prompt": "x", **body}), base, {})
+    parsed = parse_completion(OpenAICompletionBody.model_validate({"prompt": "x", **body}), base, {}, letters())
     assert getattr(parsed.params, field) == value
     assert parsed.params.grammar_lazy is (field == "grammar")
 
@@ -92,7 +95,6 @@ def test_every_spelling_of_a_constraint_is_understood(body: dict[str, Any], fiel
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "json and structured_outputs.regex exclude"),
-        ({"structured_outputs": {"structural_tag": "a"}}, "structural_tag is not known"),
         ({"structured_outputs": 5}, "structured_outputs"),
         ({"guided_regex": "a", "regex": "b"}, "exclude each other"),
         ({"guided_regex": "a", "guided_json": {}}, "exclude each other"),
@@ -162,14 +164,19 @@ def test_a_completions_prompt_may_spell_control_tokens_by_default() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"temperature": "0.5"}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": float("inf")}, "top_p"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": 100.5}, "max_tokens"),
+        ({"max_tokens": "100"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
         ({"n": 0}, "n"),
-        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"n": 1.5}, "n"),
+        ({"seed": 0.5}, "seed"),
+        ({"presence_penalty": "1"}, "presence_penalty"),
         ({"logprobs": -1}, "logprobs"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options"),
@@ -188,16 +195,26 @@ def test_what_openai_refuses_is_refused_by_the_schema(body: dict[str, Any], para
     [
         ({"top_k": "many"}, "top_k"),
         ({"top_k": True}, "top_k"),
+        ({"top_k": 40.5}, "top_k"),
         ({"min_p": float("nan")}, "min_p"),
-        ({"stop": [""]}, "stop"),
+        ({"temperature": 1e7}, "temperature"),
+        ({"presence_penalty": 1e7}, "presence_penalty"),
+        ({"stop": [5]}, "stop"),
         ({"stop": 5}, "stop"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": 5}, "logit_bias"),
+        ({"logit_bias": {"1": "5"}}, "logit_bias"),
+        ({"logit_bias": {"1": True}}, "logit_bias"),
+        ({"logit_bias": {"1": 1e7}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": [[5000, 1]]}, "logit_bias"),
+        ({"logit_bias": [[1.5, 1]]}, "logit_bias"),
+        ({"logit_bias": [[True, 1]]}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids"),
         ({"best_of": 2}, "best_of"),
         ({"priority": "high"}, "priority"),
         ({"truncate": "up"}, "truncate"),
         ({"lora": {"a": "x"}}, "lora"),
-        ({"stream_options": {}}, "stream_options"),
         ({"echo": True, "suffix": "x"}, "echo"),
         ({"echo": True, "logprobs": 1, "prompt_logprobs": "x"}, "prompt_logprobs"),
         ({"grammar": "root ::= x", "json_schema": {}}, "grammar"),
@@ -212,15 +229,50 @@ def test_what_cannot_be_is_refused_with_the_name_of_its_field(body: dict[str, An
     assert error["message"].startswith(param)
 
 
-def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
-    """The error is the one of OpenAI."""
-    with pytest.raises(ApiException, match="temprature .* did you mean temperature") as raised:
-        completion(temprature=1)
-    assert (raised.value.api_error.param, raised.value.api_error.code) == ("temprature", "unknown_parameter")
+def test_an_unknown_field_has_a_warning_with_the_nearest_known_one() -> None:
+    """In completions and in chats; null is absent."""
+    for parse in (completion, chat):
+        asked = parse(temprature=1, client_metadata={"x": 1}, nothing=None)
+        assert asked.params == parse().params
+        assert asked.warnings == (
+            "temprature is not a field of this endpoint and was ignored; did you mean temperature?",
+            "client_metadata is not a field of this endpoint and was ignored",
+        )
+
+
+def test_an_unknown_field_is_refused_where_the_server_is_strict() -> None:
+    """With the nearest known one; the error is the one of OpenAI."""
+    for parse in (completion, chat):
+        with pytest.raises(ApiException, match="temprature .* did you mean temperature") as raised:
+            parse(strict=True, temprature=1)
+        assert (raised.value.api_error.param, raised.value.api_error.code) == ("temprature", "unknown_parameter")
+        assert parse(strict=True, user="me", n_predict=5).params.max_tokens == 5
+    nested = [
+        ({"stream": True, "stream_options": {"events": 1}}, "stream_options.events"),
+        ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}},
+            "response_format.json_schema.x",
+        ),
+        ({"structured_outputs": {"regex": "a", "x": 1}}, "structured_outputs.x"),
+    ]
+    for body, place in nested:
+        with pytest.raises(ApiException, match=f"{place} is not a field"):
+            chat(strict=True, **body)
+        (warning,) = chat(**body).warnings
+        assert warning.startswith(f"{place} is not a field")
+
+
+def test_many_unknown_fields_make_few_warnings() -> None:
+    """A response stays smaller than its request."""
+    warnings = chat(**{f"{index}{'x' * 5000}": index for index in range(900)}, interval=1, user="me").warnings
+    assert len(warnings) <= 33
+    assert "884 more unknown fields were ignored" in warnings
+    assert sum(map(len, warnings)) < 10_000
 
 
 def test_the_tenant_is_the_keys_and_not_the_bodys() -> None:
-    """The error names what to use instead."""
+    """Ignoring it would share prefixes that the client wants apart. The error names what to use instead."""
     with pytest.raises(ApiException, match="tenant .* cache_salt"):
         completion(tenant="other")
 
@@ -228,7 +280,8 @@ def test_the_tenant_is_the_keys_and_not_the_bodys() -> None:
 def test_fields_without_a_meaning_here_are_named_in_warnings() -> None:
     """OpenAI's and llama-server's; null asks for nothing."""
     warnings = completion(user="me", store=None, id_slot=3).warnings
-    assert [warning.split(":")[0] for warning in warnings] == ["user", "id_slot"]
+    assert [warning.split()[0] for warning in warnings] == ["user", "id_slot"]
+    assert chat(user="", store=False, metadata={}, service_tier=None, parallel_tool_calls=True).warnings == ()
 
 
 def test_names_of_other_servers_are_taken_for_ours() -> None:
@@ -236,14 +289,29 @@ def test_names_of_other_servers_are_taken_for_ours() -> None:
     params = completion(n_predict=9, repeat_last_n=5, repetition_penalty=1.5).params
     assert (params.max_tokens, params.penalty_last_n, params.repeat_penalty) == (9, 5, 1.5)
     assert completion(n_predict=-1).params.max_tokens is None
+    assert completion(max_completion_tokens=7).params.max_tokens == 7
+    both = completion(repeat_penalty=1.5, repetition_penalty=1.25)
+    assert both.params.repeat_penalty == 1.5
+    assert both.warnings == ("repetition_penalty was ignored, since there is repeat_penalty as well",)
+    assert completion(repeat_penalty=1.5, repetition_penalty=1.5).warnings == ()
+
+
+@pytest.mark.parametrize("name", ["n_predict", "repeat_last_n", "repetition_penalty", "typ_p", "max_completion_tokens"])
+def test_a_wrong_value_of_another_name_is_refused_by_that_name(name: str) -> None:
+    """The client has not sent the other one."""
+    for value in (True, "5", 100.5 if name == "n_predict" else -2.5):
+        with pytest.raises(InvalidParams, match=f"^{name} must be"):
+            completion(**{name: value})
 
 
 def test_stream_options_mean_nothing_where_the_response_is_not_streamed() -> None:
     """It is named, and not passed on."""
     asked = completion(interval=4)
     assert "interval" not in asked.options
-    assert asked.warnings == ("interval: without a meaning where stream is not true",)
+    assert asked.warnings == ("interval has no effect if stream is not true and was ignored",)
     assert completion(interval=4, stream=True).options["interval"] == 4
+    asked = completion(stream_options={"include_usage": True})
+    assert asked.warnings == ("stream_options has no effect if stream is not true and was ignored",)
 
 
 def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
@@ -265,12 +333,54 @@ def test_a_negative_seed_is_a_seed() -> None:
 
 
 def test_the_newer_name_of_max_tokens_counts_in_a_chat() -> None:
-    """Both are accepted; where they differ, the request is ambiguous."""
+    """Both are accepted; if they differ, the newer one counts."""
     assert chat(max_completion_tokens=5).params.max_tokens == 5
     assert chat(max_tokens=5).params.max_tokens == 5
     assert chat(max_tokens=5, max_completion_tokens=5).params.max_tokens == 5
-    with pytest.raises(InvalidParams, match="max_tokens"):
-        chat(max_tokens=5, max_completion_tokens=6)
+    both = chat(max_tokens=5, max_completion_tokens=6)
+    assert both.params.max_tokens == 6
+    assert both.warnings == ("max_tokens was ignored, since there is max_completion_tokens as well",)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_minus_one_is_until_the_context_is_full(name: str) -> None:
+    """As in llama-server; also where the endpoint has a default of its own."""
+    for parse in (completion, chat):
+        asked = parse(**{name: -1})
+        assert (asked.params.max_tokens, asked.warnings) == (None, ())
+
+
+def test_whole_floats_are_integers() -> None:
+    """Programs in languages without integers write 100.0."""
+    params = chat(
+        max_tokens=100.0, n=1.0, seed=1.0, top_k=40.0, min_tokens=2.0, stop_token_ids=[5.0], logit_bias=[[6.0, 1.0]],
+        n_predict=100.0,
+    ).params  # fmt: skip
+    assert (params.max_tokens, params.n, params.seed, params.top_k, params.min_tokens) == (100, 1, 1, 40, 2)
+    assert (params.stop_token_ids, params.logit_bias) == ((5,), ((6, 1.0),))
+    assert chat(seed=2.0**63).params.seed == 2**63
+
+
+@pytest.mark.parametrize("stop", [None, [], "", [""], ["", ""]])
+def test_an_empty_stop_ends_nothing(stop: Any) -> None:
+    """As in llama-server. Texts beside it count."""
+    assert chat(stop=stop) == chat()
+    assert chat(stop=["x", ""]).params.stop == ("x",)
+
+
+def test_numbers_beyond_openais_ranges_are_taken() -> None:
+    """As in llama-server and vLLM."""
+    params = chat(temperature=2.5, presence_penalty=3, frequency_penalty=-3, logit_bias={"5": -1000}).params
+    assert (params.temperature, params.presence_penalty, params.frequency_penalty) == (2.5, 3, -3)
+    assert params.logit_bias == ((5, -1000),)
+
+
+def test_samplers_have_llama_servers_names() -> None:
+    """Unknown ones have a warning, as in its own API."""
+    asked = chat(samplers=["top-k", "typ", "tfs_z", "temperature"])
+    assert asked.params.samplers == ("top_k", "typ_p", "temperature")
+    assert asked.warnings == ("samplers: there is no 'tfs_z', and it was ignored",)
+    assert chat(samplers="kt").params.samplers == ("top_k", "temperature")
 
 
 def test_a_chats_logprobs_are_a_switch_and_a_number() -> None:
@@ -280,6 +390,7 @@ def test_a_chats_logprobs_are_a_switch_and_a_number() -> None:
     assert chat(logprobs=False).params.logprobs is None
     with pytest.raises(InvalidParams, match="top_logprobs"):
         chat(top_logprobs=3)
+    assert chat(top_logprobs=0).params.logprobs is None
 
 
 def test_a_response_format_becomes_a_schema() -> None:
@@ -289,6 +400,8 @@ def test_a_response_format_becomes_a_schema() -> None:
     assert chat(response_format={"type": "json_object"}).params.json_schema == '{"type": "object"}'
     described = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     assert chat(response_format=described).params == chat(json_schema=schema).params
+    assert chat(response_format={"type": "json_schema", "schema": schema}).params == chat(json_schema=schema).params
+    assert chat(response_format={"type": "text"}, regex="a").params == chat(regex="a").params
 
 
 @pytest.mark.parametrize(
@@ -305,18 +418,31 @@ def test_a_response_format_that_is_none_is_refused(given: dict[str, Any]) -> Non
     [
         ("functions", [{}], []),
         ("function_call", {"name": "f"}, "auto"),
-        ("modalities", ["text", "audio"], ["text"]),
-        ("audio", {"voice": "x"}, None),
-        ("web_search_options", {}, None),
+        ("chat_template", "{{ messages }}", ""),
+        ("documents", [{"text": "x"}], []),
+        ("use_beam_search", True, False),
     ],
 )
-def test_fields_that_would_change_the_output_are_refused_until_they_are_supported(
-    name: str, wish: Any, nothing: Any
-) -> None:
+def test_fields_that_would_change_the_output_are_refused(name: str, wish: Any, nothing: Any) -> None:
     """Values that ask for nothing are accepted."""
     with pytest.raises(ApiException, match=f"{name} is not supported") as raised:
         chat(**{name: wish})
     assert (raised.value.api_error.param, raised.value.api_error.code) == (name, "unsupported")
+    assert chat(**{name: nothing}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "wish", "nothing"),
+    [
+        ("modalities", ["text", "audio"], ["text"]),
+        ("audio", {"voice": "x"}, None),
+        ("web_search_options", {"x": 1}, {}),
+        ("moderation", {"model": "x"}, None),
+    ],
+)
+def test_fields_whose_result_can_only_be_missing_have_a_warning(name: str, wish: Any, nothing: Any) -> None:
+    """The text comes without sound, search or moderation."""
+    assert chat(**{name: wish}).warnings == (f"{name} has no effect here and was ignored",)
     assert chat(**{name: nothing}).warnings == ()
 
 
@@ -327,11 +453,19 @@ def test_another_models_name_is_warned_of() -> None:
     assert model_warning(body, ("mine", "gpt-4")) == ()
 
 
-@pytest.mark.parametrize("key", ["", "-1", "1.0", "٣", "99999999999"])
-def test_a_key_of_logit_bias_that_is_no_token_is_refused(key: str) -> None:
-    """Only digits are ids."""
-    with pytest.raises(InvalidParams, match="logit_bias"):
-        parse_logit_bias({key: 1})
+@pytest.mark.parametrize(
+    "given", [{"97": 1.5}, {"97.0": 1.5}, {"a": 1.5}, [[97, 1.5]], [[97.0, 1.5]], [["a", 1.5]], [["a", 1], [97, 0.5]]]
+)
+def test_a_logit_bias_has_openais_shape_and_llama_servers(given: Any) -> None:
+    """An object or a list of pairs, ids or texts; biases of one token add up."""
+    for parse in (completion, chat):
+        assert parse(logit_bias=given).params.logit_bias == ((97, 1.5),)
+
+
+def test_false_bans_a_token() -> None:
+    """As in llama-server."""
+    assert chat(logit_bias=[[97, False]]).params.logit_bias == chat(logit_bias={"a": False}).params.logit_bias
+    assert chat(logit_bias=[[97, False]]).params.logit_bias[0][1] <= -1e6  # type: ignore[index]
 
 
 def test_an_error_that_names_no_field_stays_as_it_is() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.media_requests import request_media
+from tests.unit.server.llama_server.letters import letters
 
 from paceline.chat import Turn
 from paceline.errors import InvalidParams
@@ -22,7 +23,8 @@ TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA}
 
 
 def parsed(body: Any = None, **options: Any) -> ResponsesRequest:
-    return parse_responses(ResponsesBody.model_validate({"input": "Hello.", **(body or {})}), BASE, {}, **options)
+    read = ResponsesBody.model_validate({"input": "Hello.", **(body or {})})
+    return parse_responses(read, BASE, {}, letters(), **options)
 
 
 def test_parameters_have_their_names_of_this_api() -> None:
@@ -31,8 +33,10 @@ def test_parameters_have_their_names_of_this_api() -> None:
     assert (params.max_tokens, params.temperature, params.top_k, params.stop, params.seed) == (7, 0.5, 3, ("x",), 4)
     assert parsed().parsed.params == BASE
     assert parsed({"max_tokens": 7}).parsed.params.max_tokens == 7
-    with pytest.raises(InvalidParams, match="max_output_tokens"):
-        parsed({"max_tokens": 7, "max_output_tokens": 8})
+    both = parsed({"max_tokens": 7, "max_output_tokens": 8}).parsed
+    assert both.params.max_tokens == 8
+    assert both.warnings == ("max_tokens was ignored, since there is max_output_tokens as well",)
+    assert parsed({"max_output_tokens": -1}).parsed.params.max_tokens is None
 
 
 def test_log_probabilities_need_include() -> None:
@@ -41,7 +45,7 @@ def test_log_probabilities_need_include() -> None:
     assert parsed({"include": [LOGPROBS], "top_logprobs": 5}).parsed.params.logprobs == 5
     alone = parsed({"top_logprobs": 5}).parsed
     assert alone.params.logprobs is None
-    assert [warning.partition(":")[0] for warning in alone.warnings] == ["top_logprobs"]
+    assert [warning.split()[0] for warning in alone.warnings] == ["top_logprobs"]
     assert parsed({"top_logprobs": 0}).parsed.warnings == ()
 
 
@@ -64,11 +68,10 @@ def test_text_format_is_a_schema(form: Any, schema: Any) -> None:
     [
         ({}, "text.format.type"),
         ({"type": "xml"}, "text.format.type"),
-        ({"type": "text", "schema": {}}, "text.format.schema"),
         ({"type": "json_schema", "name": "x"}, "text.format.schema"),
         ({"type": "json_schema", "name": 5, "schema": SCHEMA}, "text.format.name"),
         ({"type": "json_schema", "strict": 5, "schema": SCHEMA}, "text.format.strict"),
-        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "text.format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "text.format.schema"),
     ],
 )
 def test_a_malformed_text_format_is_refused_by_its_place(form: Any, place: str) -> None:
@@ -119,6 +122,7 @@ def test_a_format_and_another_constraint_exclude_each_other() -> None:
         assert parsed(other).parsed.params != BASE
         with pytest.raises(InvalidParams, match=r"^text\.format"):
             parsed({**form, **other})
+    assert parsed({**form, "response_format": {"type": "text"}}).parsed.params.json_schema is not None
 
 
 def turn_of(asked: ResponsesRequest) -> Turn:
@@ -144,28 +148,56 @@ def test_the_conversation_before_comes_first() -> None:
     earlier = parse_items("Before.")
     assert len(turn_of(parsed(earlier=earlier)).messages) == 2
     body = ResponsesBody.model_validate({"previous_response_id": "x"})
-    assert len(turn_of(parse_responses(body, BASE, {}, earlier=earlier)).messages) == 1
+    assert len(turn_of(parse_responses(body, BASE, {}, letters(), earlier=earlier)).messages) == 1
     with pytest.raises(InvalidParams, match="^input must be given"):
-        parse_responses(body, BASE, {})
+        parse_responses(body, BASE, {}, letters())
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"background": True},
-        {"background_options": {}},
         {"conversation": {"id": "x"}},
         {"prompt": {"id": "x"}},
-        {"context_management": [{"type": "compaction"}]},
-        {"moderation": {"model": "x"}},
-        {"something": 1},
     ],
 )
 def test_fields_that_would_change_the_output_are_refused_by_name(body: dict[str, Any]) -> None:
-    """As are unknown ones."""
+    """Without them the response would be to another conversation."""
     with pytest.raises(ApiException) as caught:
         parsed(body)
-    assert caught.value.api_error.param == next(iter(body))
+    assert (caught.value.api_error.param, caught.value.api_error.code) == (next(iter(body)), "unsupported")
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"background": True}, "background"),
+        ({"background_options": {"x": 1}}, "background_options"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"moderation": {"model": "x"}}, "moderation"),
+        ({"client_notes": {"x": 1}}, "client_notes"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"shape": "round"}}, "text.shape"),
+        ({"reasoning": {"depth": 5}}, "reasoning.depth"),
+        ({"text": {"format": {"type": "text", "colour": "red"}}}, "text.format.colour"),
+        ({"stream": True, "stream_options": {"events": 1}}, "stream_options.events"),
+    ],
+)
+def test_fields_that_are_ignored_have_a_warning(body: dict[str, Any], name: str) -> None:
+    """Unknown fields, members of objects included, and known ones without effect."""
+    asked = parsed(body).parsed
+    assert asked.params == BASE
+    (warning,) = asked.warnings
+    assert warning.split()[0] == name
+
+
+@pytest.mark.parametrize(
+    "body", [{"client_notes": {}}, {"text": {"shape": 1}}, {"text": {"format": {"type": "text", "colour": 1}}}]
+)
+def test_unknown_fields_are_refused_where_the_server_is_strict(body: dict[str, Any]) -> None:
+    """By their path."""
+    with pytest.raises(ApiException, match="is not a field") as caught:
+        parsed(body, strict=True)
+    assert caught.value.api_error.code == "unknown_parameter"
 
 
 def test_fields_that_ask_for_nothing_are_no_matter() -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from tests.media_requests import request_media
+from tests.unit.server.llama_server.letters import letters
 
 from paceline.chat import ChatFormat, Turn
 from paceline.params import SamplingParams
@@ -45,7 +46,7 @@ def test_few_turns_are_made_to_find_the_one_that_fits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(responses_parsing, "messages_of", counted("messages_of", item_messages.messages_of))
     said = [{"role": "user", "content": str(number)} for number in range(2000)]
     body = ResponsesBody.model_validate({"input": said, "truncation": "auto", "max_output_tokens": 1})
-    asked = parse_responses(body, BASE, {})
+    asked = parse_responses(body, BASE, {}, letters())
     engine: Any = SimpleNamespace(limits=SimpleNamespace(max_positions=num_kept + (1 if num_kept > 1 else 0)))
     turns = _TurnMaker(cast(ChatFormat, TokenPerMessage()), engine, request_media())
     turn = turns.make(asked, prefills=False)
