@@ -154,6 +154,29 @@ class PatternTrigger:
         validation.boolean("is_full", self.is_full)
 
 
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """Holds the arguments of tool calls to their schemas, beside the `grammar` that says how calls are spelt.
+
+    Attributes:
+        lark: A Lark grammar of the calls in a message, from the text on with which they begin. `%json` has a schema.
+        triggers: What begins the calls, as `SamplingParams.grammar_triggers` have it; text in front of them is free.
+
+    Raises:
+        InvalidParams: There is no trigger, or one is malformed.
+        InvalidType: A value has the wrong type.
+    """
+
+    lark: str
+    triggers: tuple[str | int | PatternTrigger | Mapping[str, Any], ...]
+
+    def __post_init__(self) -> None:
+        validation.text("call_grammar.lark", self.lark)
+        object.__setattr__(self, "triggers", _triggers(self.triggers))
+        if not self.triggers:
+            raise InvalidParams("call_grammar.triggers must have at least one trigger")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to generate: length, sampling, constraints and log-probabilities of one request.
@@ -211,6 +234,7 @@ class SamplingParams:
         constraint: A constraint of your own: an object with the methods of `paceline.constraints.Constraint`, of which each
             choice gets a copy; a function that makes one of a `TokenTable`; or the name of one, as "module:attr", which
             isolation="process" needs.
+        call_grammar: What the arguments of tool calls are held to, as `CallGrammar` or a mapping of its fields; beside a grammar.
         thinking: Where thinking begins and ends, as `ThinkingParams` or a mapping of its fields: a constraint holds for what
             comes outside of it, and its length can be limited. None: all text is alike.
         logits_processors: Functions of your own that change the logits of each token before it is drawn, in order:
@@ -276,6 +300,7 @@ class SamplingParams:
     choice: tuple[str, ...] | None = None
     lark: str | None = None
     constraint: Any = None
+    call_grammar: CallGrammar | Mapping[str, Any] | None = None
     thinking: ThinkingParams | Mapping[str, Any] | None = None
     logits_processors: tuple[Any, ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
@@ -354,13 +379,17 @@ class SamplingParams:
                 raise InvalidParams(f"choice must have at most {_MAX_CHOICE_CHARS} characters in all")
         if self.constraint is not None:
             _check_own_constraint(self.constraint)
-        if self.thinking is not None:
-            self._set("thinking", _thinking(self.thinking))
+        self._check_records()
         if self.json_schema is not None:
             self._set("json_schema", _schema(self.json_schema))
         self._set("grammar_root", validation.text("grammar_root", self.grammar_root))
         self._set("grammar_prefix", validation.text("grammar_prefix", self.grammar_prefix))
         self._set("grammar_triggers", _triggers(self.grammar_triggers))
+
+    def _check_records(self) -> None:
+        for name, parse in (("call_grammar", _call_grammar), ("thinking", _thinking)):
+            if getattr(self, name) is not None:
+                self._set(name, parse(getattr(self, name)))
 
     def _check_together(self) -> None:
         self._set("logprobs_mode", validation.choice("logprobs_mode", self.logprobs_mode, ("raw", "sampled")))
@@ -481,6 +510,13 @@ def _check_own_constraint(constraint: object) -> None:
             "constraint must be an object with fill_mask and accept, a function that makes one, or the name of one as "
             f"'module:attr', not {type(constraint).__name__}"
         )
+
+
+def _call_grammar(grammar: object) -> CallGrammar:
+    if isinstance(grammar, Mapping):
+        validation.reject_unknown(grammar, [one.name for one in dataclasses.fields(CallGrammar)], "CallGrammar")
+        return CallGrammar(grammar.get("lark", ""), grammar.get("triggers", ()))
+    return validation.instance("call_grammar", grammar, CallGrammar)
 
 
 def _thinking(thinking: object) -> ThinkingParams:

@@ -82,7 +82,7 @@ def test_what_is_prepared_in_every_format_can_be_generated(llama_cpp_source: Pat
         num_constrained += 1
         assert params.grammar_lazy == (case == "auto"), path.stem
         assert params.grammar_prefix == ("" if params.grammar_lazy else request.rendered.generation_prompt)
-        with Sampler(params, demo()) as sampler:
+        with Sampler(params, demo(), is_masked=True) as sampler:
             assert sampler.allowed_mask().any(), path.stem
     assert all(SAYS_NOTHING_OF_TOOLS in refusal or "has no grammar" in refusal for refusal in refusals), refusals
     assert num_constrained >= {"auto": 58, "schema": 4, "none": 0, "tools and schema": 54}.get(case, 64)
@@ -119,7 +119,7 @@ MUSE_CALL = '<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<at
             GPT_OSS,
             "<|channel|>analysis<|message|>They want to=functions.<|end|><|start|>assistant",
             "<|channel|>analysis to=functions.weather<|message|>",
-            '{"town"',
+            "[",
             '{"city": "Bonn"}',
         ),
         (
@@ -147,7 +147,7 @@ MUSE_CALL = '<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<at
         (FUNCTIONARY, "", "weather\n", "Bonn", '{"city": "Bonn"}'),
         (FUNCTIONARY, "", "", "sunny", "clock\n{}"),
         (LLAMA, "", '{"name": "weather"', ', "arguments"', ', "parameters": {"city": "Bonn"}}'),
-        (LLAMA, "Well.\n\n", '{"type": "function", "name": "weather", "parameters": {', '"town"', '"city": "Bonn"}}'),
+        (LLAMA, "Well.\n\n", '{"type": "function", "name": "weather", "parameters": {', "5", '"city": "Bonn"}}'),
     ],
 )
 def test_calls_are_constrained_from_where_they_begin(
@@ -157,13 +157,13 @@ def test_calls_are_constrained_from_where_they_begin(
     request = prepare(name, tools=TOOLS)
     encode, params = (lambda text: demo().tokenizer.encode(text, add_special=False)), request.params
     assert params.grammar_lazy
-    with Sampler(params, demo()) as sampler:
+    with Sampler(params, demo(), is_masked=True) as sampler:
         accept_all(sampler, encode(free))
         assert sampler.may_end
         accept_all(sampler, encode(begun))
         with pytest.raises(InvalidParams, match="does not allow"):
             accept_all(sampler, encode(wrong))
-    with Sampler(params, demo()) as sampler:
+    with Sampler(params, demo(), is_masked=True) as sampler:
         accept_all(sampler, encode(free + begun + right))
         assert bits(sampler.allowed_mask(), sampler.n_vocab) >= {demo().tokenizer.special_tokens["eot"]}
         assert len(bits(sampler.allowed_mask(), sampler.n_vocab)) < 100
@@ -184,7 +184,7 @@ def test_calls_are_constrained_from_where_they_begin(
 )
 def test_content_that_resembles_a_call_is_free(prepare: Prepare, name: str, text: str) -> None:
     """No grammar begins in it."""
-    with Sampler(prepare(name, tools=TOOLS).params, demo()) as sampler:
+    with Sampler(prepare(name, tools=TOOLS).params, demo(), is_masked=True) as sampler:
         accept_all(sampler, demo().tokenizer.encode(text, add_special=False))
         assert sampler.may_end
         assert len(bits(sampler.allowed_mask(), sampler.n_vocab)) == sampler.n_vocab
@@ -226,7 +226,7 @@ def test_a_named_tool_is_the_only_one_that_is_offered(prepare: Prepare) -> None:
 def test_a_required_call_cannot_be_put_off(prepare: Prepare, name: str) -> None:
     """Nothing but thinking may come in front of it: a story would have no end."""
     params = prepare(name, tools=TOOLS, tool_choice="required").params
-    with Sampler(params, demo()) as sampler, pytest.raises(InvalidParams, match="does not allow"):
+    with Sampler(params, demo(), is_masked=True) as sampler, pytest.raises(InvalidParams, match="does not allow"):
         accept_all(sampler, demo().tokenizer.encode("Once upon a time", add_special=False))
 
 
@@ -242,7 +242,7 @@ def test_one_call_at_most_where_several_are_not_wanted(prepare: Prepare) -> None
     call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
     for parallel in (False, True):
         params = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice="required", parallel_tool_calls=parallel).params
-        with Sampler(params, demo()) as sampler:
+        with Sampler(params, demo(), is_masked=True) as sampler:
             accept_all(sampler, demo().tokenizer.encode(call, add_special=False))
             allowed = bits(sampler.allowed_mask(), sampler.n_vocab)
             assert (demo().tokenizer.encode("<", add_special=False)[-1] in allowed) == parallel
@@ -313,11 +313,14 @@ def test_a_schema_with_tools_allows_either(prepare: Prepare, name: str, call: st
     request = prepare(name, tools=TOOLS, json_schema=SCHEMA)
     encode = demo().tokenizer.encode
     for text in (call, content):
-        with Sampler(request.params, demo()) as sampler:
+        with Sampler(request.params, demo(), is_masked=True) as sampler:
             accept_all(sampler, encode(text, add_special=False))
             assert demo().tokenizer.special_tokens["eot"] in bits(sampler.allowed_mask(), sampler.n_vocab)
     for other in (content.replace("answer", "other"), content.replace('{"', 'No {"')):
-        with Sampler(request.params, demo()) as sampler, pytest.raises(InvalidParams, match="does not allow"):
+        with (
+            Sampler(request.params, demo(), is_masked=True) as sampler,
+            pytest.raises(InvalidParams, match="does not allow"),
+        ):
             accept_all(sampler, encode(other, add_special=False))
     parser = MessageParser(request.rendered)
     assert [one.name for one in parser.parse(call).tool_calls] == ["weather"]
@@ -405,7 +408,7 @@ ALL_OF_A_SCHEMA = ({}, {"kwargs": {"enable_thinking": False}}, {"reasoning_forma
 
 def is_complete(params: SamplingParams, text: str) -> bool:
     """Return whether the text may come, and be all."""
-    with Sampler(params, demo()) as sampler, suppress(InvalidParams):
+    with Sampler(params, demo(), is_masked=True) as sampler, suppress(InvalidParams):
         accept_all(sampler, demo().tokenizer.encode(text, add_special=False))
         return sampler.may_end
     return False
@@ -430,7 +433,7 @@ def test_a_schema_holds_for_the_content_of_every_format(llama_cpp_source: Path, 
         elif is_open:
             assert not is_complete(params, JSON), path.stem
         else:
-            with Sampler(params, demo()) as sampler:
+            with Sampler(params, demo(), is_masked=True) as sampler:
                 assert sampler.allowed_mask().any(), path.stem
     assert num_constrained >= (50 if "tools" in ALL_OF_A_SCHEMA[index] else 69)
     assert num_open >= (8 if "kwargs" in ALL_OF_A_SCHEMA[index] else 20)
@@ -476,24 +479,30 @@ def test_a_grammar_of_the_format_has_its_own_root(prepare: Prepare) -> None:
     ):
         request = prepare("Qwen-Qwen3-0.6B", params, **options)
         assert request.params.grammar_root == "root"
-        Sampler(request.params, demo()).close()
+        Sampler(request.params, demo(), is_masked=True).close()
     assert prepare("openai-gpt-oss-120b", params, json_schema=SCHEMA).params.grammar_root == "root"
 
 
 def test_a_required_call_is_one_whatever_is_parsed_of_thinking(prepare: Prepare) -> None:
     """The grammar has the place of thinking that the prompt has begun."""
     request = prepare("Qwen3.5-4B", tools=TOOLS, tool_choice="required", reasoning_format="none")
-    with Sampler(request.params, demo()) as sampler:
+    with Sampler(request.params, demo(), is_masked=True) as sampler:
         assert sampler.allowed_mask().any()
 
 
 class StoppingFormat(ChatFormat):
     """A format with three stops: two control tokens, of which the parser reads one, and a text."""
 
-    def render_turn(self, turn: Turn, options: ChatOptions | None = None) -> RenderedPrompt:
+    def render_turn(
+        self, turn: Turn, options: ChatOptions | None = None, *, has_call_grammar: bool = False
+    ) -> RenderedPrompt:
         """Render with the stops."""
         stops, preserved = ("<|im_start|>", "<|fim_prefix|>", "END"), ("<|fim_prefix|>",)
-        return replace(super().render_turn(turn, options), stops=stops, preserved_tokens=preserved)
+        return replace(
+            super().render_turn(turn, options, has_call_grammar=has_call_grammar),
+            stops=stops,
+            preserved_tokens=preserved,
+        )
 
 
 def test_stops_that_are_control_tokens_end_a_message() -> None:

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal
 
 from paceline import validation
 from paceline.chat import template_messages
+from paceline.chat.call_grammar import Unenforced, call_syntax
+from paceline.chat.call_names import CallNames, CallTool, Form
 from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.json_values import checked_json, checked_schema
 from paceline.chat.message_fitter import MessageFitter
 from paceline.chat.message_rewrites import Message
-from paceline.chat.tool_schemas import relaxed
+from paceline.chat.tool_schemas import Check, relaxed
 from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
+from paceline.constraints import check_constraint
 from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler, Tokenizer
@@ -35,7 +38,9 @@ from paceline.runtime.sampler import grammar_of_schema
 MAX_BYTES = 32 << 20  # of a conversation, as JSON
 MAX_KWARGS_BYTES = 1 << 20
 MAX_KWARGS_DEPTH = 64
-_MAX_RELAXED = 256  # schemas of tools that are kept
+_MAX_RELAXED = 32  # sets of tools that are kept with their schemas
+_FORMS: tuple[Form, ...] = ("objects", "properties")
+_NESTED_ARGUMENTS = "]<]minimax[>["  # in the one template whose calls spell objects within arguments in tags
 RESERVED = frozenset(("messages", "tools", "bos_token", "eos_token", "add_generation_prompt"))
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
@@ -148,6 +153,7 @@ class RenderedPrompt:
         parser: The parser of the format, serialised; see `message_parser`.
         is_one_call: Whether only the first tool call of the message counts.
         warnings: Parts of the tools' schemas that generated arguments may violate.
+        call_grammar: Lark grammar of the calls, which holds their arguments to the schemas; None: `grammar` does.
     """
 
     text: str
@@ -167,6 +173,7 @@ class RenderedPrompt:
     is_one_call: bool = False
     stop_token_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    call_grammar: str | None = None
 
 
 class ChatFormat:
@@ -189,7 +196,8 @@ class ChatFormat:
         for_tools = model.chat_template("tool_use") if template is None else None
         self._for_tools = model.compile_chat_template(_without_refusals(for_tools)) if for_tools else self._default
         self._fitter = MessageFitter()
-        self._relaxed = lru_cache(_MAX_RELAXED)(lambda text: relaxed(json.loads(text), self._enforced))
+        self._relaxed = lru_cache(_MAX_RELAXED)(_relaxed_tools)
+        self._forms: dict[str, Form] = {}  # by the source of a template, that of its latest rendering
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -249,13 +257,19 @@ class ChatFormat:
             chosen = replace(chosen, kwargs=kwargs)
         return self.render_turn(Turn(parse_messages(messages), generate, continues), chosen)
 
-    def render_turn(self, turn: Turn, options: ChatOptions | None = None) -> RenderedPrompt:
-        """Render a turn that `next_turn` returned; otherwise as `render`."""
+    def render_turn(
+        self, turn: Turn, options: ChatOptions | None = None, *, has_call_grammar: bool = False
+    ) -> RenderedPrompt:
+        """Render a turn that `next_turn` returned; otherwise as `render`.
+
+        With `has_call_grammar` the `grammar` of a format that allows it says how calls are spelt, and `call_grammar` has the
+        schemas of their arguments, of which it enforces more.
+        """
         chosen = _checked_options(options)
-        choice, offered = parse_tool_choice(chosen.tool_choice, parse_tools(chosen.tools))
+        tools = parse_tools(chosen.tools)
+        choice, offered = parse_tool_choice(chosen.tool_choice, tools)
         template = self._for_tools if offered else self._default
         variables = _checked_kwargs(chosen.kwargs)
-        warnings: tuple[str, ...] = ()
         messages = turn.messages[:-1] if turn.continue_final_message else turn.messages
         request: dict[str, Any] = {
             "tool_choice": choice,
@@ -269,14 +283,22 @@ class ChatFormat:
             request["continued"] = _continued(turn.messages[-1])
         if offered:
             _check_tools_are_known(template.capabilities)
-            request["tools"], warnings = self._call_tools(offered)
             shown = [tool.as_json() for tool in offered]
             request["variables"] = {**variables, "tools": shown}  # the template has them as they were given
         if chosen.json_schema is not None:
             request["json_schema"] = checked_schema("json_schema", chosen.json_schema)
             check_keywords(request["json_schema"])
-        prompt = self._fitted(template, messages, request, variables)
-        rendered = replace(_rendered(prompt), is_continued=turn.continue_final_message, warnings=warnings)
+
+        def render(described: Sequence[Mapping[str, Any]]) -> RenderedPrompt:
+            given = {**request, "tools": described} if described else request
+            found = _rendered(self._fitted(template, messages, given, variables))
+            return replace(found, is_continued=turn.continue_final_message)
+
+        if offered:
+            rendered, removed = self._render_tools(template, render, offered, choice, has_call_grammar=has_call_grammar)
+            rendered = replace(rendered, warnings=_warnings(tools, offered, removed))
+        else:
+            rendered = render([])
         if validation.boolean("skip_parsing", chosen.skip_parsing):
             if choice == "required":
                 raise Unsupported("tool_choice: calls that are not parsed cannot be required; use 'auto'")
@@ -311,23 +333,52 @@ class ChatFormat:
             len(messages) - len(fitted),
         )
 
-    def _call_tools(self, tools: Sequence[Tool]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-        """Return the tools with schemas that the grammar of calls enforces, and a warning for each part that it does not."""
-        found, warnings = [], list[str]()
-        for index, tool in enumerate(tools):
-            description = tool.as_json()
-            schema, removed = self._relaxed(json.dumps(description["function"]["parameters"], ensure_ascii=False))
-            description["function"]["parameters"] = schema
-            found.append(description)
-            warnings += [
-                f"tools[{index}] ({tool.name}): arguments may violate {pointer}: {reason}"
-                for pointer, reason in removed
-            ]
-        return found, tuple(warnings)
+    def _render_tools(
+        self,
+        template: CompiledTemplate,
+        render: Callable[[Sequence[Mapping[str, Any]]], RenderedPrompt],
+        tools: Sequence[Tool],
+        choice: str,
+        *,
+        has_call_grammar: bool,
+    ) -> tuple[RenderedPrompt, Sequence[Unenforced]]:
+        """Render with tools whose names and schemas llama.cpp's chat layer gets in a form that none of them can break.
 
-    def _enforced(self, schema: Mapping[str, Any]) -> None:
-        """Raise `GrammarError` for a schema that the grammar of calls does not enforce."""
+        Also returns the parts of their schemas that are not enforced.
+        """
+        is_nested, known = _NESTED_ARGUMENTS in template.source, self._forms.get(template.source, "objects")
+        is_split = has_call_grammar and choice != "none"
+        names, removed = self._relaxed(_described(tools), check_arguments)
+        for form in sorted(_FORMS, key=lambda one: one != known) if is_split and not is_nested else ():
+            rendered = render(names.described(form))
+            controls = ((text, self._control_id(text)) for text in rendered.preserved_tokens)
+            control_ids = tuple((text, one) for text, one in controls if one is not None)
+            syntax = call_syntax(rendered.parser, rendered.grammar, names, control_ids)
+            if syntax is not None:
+                self._forms[template.source] = form
+                named = replace(rendered, parser=syntax.parser, grammar=syntax.grammar, call_grammar=syntax.lark)
+                return replace(named, triggers=_named_triggers(rendered, names)), (*removed, *syntax.unenforced)
+        names, removed = self._relaxed(_described(tools), self._check_followed)
+        rendered = render(names.described("schemas"))
+        if is_split:
+            reason = "this chat format has no grammar that holds arguments to their schemas"
+            removed = tuple((index, "#", reason) for index, tool in enumerate(names.tools) if tool.properties)
+        named = replace(
+            rendered,
+            parser=names.in_parser(rendered.parser),
+            grammar=rendered.grammar and names.in_grammar(rendered.grammar, is_loose=False),
+            triggers=_named_triggers(rendered, names),
+        )
+        return named, () if choice == "none" else removed
+
+    def _check_followed(self, schema: Mapping[str, Any]) -> None:
+        """Raise `GrammarError` for a schema that a GBNF grammar does not enforce."""
         Sampler(SamplingParams(grammar=grammar_of_schema(json.dumps(schema))), self._model).close()
+
+    def _control_id(self, text: str) -> int | None:
+        """Return the id of a text that is a control token."""
+        found = self._tokenizer.token_id(text)
+        return found if found is not None and self._tokenizer.is_control(found) else None
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """Encode a prompt as token ids.
@@ -354,6 +405,39 @@ class ChatFormat:
 
     def __repr__(self) -> str:
         return f"<ChatFormat, {len(self.source)} characters>"
+
+
+def check_arguments(schema: Mapping[str, Any]) -> None:
+    """Raise `GrammarError` for a schema that a Lark grammar does not enforce."""
+    check_constraint(SamplingParams(json_schema=schema))
+
+
+def _described(tools: Sequence[Tool]) -> tuple[tuple[str, str], ...]:
+    """Return names and parameters of tools, the latter as JSON."""
+    parameters = [tool.as_json()["function"]["parameters"] for tool in tools]
+    return tuple((tool.name, json.dumps(one, ensure_ascii=False)) for tool, one in zip(tools, parameters, strict=True))
+
+
+def _relaxed_tools(tools: tuple[tuple[str, str], ...], check: Check) -> tuple[CallNames, tuple[Unenforced, ...]]:
+    """Return tools with the parts of their parameters that pass a check, and the other parts."""
+    found, removed = [], list[Unenforced]()
+    for index, (name, text) in enumerate(tools):
+        schema, parts = relaxed(json.loads(text), check)
+        found.append(CallTool(name, schema))
+        removed += [(index, pointer, reason) for pointer, reason in parts]
+    return CallNames(found), tuple(removed)
+
+
+def _named_triggers(rendered: RenderedPrompt, names: CallNames) -> tuple[GrammarTrigger, ...]:
+    return tuple(replace(one, value=names.in_text(one.value)) for one in rendered.triggers)
+
+
+def _warnings(tools: Sequence[Tool], offered: Sequence[Tool], parts: Sequence[Unenforced]) -> tuple[str, ...]:
+    """Return a sentence for each part of a schema that is not enforced."""
+    return tuple(
+        f"tools[{tools.index(offered[index])}] ({offered[index].name}): arguments may violate {pointer}: {reason}"
+        for index, pointer, reason in parts
+    )
 
 
 def template_kwargs(variables: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from paceline.chat.chat_format import ChatFormat, ChatOptions, RenderedPrompt
 from paceline.chat.chat_media import ChatMedia, Segment
 from paceline.chat.conversation import Turn
 from paceline.chat.message_parser import MessageParser
-from paceline.chat.tools import parse_tools
+from paceline.chat.tools import parse_tool_choice, parse_tools
 from paceline.errors import ChatParseError, InvalidParams, Unsupported
-from paceline.params import SamplingParams, ThinkingParams
+from paceline.params import CallGrammar, SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
 from paceline.runtime.sampler import compact_grammar, grammar_of_schema
 
@@ -88,7 +88,7 @@ def prepare_chat(
     chosen = replace(chosen, json_schema=None)
     if chosen.thinking_budget == 0:  # templates that can say so keep the model from wanting to
         chosen = replace(chosen, kwargs={"enable_thinking": False, **(chosen.kwargs or {})})
-    rendered = chat_format.render_turn(turn, chosen)
+    rendered = chat_format.render_turn(turn, chosen, has_call_grammar=_constraint_of(params) is None)
     if _offers_tools(chosen):
         rendered, params = _with_tools(chat_format, turn, chosen, params, rendered)
     elif _constraint_of(params) is not None:
@@ -223,19 +223,32 @@ def _with_thinking_ended(grammar: str, rendered: RenderedPrompt) -> str:
 def _with_grammar(
     chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
 ) -> SamplingParams:
-    """Return the params with the grammar of the format's tool calls."""
-    if rendered.grammar is not None and options.reasoning_format == "none":  # as in `_with_either`
-        rendered = chat_format.render_turn(turn, replace(options, reasoning_format="auto"))
-    grammar = rendered.grammar
-    if grammar is not None and not rendered.is_grammar_lazy:
-        direct = _TEXT_BEFORE_CALLS.sub("", grammar)  # a call that is required could be put off by text without end
-        return _with_fixed(params, direct, rendered.generation_prompt)
+    """Return the params with the grammar of the format's tool calls, and what their arguments are held to."""
+    choice, offered = parse_tool_choice(options.tool_choice, parse_tools(options.tools))
+    options = replace(options, tools=offered, tool_choice=choice)
+
+    def render(choice: str, *, has_call_grammar: bool = True) -> RenderedPrompt:
+        chosen = replace(options, tool_choice=choice, reasoning_format="auto")  # as in `_with_either`
+        return chat_format.render_turn(turn, chosen, has_call_grammar=has_call_grammar)
+
+    if rendered.grammar is not None and options.reasoning_format == "none":
+        rendered = render(choice)
+    is_required = rendered.grammar is not None and not rendered.is_grammar_lazy
     lazy = lazy_grammar_of(
-        rendered,
-        [tool.name for tool in parse_tools(options.tools)],
+        render("auto") if is_required else rendered,
+        [tool.name for tool in offered],
         chat_format.tokenizer,
-        lambda: chat_format.render_turn(turn, replace(options, reasoning_format="auto", tool_choice="required")),
+        lambda: rendered if is_required else render("required"),
     )
+    if lazy is not None and rendered.call_grammar is not None:
+        params = params.replace(call_grammar=CallGrammar(rendered.call_grammar, lazy.triggers))
+    if is_required:
+        if rendered.call_grammar is not None and lazy is None:  # nothing says where the calls begin
+            rendered = render(choice, has_call_grammar=False)
+        direct = _TEXT_BEFORE_CALLS.sub(
+            "", str(rendered.grammar)
+        )  # text without end could put off a call that is required
+        return _with_fixed(params, direct, rendered.generation_prompt)
     if lazy is None:
         return params
     return params.replace(grammar=lazy.text, grammar_root=lazy.root, grammar_lazy=True, grammar_triggers=lazy.triggers)
@@ -278,7 +291,8 @@ def _with_thinking(params: SamplingParams, rendered: RenderedPrompt, options: Ch
     """
     start, is_open = rendered.thinking_start, is_thinking_open(rendered)
     has_place = bool(start and rendered.thinking_ends) and (is_open or start not in rendered.generation_prompt)
-    depends = params.grammar_lazy or (_constraint_of(params) is not None and params.grammar is None)
+    depends = params.grammar_lazy or params.call_grammar is not None
+    depends |= _constraint_of(params) is not None and params.grammar is None
     if params.thinking is not None or not has_place or not (depends or options.thinking_budget is not None):
         return params
     thinking = ThinkingParams(

@@ -21,10 +21,16 @@ _FIRST: Final = {"$defs": 0, "definitions": 0, "type": 1}  # references need the
 _POINTER: Final = re.compile(r"^json_schema: (?:#[^:]*: )?")
 
 
-def relaxed(schema: Mapping[str, Any], check: Check) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """Return a schema without the parts that keep it from passing a check, and JSON pointer and reason of each of these."""
+def relaxed(parameters: Mapping[str, Any], check: Check) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    """Return the schema of a tool's arguments, an object, without the parts that keep it from passing a check.
+
+    Also returns JSON pointer and reason of each of these parts.
+    """
+    types = parameters.get("type", "object")
+    if types != "object" and not (isinstance(types, list) and "object" in types):
+        return {"type": "object"}, (("#/type", f"arguments are an object, and not {str(types)[:80]!r}"),)
     relaxation = _Relaxation(check)
-    return relaxation.run(schema), tuple(relaxation.removed)
+    return relaxation.run({**parameters, "type": "object"}), tuple(relaxation.removed)
 
 
 class _Relaxation:

@@ -13,7 +13,6 @@ from paceline.errors import InvalidParams, InvalidType, Unsupported
 MAX_TOOLS = 1024
 
 ToolChoice = Literal["auto", "none", "required"]
-_RESERVED = frozenset(("call", "calls", "call-root"))
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -119,17 +118,11 @@ def _parse_parameters(place: str, parameters: object) -> Mapping[str, Any]:
 
 
 def _check_names(tools: Sequence[Tool]) -> None:
-    """Raise `InvalidParams` for names that llama.cpp's chat formats would take for names of rules of their own."""
+    """Raise `InvalidParams` for a name that two tools have."""
     names: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in names:
             raise InvalidParams(f"tools[{index}] has the name {tool.name!r} of an earlier one; names must differ")
-        begins = tuple(f"{other.name}-{word}" for other in tools for word in ("arg-", "schema"))
-        if tool.name in _RESERVED or tool.name.startswith(begins):
-            raise InvalidParams(
-                f"tools[{index}] cannot be named {tool.name!r}, since the grammar of tool calls uses this name itself "
-                "(as it does call, calls, and those of other tools with -arg- or -schema behind); give it another name"
-            )
         names.add(tool.name)
 
 

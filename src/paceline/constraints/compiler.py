@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import validation
+from paceline.constraints.call_constraint import CallConstraint, CallTriggers
 from paceline.constraints.constraint import Constraint, TokenTable
 from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
 from paceline.constraints.json_blanks import BlankTokens, JsonConstraint
@@ -28,8 +29,8 @@ from paceline.constraints.nesting import lark_nesting
 from paceline.constraints.pattern_rules import is_too_large
 from paceline.constraints.schema_rewrites import types_of
 from paceline.constraints.thinking import PieceIndex, ThinkingConstraint, ThinkingTokens
-from paceline.errors import GrammarError, InvalidType, PacelineError
-from paceline.params import SamplingParams, ThinkingParams
+from paceline.errors import GrammarError, InvalidParams, InvalidType, PacelineError
+from paceline.params import CallGrammar, SamplingParams, ThinkingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -87,6 +88,7 @@ class ConstraintCompiler:
         self._compiles = threading.BoundedSemaphore(_MAX_COMPILES)
         self._matchers: OrderedDict[Spec, LLMatcher] = OrderedDict()
         self._compiling: dict[Spec, Future[LLMatcher]] = {}
+        self._triggers: OrderedDict[tuple[object, ...], CallTriggers] = OrderedDict()
         self._thinking: OrderedDict[tuple[str, tuple[str, ...], str], ThinkingTokens] = OrderedDict()
 
     def compile(self, params: SamplingParams) -> Constraint | None:
@@ -105,10 +107,13 @@ class ConstraintCompiler:
             inner = JsonConstraint(matcher, self._blanks) if has_blanks else GrammarConstraint(matcher)
         elif params.constraint is not None:
             inner = self._own(params.constraint)
+        calls = self._calls(params.call_grammar) if isinstance(params.call_grammar, CallGrammar) else None
         if isinstance(params.thinking, ThinkingParams):
             tokens = self._thinking_tokens(params.thinking)
-            return ThinkingConstraint(params.thinking, tokens, inner, separates=params.grammar_lazy)
-        return inner
+            return ThinkingConstraint(params.thinking, tokens, inner, separates=params.grammar_lazy, calls=calls)
+        if inner is not None and calls is not None:
+            raise InvalidParams("call_grammar: it holds beside a grammar, and beside no other constraint")
+        return inner or calls
 
     def matcher(self, spec: Spec) -> LLMatcher:
         """Return a new matcher at the beginning of a grammar."""
@@ -158,6 +163,22 @@ class ConstraintCompiler:
         if not any(first.compute_bitmask()) or is_dead(first):
             raise GrammarError(f"{kind}: no text satisfies it{': #' if kind == 'json_schema' else ''}")
         return found
+
+    def _calls(self, grammar: CallGrammar) -> CallConstraint:
+        spec = ("lark", grammar.lark, False)
+        self.matcher(spec)  # raises what is wrong with it
+        with self._lock:
+            triggers = self._triggers.get(grammar.triggers)
+            if triggers is None:
+                triggers = self._triggers[grammar.triggers] = CallTriggers(grammar.triggers)
+                while len(self._triggers) > _CACHED_GRAMMARS:
+                    self._triggers.popitem(last=False)
+        return CallConstraint(
+            triggers,
+            lambda: GrammarConstraint(self.matcher(spec)),
+            self.table,
+            lambda data: self._index.split(data),  # noqa: PLW0108 - the index is made when it is needed
+        )
 
     def _own(self, given: Any) -> Constraint:
         if isinstance(given, str):
@@ -228,7 +249,8 @@ class _Vocabulary:
 
 def has_constraint(params: SamplingParams) -> bool:
     """Return whether the params have anything for `ConstraintCompiler.compile`."""
-    return spec_of(params) is not None or params.constraint is not None or params.thinking is not None
+    others = (params.constraint, params.call_grammar, params.thinking)
+    return spec_of(params) is not None or any(one is not None for one in others)
 
 
 def spec_of(params: SamplingParams) -> Spec | None:

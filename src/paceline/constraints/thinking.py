@@ -156,11 +156,19 @@ class ThinkingConstraint:
 
     inner: what holds for the content; None: nothing. It must be at its beginning, and belongs to this object from then on.
     separates: whether no token may end thinking and begin the content, also without an inner constraint.
+    calls: what holds for tool calls, beside the inner constraint; it gets all text but thinking, and belongs to this object.
     """
 
     def __init__(
-        self, params: ThinkingParams, tokens: ThinkingTokens, inner: Constraint | None, *, separates: bool = False
+        self,
+        params: ThinkingParams,
+        tokens: ThinkingTokens,
+        inner: Constraint | None,
+        *,
+        separates: bool = False,
+        calls: Constraint | None = None,
     ) -> None:
+        self._calls = calls
         self._separates = separates
         self._budget, self._tokens, self._inner = params.budget, tokens, inner
         self._longest = max(map(len, tokens.ends))
@@ -168,8 +176,9 @@ class ThinkingConstraint:
         self._content = inner if inner is None or params.is_open else inner.copy()
         self._is_content = not params.is_open  # whether the text so far can be content
         self._state = _State(_Phase.THINKING if params.is_open else _Phase.BEFORE)
-        self._undo: deque[tuple[_State, Constraint | None, bool, Constraint | None]] = deque(maxlen=_MAX_ROLLBACK)
-        self._scratch = np.zeros(tokens.table.num_words, dtype=np.uint32) if inner is not None else None
+        self._undo: deque[tuple[_State, Constraint | None, bool, tuple[Constraint, ...]]] = deque(maxlen=_MAX_ROLLBACK)
+        has_any = inner is not None or calls is not None
+        self._scratch = np.zeros(tokens.table.num_words, dtype=np.uint32) if has_any else None
         self._force_at_budget()
 
     # ---- what the engine looks at
@@ -195,17 +204,32 @@ class ThinkingConstraint:
     @property
     def is_complete(self) -> bool:
         """See `Constraint`."""
+        if self._calls is not None and self._calls.is_complete:
+            return True
         return self._state.phase is _Phase.CONTENT and self._content is not None and self._content.is_complete
 
     @property
     def may_end(self) -> bool:
         """See `Constraint`."""
+        if self._calls is not None and not self._calls.may_end:
+            return False
         if self.is_thinking or self._content is None:
             return self._inner is None
         return self._is_content and self._content.may_end
 
     def fill_mask(self, words: TokenWords) -> bool:
         """See `Constraint`."""
+        is_written = self._fill(words)
+        if self._calls is None or self.is_thinking:
+            return is_written
+        scratch = self._scratch
+        assert scratch is not None  # noqa: S101 - made with the calls
+        if self._calls.fill_mask(scratch):
+            words[:] = words & scratch if is_written else scratch
+            return True
+        return is_written
+
+    def _fill(self, words: TokenWords) -> bool:
         match self._state.phase:
             case _Phase.BEFORE:
                 return self._fill_before(words)
@@ -264,8 +288,16 @@ class ThinkingConstraint:
     def accept(self, token_id: int) -> None:
         """See `Constraint`. Raises what the inner constraint raises; nothing changed then."""
         before = (self._state, self._content, self._is_content)
-        advanced = self._advance(token_id)
-        self._undo.append((*before, advanced))
+        calls = None if self.is_thinking else self._calls
+        if calls is not None:
+            calls.accept(token_id)
+        try:
+            advanced = self._advance(token_id)
+        except Exception:
+            if calls is not None:
+                calls.rollback(1)
+            raise
+        self._undo.append((*before, tuple(one for one in (advanced, calls) if one is not None)))
         self._force_at_budget()
 
     def _advance(self, token_id: int) -> Constraint | None:
@@ -383,8 +415,8 @@ class ThinkingConstraint:
             raise InvalidParams(f"num_tokens must be from 0 to {len(self._undo)}, not {num_tokens}")
         for _ in range(num_tokens):
             self._state, self._content, self._is_content, advanced = self._undo.pop()
-            if advanced is not None:
-                advanced.rollback(1)
+            for one in advanced:
+                one.rollback(1)
 
     def copy(self) -> ThinkingConstraint:
         """See `Constraint`. The copy cannot roll back what was accepted before."""
@@ -396,6 +428,7 @@ class ThinkingConstraint:
         is_shared = self._content is self._inner
         self._undo = deque(maxlen=_MAX_ROLLBACK)
         self._inner = None if self._inner is None else self._inner.copy()
+        self._calls = None if self._calls is None else self._calls.copy()
         self._content = self._inner if is_shared else None if self._content is None else self._content.copy()
         self._scratch = None if self._scratch is None else self._scratch.copy()
 

@@ -283,7 +283,7 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
         raise Unsupported("a Sampler alone runs no logits_processors; use an LLM, or change the rows yourself")
     if is_masked:
         pass
-    elif params.regex is not None or params.lark is not None or params.constraint is not None:
+    elif any(one is not None for one in (params.regex, params.lark, params.constraint, params.call_grammar)):
         raise Unsupported(
             "a Sampler alone follows grammar, json_schema and choice; use an LLM, or mask the rows yourself"
         )
