@@ -21,6 +21,7 @@ from openai.types.responses import (
     ResponseOutputText,
     ResponseReasoningItem,
 )
+from tests.media_requests import URL
 from tests.server.openai_world import FOREVER, OpenAIServer
 
 from paceline.server.responses_api.response_store import EncodedItems
@@ -519,7 +520,7 @@ def test_truncation_leaves_out_the_first_messages(world: OpenAIServer, client: o
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "schema"),
         ({"input": "x", "conversation": "conv_1"}, "conversation", "previous_response_id"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt", "instructions"),
-        ({"input": "x", "include": ["everything"]}, "include", "message.output_text.logprobs"),
+        ({"input": "x", "include": [5]}, "include", ""),
         ({"input": "x", "truncation": "left"}, "truncation", "auto"),
         ({"input": "x", "metadata": {"a": 1}}, "metadata", "text"),
         ({"input": "x", "n": 2}, "n", ""),
@@ -742,3 +743,29 @@ def test_the_stream_helper_of_the_package_takes_heartbeats() -> None:
             final = stream.get_final_response()
     assert types.count("response.in_progress") > 1
     assert final.output_text
+
+
+def test_an_image_in_a_result_is_a_text_for_a_model_that_cannot_see(world: OpenAIServer) -> None:
+    """As agents send screenshots; in the user's last message it is refused."""
+    image = {"type": "input_image", "image_url": URL}
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
+    output = {
+        "type": "function_call_output",
+        "call_id": "c1",
+        "output": [{"type": "input_text", "text": "See:"}, image],
+    }
+    made = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": URL.partition("base64,")[2]}
+    with world.client() as client:
+        served = client.post("/v1/responses", json={"input": agent_input(call, output, made), "max_output_tokens": 2})
+        refused = client.post("/v1/responses", json={"input": [{"role": "user", "content": [image]}]})
+    assert served.status_code == 200
+    (warning,) = [text for text in served.json()["warnings"] if "image" in text]
+    assert "and for 1 more" in warning
+    assert refused.status_code == 400
+
+
+def test_what_may_be_included_is_no_reason_to_refuse(client: openai.OpenAI) -> None:
+    """Names that are not known are warnings."""
+    response = respond(client, include=["x", "y", "x"], max_output_tokens=1)
+    assert response.model_extra is not None
+    assert [warning.split()[1] for warning in response.model_extra["warnings"] if "include: " in warning] == ["x", "y"]

@@ -239,7 +239,12 @@ class _ItemReader:
             raise InvalidType(f"{place}.output must be a text or a list of text parts, not {kind}")
         else:
             output = validation.text(f"{place}.output", output)
-        return {"call_id": _needed(f"{place}.call_id", item.get("call_id")), "output": output}
+        names = {
+            name: validation.text(f"{place}.{name}", item[name])
+            for name in ("call_id", "name", "namespace")
+            if item.get(name)
+        }
+        return {**names, "output": output}
 
     def _reasoning(self, place: str, item: Mapping[Any, Any]) -> Item:
         encrypted = item.get("encrypted_content")
@@ -254,12 +259,12 @@ class _ItemReader:
         """Return the members of an item of another type: a call of a tool that OpenAI runs, its result, or what has none."""
         members = {name: value for name, value in item.items() if name not in ("type", "id", "status")}
         members = checked_json(place, members, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
-        for name in ("call_id", "name"):
+        for name in ("call_id", "name", "namespace", "server_label"):
             if members.get(name) is not None:
                 validation.text(f"{place}.{name}", members[name])
         kind = str(item["type"])
         if is_output(kind):
-            members["call_id"] = members.get("call_id") or _needed(f"{place}.call_id", item.get("id"))
+            members["call_id"] = members.get("call_id") or item.get("id")
         elif not is_call(kind) and kind != "additional_tools":
             self._warnings.add(place, f"the item {kind[:80]!r} is left out: it has nothing that this model can read")
         return dict(members)

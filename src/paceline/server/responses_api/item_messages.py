@@ -86,8 +86,7 @@ class _MessageWriter:
         elif is_call(kind):
             self._add_call(place, item)
         elif is_output(kind):
-            named: str = item["call_id"]
-            self._add_result(self._call_ids.get(named, named), self._output(place, item))
+            self._add_result(item, item.get("call_id"), self._output(place, item))
 
     def _turn(self, begins: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the assistant's message to add to. begins: returns whether an item begins another message than the last."""
@@ -105,10 +104,10 @@ class _MessageWriter:
             return
         results = [name for name in _RESULTS if item.get(name) is not None]
         if item["type"] == "image_generation_call" and "result" in results:
-            self._add_result(call_id, [self._media.of_url(f"{place}.result", item["result"])])
+            self._add_result(item, call_id, [self._media.of_url(f"{place}.result", item["result"])])
             return
         found = [self._result(f"{place}.{name}", item[name]) for name in results]
-        self._add_result(call_id, found[0] if len(found) == 1 else _joined(found) or _NOT_KEPT)
+        self._add_result(item, call_id, found[0] if len(found) == 1 else _joined(found) or _NOT_KEPT)
 
     def _function_of(self, item: Item) -> str:
         name = item.get("name")
@@ -117,8 +116,12 @@ class _MessageWriter:
         kind: str = item["type"]
         return kind.removesuffix("_call")
 
-    def _add_result(self, call_id: str, content: str | list[Any]) -> None:
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+    def _add_result(self, item: Item, call_id: str | None, content: str | list[Any]) -> None:
+        """Add a result: of a call, or of a function that no call was made to."""
+        source = {"tool_call_id": self._call_ids.get(call_id, call_id)} if call_id else {}
+        if not source and item.get("name"):
+            source["name"] = self._function_of(item)
+        self.messages.append({"role": "tool", **source, "content": content})
 
     def _output(self, place: str, item: Item) -> str | list[Any]:
         """Return the content of a result that is an item of its own."""

@@ -13,16 +13,6 @@ from paceline.server.openai.openai_bodies import GenerationBody
 from paceline.server.request_body import FieldRules, RequestBody
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = (
-    LOGPROBS,
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-)
 
 _MAX_METADATA, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 _Short = Annotated[str, Field(max_length=512)]
@@ -178,10 +168,8 @@ def _reasoning_warnings(reasoning: ReasoningConfig | None) -> list[str]:
 
 def _include_warnings(body: ResponsesBody) -> list[str]:
     include = body.include or []
-    for index, name in enumerate(include):
-        if name not in INCLUDABLE:
-            raise InvalidParams(f"include[{index}] must be one of {', '.join(INCLUDABLE)}, not {name!r:.80}")
-    warnings = [f"include: {name} has no effect here and was ignored" for name in include if name != LOGPROBS]
+    others = list(dict.fromkeys(name[:80] for name in include if name != LOGPROBS))
+    warnings = [f"include: {name} has no effect here and was ignored" for name in others]
     if body.top_logprobs and LOGPROBS not in include:
         warnings.append(f"top_logprobs has no effect if include does not have {LOGPROBS} and was ignored")
-    return list(dict.fromkeys(warnings))
+    return warnings

@@ -128,11 +128,11 @@ def test_outputs_and_refusals_may_be_parts() -> None:
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "video", "url": "x"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": "\ud800"}], "input[0].content"),
-        ([USER, {**OUTPUT, "call_id": None}], "input[1].call_id"),
+        ([USER, {**OUTPUT, "call_id": 5}], "input[1].call_id"),
         ([USER, {**CALL, "namespace": 5}], "input[1].namespace"),
         ([{"type": "custom_tool_call", "call_id": "c1", "name": "x", "input": 5}], "input[0].input"),
         ([{"type": "local_shell_call", "call_id": 5}], "input[0].call_id"),
-        ([{"type": "local_shell_call_output", "output": "x"}], "input[0].call_id"),
+        ([{"type": "local_shell_call_output", "call_id": [], "output": "x"}], "input[0].call_id"),
         ([{"type": "mcp_call", "id": "x", "arguments": [[[[]]] * 2], "name": "\ud800"}], "input[0].name"),
         ([USER, {**CALL, "call_id": ""}], "input[1].call_id"),
         ([USER, {**CALL, "name": None}], "input[1].name"),
@@ -191,6 +191,17 @@ def test_a_result_without_its_call_is_kept() -> None:
     """Where a client cut the conversation off before it."""
     messages = messages_of(parse_items([USER, OUTPUT]), (), request_media())
     assert texts(parse_messages(messages)[1]) == ["sunny"]
+
+
+def test_a_result_may_have_the_name_of_its_function_in_place_of_a_call() -> None:
+    """As agents hand each other data."""
+    given = {"type": "function_call_output", "name": "notes", "namespace": "guardian", "output": "x"}
+    items = parse_items([USER, given, {"type": "function_call_output", "call_id": None, "output": "y"}])
+    assert parse_items(items) == items
+    _, named, plain = messages_of(items, (), request_media())
+    assert named == {"role": "tool", "name": "guardian__notes", "content": "x"}
+    assert plain == {"role": "tool", "content": "y"}
+    assert len(parse_messages([named, plain])) == 2
 
 
 JSON = st.recursive(
