@@ -34,6 +34,7 @@ PAGES = (
 AGAINST_A_HUB = {"guide/models_by_name.md"}  # by tests/hub
 WITH_A_PROJECTOR = {"guide/audio.md", "guide/media.md"}  # by tests/native/test_audio.py and test_images.py
 OF_A_CALLER = {"reference/cluster.md"}  # an outline; benchmarks/cluster does what it shows, in tests/property
+OF_OTHER_PROGRAMS = {"guide/clients.md"}  # their packages are not installed for tests
 OVER_RPC = {"guide/rpc.md"}  # by tests/native/test_rpc.py
 AGAINST_A_SERVER = {"guide/anthropic.md", "guide/ollama.md", "guide/openai.md", "guide/responses.md"}  # by tests/server
 
@@ -65,5 +66,6 @@ def test_every_page_is_run() -> None:
         *OF_A_CALLER,
         *AGAINST_A_HUB,
         *WITH_A_PROJECTOR,
+        *OF_OTHER_PROGRAMS,
         *OVER_RPC,
     }

@@ -94,7 +94,8 @@ def test_a_guide_begins_with_an_example() -> None:
 
 FRONT_DOOR = (
     paceline.LLM, paceline.AsyncLLM, paceline.Stream, paceline.AsyncStream, paceline.StreamChannel, paceline.ChatStream,
-    paceline.AsyncChatStream, paceline.Conversation, paceline.AsyncConversation,
+    paceline.AsyncChatStream, paceline.Conversation, paceline.AsyncConversation, paceline.BatchStream,
+    paceline.AsyncBatchStream,
 )  # fmt: skip
 RECORDS = (
     paceline.Choice, paceline.Completion, EngineConfig, paceline.RequestOptions, paceline.SamplingParams, paceline.Score,

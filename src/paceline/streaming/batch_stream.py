@@ -6,6 +6,7 @@ Each prompt has a channel and a stream of its own. A batch reads whichever of th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
@@ -115,8 +116,24 @@ class BatchStream:
         for stream in self._streams:
             stream.cancel()
 
+    def wait_released(self, timeout_s: float | None = None) -> bool:
+        """Wait until the slots of all requests are free and their KV cells can be reused.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: without limit.
+
+        Returns:
+            Whether that is so.
+        """
+        timeout_s = checked_seconds(timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return all(
+            stream.wait_released(None if deadline is None else max(deadline - time.monotonic(), 0))
+            for stream in self._streams
+        )
+
     def close(self) -> None:
-        """Cancel the requests that have not ended, and read no more. Does not wait."""
+        """Cancel the requests that have not ended, and read no more. Does not wait; see `wait_released`."""
         self._is_closed = True
         for stream in self._streams:
             stream.close()
@@ -209,8 +226,13 @@ class AsyncBatchStream:
         for stream in self._streams:
             stream.cancel()
 
+    async def released(self) -> None:
+        """Wait until the slots of all requests are free; return at once if they were never submitted."""
+        for stream in self._streams:
+            await stream.released()
+
     async def aclose(self) -> None:
-        """Cancel the requests that have not ended, and read no more. Does not wait."""
+        """Cancel the requests that have not ended, and read no more. Does not wait; see `released`."""
         self._is_closed = True
         self.cancel()
         for stream in self._streams:

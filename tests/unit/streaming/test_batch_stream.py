@@ -150,6 +150,18 @@ def test_one_stream_may_be_read_cancelled_or_closed_alone() -> None:
     assert sorted(index for index, _ in batch) == [0, 2]
 
 
+def test_the_slots_of_all_are_waited_for() -> None:
+    """Until the timeout, which is one for all."""
+    channels, senders, _ = attached(2)
+    batch = BatchStream(channels)
+    senders[0].finish(last())
+    senders[0].release()
+    assert not batch.wait_released(0.01)
+    senders[1].finish(last())
+    senders[1].release()
+    assert batch.wait_released()
+
+
 def test_no_prompts_are_a_batch_that_has_ended() -> None:
     """On a thread and on a loop."""
 
