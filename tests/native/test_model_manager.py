@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, AsyncModelManager, ModelEntry, ModelManager, demo_model_path
+from paceline import LLM, AsyncModelManager, ModelEntry, ModelManager, demo_model_path, estimate_memory
 from paceline.engine import dry_run, memory_needs
 from paceline.errors import (
     EngineStopped,
@@ -27,6 +27,7 @@ from paceline.errors import (
 )
 from paceline.runtime import memory_plan
 from paceline.streaming import FinishReason
+from paceline.testing.models import LlamaSpec, write_model
 
 pytestmark = pytest.mark.native
 
@@ -210,6 +211,28 @@ def test_the_need_is_planned_and_held(alone: str) -> None:
             assert status.needed_bytes is not None
             if status.taken_bytes is not None:
                 assert 10 << 20 < status.taken_bytes < status.needed_bytes
+
+    asyncio.run(check())
+
+
+def test_a_context_that_is_left_open_gets_an_eighth_of_the_budget(tmp_path: Path) -> None:
+    """What is planned is what is loaded; a model whose context is given has that."""
+    spec = LlamaSpec(n_embd=256, n_layer=8, n_ctx_train=65536)
+    path = write_model(tmp_path / "long.gguf", spec)
+    cell_bytes = estimate_memory(path, n_ctx=1024, num_slots=1, dry_run=False).cache_bytes // 1024
+    entries = [
+        ModelEntry(name="open", model=path, options={"num_slots": 1}),
+        ModelEntry(name="given", model=path, options={"num_slots": 1, "n_ctx": 8192}),
+    ]
+
+    async def check() -> None:
+        async with AsyncModelManager(entries, memory_budget=8 * 20_000 * cell_bytes) as models:
+            async with models.use("open") as llm:
+                assert llm.limits.num_cells == llm.limits.max_positions == 20_000 // 256 * 256
+            planned = models.status("open").needed_bytes
+            assert planned is not None and 19_968 * cell_bytes < planned < 8 * 20_000 * cell_bytes
+            async with models.use("given") as llm:
+                assert llm.limits.num_cells == 8192
 
     asyncio.run(check())
 
