@@ -335,7 +335,7 @@ def _blocks(place: str, content: object) -> list[Block]:
 
 
 def _call(place: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call; an input that is no object goes on as text, as clients keep what a model wrote."""
+    """Return a call. An input that is no object is kept as text: a client stores the text that a model wrote."""
     given = block.get("input")
     if isinstance(given, str):
         arguments = validation.text(f"{place}.input", given)
@@ -379,7 +379,8 @@ class OfferedTools:
     """The tools of a body that the model may call.
 
     Attributes:
-        tools: The functions; those with `defer_loading` come last, so that more of them leave the prompt's head as it is.
+        tools: The functions. Functions with `defer_loading` come last: when a client loads more of them, the head of the
+            prompt stays as it is.
         left_out: The types of the other tools, by name: Anthropic's servers run or define them.
         warnings: Sentences about tools that were left out and about their members that change nothing here.
     """
@@ -396,41 +397,45 @@ def tools_of(tools: object, changes: Sequence[ToolChange] = ()) -> OfferedTools:
     """
     if tools is not None and not isinstance(tools, list):
         raise InvalidType(f"tools must be a list, not {type(tools).__name__}")
-    reader = _ToolReader()
-    for index, tool in enumerate(tools or ()):
-        reader.add(f"tools[{index}]", tool)
+    added: dict[str, ToolChange] = {}  # the last definitions
     removed: set[str] = set()
     for change in changes:
         if change.definition is not None:
-            reader.add(change.place, change.definition, replaces=True)
+            added[change.name] = change
         (removed.add if change.is_removal else removed.discard)(change.name)
-    kept = [(tool, is_deferred) for tool, is_deferred in reader.found if tool.name not in removed]
+    reader = _ToolReader()
+    given = [reader.read(f"tools[{index}]", tool) for index, tool in enumerate(tools or ())]
+    found = [pair for pair in given if pair is not None and pair[0].name not in added]
+    found += [pair for change in added.values() if (pair := reader.read(change.place, change.definition)) is not None]
+    kept = [(tool, is_deferred) for tool, is_deferred in found if tool.name not in removed]
     ordered = [tool for last in (False, True) for tool, is_deferred in kept if is_deferred is last]
     return OfferedTools(tuple(ordered), reader.left_out, tuple(reader.warnings))
 
 
 class _ToolReader:
-    """Reads the tools of one body. found: each with whether its loading is deferred."""
+    """Reads the tools of one body, and collects the tools that are left out and the warnings."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[Tool, bool]] = []
         self.left_out: dict[str, str] = {}
         self.warnings: list[str] = []
 
-    def add(self, place: str, tool: object, *, replaces: bool = False) -> None:
-        """Read a tool. replaces: whether it takes the place of an earlier one of its name."""
+    def read(self, place: str, tool: object) -> tuple[Tool, bool] | None:
+        """Return a tool, and whether its loading is deferred; None for a tool that is left out."""
         if not isinstance(tool, Mapping):
             raise InvalidType(f"{place} must be an object with name and input_schema, not {type(tool).__name__}")
         kind = "custom" if tool.get("type") is None else validation.text(f"{place}.type", tool["type"])
         if kind != "custom":
             self._leave_out(place, kind, tool)
-            return
+            return None
         for name, member in tool.items():
             if name not in _TOOL_FIELDS and member is not None:
                 self.warnings.append(f"{place}.{name[:_MAX_SHOWN]}: not known, and ignored")
-        for name, usual in (("defer_loading", False), ("allowed_callers", ["direct"]), ("input_examples", [])):
+        for name, usual in (("allowed_callers", ["direct"]), ("input_examples", [])):
             if tool.get(name) not in (None, usual):
                 self.warnings.append(f"{place}.{name}: accepted, and without a meaning here")
+        is_deferred = tool.get("defer_loading")
+        if is_deferred is not None and validation.boolean(f"{place}.defer_loading", is_deferred):
+            self.warnings.append(f"{place}.defer_loading: the tool is offered from the start, after the others")
         description = tool.get("description")
         if "input_schema" not in tool:
             raise InvalidParams(f"{place}.input_schema is missing; it is the JSON schema of the tool's input")
@@ -439,9 +444,7 @@ class _ToolReader:
             "" if description is None else validation.text(f"{place}.description", description),
             checked_schema(f"{place}.input_schema", tool["input_schema"]),
         )
-        if replaces:
-            self.found = [pair for pair in self.found if pair[0].name != read.name]
-        self.found.append((read, tool.get("defer_loading") is True))
+        return read, is_deferred is True
 
     def _leave_out(self, place: str, kind: str, tool: Mapping[str, Any]) -> None:
         name = tool.get("name")

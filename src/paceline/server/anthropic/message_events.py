@@ -97,7 +97,7 @@ def _blocks(reply: MessageReply, message: ParsedMessage) -> list[dict[str, Any]]
 
 
 def _input_of(arguments: str) -> dict[str, Any]:
-    """Return arguments as an object; those that were cut off as far as they are whole."""
+    """Return arguments as an object. Of arguments that were cut off it has the complete members."""
     try:
         found = from_json(arguments or "{}", allow_partial=True)
     except ValueError:
@@ -117,7 +117,7 @@ class MessageEvents:
         self._usage = Usage(prompt_tokens=reply.num_prompt)
 
     def opening(self) -> bytes:
-        """Return the message's start, whose counts the end corrects: what came from the cache is not known yet."""
+        """Return the message's start. The end corrects its counts: the number of cached tokens is not known yet."""
         reply = self._reply
         message = {**reply.head(), "stop_reason": None, "stop_sequence": None, "usage": usage_of(self._usage)}
         if reply.warnings:
@@ -156,7 +156,7 @@ class MessageEvents:
         return [_event("content_block_delta", index=self._index, delta=piece)] if text else []
 
     def _turn_to(self, kind: BlockType, number: int, block: dict[str, Any]) -> list[bytes]:
-        """Return the events between the open block and one of this kind; none where it is open."""
+        """Return the events that end the open block and begin a block of this kind; none if it is open."""
         if self._open == (kind, number):
             return []
         closed = self._close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -398,6 +399,9 @@ def test_deferred_tools_come_last() -> None:
     second = tools_of([{**TOOL, "name": "a"}, {**TOOL, "name": "m", "defer_loading": True}, {**TOOL, "name": "z"}])
     assert [tool.name for tool in second.tools] == ["a", "z", "m"]
     assert second.tools[:2] == first.tools
+    assert second.warnings == ("tools[1].defer_loading: the tool is offered from the start, after the others",)
+    with pytest.raises(InvalidParams, match=r"tools\[0\].defer_loading must be True or False"):
+        tools_of([{**TOOL, "defer_loading": "yes"}])
 
 
 def test_tools_change_within_a_conversation() -> None:
@@ -420,6 +424,8 @@ def test_tools_change_within_a_conversation() -> None:
     assert tools_of([TOOL], changed(removed)).tools == ()
     assert tools_of([TOOL], changed(removed, restored)) == tools_of([TOOL])
     assert [tool.description for tool in tools_of([TOOL], changed(again)).tools] == ["Other."]
+    assert tools_of([TOOL], changed(again, removed)).tools == ()
+    assert [tool.name for tool in tools_of([TOOL, {**TOOL, "name": "b"}], changed(again)).tools] == ["b", "weather"]
     broken = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "x"}}}
     with pytest.raises(InvalidParams, match=r"messages\[1\].content\[0\].tool.definition.input_schema is missing"):
         tools_of([TOOL], changed(broken))
@@ -595,3 +601,11 @@ def test_images_of_the_assistant_are_not_shown() -> None:
     """Models write none, and templates have no place for them."""
     assert converted(assistant(IMAGE, text("A fox."))) == [assistant(text("[image omitted]"), text("A fox."))]
     assert warned(assistant(IMAGE))[0].startswith("messages[0].content[0]: images in messages of the assistant")
+
+
+def test_many_changes_of_tools_take_linear_time() -> None:
+    """A body has room for hundreds of thousands."""
+    changes = [ToolChange("x", f"tool{number}", {**TOOL, "name": f"tool{number}"}, False) for number in range(20_000)]
+    began = time.perf_counter()
+    assert len(tools_of([TOOL], [*changes, *changes]).tools) == 20_001
+    assert time.perf_counter() - began < 10
