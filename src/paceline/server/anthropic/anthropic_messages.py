@@ -390,10 +390,10 @@ class OfferedTools:
     warnings: tuple[str, ...] = ()
 
 
-def tools_of(tools: object, changes: Sequence[ToolChange] = ()) -> OfferedTools:
+def tools_of(tools: object, changes: Sequence[ToolChange] = (), *, strict: bool = False) -> OfferedTools:
     """Return the tools that a body offers at the end of its conversation.
 
-    Raises `InvalidParams` for a malformed tool.
+    strict: whether unknown members are refused. Raises `InvalidParams` for a malformed tool.
     """
     if tools is not None and not isinstance(tools, list):
         raise InvalidType(f"tools must be a list, not {type(tools).__name__}")
@@ -403,7 +403,7 @@ def tools_of(tools: object, changes: Sequence[ToolChange] = ()) -> OfferedTools:
         if change.definition is not None:
             added[change.name] = change
         (removed.add if change.is_removal else removed.discard)(change.name)
-    reader = _ToolReader()
+    reader = _ToolReader(strict=strict)
     given = [reader.read(f"tools[{index}]", tool) for index, tool in enumerate(tools or ())]
     found = [pair for pair in given if pair is not None and pair[0].name not in added]
     found += [pair for change in added.values() if (pair := reader.read(change.place, change.definition)) is not None]
@@ -415,7 +415,8 @@ def tools_of(tools: object, changes: Sequence[ToolChange] = ()) -> OfferedTools:
 class _ToolReader:
     """Reads the tools of one body, and collects the tools that are left out and the warnings."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
         self.left_out: dict[str, str] = {}
         self.warnings: list[str] = []
 
@@ -427,9 +428,7 @@ class _ToolReader:
         if kind != "custom":
             self._leave_out(place, kind, tool)
             return None
-        for name, member in tool.items():
-            if name not in _TOOL_FIELDS and member is not None:
-                self.warnings.append(f"{place}.{name[:_MAX_SHOWN]}: not known, and ignored")
+        self.warnings += check_fields(tool, _TOOL_FIELDS, strict=self._strict, place=f"{place}.")
         for name, usual in (("allowed_callers", ["direct"]), ("input_examples", [])):
             if tool.get(name) not in (None, usual):
                 self.warnings.append(f"{place}.{name}: accepted, and without a meaning here")

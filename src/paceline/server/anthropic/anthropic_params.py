@@ -55,7 +55,7 @@ def parse_message_request(
     """
     warnings = [*body.field_warnings(strict=strict), *_thread_warnings(body.thread)]
     conversation = conversation_of(body.messages, body.system, media)
-    offered = tools_of(body.tools, conversation.tool_changes)
+    offered = tools_of(body.tools, conversation.tool_changes, strict=strict)
     tool_choice, parallel, about_choice = tool_choice_of(body.tool_choice, offered, strict=strict)
     output = _parse_output(body.output_config, body.output_format, strict=strict)
     thinking = _parse_thinking(body.thinking, strict=strict)
@@ -67,8 +67,7 @@ def parse_message_request(
         changes |= {"max_tokens": None if body.max_tokens == -1 else body.max_tokens, "stop": stops}
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         changes |= {name: value for name, value in given.items() if value is not None}
-    field = "output_format" if body.output_config is None else "output_config.format"
-    params, relaxed = enforceable(field, base.replace(**changes))
+    params, relaxed = enforceable(output.place, base.replace(**changes))
     return ParsedMessages(
         conversation=conversation.messages,
         params=params,
@@ -157,15 +156,16 @@ def _parse_thinking(thinking: object, *, strict: bool) -> _Thinking:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """effort: of reasoning. schema: of the content."""
+    """effort: of reasoning. schema: of the content. place: where the body has the schema."""
 
     effort: str | None = None
     schema: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
+    place: str = "output_config.format"
 
 
 def _parse_output(config: object, older_format: object, *, strict: bool) -> _Output:
-    """Parse output_config, and output_format, which its member `format` replaced and takes precedence of."""
+    """Parse output_config and output_format, the older name of its member `format`, which takes precedence."""
     if config is not None and not isinstance(config, Mapping):
         raise InvalidType(f"output_config must be an object, not {type(config).__name__}")
     config = config or {}
@@ -185,4 +185,4 @@ def _parse_output(config: object, older_format: object, *, strict: bool) -> _Out
     schema = wanted.get("schema")
     if not isinstance(schema, Mapping):
         raise InvalidType(f"{place}.schema must be a JSON schema, an object, not {type(schema).__name__}")
-    return _Output(effort, schema, warnings)
+    return _Output(effort, schema, warnings, place)

@@ -387,10 +387,17 @@ def test_tools_are_functions_with_their_schemas() -> None:
     offered = tools_of([TOOL, {**more, "input_examples": [{}], "allowed_callers": ["direct"], "version": 3}])
     assert offered.tools == (Tool("weather", "The weather.", SCHEMA), Tool("b", "The weather.", SCHEMA))
     assert offered.warnings == (
-        "tools[1].version: not known, and ignored",
+        "tools[1].version is not a field of this endpoint and was ignored",
         "tools[1].input_examples: accepted, and without a meaning here",
     )
     assert tools_of(None) == OfferedTools()
+
+
+def test_unknown_members_of_tools_are_refused_by_a_strict_server() -> None:
+    """With their place."""
+    with pytest.raises(ApiException) as refusal:
+        tools_of([{**TOOL, "version": 3}], strict=True)
+    assert refusal.value.api_error.message.startswith("tools[0].version is not a field of this endpoint")
 
 
 def test_deferred_tools_come_last() -> None:

@@ -91,6 +91,17 @@ def test_the_older_output_format_is_the_format_of_output_config() -> None:
     assert parsed(output_format=older, output_config={"format": newer}).params.json_schema == '{"type": "boolean"}'
 
 
+def test_a_keyword_that_is_left_out_is_named_by_the_field_that_has_it() -> None:
+    """Also where the other field is there."""
+    schema = {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}}
+    for body, place in (
+        ({"output_format": schema, "output_config": {"effort": "low"}}, "output_format: "),
+        ({"output_config": {"format": schema}}, "output_config.format: "),
+    ):
+        (warning,) = parsed(**body).warnings
+        assert warning.startswith(place)
+
+
 @pytest.mark.parametrize(
     "body",
     [
