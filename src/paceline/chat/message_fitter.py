@@ -14,7 +14,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -28,7 +28,9 @@ from paceline.runtime.chat_layer import ChatPrompt
 
 Apply: TypeAlias = Callable[[list[Message]], ChatPrompt]
 """Renders messages with the options of a request. Raises `TemplateError` if the template refuses them."""
+Options: TypeAlias = tuple[Hashable, ...]
 Plan: TypeAlias = tuple[Rewrite, ...]
+Key: TypeAlias = tuple[Hashable, Collection[Hashable]]
 
 # In the order in which they are applied, each with its cost. Plans are tried by the sum of their costs.
 _COSTS: Mapping[Rewrite, int] = {
@@ -50,6 +52,7 @@ _MOST_REWRITES = 6  # of a plan
 _BUDGET = 1 << 16  # of a search: messages that are rewritten, and 16 times those that are rendered
 _RENDERING_COST = 16
 _MAX_KEPT = 512
+_MAX_LENGTH = 256  # of a key
 _MAX_PERIOD = 4  # messages; a shape has two repetitions of a sequence that is as long or shorter
 _MAX_CALLS = 3  # of a message in a shape
 _NEAREST_ROLES = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
@@ -67,6 +70,7 @@ class _Kind:
         calls: The spelling of the id and of the arguments of each of its first calls.
         result_id: The spelling of a result's id; empty: the message is no result.
         is_attached: Whether a result comes right after its call.
+        repeats_id: Whether an id of its calls, or the id of the result, is that of an earlier message of the role.
         has_name: Whether it has a name.
     """
 
@@ -76,18 +80,23 @@ class _Kind:
     calls: tuple[str, ...]
     result_id: str
     is_attached: bool
+    repeats_id: bool
     has_name: bool
 
 
 class MessageFitter:
-    """Fits conversations to one chat template, and keeps the plans of the latest 512 shapes."""
+    """Fits conversations to one chat template, and keeps the plans of the latest shapes.
+
+    The plan of a shape is also tried first for other conversations in which the same kinds of messages are neighbours, such as
+    the next turns of a long conversation.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._kept: OrderedDict[Key, Any] = OrderedDict()
 
     def render(
-        self, messages: list[Message], options: Hashable, apply: Apply, probe: Apply, num_merged: int = 0
+        self, messages: list[Message], options: Options, apply: Apply, probe: Apply, num_merged: int = 0
     ) -> ChatPrompt:
         """Render messages.
 
@@ -107,21 +116,31 @@ class MessageFitter:
         shape = [kinds[index] for index in indices]
         key = (options, tuple(shape))
         plan: Plan | None = self._find(key)
-        if plan is None:
-            prompt, refusal = _attempt(apply, messages)
-            if prompt is not None and _has_texts(prompt, messages):
-                self._keep(key, ())
+        if plan is not None:
+            return apply(_rewritten(messages, plan))
+        neighbours = (options, frozenset(zip([None, *kinds], [*kinds, None], strict=True)))
+        likely: Plan | None = self._find(neighbours)
+        if likely:
+            rewritten = _rewritten(messages, likely)
+            prompt, _ = _attempt(apply, rewritten)
+            if prompt is not None and _has_texts(prompt, rewritten):
+                self._keep(key, likely)
                 return prompt
-            places = [index + num_merged if index else 0 for index in indices]
-            plan = self._search(shape, places, options, probe)
-            self._keep(key, plan)
-            if not plan and refusal is not None:
-                raise refusal
-            if not plan and prompt is not None:
-                return prompt
-        return apply(_rewritten(messages, plan))
+        prompt, refusal = _attempt(apply, messages)
+        if prompt is not None and _has_texts(prompt, messages):
+            self._keep(key, ())
+            return prompt
+        places = [index + num_merged if index else 0 for index in indices]
+        plan = self._search(shape, places, options, probe)
+        self._keep(key, plan)
+        if plan:
+            self._keep(neighbours, plan)
+            return apply(_rewritten(messages, plan))
+        if prompt is None:
+            raise refusal or TemplateError("the chat template renders nothing")
+        return prompt
 
-    def _search(self, shape: list[_Kind], places: list[int], options: Hashable, probe: Apply) -> Plan:
+    def _search(self, shape: list[_Kind], places: list[int], options: Options, probe: Apply) -> Plan:
         """Return the mildest plan under which nothing is lost; no rewrites if there is none. Raises as `render`."""
         if not self._renders(("a user's text", options), [[{"role": "user", "content": _mark(0)}]], probe):
             return ()  # a template of a special kind, which no rewrite helps
@@ -149,7 +168,7 @@ class MessageFitter:
             _check_traces(prompt, marks, places)
         return ()
 
-    def _check_role(self, role: str, place: int, options: Hashable, probe: Apply) -> None:
+    def _check_role(self, role: str, place: int, options: Options, probe: Apply) -> None:
         """Raise `InvalidParams` if the template does not render messages of a role."""
         user, other = {"role": "user", "content": "x"}, {"role": role, "content": _mark(0)}
         reply = {"role": "assistant", "content": "y"}
@@ -160,7 +179,7 @@ class MessageFitter:
             hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(map(repr, ROLES))}"
             raise InvalidParams(f"messages[{place}].role: this model's chat template has no role {role!r}; {hint}")
 
-    def _renders(self, key: Hashable, conversations: list[list[Message]], probe: Apply) -> bool:
+    def _renders(self, key: Key, conversations: list[list[Message]], probe: Apply) -> bool:
         """Return whether the prompt of any of the conversations has the first mark; kept under the key."""
         found: bool | None = self._find(key)
         if found is None:
@@ -169,13 +188,16 @@ class MessageFitter:
             self._keep(key, found)
         return found
 
-    def _find(self, key: Hashable) -> Any:
+    def _find(self, key: Key) -> Any:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def _keep(self, key: Hashable, value: object) -> None:
+    def _keep(self, key: Key, value: object) -> None:
+        """Keep a value, unless its key is long: an irregular conversation of that length hardly comes again."""
+        if len(key[1]) > _MAX_LENGTH:
+            return
         with self._lock:
             self._kept[key] = value
             if len(self._kept) > _MAX_KEPT:
@@ -284,11 +306,16 @@ def _check_traces(prompt: ChatPrompt, marks: Sequence[Sequence[str]], places: Se
 
 
 def _kinds_of(messages: Sequence[Message]) -> list[_Kind]:
-    attached = attached_results(messages)
-    return [_kind_of(message, is_attached=has_call) for message, has_call in zip(messages, attached, strict=True)]
+    kinds, known = [], {"tool": set[str](), "assistant": set[str]()}
+    for message, is_attached in zip(messages, attached_results(messages), strict=True):
+        ids = {message.get("tool_call_id", ""), *(call.get("id", "") for call in message.get("tool_calls", ()))} - {""}
+        before = known.get(message["role"], set())
+        kinds.append(_kind_of(message, is_attached=is_attached, repeats_id=not ids.isdisjoint(before)))
+        before |= ids
+    return kinds
 
 
-def _kind_of(message: Message, *, is_attached: bool) -> _Kind:
+def _kind_of(message: Message, *, is_attached: bool, repeats_id: bool) -> _Kind:
     content = message["content"]
     is_result = message["role"] == "tool"
     if isinstance(content, str):
@@ -302,6 +329,7 @@ def _kind_of(message: Message, *, is_attached: bool) -> _Kind:
         calls=tuple(map(_call_spelling, message.get("tool_calls", ())[:_MAX_CALLS])),
         result_id=_id_spelling(message.get("tool_call_id")) if is_result else "",
         is_attached=is_attached,
+        repeats_id=repeats_id,
         has_name="name" in message,
     )
 
@@ -351,7 +379,7 @@ def _marked(shape: Sequence[_Kind]) -> tuple[list[Message], list[list[str]]]:
     """Return a conversation of a shape, and the marks of each of its messages."""
     marks, messages = _Marks(), []
     unanswered: Iterator[str] = iter(())
-    num_ids = 0
+    num_ids, latest = 0, {"assistant": 0, "tool": 0}
     for kind in shape:
         marks.of_messages.append([])
         message: Message = {"role": kind.role, "content": _marked_content(kind, marks)}
@@ -360,13 +388,15 @@ def _marked(shape: Sequence[_Kind]) -> tuple[list[Message], list[list[str]]]:
         if kind.has_name:
             message["name"] = "name"
         if kind.calls:
-            calls = [_marked_call(spelling, num_ids + number, marks) for number, spelling in enumerate(kind.calls)]
+            number = latest["assistant"] = latest["assistant"] if kind.repeats_id else num_ids
+            calls = [_marked_call(spelling, index, marks) for index, spelling in enumerate(kind.calls, number)]
             num_ids += len(calls)
             message["tool_calls"] = calls
             unanswered = iter([call.get("id", "") for call in calls])
         elif kind.result_id and kind.result_id != "none":
             known = next(unanswered, "") if kind.is_attached else ""
-            message["tool_call_id"] = known or _id_of(kind.result_id, num_ids)
+            number = latest["tool"] = latest["tool"] if kind.repeats_id else num_ids
+            message["tool_call_id"] = known or _id_of(kind.result_id, number)
             num_ids += 1
         messages.append(message)
     return messages, marks.of_messages

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -78,25 +79,26 @@ def join_result_parts(messages: list[Message]) -> list[Message]:
 
 
 def shorten_ids(messages: list[Message]) -> list[Message]:
-    """Give every call and its result an id of nine letters and digits, which depends on the id that it had, or on its place."""
+    """Give every call an id of its own, of nine letters and digits, and its result the same one.
+
+    An id that has this form and comes for the first time stays. Others become the same in every conversation that begins alike.
+    """
     rewritten: list[Message] = []
-    unanswered: list[str] = []
-    num_calls = 0
-    for message in messages:
+    unanswered: list[tuple[str, str]] = []  # ids before and now
+    taken: Counter[str] = Counter()
+    for index, message in enumerate(messages):
         if message.get("tool_calls"):
-            begin, num_calls = num_calls, num_calls + len(message["tool_calls"])
-            calls = [
-                {**call, "id": _shortened(call.get("id") or f"call {number}")}
-                for number, call in enumerate(message["tool_calls"], begin)
-            ]
-            unanswered = [call["id"] for call in calls]
+            given = [call.get("id") or f"call {index} {number}" for number, call in enumerate(message["tool_calls"])]
+            unanswered = [(call_id, _next_id(call_id, taken)) for call_id in given]
+            calls = [{**call, "id": new} for call, (_, new) in zip(message["tool_calls"], unanswered, strict=True)]
             rewritten.append({**message, "tool_calls": calls})
         elif message["role"] == "tool":
-            wanted = _shortened(message.get("tool_call_id") or f"result {len(rewritten)}")
-            if wanted not in unanswered and unanswered:  # the call, or the result, came without an id
-                wanted = unanswered[0]
-            unanswered = [short for short in unanswered if short != wanted]
-            rewritten.append({**message, "tool_call_id": wanted})
+            wanted = message.get("tool_call_id")
+            answered = next((ids for ids in unanswered if ids[0] == wanted), unanswered[0] if unanswered else None)
+            if answered is not None:
+                unanswered = [ids for ids in unanswered if ids is not answered]
+            new = _next_id(wanted or f"result {index}", taken) if answered is None else answered[1]
+            rewritten.append({**message, "tool_call_id": new})
         else:
             rewritten.append(message)
     return rewritten
@@ -251,8 +253,13 @@ def _result_of(call: Mapping[str, Any], results: Sequence[Message]) -> Message |
     return next(named, results[0] if results and not wanted else None)
 
 
-def _shortened(value: str) -> str:
-    return value if is_short_id(value) else hashlib.sha256(value.encode()).hexdigest()[:9]
+def _next_id(given: str, taken: Counter[str]) -> str:
+    """Return the short id of a call or of a result without one, and count it."""
+    number = taken[given]
+    taken[given] += 1
+    if number == 0 and is_short_id(given):
+        return given
+    return hashlib.sha256(f"{given} {number}".encode()).hexdigest()[:9]
 
 
 def _spelt_call(call: Mapping[str, Any]) -> str:

@@ -73,6 +73,20 @@ def test_a_refused_conversation_is_rewritten_and_its_shape_kept() -> None:
     assert rendered(fitter, template, [SYSTEM, USER, REPLY]) == "[system]s[user]u[assistant]a"
 
 
+def test_later_turns_of_an_irregular_conversation_need_no_probes() -> None:
+    """Each new shape takes one rendering more where the same kinds of messages were neighbours before."""
+    fitter, template = MessageFitter(), Template(one_system)
+    thought = {**REPLY, "reasoning_content": "hm"}
+    talk, numbers = [SYSTEM, USER, SYSTEM], []
+    for index in range(40):
+        talk += [thought if index.bit_count() % 2 else REPLY, {**USER, "content": str(index)}]
+        before = template.num_rendered
+        assert rendered(fitter, template, talk).endswith(f"[user]{index}")
+        numbers.append(template.num_rendered - before)
+    assert numbers[-30:] == [1] * 30
+    assert len(fitter._kept) < 50
+
+
 def test_a_refusal_that_no_rewrite_avoids_is_raised() -> None:
     """As the template has it, and every time."""
     fitter = MessageFitter()
