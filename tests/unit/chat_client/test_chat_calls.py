@@ -7,7 +7,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from tests.chat_world import FakeChats
+from tests.chat_world import FakeAsyncChats, FakeChats, run_async
 
 from paceline.chat import ParsedMessage, ToolCall
 from paceline.chat_client import chat_call
@@ -278,3 +278,14 @@ def test_each_conversation_of_a_list_is_asked_by_itself(chats: FakeChats, monkey
     scripted(monkeypatch, ParsedMessage(content='{"number": 3}'))
     with pytest.raises(ResponseModelError, match="the reply is no Even: "):
         chats.chat(HELLO, response_model=Even, n=2)
+
+
+def test_an_async_chat_asks_again_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same reply, rounds and messages."""
+    scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 4}'))
+
+    async def main(chats: FakeAsyncChats) -> None:
+        reply = await chats.chat(HELLO, response_model=Even)
+        assert (reply.parsed.number, len(reply.rounds), len(reply.messages)) == (4, 1, 2)
+
+    run_async(main)
