@@ -23,7 +23,7 @@ class LineFormat:
         self.tokenizer.decode = lambda ids, special=False: bytes(ids).decode("utf-8", "replace")
         self.turns: list[tuple[Turn, ChatOptions]] = []
 
-    def render_turn(self, turn: Turn, options: ChatOptions) -> RenderedPrompt:
+    def render_turn(self, turn: Turn, options: ChatOptions, *, has_call_grammar: bool = False) -> RenderedPrompt:
         self.turns.append((turn, options))
         lines = [f"{one['role']}: {one['content']}{json.dumps(one.get('tool_calls', ''))}\n" for one in turn.messages]
         return RenderedPrompt("".join(lines) + "assistant: ")
