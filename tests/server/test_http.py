@@ -1,4 +1,4 @@
-"""What HTTP itself asks of every route: HEAD as GET without a body, HTTP/1.0 without chunks, paths with a slash at their end."""
+"""Rules of HTTP on every route: HEAD as GET without a body, HTTP/1.0 without chunks, paths with a slash at their end."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def test_head_is_logged_and_counted_as_head(made: Any, caplog: pytest.LogCapture
     world = made()
     with caplog.at_level(logging.INFO, ACCESS_LOGGER):
         assert world.client.head("/v1/models/none").status_code == 404
+        world.server.until(lambda: bool(caplog.messages))  # the line follows the response
     line = json.loads(caplog.messages[-1])
     assert (line["method"], line["route"], line["status"]) == ("HEAD", "/v1/models/{model_id:path}", 404)
     assert 'method="HEAD"' in world.client.get("/metrics").text

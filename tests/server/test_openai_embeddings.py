@@ -138,8 +138,8 @@ def test_an_input_may_be_an_object_with_a_text(world: OpenAIServer) -> None:
     with world.client() as client:
         mixed = client.post("/v1/embeddings", json={"input": [{"text": "a fox"}, "a duck"]}).json()
         plain = client.post("/v1/embeddings", json={"input": ["a fox", "a duck"]}).json()
-    for one, other in zip(mixed["data"], plain["data"], strict=True):
-        assert np.allclose(one["embedding"], other["embedding"], atol=1e-4)
+    for found, expected in zip(mixed["data"], plain["data"], strict=True):
+        assert np.allclose(found["embedding"], expected["embedding"], atol=1e-4)
     assert mixed["usage"] == plain["usage"]
 
 
