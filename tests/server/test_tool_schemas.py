@@ -68,3 +68,65 @@ def test_what_cannot_be_enforced_in_a_response_format_is_refused(world: OpenAISe
         response = client.post("/v1/chat/completions", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
     assert "#/properties/script/not: this keyword is not enforced" in response.json()["error"]["message"]
+
+
+ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+FORCED: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai-chat": (
+        "/v1/chat/completions",
+        {
+            "messages": MESSAGES,
+            "max_tokens": 200,
+            "tools": [{"type": "function", "function": {"name": "run"}}],
+            "tool_choice": "any",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER}},
+        },
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": MESSAGES,
+            "max_output_tokens": 200,
+            "tools": [{"type": "function", "name": "run", "parameters": None}],
+            "tool_choice": {"type": "function", "name": "run"},
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": ANSWER}},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", FORCED)
+def test_a_call_that_is_forced_wins_over_a_schema_of_the_content(world: OpenAIServer, dialect: str) -> None:
+    """With a warning; instructor sends both."""
+    path, body = FORCED[dialect]
+    with httpx.Client(base_url=world.url, timeout=60) as client:
+        found = client.post(path, json={"model": "tale", "temperature": 0, **body}).json()
+    assert any("the schema was left out, since tool_choice demands a call" in one for one in found["warnings"])
+    if dialect == "responses":
+        assert [item["name"] for item in found["output"] if item["type"] == "function_call"] == ["run"]
+    else:
+        assert [call["function"]["name"] for call in found["choices"][0]["message"]["tool_calls"]] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"grammar": ""},
+        {"regex": ""},
+        {"lark": ""},
+        {"guided_grammar": ""},
+        {"guided_json": ""},
+        {"guided_choice": []},
+        {"structured_outputs": {"grammar": ""}},
+        {"grammar": "", "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER}}},
+    ],
+    ids=str,
+)
+def test_an_empty_constraint_is_none(world: OpenAIServer, empty: dict[str, Any]) -> None:
+    """Clients send fields that their users left blank."""
+    body = {"model": "tale", "messages": MESSAGES, "max_tokens": 40, "temperature": 0, **empty}
+    with httpx.Client(base_url=world.url, timeout=60) as client:
+        response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    content = response.json()["choices"][0]["message"]["content"]
+    assert content.lstrip().startswith("{") == ("response_format" in empty)

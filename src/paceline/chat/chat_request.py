@@ -13,12 +13,13 @@ from paceline.chat.chat_format import ChatFormat, ChatOptions, RenderedPrompt
 from paceline.chat.chat_media import ChatMedia, Segment
 from paceline.chat.conversation import Turn
 from paceline.chat.message_parser import MessageParser
-from paceline.chat.tools import parse_tool_choice, parse_tools
+from paceline.chat.tools import ToolChoice, parse_tool_choice, parse_tools
 from paceline.errors import ChatParseError, InvalidParams, Unsupported
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
 from paceline.runtime.sampler import compact_grammar, grammar_of_schema
 
+_NO_CONTENT = "json_schema: the schema was left out, since tool_choice demands a call, and a call has no content"
 _PROBE, _WORD = '{"a":1}', "x"
 _TEXT_BEFORE_CALLS = re.compile(r"\buntil-\d+\?? (?=(?:space )?tool-call)")
 _RULE_NAME = re.compile(
@@ -85,11 +86,14 @@ def prepare_chat(
     chosen, params = options or ChatOptions(), params or SamplingParams()
     if params.json_schema is None and chosen.json_schema is not None:
         params = params.replace(json_schema=chosen.json_schema)
-    chosen = replace(chosen, json_schema=None)
+    chosen, warnings = replace(chosen, json_schema=None), turn.warnings
+    choice = _choice_of(chosen)
+    if params.json_schema is not None and choice == "required":
+        params, warnings = params.replace(json_schema=None), (*warnings, _NO_CONTENT)
     if chosen.thinking_budget == 0:  # templates that can say so keep the model from wanting to
         chosen = replace(chosen, kwargs={"enable_thinking": False, **(chosen.kwargs or {})})
     rendered = chat_format.render_turn(turn, chosen, has_call_grammar=_constraint_of(params) is None)
-    if _offers_tools(chosen):
+    if choice != "none":
         rendered, params = _with_tools(chat_format, turn, chosen, params, rendered)
     elif _constraint_of(params) is not None:
         rendered, params = _with_constraint(chat_format, turn, chosen, params, rendered)
@@ -101,7 +105,7 @@ def prepare_chat(
         _with_thinking(_with_stops(params, rendered), rendered, chosen),
         _ids_of(rendered.preserved_tokens, tokenizer),
         turn.media,
-        (*turn.warnings, *(rendered.warnings if _offers_tools(chosen) else ())),
+        (*warnings, *(rendered.warnings if choice != "none" else ())),
     )
 
 
@@ -114,8 +118,11 @@ def is_thinking_open(rendered: RenderedPrompt) -> bool:
     return not any(end in after for end in rendered.thinking_ends)
 
 
-def _offers_tools(options: ChatOptions) -> bool:
-    return bool(options.tools) and options.tool_choice != "none" and not options.skip_parsing
+def _choice_of(options: ChatOptions) -> ToolChoice:
+    """Return whether tools may or have to be called, and are read as calls."""
+    if not options.tools or options.skip_parsing:
+        return "none"
+    return parse_tool_choice(options.tool_choice, parse_tools(options.tools))[0]
 
 
 def _constraint_of(params: SamplingParams) -> str | None:
@@ -141,11 +148,9 @@ def _with_either(
     chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
 ) -> SamplingParams:
     """Return the params with a grammar of messages that call a tool, or whose content conforms to the schema."""
-    if options.tool_choice not in (None, "auto"):
-        raise InvalidParams(
-            "json_schema and a tool_choice that requires a call exclude each other; leave one of them out"
-        )
-    options = replace(options, reasoning_format="auto")  # a grammar has the place of thinking wherever it is shown
+    _, offered = parse_tool_choice(options.tool_choice, parse_tools(options.tools))
+    # A grammar has the place of thinking wherever that is shown.
+    options = replace(options, tools=offered, tool_choice="auto", reasoning_format="auto")
     content = chat_format.render_turn(turn, replace(options, tools=None, json_schema=_schema_of(params)))
     calls = rendered
     if rendered.grammar is not None:

@@ -13,6 +13,7 @@ from paceline.errors import InvalidParams, InvalidType, Unsupported
 MAX_TOOLS = 1024
 
 ToolChoice = Literal["auto", "none", "required"]
+_WORDS = ("auto", "none", "required", "any")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -63,7 +64,10 @@ def parse_tool_choice(choice: object, tools: Sequence[Tool]) -> tuple[ToolChoice
     """Return how far tools have to be called, and those that are offered.
 
     Args:
-        choice: "auto", "none", "required", or {"type": "function", "function": {"name": ...}}; None is "auto".
+        choice: "auto", "none", "required" or "any", which is the same; an object with one of these as its type; a tool, as
+            {"type": "function", "function": {"name": ...}} or {"type": "function", "name": ...} (or "tool" as the type); or
+            some of the tools, as {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}, whose inner
+            object may also be spread. None is "auto".
         tools: The request's tools.
 
     Raises:
@@ -71,17 +75,32 @@ def parse_tool_choice(choice: object, tools: Sequence[Tool]) -> tuple[ToolChoice
     """
     if choice is None:
         return "auto", tuple(tools)
-    if isinstance(choice, str):
-        word: ToolChoice = validation.choice("tool_choice", choice, ("auto", "none", "required"))  # type: ignore[assignment]
-        if word == "required" and not tools:
-            raise InvalidParams("tool_choice 'required' needs tools, and there are none")
-        return word, tuple(tools)
-    name = _chosen_name(choice)
-    named = tuple(tool for tool in tools if tool.name == name)
-    if not named:
-        known = ", ".join(repr(tool.name) for tool in tools) or "none"
-        raise InvalidParams(f"tool_choice names the tool {name!r}, and tools has {known}")
-    return "required", named
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    word = choice if isinstance(choice, str) else kind if kind in _WORDS else None
+    if word is not None:
+        return _parse_word("tool_choice", word, tools)
+    if isinstance(choice, Mapping) and kind == "allowed_tools":
+        return _parse_allowed(choice, tools)
+    return "required", (_named_tool("tool_choice", choice, tools),)
+
+
+def _parse_word(place: str, word: str, tools: Sequence[Tool]) -> tuple[ToolChoice, tuple[Tool, ...]]:
+    found = validation.choice(place, word, _WORDS)
+    parsed: ToolChoice = "required" if found == "any" else found  # type: ignore[assignment]
+    if parsed == "required" and not tools:
+        raise InvalidParams(f"{place} {word!r} needs tools, and there are none")
+    return parsed, tuple(tools)
+
+
+def _parse_allowed(choice: Mapping[Any, Any], tools: Sequence[Tool]) -> tuple[ToolChoice, tuple[Tool, ...]]:
+    place, inner = "tool_choice", choice.get("allowed_tools")
+    if isinstance(inner, Mapping):
+        place, choice = "tool_choice.allowed_tools", inner
+    allowed, mode = choice.get("tools"), validation.choice(f"{place}.mode", choice.get("mode"), ("auto", "required"))
+    if not isinstance(allowed, list):
+        raise InvalidType(f"{place}.tools must be a list of tools with their names, not {type(allowed).__name__}")
+    named = [_named_tool(f"{place}.tools[{index}]", tool, tools) for index, tool in enumerate(allowed)]
+    return _parse_word(f"{place}.mode", mode, [tool for tool in tools if tool in named])
 
 
 def _parse_tool(place: str, tool: object) -> Tool:
@@ -126,10 +145,20 @@ def _check_names(tools: Sequence[Tool]) -> None:
         names.add(tool.name)
 
 
-def _chosen_name(choice: object) -> str:
-    if not isinstance(choice, Mapping) or not isinstance(choice.get("function"), Mapping):
+def _named_tool(place: str, choice: object, tools: Sequence[Tool]) -> Tool:
+    """Return the tool that an object names."""
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    named = function if isinstance(function, Mapping) else choice
+    if not isinstance(named, Mapping) or "name" not in named or named.get("type") not in (None, "function", "tool"):
+        words = ", ".join(map(repr, _WORDS))
+        shown = f"an object of the type {str(named.get('type'))[:80]!r}" if isinstance(named, Mapping) else None
         raise InvalidType(
-            'tool_choice must be \'auto\', \'none\', \'required\' or {"type": "function", "function": {"name": ...}}, '
-            f"not {type(choice).__name__}"
+            f'{place} must be {words} or {{"type": "function", "function": {{"name": ...}}}}, '
+            f"not {shown or type(choice).__name__}"
         )
-    return validation.text("tool_choice.function.name", choice["function"].get("name"))
+    name = validation.text(f"{place}.name" if named is choice else f"{place}.function.name", named["name"])
+    found = next((tool for tool in tools if tool.name == name), None)
+    if found is None:
+        known = ", ".join(repr(tool.name) for tool in tools) or "none"
+        raise InvalidParams(f"{place} names the tool {name!r}, and tools has {known}")
+    return found

@@ -18,6 +18,9 @@ from paceline.server.request_body import FieldRules, check_fields
 CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark")
 """Fields of `SamplingParams` that a body may set."""
 
+NO_CONSTRAINT: tuple[Any, ...] = (None, "", [], ())
+"""Values of these fields with which they constrain nothing: clients send fields that their users left blank."""
+
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 """vLLM's older names, and those of `structured_outputs`."""
 
@@ -78,7 +81,7 @@ def structured_output_changes(given: Mapping[str, Any], warnings: list[str], *, 
         warnings += check_fields(options, known, _STRUCTURED, place="structured_outputs.", strict=strict)
         found |= {f"structured_outputs.{name}": options[name] for name in _KINDS if name in options}
     found |= {name: given[name] for name in GUIDED if given.get(name) is not None}
-    found = {name: value for name, value in found.items() if value is not None and value is not False}
+    found = {name: value for name, value in found.items() if value not in (*NO_CONSTRAINT, False)}
     if len(found) > 1:
         raise InvalidParams(f"{' and '.join(found)} exclude each other: set one of them")
     for name, value in found.items():
@@ -121,7 +124,8 @@ def enforceable(field: str, params: SamplingParams) -> tuple[SamplingParams, lis
 
 
 def without_other_constraints(base: SamplingParams, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes, and those that take a default constraint away where the changes set another."""
+    """Return the changes without empty constraints, and with those that take a default one away if they set another."""
+    changes = {name: value for name, value in changes.items() if name not in CONSTRAINTS or value not in NO_CONSTRAINT}
     given = [name for name in CONSTRAINTS if changes.get(name) is not None]
     if not given:
         return dict(changes)

@@ -81,23 +81,58 @@ def test_other_kinds_of_tools_are_unsupported() -> None:
         parse_tools([{"type": "web_search"}])
 
 
-def test_a_named_tool_is_offered_alone_and_required() -> None:
-    """llama.cpp's chat layer knows auto, required and none."""
-    tools = parse_tools([WEATHER, CLOCK])
-    assert parse_tool_choice(None, tools) == parse_tool_choice("auto", tools) == ("auto", tools)
-    assert parse_tool_choice("none", tools) == ("none", tools)
-    assert parse_tool_choice("required", tools) == ("required", tools)
-    assert parse_tool_choice({"type": "function", "function": {"name": "clock"}}, tools) == ("required", tools[1:])
+@pytest.mark.parametrize(
+    ("choice", "expected", "names"),
+    [
+        (None, "auto", ["weather", "clock"]),
+        ("none", "none", ["weather", "clock"]),
+        ("required", "required", ["weather", "clock"]),
+        ("any", "required", ["weather", "clock"]),
+        ({"type": "auto"}, "auto", ["weather", "clock"]),
+        ({"type": "none"}, "none", ["weather", "clock"]),
+        ({"type": "any"}, "required", ["weather", "clock"]),
+        ({"type": "required"}, "required", ["weather", "clock"]),
+        ({"type": "function", "function": {"name": "clock"}}, "required", ["clock"]),
+        ({"function": {"name": "clock"}}, "required", ["clock"]),
+        ({"type": "function", "name": "clock"}, "required", ["clock"]),
+        ({"type": "tool", "name": "clock"}, "required", ["clock"]),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("clock")]}},
+            "auto",
+            ["clock"],
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+            "required",
+            ["weather"],
+        ),
+    ],
+)
+def test_a_choice_is_understood_in_every_spelling(choice: object, expected: str, names: list[str]) -> None:
+    """llama.cpp's chat layer knows auto, required and none; a named tool is offered alone and required."""
+    word, offered = parse_tool_choice(choice, parse_tools([WEATHER, CLOCK]))
+    assert (word, [tool.name for tool in offered]) == (expected, names)
 
 
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
-        ("any", "tool_choice must be one of 'auto', 'none', 'required'"),
-        (5, "tool_choice must be 'auto', 'none', 'required' or .*, not int"),
+        ("all", "tool_choice must be one of 'auto', 'none', 'required', 'any'"),
+        (5, "tool_choice must be 'auto', 'none', 'required', 'any' or .*, not int"),
         ({"type": "function"}, "tool_choice must be 'auto'"),
+        ({"type": "web_search", "name": "clock"}, "not an object of the type 'web_search'"),
         ({"function": {"name": 5}}, r"tool_choice\.function\.name must be a str"),
         ({"function": {"name": "time"}}, "tool_choice names the tool 'time', and tools has 'weather', 'clock'"),
+        (
+            {"type": "allowed_tools", "mode": "none", "tools": []},
+            r"tool_choice\.mode must be one of 'auto', 'required'",
+        ),
+        ({"type": "allowed_tools", "mode": "auto", "tools": "clock"}, r"tool_choice\.tools must be a list"),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"name": "time"}]}},
+            r"tool_choice\.allowed_tools\.tools\[0\] names the tool 'time'",
+        ),
+        ({"type": "allowed_tools", "mode": "required", "tools": []}, "'required' needs tools"),
     ],
 )
 def test_a_wrong_choice_is_refused(choice: object, words: str) -> None:

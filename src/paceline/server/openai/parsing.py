@@ -16,6 +16,7 @@ from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
 from paceline.server.constraint_fields import (
     CONSTRAINTS,
+    NO_CONSTRAINT,
     compact_changes,
     enforceable,
     response_format_changes,
@@ -184,7 +185,7 @@ def _constraint_changes(body: GenerationBody, warnings: list[str], *, strict: bo
     """Return the constraint that a body spells as OpenAI or vLLM does. Raises `InvalidParams` for more than one."""
     wanted = response_format_changes(body.response_format, warnings, strict=strict)
     structured = structured_output_changes(given_fields(body), warnings, strict=strict)
-    own = [name for name in CONSTRAINTS if getattr(body, name, None) is not None]
+    own = [name for name in CONSTRAINTS if getattr(body, name, None) not in NO_CONSTRAINT]
     if bool(wanted) + bool(structured) + bool(own) > 1:
         names = [
             *(["response_format"] if wanted else []),
