@@ -69,7 +69,7 @@ class EngineConfig:
             memory where there is no GPU. None: 1 GiB of a GPU, an eighth of what is free of host memory, at most 1 GiB.
         fit_ctx: The least n_ctx that is chosen; None: 512.
         fit_cache_bytes: Most memory of the KV cache if n_ctx is left open: the cache has as many cells as the model was trained
-            with and as this holds, but at least 4,096 a slot. None: a quarter of what is free.
+            with and as this holds, but at least 4,096 a slot. None: a quarter of the free memory.
         cache_prompt: Whether prefixes are shared and cached at all.
         host_cache_bytes: Most host memory that cached prefixes may take; None: an eighth of the machine's memory.
         mmproj: The file of the model's multimodal projector, with which prompts may have images; True: the one beside the model;

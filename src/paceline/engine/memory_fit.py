@@ -1,6 +1,6 @@
 """Chooses cells, slots and GPU layers so that a model fits into memory. Pure: what a choice needs is measured by a function.
 
-If what is wanted fits, more cells for one long sequence. Else in this order: fewer cells, down to the least; fewer slots,
+If the wanted choice fits, more cells for one long sequence. Else in this order: fewer cells, down to the least; fewer slots,
 where each keeps a window or a state of its own; the experts of the first layers, and then whole layers, in host memory. Only
 what was left open is chosen.
 """

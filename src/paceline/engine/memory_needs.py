@@ -50,7 +50,7 @@ _log = logging.getLogger("paceline.engine")
 ModelPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _TIMEOUT_S: Final = 120.0
-_CACHE_SHARE: Final = 0.25  # of the free memory: most that the cells of one sequence take where n_ctx is left open
+_CACHE_SHARE: Final = 0.25  # of the free memory: most that the cells of one sequence take if n_ctx is left open
 _SMALL_SHARE: Final = 0.5  # of the free memory: a model that surely takes less is loaded without a plan
 _OBJECTS: Final = ("progress", "cancel")  # options of a load that stay in this process
 _PLACING: Final = ("n_gpu_layers", "tensor_overrides", "cpu_moe", "n_cpu_moe", "n_cpu_ffn", "tensor_split")
@@ -192,8 +192,8 @@ class MemoryFit:
 def fit_to_memory(model: Model | ModelPath | None, arguments: EngineArguments) -> MemoryFit:
     """Return what to choose so that a model fits.
 
-    model: None for the demo model. Of one that is loaded the context's size alone is chosen. Raises `NotEnoughMemory` where
-    it does not fit. What is wrong with a file, or with options, is left to the load.
+    model: None for the demo model. If the model is loaded already, only the context's size is chosen. Raises `NotEnoughMemory` if
+    the model does not fit. What is wrong with a file, or with options, is left to the load.
     """
     if model is None or not arguments.config.fit:
         return MemoryFit()
@@ -254,7 +254,7 @@ def _sequence_cells(header: ModelHeader, question: MemoryQuestion, most_bytes: i
         found = header_estimate(header, asked)
         if most_bytes is not None:
             return found.cache_bytes <= most_bytes
-        shares = ((one.cache_bytes, _CACHE_SHARE * (one.free_bytes or 0)) for one in found.devices)
+        shares = ((device.cache_bytes, _CACHE_SHARE * (device.free_bytes or 0)) for device in found.devices)
         return all(cache <= share for cache, share in shares) and (not is_sure or _surely_fits(header, asked))
 
     return min(greatest(least // CELL_STEP, -(-trained // CELL_STEP), fits) * CELL_STEP, trained)

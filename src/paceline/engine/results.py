@@ -210,7 +210,7 @@ def submit_streams(
 ) -> list[StreamChannel]:
     """Prepare all prompts, then submit them; return the channel of each. A prompt that is refused ends its own channel alone.
 
-    entries: of `batch_entries`. first_index: number of the first request. Raises what is wrong with the options before
+    entries: of `batch_entries`. first_index: number of the first request. Raises `InvalidParams` for the options before
     anything is submitted, and `EngineStopped`.
     """
     defaults = engine.sampling_defaults

@@ -29,7 +29,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _PROCESS_BYTES: Final = 128 << 20  # of Python and the libraries, and of the vocabulary in both processes
-_CACHE_SHARE: Final = 8  # of a budget, the part that the cells of one sequence may take where n_ctx is left open
+_CACHE_SHARE: Final = 8  # of a budget, the part that the cells of one sequence may take if n_ctx is left open
 _HOST_SHARE: Final = 8  # of what a model needs, the part that its idle prefixes may take under a budget
 _SPARE_DELAY_S: Final = 2.0  # behind a load: the first requests of the model come first
 _OF_THE_FRONT: Final = ("chat_template", "offline", "hf_token")

@@ -35,7 +35,7 @@ class BatchStream:
     `index` is the prompt's place in the list. Leaving the loop cancels all requests, and so does leaving a `with` block,
     `close()`, or dropping the batch. A request that fails ends its own stream alone, with a chunk that has the error; after the
     last chunk of all, the loop raises `BatchError` with the finish reason or the error of each. `streams` has the stream of each
-    prompt, to read or cancel that one alone.
+    prompt, to read or cancel it alone.
 
         with llm.stream(["A fox", "An owl"], max_tokens=40) as streams:
             for index, chunk in streams:
@@ -112,7 +112,7 @@ class BatchStream:
                 raise
 
     def cancel(self) -> None:
-        """Ask the engine to end all requests. Any thread; never blocks. What was generated can still be read."""
+        """Ask the engine to end all requests. Any thread; never blocks. Generated chunks can still be read."""
         for stream in self._streams:
             stream.cancel()
 
@@ -221,7 +221,7 @@ class AsyncBatchStream:
         return AsyncChunkIterator(get, self.cancel)
 
     def cancel(self) -> None:
-        """Ask the engine to end all requests. Any thread; never blocks. What was generated can still be read."""
+        """Ask the engine to end all requests. Any thread; never blocks. Generated chunks can still be read."""
         self._is_cancelled = True
         for stream in self._streams:
             stream.cancel()
@@ -289,11 +289,11 @@ def _cancel_all(channels: Iterable[StreamChannel]) -> None:
 
 
 def _checked(taken: IndexedChunk | Nothing, streams: Sequence[Stream | AsyncStream]) -> IndexedChunk | Nothing:
-    """Return what a loop yields. Raises `BatchError` after the last chunk if a request failed."""
+    """Return the next item of a loop. Raises `BatchError` after the last chunk if a request failed."""
     if taken is not END:
         return taken
     outcomes = [stream.error or stream.finish_reason for stream in streams]
-    errors = [one for one in outcomes if isinstance(one, PacelineError)]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, PacelineError)]
     if errors:
         raise BatchError(
             f"{len(errors)} of {len(streams)} streams failed, the first with: {errors[0]}; `outcomes` has all", outcomes

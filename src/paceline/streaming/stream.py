@@ -280,7 +280,7 @@ class AsyncStream(_BaseStream):
 
 
 async def submitted(opener: Callable[[], Awaitable[T]], cancel: Callable[[T], None]) -> T:
-    """Return what `opener` submits; if the caller is cancelled meanwhile, `cancel` it once it is submitted."""
+    """Submit by `opener` and return its result; if the caller is cancelled meanwhile, `cancel` the result when it comes."""
     submitting = asyncio.ensure_future(opener())
     try:
         await asyncio.wait((submitting,))  # which leaves the submitting alone when we are cancelled

@@ -97,7 +97,7 @@ class Waiters:
 
 
 Condition = tuple[Waiters, Callable[[], bool]]
-"""What a reader waits for: whose wakers, and what is called under their lock to see whether it is ready."""
+"""The wakers to join, and a function, called under their lock, that returns whether the condition holds."""
 
 
 def wait_any(conditions: Sequence[Condition], timeout_s: float | None) -> bool:
