@@ -16,7 +16,7 @@ _CHARACTERS = re.compile(
 
 
 class CustomInput:
-    """The input of one call. text: what has been read."""
+    """The input of one call. text: the input as far as it has been read."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -41,7 +41,7 @@ class CustomInput:
         return str(piece)
 
     def finish(self) -> str:
-        """Return what is missing at the end of the call: all of the arguments if they do not have the shape of an input."""
+        """End the call and return the last piece: the arguments themselves if they do not have the shape of an input."""
         rest = "" if self._is_open else self._rest
         self.text += rest
         return rest

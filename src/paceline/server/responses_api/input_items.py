@@ -69,7 +69,7 @@ def is_output(kind: str) -> bool:
 
 
 def added_tools(items: Iterable[tuple[str, Item]]) -> list[tuple[str, object]]:
-    """Return the lists of tools that items add to those of the request, each with its place. items: with their places."""
+    """Return the lists of tools that items add to the tools of the request, each with its place. items: with their places."""
     kinds = ("additional_tools", "tool_search_output")
     return [(f"{place}.tools", item.get("tools")) for place, item in items if item["type"] in kinds]
 
@@ -89,10 +89,10 @@ def parse_items(
         value: A text, which is the user's, or a list of items.
         earlier: The items that come before.
         find: Returns the item that an `item_reference` names.
-        warnings: Where to note the items and members that are left out.
+        warnings: Collects the items and members that are left out.
 
     Raises:
-        InvalidParams: An item is malformed; the message names the place, such as input[2].content[0].text.
+        InvalidParams: An item is malformed; the message names the place, for example input[2].content[0].text.
         Unsupported: A part is known but not supported: files by id.
     """
     if isinstance(value, str):
@@ -196,7 +196,7 @@ class _ItemReader:
         """Warn about members that have no effect."""
         for name, value in given.items():
             if name not in known and name not in _SILENT_MEMBERS and value is not None:
-                self._warnings.add(place, f"the member {str(name)[:80]!r} of {kind} is ignored")
+                self._warnings.add_unknown(place, name, f"the member {str(name)[:80]!r} of {kind} is ignored")
 
     def _media(self, place: str, kind: str, part: Mapping[Any, Any]) -> Item:
         """Check the shape of an image or audio, which is read when the messages are made."""
@@ -256,7 +256,7 @@ class _ItemReader:
         }
 
     def _other(self, place: str, item: Mapping[Any, Any]) -> Item:
-        """Return the members of an item of another type: a call of a tool that OpenAI runs, its result, or what has none."""
+        """Return the members of an item of another type: a call of a tool that OpenAI runs, a result, or an unknown item."""
         members = {name: value for name, value in item.items() if name not in ("type", "id", "status")}
         members = checked_json(place, members, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
         for name in ("call_id", "name", "namespace", "server_label"):
@@ -302,7 +302,6 @@ def _reasoning_parts(place: str, parts: object, kind: str) -> list[Item]:
     for index, part in enumerate(parts):
         if not isinstance(part, Mapping):
             raise InvalidType(f"{place}[{index}] must be an object with type and text, not {type(part).__name__}")
-        validation.choice(f"{place}[{index}].type", part.get("type"), (kind, "text"))
         checked.append({"type": kind, "text": validation.text(f"{place}[{index}].text", part.get("text"))})
     return checked
 

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-_MAX_SENTENCES = 50  # so that a request cannot make its response arbitrarily long
+from paceline.server.api_errors import clean_message, invalid_request
 
 
 class InputWarnings:
     """Collects warnings. A sentence that holds for several places is reported once, with the first place and a count."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
+        """strict: whether unknown members are refused."""
+        self._strict = strict
         self._places: dict[str, tuple[str, int]] = {}
-        self._num_dropped = 0
 
     def add(self, place: str, sentence: str) -> None:
-        """Add a warning about a place such as input[3]."""
-        if sentence not in self._places and len(self._places) == _MAX_SENTENCES:
-            self._num_dropped += 1
-            return
+        """Add a warning about a place, for example input[3]."""
         first, count = self._places.get(sentence, (place, 0))
         self._places[sentence] = (first, count + 1)
 
+    def add_unknown(self, place: str, name: object, sentence: str) -> None:
+        """Add a warning about a member that is not known. Raises `ApiException` if strict."""
+        if self._strict:
+            field = clean_message(f"{place}.{str(name)[:80]}")
+            message = f"{field} is not a field of this endpoint; leave it out"
+            raise invalid_request(message, place.partition("[")[0], "unknown_parameter")
+        self.add(place, sentence)
+
     def sentences(self) -> tuple[str, ...]:
         """Return the warnings in the order of their first places."""
-        found = [
+        return tuple(
             f"{place}: {sentence}" if count == 1 else f"{place} and {count - 1} more: {sentence}"
             for sentence, (place, count) in self._places.items()
-        ]
-        if self._num_dropped:
-            found.append(f"{self._num_dropped} more warnings are not shown")
-        return tuple(found)
+        )

@@ -42,7 +42,7 @@ def messages_of(
 ) -> list[dict[str, Any]]:
     """Return the messages that the items of a conversation make.
 
-    What an assistant did in one turn (thinking, text, calls) is one message.
+    The thinking, text and calls of one turn of the assistant are one message.
 
     Args:
         items: The input.
@@ -70,7 +70,7 @@ class _MessageWriter:
         self._call_ids: dict[str, str] = {}  # by the ids of items, which some results name
 
     def add(self, place: str, item: Item) -> None:
-        """Add an item. Those of other types than messages, thinking, calls and results make no message."""
+        """Add an item. An item that is no message, thinking, call or result is left out."""
         kind = item["type"]
         if kind == "message" and item["role"] != "assistant":
             content = self._content(f"{place}.content", item["content"])

@@ -36,7 +36,7 @@ _EMPTY_MEMBERS: Mapping[str, tuple[Any, ...]] = {
 }
 _IGNORED_MEMBERS = {
     "defer_loading": "the tool is offered at once, since this server searches for no tools",
-    "output_schema": "accepted, and without a meaning here: results are what the client sends",
+    "output_schema": "it has no effect here: results are taken as the client sends them",
 }
 
 
@@ -47,7 +47,7 @@ class ToolOrigin:
     Attributes:
         name: Its name.
         namespace: The namespace that it belongs to; empty for none.
-        is_custom: Whether it is a custom tool, whose input is a text.
+        is_custom: Whether it is a custom tool, which takes a text as its input.
     """
 
     name: str
@@ -99,7 +99,7 @@ class ResponseTools:
     """The tools of a request that the model may call.
 
     Attributes:
-        functions: What the chat offers.
+        functions: The functions that the chat offers.
         choice: The `tool_choice` of the chat.
         names: Which function stands for which tool.
         warnings: Sentences about tools and members that are left out.
@@ -111,7 +111,9 @@ class ResponseTools:
     warnings: tuple[str, ...] = ()
 
 
-def parse_tool_fields(tools: object, choice: object, added: Iterable[tuple[str, object]] = ()) -> ResponseTools:
+def parse_tool_fields(
+    tools: object, choice: object, added: Iterable[tuple[str, object]] = (), *, strict: bool = False
+) -> ResponseTools:
     """Parse `tools` and `tool_choice` of a body.
 
     Args:
@@ -119,12 +121,14 @@ def parse_tool_fields(tools: object, choice: object, added: Iterable[tuple[str, 
         choice: The word or object that says which tools may or have to be called.
         added: More lists of tools, which items of the conversation have, each with its place. A tool that comes again replaces
             the earlier one.
+        strict: Whether unknown members of tools are refused.
 
     Raises:
+        ApiException: A member is unknown, if strict.
         InvalidParams: A tool or the choice is malformed, the choice names a tool that there is not, or demands one that is
             left out.
     """
-    reader = _ToolReader()
+    reader = _ToolReader(strict=strict)
     reader.read("tools", [] if tools is None else tools)
     for place, more in added:
         reader.read(place, [] if more is None else more, replaces=True)
@@ -159,10 +163,10 @@ def _functions(tools: Sequence[_FoundTool], names: ToolNames) -> tuple[Tool, ...
 class _ToolReader:
     """Reads lists of tools. left_out: the type of each tool that is left out, in the order that they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool) -> None:
         self.found: dict[tuple[str, str], _FoundTool] = {}
         self.left_out: list[Mapping[Any, Any]] = []
-        self.warnings = InputWarnings()
+        self.warnings = InputWarnings(strict=strict)
 
     def read(self, place: str, tools: object, *, replaces: bool = False) -> None:
         """Add the tools of a list. replaces: whether one may come again."""
@@ -237,7 +241,10 @@ class _ToolReader:
             if name in known or value is None or value in _EMPTY_MEMBERS.get(name, ()):
                 continue
             shown = str(name)[:80]
-            self.warnings.add(place, f"{shown}: {_IGNORED_MEMBERS.get(shown, 'accepted, and without a meaning here')}")
+            if name in _EMPTY_MEMBERS or name in _IGNORED_MEMBERS:
+                self.warnings.add(place, f"{shown}: {_IGNORED_MEMBERS.get(shown, 'it has no effect here')}")
+            else:
+                self.warnings.add_unknown(place, name, f"{shown}: it is not known, and was ignored")
 
     def _read_format(self, place: str, given: object) -> tuple[str, Mapping[str, Any]]:
         """Return how the model is told of a custom tool's format, and the JSON schema that enforces it."""

@@ -118,11 +118,11 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     warnings = value_warnings(body)
     if body.input is None and not earlier:
         raise InvalidParams("input must be given: a text, or a list of items")
-    left_out = InputWarnings()
+    left_out = InputWarnings(strict=strict)
     items = parse_items([] if body.input is None else body.input, earlier, find, left_out)
     placed = [(f"the earlier item {index}", item) for index, item in enumerate(earlier)]
     placed += [(f"input[{index}]", item) for index, item in enumerate(items)]
-    tools = parse_tool_fields(body.tools, body.tool_choice, added_tools(placed))
+    tools = parse_tool_fields(body.tools, body.tool_choice, added_tools(placed), strict=strict)
     changes = _sampling_changes(body, warnings, strict=strict)
     parsed = parse_generation(body, base, options, changes, tokenizer, strict=strict)
     effort = None if body.reasoning is None else body.reasoning.effort

@@ -43,11 +43,11 @@ STYLES: Final[Mapping[str, StreamStyle]] = {
     **dict.fromkeys(("/v1/responses", "/responses"), _RESPONSES),
     "/v1/messages": _MESSAGES,
 }
-"""The routes whose streams have heartbeats; lines of JSON, as Ollama's, have none."""
+"""The routes that send heartbeats. Ollama's streams of lines have none."""
 
 
 class EarlyStream:
-    """The `send` of one request whose response may have begun before its model was loaded. model: its name."""
+    """The `send` of one request. Its response may begin before its model is loaded. model: the model's name."""
 
     def __init__(self, send: Send, scope: Scope, style: StreamStyle, model: str) -> None:
         self._send, self._scope, self._style, self._model = send, scope, style, model

@@ -98,6 +98,37 @@ def test_tools_of_the_body_and_of_its_items_are_offered() -> None:
     assert [tool.name for tool in later.tools.functions] == ["crm__weather", "mail"]
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"input": [{"role": "user", "content": "x", "tag": 1}]}, "input[0].tag"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "tag": 1}]}]},
+            "input[0].content[0].tag",
+        ),
+        ({"tools": [{**TOOL, "tag": 1}]}, "tools[0].tag"),
+    ],
+)
+def test_unknown_members_are_refused_on_request(body: dict[str, Any], field: str) -> None:
+    """By --strict-fields; members that are known and have no effect are not."""
+    assert len(parsed(body).parsed.warnings) == 1
+    with pytest.raises(ApiException) as caught:
+        parsed(body, strict=True)
+    error = caught.value.api_error
+    assert (error.code, error.param) == ("unknown_parameter", next(iter(body)))
+    assert error.message.startswith(f"{field} is not a field")
+    known = {"input": [{"role": "user", "content": "x", "id": "msg_1"}], "tools": [{**TOOL, "output_schema": {}}]}
+    assert len(parsed(known, strict=True).parsed.warnings) == 1
+
+
+def test_warnings_about_an_input_are_limited() -> None:
+    """However many members its items have that are not known."""
+    many = {"role": "user", "content": "x", **{f"m{number}": 1 for number in range(500)}}
+    warnings = parsed({"input": [many]}).parsed.warnings
+    assert len(warnings) == 33
+    assert warnings[-1] == "and 468 more warnings"
+
+
 def test_reasoning_is_a_variable_of_the_template() -> None:
     """Its effort; a summary is a warning, since none is made."""
     asked = parsed({"reasoning": {"effort": "high"}, "chat_template_kwargs": {"x": 1}})
