@@ -321,6 +321,33 @@ def test_a_model_that_cannot_see_goes_on_behind_an_image(world: OpenAIServer) ->
             assert "messages[3].content[0].image_url: this model takes no images" in refused.json()["error"]["message"]
 
 
+def test_other_apis_go_on_behind_an_image_of_a_tool(world: OpenAIServer) -> None:
+    """As agents send it: Claude Code and Codex in a result, Ollama's clients in an earlier message."""
+    data, reply = PIXEL.partition(",")[2], {"role": "assistant", "content": "A fox."}
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {}}
+    answer = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [image]}
+    call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_image", "image_url": PIXEL}]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages": {
+            "max_tokens": 1,
+            "messages": [ASKED[0], {"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}],
+        },
+        "/v1/responses": {"max_output_tokens": 1, "input": [ASKED[0], call, output]},
+        "/api/chat": {
+            "stream": False,
+            "options": {"num_predict": 1},
+            "messages": [{**ASKED[0], "images": [data]}, reply, ASKED[0]],
+        },
+    }
+    for path, body in bodies.items():
+        with world.client() as raw:
+            response = raw.post(path, json=body)
+        assert response.status_code == 200, (path, response.text)
+        assert "this model takes no images; the prompt has '[image omitted" in str(response.json()["warnings"]), path
+
+
 def test_unknown_members_of_messages_are_warnings(world: OpenAIServer) -> None:
     """One for each kind, in whole responses and in streams."""
     messages = [{**message, "colour": "red"} for message in MESSAGES]

@@ -99,7 +99,9 @@ def text_of_part(place: str, part: object, ignored: IgnoredMembers) -> tuple[str
     ignored.check(place, "part", part, {"type", name} | _SILENT)
     value = part[name]
     if kind == "thinking" and isinstance(value, list):
-        return kind, "".join(_thought(f"{place}.thinking[{index}]", one, ignored) for index, one in enumerate(value))
+        return kind, "".join(
+            _thought(f"{place}.thinking[{index}]", inner, ignored) for index, inner in enumerate(value)
+        )
     return kind, validation.text(f"{place}.{name}", value)
 
 

@@ -218,7 +218,7 @@ def merge_turns(messages: list[Message]) -> list[Message]:
             continue
         merged = {**last, **message}
         merged["content"] = _joined(joined_text(last["content"]), joined_text(message["content"]))
-        thoughts = [one["reasoning_content"] for one in (last, message) if one.get("reasoning_content")]
+        thoughts = [each["reasoning_content"] for each in (last, message) if each.get("reasoning_content")]
         if thoughts:
             merged["reasoning_content"] = _BETWEEN.join(thoughts)
         rewritten[-1] = merged
