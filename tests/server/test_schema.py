@@ -98,6 +98,7 @@ ROUTES = (
     "POST /api/embed",
     "POST /api/embeddings",
     "POST /api/show",
+    "POST /api/pull",
     "GET /api/tags",
     "GET /api/ps",
     "GET /api/version",
@@ -112,6 +113,7 @@ ROUTES = (
     "POST /apply-template",
     "POST /embedding",
     "POST /rerank",
+    "GET /tokenizer_info",
     "GET /props",
     "POST /props",
 )
@@ -142,6 +144,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/api/embed": {"input": "Once upon"},
     "/api/embeddings": {"prompt": "Once upon"},
     "/api/show": {"model": "paceline-demo"},
+    "/api/pull": {"model": "paceline-demo", "stream": False},
     "/completion": {"prompt": "Once upon", **BOUNDED},
     "/infill": {"input_prefix": "Once", "input_suffix": "time", **BOUNDED},
     "/tokenize": {"content": "Once upon"},
