@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from paceline import validation
 from paceline.errors import InvalidParams, Unsupported
 from paceline.params import SamplingParams
@@ -149,8 +151,11 @@ def _sampling_changes(body: GenerationBody, tokenizer: Tokenizer, warnings: list
     stop = without_empty_texts(changes.pop("stop", None))
     if stop is not None:
         changes["stop"] = stop
-    if isinstance(changes.get("samplers"), (list, str)):
-        changes["samplers"] = parse_samplers(changes["samplers"], warnings)
+    if changes.get("samplers") and isinstance(changes["samplers"], (list, str)):
+        samplers = parse_samplers(changes.pop("samplers"), warnings)
+        changes |= {"samplers": samplers} if samplers else {}  # without a known name the defaults stay
+    if isinstance(changes.get("dry_sequence_breakers"), str):
+        changes["dry_sequence_breakers"] = _list_of(changes["dry_sequence_breakers"])
     if body.seed is not None:
         changes["seed"] = body.seed if body.seed >= -1 else body.seed % 2**64
     if body.logit_bias is not None:
@@ -163,6 +168,15 @@ def _sampling_changes(body: GenerationBody, tokenizer: Tokenizer, warnings: list
         if changes.setdefault(known, value) != value:
             warnings.append(f"{name} was ignored, since there is {known} as well")
     return changes
+
+
+def _list_of(text: str) -> Any:
+    """Return the list that a text has as JSON, which is text-generation-webui's shape; any other text as it is."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    return value if isinstance(value, list) else text
 
 
 def _length_changes(body: GenerationBody, warnings: list[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from tests.unit.server.llama_server.letters import letters
 
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException, api_error_of, naming_param, openai_error_body
 from paceline.server.openai.chat_completions import chat_options
@@ -381,6 +381,55 @@ def test_samplers_have_llama_servers_names() -> None:
     assert asked.params.samplers == ("top_k", "typ_p", "temperature")
     assert asked.warnings == ("samplers: there is no 'tfs_z', and it was ignored",)
     assert chat(samplers="kt").params.samplers == ("top_k", "temperature")
+    assert chat(samplers=["tfs_z"]).params == chat().params
+    assert chat(samplers=[]).params.samplers == ()
+
+
+CLIENTS: dict[str, dict[str, Any]] = {
+    "LangChain": {
+        "model": "m", "n": 1, "temperature": 0.7, "stream": False, "frequency_penalty": 0.0, "logprobs": None, "stop": None,
+        "max_tokens": None, "seed": None, "logit_bias": None, "top_p": 1.0, "best_of": 1,
+    },
+    "Jan": {
+        "stream": True, "max_tokens": 2048.0, "n_predict": 2048.0, "stop": [], "ctx_len": 4096.0, "ngl": 99, "engine": "x",
+        "top_k": 40.0, "min_p": 0.05, "repeat_last_n": 64, "dry_penalty_last_n": -1, "cache_prompt": True,
+    },
+    "llama-server's page": {
+        "stream": True, "max_tokens": -1, "samplers": "edkypmxt", "backend_sampling": False, "timings_per_token": True,
+    },
+    "Open WebUI": {
+        "stream": True, "stream_options": {"include_usage": True}, "chat_id": "x", "session_id": "y", "features": {},
+        "variables": {}, "tool_ids": [], "files": None, "metadata": {},
+    },
+    "LobeChat": {
+        "stream": True, "temperature": 1.0, "presence_penalty": 0, "plugins": [], "enabledSearch": False, "apiMode": "chat",
+        "thinking": {"type": "enabled", "budget_tokens": 1024}, "verbosity": "low",
+    },
+    "SillyTavern": {
+        "max_new_tokens": 250, "max_tokens": 250, "temperature": 2.5, "sampler_seed": -1, "repetition_penalty": 1,
+        "top_k": 0, "min_tokens": 0, "add_bos_token": True, "dry_sequence_breakers": '["\\n", ":"]', "ban_eos_token": False,
+        "stopping_strings": ["You:"], "stop": ["You:"], "custom_token_bans": "", "banned_strings": [], "grammar_string": "",
+        "samplers": ["penalties", "dry", "top_k", "typ_p", "tfs_z", "temperature"], "n_predict": 250, "num_ctx": 8192,
+        "logit_bias": [], "json_schema": None, "seed": -1, "sampler_order": [6, 0, 1], "mirostat": 0, "repeat_last_n": 0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_bodies_of_local_clients_are_taken(client: str) -> None:
+    """In completions and in chats, with their limit."""
+    body = CLIENTS[client]
+    for parse, default in ((completion, 16), (chat, None)):
+        limit = body.get("max_tokens") or default
+        assert parse(**body).params.max_tokens == (None if limit == -1 else limit)
+    assert chat(**CLIENTS["SillyTavern"]).params.dry_sequence_breakers == ("\n", ":")
+
+
+@pytest.mark.parametrize("breakers", ["x", "5", "{}", "[5]"])
+def test_a_text_that_is_no_list_of_breakers_is_refused(breakers: str) -> None:
+    """By its field."""
+    with pytest.raises(InvalidType, match="^dry_sequence_breakers"):
+        chat(dry_sequence_breakers=breakers)
 
 
 def test_a_chats_logprobs_are_a_switch_and_a_number() -> None:
