@@ -357,7 +357,7 @@ def test_methods_that_are_none_are_refused(say: Any) -> None:
         (b"OPTIONS *", {400, 404, 405}),
         (b"DELETE /completion", {405}),
         (b"PROPFIND /", {405}),
-        (b"HEAD /slots", {405}),
+        (b"HEAD /completion", {405}),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400}),
     ):
         received = say(line + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", half_close=False)
@@ -517,8 +517,6 @@ HOSTILE_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "20,000 tools": ({"tools": [tool(f"f{index}") for index in range(20_000)]}, "tools"),
     "a name of a megabyte": ({"tools": [tool("f" * 1_000_000)]}, "tools"),
     "deep parameters": ({"tools": [tool(**nested(200))]}, "tools"),
-    "parameters that are themselves": ({"tools": [tool(allOf=[ITSELF], **{"$defs": {"a": ITSELF}})]}, "tools"),
-    "a file as parameters": ({"tools": [tool(**{"$ref": "file:///etc/passwd"})]}, "tools"),
     "a tool that is not there": (
         {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}},
         "tool_choice",
@@ -567,6 +565,23 @@ def test_histories_that_clients_cut_are_served(client: httpx.Client, messages: l
     """Results without their calls, arguments that are no JSON, nulls."""
     response = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"allOf": [ITSELF], "$defs": {"a": ITSELF}},
+        {"$ref": "file:///etc/passwd"},
+        {"$ref": "http://127.0.0.1:9/schema"},
+    ],
+    ids=["parameters that are themselves", "a file as parameters", "an address as parameters"],
+)
+def test_references_that_cannot_be_followed_are_left_out(client: httpx.Client, parameters: dict[str, Any]) -> None:
+    """Nothing is read or fetched; a warning names the tool."""
+    body = {"messages": [USER], "tools": [tool(**parameters)], "max_tokens": 8}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert any(warning.startswith("tools[0] (f): ") for warning in response.json()["warnings"]), response.text
 
 
 @pytest.mark.parametrize("case", HOSTILE_CHATS)
