@@ -194,6 +194,23 @@ def test_calls_that_are_required_are_held_as_well(
             assert is_refused == (second == VIOLATING[1] or not options["parallel_tool_calls"])
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", ["Qwen3.5-4B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "StepFun3.5-Flash"])
+def test_a_call_that_ends_thinking_is_held(
+    llama_cpp_source: Path, compiler: ConstraintCompiler, name: str, choice: str
+) -> None:
+    """In formats where thinking ends where a call begins."""
+    request = request_for(formats(llama_cpp_source)[name], tool_choice=choice)
+    assert request is not None
+    text = (
+        "Hm.<tool_call>\n<function=order>\n<parameter=code>\nABC\n</parameter>\n<parameter=count>\n5\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    assert Follower(request.params, compiler).refused(text) is None
+    for right, wrong in (("ABC", "abc"), ("5", "12"), ("order", "orders")):
+        assert Follower(request.params, compiler).refused(text.replace(right, wrong)) is not None, wrong
+
+
 ODD = [
     tool_of("call", type="object", properties={"a": {"type": "integer"}}, required=["a"]),
     tool_of("a.b", type="object", properties={"x_y": {"const": 1}, "x.y": {"const": 2}}, required=["x_y", "x.y"]),

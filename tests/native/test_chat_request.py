@@ -327,10 +327,13 @@ def test_a_schema_with_tools_allows_either(prepare: Prepare, name: str, call: st
     assert parser.parse(content).content.strip() == '{"answer": "rain"}'
 
 
-def test_a_schema_and_a_call_that_is_required_exclude_each_other(prepare: Prepare) -> None:
-    """There would be no content to conform."""
-    with pytest.raises(InvalidParams, match="exclude each other"):
-        prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice="required", json_schema=SCHEMA)
+def test_a_call_that_is_required_wins_over_a_schema(prepare: Prepare) -> None:
+    """A call has no content; a warning says that the schema was left out."""
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        plain = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice=choice)
+        both = prepare("Qwen-Qwen3-0.6B", tools=TOOLS, tool_choice=choice, json_schema=SCHEMA)
+        assert (both.params, both.rendered) == (plain.params, plain.rendered)
+        assert [one.partition(",")[0] for one in both.warnings] == ["json_schema: the schema was left out"]
 
 
 @pytest.mark.parametrize("schema", ["true", "5", "[]"])

@@ -296,7 +296,10 @@ def _with_thinking(params: SamplingParams, rendered: RenderedPrompt, options: Ch
     """
     start, is_open = rendered.thinking_start, is_thinking_open(rendered)
     has_place = bool(start and rendered.thinking_ends) and (is_open or start not in rendered.generation_prompt)
-    depends = params.grammar_lazy or params.call_grammar is not None
+    calls = params.call_grammar
+    triggers = (*params.grammar_triggers, *(calls.triggers if isinstance(calls, CallGrammar) else ()))
+    # Where the beginning of a call ends thinking, as in Qwen 3.5, it has to be looked for in there.
+    depends = bool(triggers) and not any(one in rendered.thinking_ends for one in triggers)
     depends |= _constraint_of(params) is not None and params.grammar is None
     if params.thinking is not None or not has_place or not (depends or options.thinking_budget is not None):
         return params
