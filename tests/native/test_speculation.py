@@ -194,6 +194,15 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "list": {"grammar": 'root ::= item ("," item){2,4}\nitem ::= [a-f]{3}', "ignore_eos": True},
     "open": {"grammar": "root ::= [a-f]{4} [g-k]*", "max_tokens": 24},
     "lazy": {"grammar": "root ::= [a-e] [a-z]{9} [0-9]{3}", "grammar_lazy": True, "grammar_triggers": ("a", "e", "z")},
+    "calls": {
+        "grammar": 'root ::= [a-e] [0-9]+ "," [a-z]{9}',
+        "grammar_lazy": True,
+        "grammar_triggers": ("a", "b", "c", "d", "e"),
+        "call_grammar": {
+            "lark": 'start: /[a-e]/ count "," /[a-z]{9}/\ncount: %json {"type": "integer", "minimum": 10, "maximum": 99}\n',
+            "triggers": ("a", "b", "c", "d", "e"),
+        },
+    },
     "with penalties": {"grammar": "root ::= [a-f ]{20}", "repeat_penalty": 1.3, "penalty_last_n": 8, "logprobs": 2},
     "sampled": {"grammar": "root ::= [a-f ]{20}", "temperature": 1.0, "seed": 3, "n": 3},
 }

@@ -89,8 +89,8 @@ class _Reader:
         """Return the texts of alternatives, if each of them limits its texts, or of what all parts allow."""
         found = [self.terminal(child) for child in children]
         if keyword == "allOf":
-            return " & ".join(f"({one})" for one in found if one is not None) or None
-        return None if None in found else "(" + " | ".join(f"({one})" for one in found) + ")"
+            return " & ".join(f"({part})" for part in found if part is not None) or None
+        return None if None in found else "(" + " | ".join(f"({part})" for part in found) + ")"
 
 
 def quoted_pattern(text: str) -> str:

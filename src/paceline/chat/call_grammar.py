@@ -100,10 +100,10 @@ class _Writer:
             self._control = re.compile("|".join(sorted(map(re.escape, control_ids), key=len, reverse=True)))
 
     def grammar(self) -> str:
-        roots = [one for one in self._rule_ids.values() if self._nodes[one].get("trigger")]
+        roots = [rule_id for rule_id in self._rule_ids.values() if self._nodes[rule_id].get("trigger")]
         if not roots:
             raise Untranslatable("no rule of the parser begins calls")
-        starts = [self._rule(one) for one in sorted(roots)]
+        starts = [self._rule(rule_id) for rule_id in sorted(roots)]
         for index, tool in enumerate(self._names.tools):
             pointers = [f"#/properties/{escaped(name)}" for name in tool.properties]
             if (index, "#") not in self._held and any((index, pointer) not in self._held for pointer in pointers):
@@ -157,11 +157,11 @@ class _Writer:
                 text, left = self._until(item, following)
                 found.append(text)
                 rest = [(left,), *rest[1:]]
-            elif isinstance(item, _Until) and all(isinstance(one, str) and one.endswith("?") for one in rest):
+            elif isinstance(item, _Until) and all(isinstance(part, str) and part.endswith("?") for part in rest):
                 found.append("/(?s:.+)/?")  # at the end, where it is content
             else:
                 raise Untranslatable("free text without a text that ends it")
-        return " ".join(one for one in found if one)
+        return " ".join(part for part in found if part)
 
     def _items(self, node_id: int) -> list[_Item]:
         node = self._nodes[node_id]
@@ -194,10 +194,10 @@ class _Writer:
             self._place = place
             found.append(self._expression(child))
         self._place = place
-        some = list(dict.fromkeys(one for one in found if one))
+        some = list(dict.fromkeys(part for part in found if part))
         if not some:
             return []
-        return [f"({' | '.join(some)}){'' if len([one for one in found if one]) == len(found) else '?'}"]
+        return [f"({' | '.join(some)}){'' if len([part for part in found if part]) == len(found) else '?'}"]
 
     def _items_repetition(self, node: Any, _: int) -> list[_Item]:
         place, least, most = self._place, node["min_count"], node["max_count"]
@@ -223,7 +223,7 @@ class _Writer:
         return ["SPACE?"]
 
     def _items_chars(self, node: Any, _: int) -> list[_Item]:
-        ranges = "".join(f"\\u{{{one['start']:x}}}-\\u{{{one['end']:x}}}" for one in node["ranges"])
+        ranges = "".join(f"\\u{{{bounds['start']:x}}}-\\u{{{bounds['end']:x}}}" for bounds in node["ranges"])
         least, most = node["min_count"], node["max_count"]
         body = f"[{'^' if node['negated'] else ''}{ranges}]"
         counts = f"{{{max(1, least)},{'' if most == -1 else most}}}"
@@ -278,10 +278,10 @@ class _Writer:
             return items
         root, schema, pointer = found
         types = types_of(root, schema)
-        is_text = any(isinstance(one, _Until) for one in items)
+        is_text = any(isinstance(item, _Until) for item in items)
         if is_text and (types is None or "string" in types):
-            return [_Until(one.delimiters, self._place) if isinstance(one, _Until) else one for one in items]
-        if any(isinstance(one, str) and one.startswith("j") for one in items):
+            return [_Until(item.delimiters, self._place) if isinstance(item, _Until) else item for item in items]
+        if any(isinstance(item, str) and item.startswith("j") for item in items):
             return items
         is_plain = (
             types is not None and types <= {"boolean", "null", "string"} and not _LIMITS & resolved(root, schema).keys()
@@ -323,19 +323,19 @@ class _Writer:
         for match in self._control.finditer(text):
             found += [_lark_text(text[start : match.start()]), self._control_token(match[0])]
             start = match.end()
-        return " ".join(one for one in (*found, _lark_text(text[start:])) if one)
+        return " ".join(part for part in (*found, _lark_text(text[start:])) if part)
 
     def _control_token(self, text: str) -> str:
         return f"<[{self._control_ids[text]}]>"
 
     def _until(self, item: _Until, following: str) -> tuple[str, str]:
         """Return the expression of free text with the delimiter behind it, and what is left of the text that follows."""
-        delimiters = [self._names.in_text(one) for one in item.delimiters]
-        delimiter = next((one for one in delimiters if following.startswith(one)), None)
+        delimiters = [self._names.in_text(text) for text in item.delimiters]
+        delimiter = next((text for text in delimiters if following.startswith(text)), None)
         if delimiter is None:
             raise Untranslatable("free text without a text that ends it")
         allowed = self._allowed(item.place)
-        without = " ".join(f"& ~/(?s:.*){quoted_pattern(one)}(?s:.*)/" for one in delimiters)
+        without = " ".join(f"& ~/(?s:.*){quoted_pattern(text)}(?s:.*)/" for text in delimiters)
         first = self._control.match(delimiter) if self._control_ids else None
         if first is not None:  # no text has the control token
             text = self._named("T", f"({allowed or '/(?s:.+)/'}) {without} & /(?s:.+)/")

@@ -84,7 +84,7 @@ class CallNames:
         required = resolved(tool.schema, tool.schema).get("required", ())
         names = {name: f"pacelinetool{index}xarg{number}x" for number, name in enumerate(self._properties[index])}
         typed = {names[name]: _typed(types_of(tool.schema, schema)) for name, schema in tool.properties.items()}
-        return {"type": "object", "properties": typed, "required": [names[one] for one in names if one in required]}
+        return {"type": "object", "properties": typed, "required": [names[name] for name in names if name in required]}
 
     def in_text(self, text: str) -> str:
         """Return a text with the names themselves."""
@@ -118,7 +118,7 @@ class CallNames:
         found = list(ALIAS.finditer(text))
         if not found:
             return None
-        match = next((one for one in reversed(found) if one[2]), found[-1])
+        match = next((alias for alias in reversed(found) if alias[2]), found[-1])
         tool = self.tools[int(match[1])]
         if not match[2]:
             return tool.schema, tool.schema, "#"
@@ -150,24 +150,26 @@ def types_of(root: Any, schema: Any, seen: dict[int, Types] | None = None) -> Ty
     seen[id(node)] = found = None
     given = node.get("type")
     if isinstance(given, (str, list)):
-        found = frozenset([given] if isinstance(given, str) else [one for one in given if isinstance(one, str)])
+        found = frozenset([given] if isinstance(given, str) else [name for name in given if isinstance(name, str)])
     values = [node["const"]] if "const" in node else node.get("enum")
     if isinstance(values, list):
         found = _both(found, frozenset(map(_type_of, values)))
     for keyword in ("anyOf", "oneOf"):
         if isinstance(node.get(keyword), list):
             each = [types_of(root, child, seen) for child in node[keyword]]
-            found = _both(found, None if None in each else frozenset().union(*(one for one in each if one is not None)))
+            found = _both(
+                found, None if None in each else frozenset().union(*(part for part in each if part is not None))
+            )
     for child in node["allOf"] if isinstance(node.get("allOf"), list) else ():
         found = _both(found, types_of(root, child, seen))
     seen[id(node)] = found
     return found
 
 
-def _both(one: Types, other: Types) -> Types:
-    if one is None or other is None:
-        return other if one is None else one
-    return (one & other) | ({"integer"} if {"integer", "number"} <= one | other else frozenset())
+def _both(first: Types, other: Types) -> Types:
+    if first is None or other is None:
+        return other if first is None else first
+    return (first & other) | ({"integer"} if {"integer", "number"} <= first | other else frozenset())
 
 
 def _type_of(value: Any) -> str:

@@ -415,7 +415,9 @@ def check_arguments(schema: Mapping[str, Any]) -> None:
 def _described(tools: Sequence[Tool]) -> tuple[tuple[str, str], ...]:
     """Return names and parameters of tools, the latter as JSON."""
     parameters = [tool.as_json()["function"]["parameters"] for tool in tools]
-    return tuple((tool.name, json.dumps(one, ensure_ascii=False)) for tool, one in zip(tools, parameters, strict=True))
+    return tuple(
+        (tool.name, json.dumps(schema, ensure_ascii=False)) for tool, schema in zip(tools, parameters, strict=True)
+    )
 
 
 def _relaxed_tools(tools: tuple[tuple[str, str], ...], check: Check) -> tuple[CallNames, tuple[Unenforced, ...]]:
@@ -429,7 +431,7 @@ def _relaxed_tools(tools: tuple[tuple[str, str], ...], check: Check) -> tuple[Ca
 
 
 def _named_triggers(rendered: RenderedPrompt, names: CallNames) -> tuple[GrammarTrigger, ...]:
-    return tuple(replace(one, value=names.in_text(one.value)) for one in rendered.triggers)
+    return tuple(replace(trigger, value=names.in_text(trigger.value)) for trigger in rendered.triggers)
 
 
 def _warnings(tools: Sequence[Tool], offered: Sequence[Tool], parts: Sequence[Unenforced]) -> tuple[str, ...]:

@@ -27,11 +27,13 @@ class CallTriggers:
 
     def __init__(self, triggers: Sequence[object]) -> None:
         """Compile the triggers. Raises `GrammarError` for a pattern that is malformed."""
-        words = [one.encode() for one in triggers if isinstance(one, str)]
-        self._token_ids = frozenset(one for one in triggers if isinstance(one, int))
-        self._first_words = [one[1:] for one in words if one.startswith(b"^") and len(one) > 1]
-        self._words = [one for one in words if not one.startswith(b"^") or len(one) == 1]
-        self._patterns = [(_compiled(one.pattern), one) for one in triggers if isinstance(one, PatternTrigger)]
+        words = [trigger.encode() for trigger in triggers if isinstance(trigger, str)]
+        self._token_ids = frozenset(trigger for trigger in triggers if isinstance(trigger, int))
+        self._first_words = [word[1:] for word in words if word.startswith(b"^") and len(word) > 1]
+        self._words = [word for word in words if not word.startswith(b"^") or len(word) == 1]
+        self._patterns = [
+            (_compiled(trigger.pattern), trigger) for trigger in triggers if isinstance(trigger, PatternTrigger)
+        ]
 
     def start(self, text: bytearray, begin: int, token_id: int, *, is_whole: bool) -> int | None:
         """Return where a call begins in the text; None if it does not.
@@ -47,11 +49,12 @@ class CallTriggers:
         if is_whole and any(text.startswith(word) for word in self._first_words):
             return 0
         found = [text.find(word, max(0, begin - len(word) + 1)) for word in self._words]
-        starts = [one for one in found if one >= 0]
+        starts = [place for place in found if place >= 0]
         if starts:
             return min(starts)
         return next(
-            (start for one in self._patterns if (start := _found(*one, text, begin, is_whole)) is not None), None
+            (start for pattern in self._patterns if (start := _found(*pattern, text, begin, is_whole)) is not None),
+            None,
         )
 
 
@@ -68,7 +71,7 @@ def _found(
     )
     if match is None:
         return None
-    groups = (match.start(one) for one in range(1, pattern.groups + 1) if match[one])
+    groups = (match.start(group) for group in range(1, pattern.groups + 1) if match[group])
     return next(groups, match.start())
 
 
@@ -143,8 +146,8 @@ class CallConstraint:
         try:
             for token_id, begin, end in zip(self._token_ids, self._starts, ends, strict=True):
                 if end > start:
-                    for one in [token_id] if begin >= start else self._split(bytes(self._text[start:end])):
-                        calls.accept(one)
+                    for piece_id in [token_id] if begin >= start else self._split(bytes(self._text[start:end])):
+                        calls.accept(piece_id)
         except InvalidParams:  # the native grammar refuses such a token where it would begin a call
             return None
         self._num_followed = 0
@@ -155,7 +158,7 @@ class CallConstraint:
         count = len(self._starts) // 2
         cut = self._starts[count]
         del self._text[:cut], self._token_ids[:count]
-        self._starts = [one - cut for one in self._starts[count:]]
+        self._starts = [begin - cut for begin in self._starts[count:]]
         self._is_whole = False
 
     def rollback(self, num_tokens: int) -> None:
