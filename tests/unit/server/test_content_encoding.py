@@ -46,6 +46,20 @@ def test_a_body_is_decoded_to_what_was_compressed(encoding: str, compress: Compr
         assert all(0 < len(part) <= PART_BYTES for part in parts)
 
 
+@pytest.mark.parametrize("num_bytes", [65_400, 65_430, 65_460])
+def test_a_full_part_at_the_end_of_a_slice_is_followed_by_the_rest(num_bytes: int) -> None:
+    """The decompressor may hold input then from which it cannot decode another byte."""
+    compressor = zstd.ZstdCompressor()
+    start = os.urandom(num_bytes)
+    rest = b"".join(b"%d " % number for number in range(1000))
+    body = b"".join(
+        compressor.compress(content, compressor.FLUSH_BLOCK)
+        for content in (start, bytes(PART_BYTES - num_bytes), rest)
+    )
+    body += compressor.flush()
+    assert b"".join(decoded_parts("zstd", body)) == start + bytes(PART_BYTES - num_bytes) + rest
+
+
 @each_format
 def test_a_bomb_costs_a_part_at_a_time(encoding: str, compress: Compress) -> None:
     """Reading one part of a gigabyte of zeros takes no more memory than a few parts and the decompressor's window."""

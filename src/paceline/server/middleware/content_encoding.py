@@ -123,7 +123,7 @@ def _parts(
                 raise _broken(encoding, str(error)) from None
             if part:
                 yield part
-            elif not data and decompressor.needs_input and not decompressor.eof:
+            elif position == len(body) and not data and decompressor.needs_input and not decompressor.eof:
                 raise _broken(encoding, "it ends too early")
         position -= len(decompressor.unused_data)
         if position == len(body):
