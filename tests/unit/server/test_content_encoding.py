@@ -53,8 +53,7 @@ def test_a_full_part_at_the_end_of_a_slice_is_followed_by_the_rest(num_bytes: in
     start = os.urandom(num_bytes)
     rest = b"".join(b"%d " % number for number in range(1000))
     body = b"".join(
-        compressor.compress(content, compressor.FLUSH_BLOCK)
-        for content in (start, bytes(PART_BYTES - num_bytes), rest)
+        compressor.compress(content, compressor.FLUSH_BLOCK) for content in (start, bytes(PART_BYTES - num_bytes), rest)
     )
     body += compressor.flush()
     assert b"".join(decoded_parts("zstd", body)) == start + bytes(PART_BYTES - num_bytes) + rest

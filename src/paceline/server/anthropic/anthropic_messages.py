@@ -275,14 +275,19 @@ class _MessageReader:
         return self._media.of_base64(f"{place}.data", source.get("data"), _text(place, "media_type", source))
 
     def _document(self, place: str, block: Mapping[str, Any], role: str) -> list[Any]:
-        """Return a document's title, context and text, with the images that it has."""
+        """Return a document's title, context and text, with the images that it has. A document within it becomes text."""
         source = block.get("source")
         if not isinstance(source, Mapping):
             raise InvalidType(f"{place}.source must be an object with a type, not {type(source).__name__}")
         about = readable_text(place, {name: block.get(name) for name in ("title", "context")})
         place, kind, inner = f"{place}.source", source.get("type"), source.get("content")
         if kind == "content" and isinstance(inner, list):
-            parts = [part for found in _blocks(f"{place}.content", inner) for part in self._parts_of(found, role)]
+            parts = []
+            for found in _blocks(f"{place}.content", inner):
+                if found[1] == "document":  # no recursion: a body may nest documents as deep as its sender likes
+                    parts.append(_text_part(tagged("document", readable_text(found[0], found[2]))))
+                else:
+                    parts += self._parts_of(found, role)
         elif kind == "content":
             parts = [_text_part(validation.text(f"{place}.content", inner))]
         elif (text := plain_document(place, source)) is not None:

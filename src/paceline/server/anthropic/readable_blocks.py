@@ -1,13 +1,13 @@
 """Text of content blocks that chat templates have no place for: documents, search results, calls and results of server tools.
 
 Pure; any thread. A text has the block's type as a tag around it and every member that a reader understands. Ids, signatures,
-encrypted contents and files in base64 are left out.
+encrypted contents and files in base64 that are no texts are left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from paceline import validation
@@ -31,9 +31,13 @@ def tagged(kind: str, text: str) -> str:
 def readable_text(place: str, block: Mapping[str, Any]) -> str:
     """Return the readable members of a block, one a line; empty if there are none.
 
-    Raises `InvalidParams` for a block that is nested too deeply and for text that UTF-8 cannot carry.
+    Raises `InvalidParams` for a block that is nested too deeply and for text that UTF-8 cannot carry. It names the member of
+    the block: places of every text within would take quadratic time.
     """
-    return "\n".join(_lines(place, block, _MAX_DEPTH))
+    lines: list[str] = []
+    for name, member in block.items():
+        _add_member(lines, f"{place}.{name[:80]}", name, member, _MAX_DEPTH)
+    return "\n".join(lines)
 
 
 def plain_document(place: str, source: Mapping[str, Any]) -> str | None:
@@ -53,29 +57,31 @@ def plain_document(place: str, source: Mapping[str, Any]) -> str | None:
         raise InvalidParams(f"{place}.data must be a text in UTF-8, encoded in base64: {error}") from None
 
 
-def _lines(place: str, value: object, depth: int) -> Iterator[str]:
+def _add_lines(lines: list[str], place: str, value: object, depth: int) -> None:
     if depth == 0:
         raise InvalidParams(f"{place} is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, str):
         if value:
-            yield validation.text(place, value)
+            lines.append(validation.text(place, value))
     elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _lines(f"{place}[{index}]", item, depth - 1)
+        for item in value:
+            _add_lines(lines, place, item, depth - 1)
     elif isinstance(value, Mapping):
         for name, member in value.items():
-            if name not in _HIDDEN and not name.startswith("encrypted_"):
-                yield from _member_lines(f"{place}.{name[:80]}", name, member, depth)
+            _add_member(lines, place, name, member, depth)
 
 
-def _member_lines(place: str, name: str, member: object, depth: int) -> Iterator[str]:
-    if name in _BODIES:
-        yield from _lines(place, member, depth - 1)
+def _add_member(lines: list[str], place: str, name: str, member: object, depth: int) -> None:
+    if name in _HIDDEN or name.startswith("encrypted_"):
+        return
+    if name == "source" and isinstance(member, Mapping) and isinstance(member.get("data"), str):
+        if text := plain_document(place, member):
+            lines.append(text)
     elif name == "input":
         plain = checked_json(place, member, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
-        yield f"{name}: {json.dumps(plain, ensure_ascii=False)}"
-    elif isinstance(member, (list, Mapping)):
-        yield from _lines(place, member, depth - 1)
+        lines.append(f"{name}: {json.dumps(plain, ensure_ascii=False)}")
+    elif name in _BODIES or isinstance(member, (list, Mapping)):
+        _add_lines(lines, place, member, depth - 1)
     elif member not in (None, ""):
         shown = member if isinstance(member, str) else json.dumps(member)
-        yield validation.text(place, f"{name}: {shown}")
+        lines.append(validation.text(place, f"{name}: {shown}"))

@@ -226,6 +226,18 @@ def test_a_malformed_message_is_refused_with_its_place(messages: Any, place: str
         ({"type": "tool_reference", "tool_name": "fetch"}, "<tool_reference>\ntool_name: fetch\n</tool_reference>"),
         ({"type": "compaction", "content": "So far: foxes."}, "<compaction>\nSo far: foxes.\n</compaction>"),
         (
+            {
+                "type": "web_fetch_tool_result",
+                "tool_use_id": "s2",
+                "content": {
+                    "type": "web_fetch_result",
+                    "url": "https://a.example",
+                    "content": document(type="text", media_type="text/plain", data="A fox ran.") | {"title": "Foxes"},
+                },
+            },
+            "<web_fetch_tool_result>\nurl: https://a.example\nA fox ran.\ntitle: Foxes\n</web_fetch_tool_result>",
+        ),
+        (
             {"type": "mcp_tool_result", "tool_use_id": "m1", "content": [text("a")]},
             "<mcp_tool_result>\na\n</mcp_tool_result>",
         ),
@@ -302,6 +314,19 @@ def test_a_document_keeps_its_images() -> None:
     texts = [part["text"] if isinstance(part, dict) else part.name for part in message["content"]]
     place = "messages[0].content[0].source.content[1].source.data"
     assert texts == ["<document>\ntitle: T", "a", place, "b", "</document>"]
+
+
+def test_a_document_within_a_document_becomes_text() -> None:
+    """It is nested up to a limit, so that no body exhausts the stack."""
+    block = document(type="text", media_type="text/plain", data="a")
+    two = document(type="content", content=[block])
+    assert converted(user(two))[0]["content"] == [text("<document>\n<document>\na\n</document>\n</document>")]
+    for _ in range(400):
+        block = document(type="content", content=[block])
+    with pytest.raises(
+        InvalidParams, match=r"messages\[0\].content\[0\].source.content\[0\].source is nested more than 32"
+    ):
+        converted(user(block))
 
 
 def test_members_that_clients_add_change_nothing() -> None:
