@@ -8,8 +8,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,11 @@ class Agents:
             program.write_text(AGENT.format(python=sys.executable))
             program.chmod(program.stat().st_mode | stat.S_IXUSR)
         path = f"{folder}:{os.environ['PATH']}"
-        self._environment = environment(PATH=path, REPORT=str(self._report), ANTHROPIC_API_KEY="of the user")
+        # A proxy that does not answer: a server of this machine has to be reached without it.
+        proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
+        self._environment = environment(
+            PATH=path, REPORT=str(self._report), ANTHROPIC_API_KEY="of the user", NO_PROXY="a.example", **proxies
+        )
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:
         """Start `paceline launch`."""
@@ -97,6 +103,7 @@ def test_an_agent_talks_to_a_server_that_ends_with_it(agents: Agents, long_model
     assert report["message"]["usage"]["output_tokens"] == 3
     assert report["environment"]["ANTHROPIC_MODEL"] == "long"
     assert "ANTHROPIC_API_KEY" not in report["environment"]
+    assert report["environment"]["NO_PROXY"] == "a.example,127.0.0.1,::1,localhost"
     assert len(httpx.get(f"{url}/slots").json()) == 2
     process.send_signal(signal.SIGINT)  # the terminal sends it to both
     time.sleep(0.2)
@@ -117,6 +124,18 @@ def test_sigterm_ends_the_server_too(agents: Agents, long_model: Path) -> None:
     assert code == 128 + signal.SIGTERM, err
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{url}/health")
+
+
+def test_sigterm_ends_the_agent_beside_a_server_that_goes_on(agents: Agents, served: Served) -> None:
+    """The command leaves no agent without its terminal."""
+    process = agents.start("claude", "--url", served.url, "--api-key", KEY, "--", "--wait")
+    agent = agents.report()["pid"]
+    process.terminate()
+    code, _, err = ended(process)
+    assert code == 128 + signal.SIGTERM, err
+    with pytest.raises(ProcessLookupError):
+        os.kill(agent, 0)
+    assert httpx.get(f"{served.url}/health").status_code == 200
 
 
 def _claude(report: dict[str, Any], url: str) -> None:
@@ -200,6 +219,27 @@ def test_a_key_and_a_model_are_checked_before_the_agent_starts(agents: Agents, s
     assert code == 2 and "wants an API key" in err
     code, _, err = ended(agents.start("claude", "--url", served.url, "--api-key", KEY, "-m", "other"))
     assert code == 2 and "has paceline-demo, not 'other'" in err
+
+
+class _Page(BaseHTTPRequestHandler):
+    """Another program: a page under every path."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html></html>")
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+def test_another_program_at_the_address_is_no_server(agents: Agents) -> None:
+    """The error asks whether it is paceline's."""
+    with HTTPServer(("127.0.0.1", 0), _Page) as page:
+        threading.Thread(target=page.handle_request, daemon=True).start()
+        code, _, err = ended(agents.start("claude", "--url", f"http://127.0.0.1:{page.server_port}"))
+    assert code == 1
+    assert "lists no models; is it paceline's?" in err and len(err.strip().splitlines()) == 1
 
 
 def test_a_server_that_cannot_start_says_why(agents: Agents, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`paceline launch`: a coding agent with a server behind it, by environment variables and flags of the agent alone."""
+"""`paceline launch`: run a coding agent on a local server. The agent is set up by environment variables and flags alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -56,7 +57,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """What an agent is started with: environment variables that are set, ones that are unset, and arguments."""
+    """How an agent is started.
+
+    Attributes:
+        environment: Variables that are set.
+        unset: Variables that are removed from the environment.
+        arguments: Arguments in front of the user's.
+    """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
@@ -208,16 +215,17 @@ def launch(
         name = _name_of(str(model))
         server = Endpoint(_DEFAULT_URL, name, ctx_size or _WANTED_TOKENS) if starts else _found(url, model, key)
         _print(
-            chosen, chosen.setup(server), arguments or [], _serve_flags(model, ctx_size, parallel) if starts else None
+            chosen, _setup(chosen, server), arguments or [], _serve_flags(model, ctx_size, parallel) if starts else None
         )
         return
-    with _started(_serve_flags(model, ctx_size, parallel)) if starts else _existing(url, model, key) as server:
+    served = _started(_serve_flags(model, ctx_size, parallel)) if starts else _existing(url, model, key)
+    with _ended_by_signals(), served as server:
         if server.num_tokens < _WANTED_TOKENS:
             terminal.note(
                 f"Note: {server.model} has {server.num_tokens:,} tokens of context, and {agent} may need up to "
                 f"{_WANTED_TOKENS:,}; serve it with a larger -c if a request is refused"
             )
-        code = _run(str(program), chosen.setup(server), arguments or [])
+        code = _run(str(program), _setup(chosen, server), arguments or [])
     raise typer.Exit(code)
 
 
@@ -235,7 +243,7 @@ def _found(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
 
     root = (url or _DEFAULT_URL).rstrip("/").removesuffix("/v1")
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    with httpx.Client(headers=headers, timeout=10) as client:
+    with httpx.Client(headers=headers, timeout=10, trust_env=not _is_loopback(root)) as client:
         try:
             response = client.get(f"{root}/v1/models")
         except (httpx.TransportError, httpx.InvalidURL) as error:
@@ -245,10 +253,14 @@ def _found(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
             raise InvalidParams(f"the server at {root} wants an API key; give --api-key, or set PACELINE_API_KEY")
         if response.status_code != 200:
             raise EngineError(f"the server at {root} replied to /v1/models with status {response.status_code}")
-        return _endpoint(client, root, _models_of(root, response.json()), model, api_key)
+        return _endpoint(client, root, _models_of(root, response.content), model, api_key)
 
 
-def _models_of(root: str, listing: Any) -> list[Mapping[str, Any]]:
+def _models_of(root: str, body: bytes) -> list[Mapping[str, Any]]:
+    try:
+        listing = json.loads(body)
+    except ValueError:  # such as the page of another program
+        listing = None
     models = listing.get("data") if isinstance(listing, dict) else None
     if (
         not isinstance(models, list)
@@ -274,6 +286,10 @@ def _endpoint(
     return Endpoint(root, str(chosen["id"]), num_tokens, api_key or _NO_KEY)
 
 
+def _is_loopback(url: str) -> bool:
+    return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
+
+
 def _name_of(model: str) -> str:
     """Return the name under which a file, or a model of the hub, is served."""
     return model.rsplit("/", 1)[-1].removesuffix(".gguf")
@@ -287,7 +303,7 @@ def _serve_flags(model: str | None, ctx_size: int | None, parallel: int | None) 
 
 @contextmanager
 def _started(flags: Sequence[str]) -> Iterator[Endpoint]:
-    """Start a server on a free port of the loopback, and end it behind the block."""
+    """Start a server on a free port of the loopback, and end it after the block."""
     with tempfile.TemporaryDirectory(prefix="paceline-launch-") as folder:
         log = Path(folder) / "server.log"
         command = [sys.executable, "-m", "paceline", "serve", *flags, "--port", "0", "--log-level", "warning"]
@@ -297,8 +313,7 @@ def _started(flags: Sequence[str]) -> Iterator[Endpoint]:
             subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True) as server,  # noqa: S603
         ):
             try:
-                with _ended_by_signals():
-                    yield _ready(server, log)
+                yield _ready(server, log)
             finally:
                 server.terminate()
                 try:
@@ -321,7 +336,7 @@ def _ready(server: subprocess.Popen[bytes], log: Path) -> Endpoint:
             root = match[1]
         if root is not None:
             try:
-                if httpx.get(f"{root}/health", timeout=10).status_code == 200:
+                if httpx.get(f"{root}/health", timeout=10, trust_env=False).status_code == 200:
                     return _found(root, None, None)
             except httpx.TransportError:
                 pass  # it may not accept yet; it is asked again
@@ -330,7 +345,7 @@ def _ready(server: subprocess.Popen[bytes], log: Path) -> Endpoint:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end this process in order, and with it the server."""
+    """Have SIGTERM and SIGHUP end this process in order: the agent first, then a server that was started."""
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape of a handler
         raise typer.Exit(128 + number)
@@ -344,6 +359,16 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 # ---- the agent
+
+
+def _setup(agent: Agent, server: Endpoint) -> AgentSetup:
+    """Return the agent's setup. A server of this machine is reached without the proxy that the environment may name."""
+    setup = agent.setup(server)
+    if not _is_loopback(server.url):
+        return setup
+    hosts = [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1", "::1", "localhost"]
+    direct = ",".join(host for host in hosts if host)
+    return replace(setup, environment={**setup.environment, "NO_PROXY": direct, "no_proxy": direct})
 
 
 def _run(program: str, setup: AgentSetup, arguments: Sequence[str]) -> int:
@@ -366,7 +391,7 @@ def _run(program: str, setup: AgentSetup, arguments: Sequence[str]) -> int:
 
 
 def _print(agent: Agent, setup: AgentSetup, arguments: Sequence[str], serve_flags: Sequence[str] | None) -> None:
-    """Print shell commands that do what the command would do."""
+    """Print shell commands that serve the model and run the agent."""
     if serve_flags is not None:
         terminal.write(f"paceline serve {shlex.join(serve_flags)} &\n")
     for name in setup.unset:
