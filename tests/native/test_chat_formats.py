@@ -354,6 +354,38 @@ def test_patterns_of_tools_that_cannot_be_translated_allow_any_text(capfd: pytes
     assert capfd.readouterr() == ("", "")
 
 
+PLAIN = {
+    "ByteDance-Seed-OSS",
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "GigaChat3-10B-A1.8B",
+    "GigaChat3.1-10B-A1.8B",
+}
+PLAIN |= {"NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"}
+"""Templates that fail on schemas without a type, or with several."""
+
+
+def test_templates_that_fail_on_a_schema_get_a_plainer_one(llama_cpp_source: Path) -> None:
+    """With a warning, as pydantic writes such schemas for optional fields; others get it as it is."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"anyOf": [{"type": "integer"}, {"type": "null"}], "description": "How many."},
+            "b": {"type": ["null", "string"]},
+            "c": {"$ref": "#/$defs/c"},
+        },
+        "$defs": {"c": {"enum": [1.5]}},
+    }
+    found = set()
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        chat = ChatFormat(demo(), path.read_text())
+        if chat.capabilities["supports_tools"] or chat.capabilities["supports_tool_calls"]:
+            prompt = chat.render(ASKED, options=ChatOptions(tools=[tool_of(**schema)]))
+            if any(warning.startswith("tools: this model's chat template fails") for warning in prompt.warnings):
+                found.add(path.stem)
+                assert "How many." in prompt.text, path.stem
+    assert found == PLAIN
+
+
 @pytest.mark.parametrize("template", ["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"])
 def test_parts_of_a_tools_schema_that_cannot_be_enforced_are_relaxed_alone(
     llama_cpp_source: Path, template: str

@@ -184,6 +184,27 @@ def _typed(types: Types) -> dict[str, Any]:
     return {"type": known[0] if len(known) == 1 else known} if known else {}
 
 
+def with_plain_types(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema in which each schema object has one type by name, for templates that fail on others."""
+
+    def plain(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        found = dict(node)
+        for keyword, value in node.items():
+            if keyword == "properties" and isinstance(value, dict):
+                found[keyword] = {name: plain(child) for name, child in value.items()}
+            elif keyword in ("items", "additionalProperties"):
+                found[keyword] = plain(value)
+        if not isinstance(node.get("type"), str):
+            types = types_of(parameters, node) or frozenset(("string",))
+            found["type"] = min(types, key=lambda name: (name == "null", name not in _TYPES, name))
+        return found
+
+    schema: dict[str, Any] = plain(dict(parameters))
+    return schema
+
+
 def resolved(root: Any, schema: Any) -> dict[str, Any]:
     """Return the schema object that a chain of references leads to."""
     node, resolve, num_left = schema, None, _MAX_REFERENCES

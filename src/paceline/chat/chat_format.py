@@ -20,7 +20,7 @@ from typing import Any, Literal
 from paceline import validation
 from paceline.chat import template_messages
 from paceline.chat.call_grammar import Unenforced, call_syntax
-from paceline.chat.call_names import CallNames, CallTool, Form
+from paceline.chat.call_names import CallNames, CallTool, Form, with_plain_types
 from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.json_values import checked_json, checked_schema
 from paceline.chat.message_fitter import MessageFitter
@@ -39,6 +39,7 @@ MAX_BYTES = 32 << 20  # of a conversation, as JSON
 MAX_KWARGS_BYTES = 1 << 20
 MAX_KWARGS_DEPTH = 64
 _MAX_RELAXED = 32  # sets of tools that are kept with their schemas
+_PLAIN_TYPES = "tools: this model's chat template fails on their schemas, so that it got one type for each part of them"
 _FORMS: tuple[Form, ...] = ("objects", "properties")
 _NESTED_ARGUMENTS = "]<]minimax[>["  # in the one template whose calls spell objects within arguments in tags
 RESERVED = frozenset(("messages", "tools", "bos_token", "eos_token", "add_generation_prompt"))
@@ -291,12 +292,12 @@ class ChatFormat:
 
         def render(described: Sequence[Mapping[str, Any]]) -> RenderedPrompt:
             given = {**request, "tools": described} if described else request
-            found = _rendered(self._fitted(template, messages, given, variables))
+            found = self._rendered_for(template, messages, given, variables, offered)
             return replace(found, is_continued=turn.continue_final_message)
 
         if offered:
             rendered, removed = self._render_tools(template, render, offered, choice, has_call_grammar=has_call_grammar)
-            rendered = replace(rendered, warnings=_warnings(tools, offered, removed))
+            rendered = replace(rendered, warnings=(*rendered.warnings, *_warnings(tools, offered, removed)))
         else:
             rendered = render([])
         if validation.boolean("skip_parsing", chosen.skip_parsing):
@@ -332,6 +333,28 @@ class ChatFormat:
             partial(applied, {**_BRIEF, "variables": variables, **({"tools": [_BRIEF_TOOL]} if has_tools else {})}),
             len(messages) - len(fitted),
         )
+
+    def _rendered_for(
+        self,
+        template: CompiledTemplate,
+        messages: Sequence[dict[str, Any]],
+        request: Mapping[str, Any],
+        variables: Mapping[str, Any],
+        offered: Sequence[Tool],
+    ) -> RenderedPrompt:
+        """Render, if need be with one type for each part of the tools' schemas, as some templates expect it."""
+        try:
+            return _rendered(self._fitted(template, messages, request, variables))
+        except TemplateError as error:
+            plain = [_with_plain_types(tool) for tool in offered]
+            if plain == request["variables"].get("tools", []):
+                raise
+            try:
+                given = {**request, "variables": {**variables, "tools": plain}}
+                found = _rendered(self._fitted(template, messages, given, variables))
+            except TemplateError:
+                raise error from None
+        return replace(found, warnings=(_PLAIN_TYPES,))
 
     def _render_tools(
         self,
@@ -410,6 +433,13 @@ class ChatFormat:
 def check_arguments(schema: Mapping[str, Any]) -> None:
     """Raise `GrammarError` for a schema that a Lark grammar does not enforce."""
     check_constraint(SamplingParams(json_schema=schema))
+
+
+def _with_plain_types(tool: Tool) -> dict[str, Any]:
+    """Return a tool for templates that fail on schemas without a type, or with several."""
+    found = tool.as_json()
+    found["function"]["parameters"] = with_plain_types(found["function"]["parameters"])
+    return found
 
 
 def _described(tools: Sequence[Tool]) -> tuple[tuple[str, str], ...]:
