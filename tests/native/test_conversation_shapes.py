@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,15 @@ TOOLS = [
             "description": "Run a command.",
             "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
         },
-    }
+    },
+    {"type": "function", "function": {"name": "offered_tool"}},  # which no message calls
 ]
+# Templates that show no tools, with any conversation.
+WITHOUT_TOOLS = {
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "fireworks-ai-llama-3-firefunction-v2",
+}
 KWARGS = {"date_string": "1 May 2026", "datetime": "May 1 2026"}
 MARK = re.compile(r"mark\d+k")
 PART_SPELLING = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""")
@@ -165,9 +172,17 @@ def missing(messages: Messages, text: str) -> list[str]:
     return [each for each in marks if each not in text] + PART_SPELLING.findall(text)
 
 
+def missing_tools(template: str, options: ChatOptions, text: str) -> list[str]:
+    """Return the name of the offered tool if a prompt does not have it, and templates that show it against the list."""
+    is_shown = "offered_tool" in text
+    if template in WITHOUT_TOOLS:
+        return ["an exception that is none"] * is_shown
+    return [] if is_shown or options.tools is None else ["offered_tool"]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_of_a_conversation_is_missing_from_its_prompt(llama_cpp_source: Path, shape: str) -> None:
-    """In every template, with and without tools; exceptions are listed with the error that says so."""
+    """In every template, without tools and with tools, which are shown too; exceptions are listed with their errors."""
     messages, wrong = SHAPES[shape], {}
     for name, chat in templates(llama_cpp_source).items():
         for options in options_of(chat):
@@ -175,7 +190,7 @@ def test_nothing_of_a_conversation_is_missing_from_its_prompt(llama_cpp_source: 
             expected = EXCEPTIONS.get((name, shape))
             if expected is not None:
                 assert expected in text
-            elif lost := missing(messages, text):
+            elif lost := missing(messages, text) + missing_tools(name, options, text):
                 wrong[name] = (lost, text[:200])
     assert wrong == {}
 
@@ -185,23 +200,23 @@ def test_conversations_that_were_whole_are_rendered_as_they_are(
 ) -> None:
     """The bytes are those of the template alone, so that cached prefixes and llama-server's prompts stay the same."""
 
-    def unfitted(self: MessageFitter, messages: Any, options: Any, apply: Any, *_: Any) -> Any:
+    def unfitted(self: MessageFitter, messages: Any, options: Any, apply: Any, *_: Any, **__: Any) -> Any:
         return apply(messages)
 
     num_same, num_other = 0, 0
     for name, chat in templates(llama_cpp_source).items():
-        for shape, messages in SHAPES.items():
-            text = rendered(chat, messages, ChatOptions(kwargs=KWARGS))
+        for (shape, messages), options in product(SHAPES.items(), options_of(chat)):
+            text = rendered(chat, messages, options)
             with monkeypatch.context() as patch:
                 patch.setattr(MessageFitter, "render", unfitted)
-                alone = rendered(chat, messages, ChatOptions(kwargs=KWARGS))
-            if missing(messages, alone):
+                alone = rendered(chat, messages, options)
+            if missing(messages, alone) or missing_tools(name, options, alone):
                 num_other += 1
             else:
                 assert text == alone, (name, shape)
                 num_same += 1
-    assert num_same > 2000
-    assert num_other > 300
+    assert num_same > 3600
+    assert num_other > 600
 
 
 def test_the_prompt_of_a_growing_conversation_begins_as_before(llama_cpp_source: Path) -> None:
@@ -263,8 +278,10 @@ def test_nothing_of_any_conversation_is_missing_from_its_prompt(llama_cpp_source
         for number in range(6):
             messages = random_conversation(rng)
             *_, options = options_of(chat)
-            text = rendered(chat, messages, options if number % 2 else ChatOptions(kwargs=KWARGS))
-            if missing(messages, text) and "there is no other message" not in text:
+            chosen = options if number % 2 else ChatOptions(kwargs=KWARGS)
+            text = rendered(chat, messages, chosen)
+            lost = missing(messages, text) + missing_tools(name, chosen, text)
+            if lost and "there is no other message" not in text:
                 wrong.append((name, messages, text[:200]))
     assert wrong == []
 

@@ -23,7 +23,7 @@ from paceline.chat.call_grammar import Unenforced, call_syntax
 from paceline.chat.call_names import CallNames, CallTool, Form, with_plain_types
 from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.json_values import checked_json, checked_schema
-from paceline.chat.message_fitter import MessageFitter
+from paceline.chat.message_fitter import TOOL_MARK, MessageFitter
 from paceline.chat.message_rewrites import Message
 from paceline.chat.tool_schemas import Check, relaxed
 from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
@@ -68,7 +68,7 @@ _BRIEF: Mapping[str, Any] = {
 }
 _BRIEF_TOOL = {
     "type": "function",
-    "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
+    "function": {"name": TOOL_MARK, "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 
 # Conditions of two templates by which they refuse conversations that llama.cpp's chat layer makes for them.
@@ -332,6 +332,7 @@ class ChatFormat:
             partial(applied, request),
             partial(applied, {**_BRIEF, "variables": variables, **({"tools": [_BRIEF_TOOL]} if has_tools else {})}),
             len(messages) - len(fitted),
+            has_tools=has_tools,
         )
 
     def _rendered_for(

@@ -1,8 +1,10 @@
-"""Renders conversations by a chat template so that none of their texts is lost.
+"""Renders conversations by a chat template so that none of their texts is lost, and no offered tools.
 
 Most conversations are rendered as they are, and all of their texts are then found in the prompt. If the template refuses a
 conversation, or a text is not found, probes show which rewrites the template needs: small conversations of the same shape whose
 texts are marks. The mildest rewrites under which every mark is in the prompt are kept for the shape.
+
+Names of tools are no evidence in a prompt, because texts mention them. Probes therefore offer one tool whose name is a mark.
 
 Any thread, several at once.
 """
@@ -55,6 +57,8 @@ _MAX_KEPT = 512
 _MAX_LENGTH = 256  # of a key
 _MAX_PERIOD = 4  # messages; a shape has two repetitions of a sequence that is as long or shorter
 _MAX_CALLS = 3  # of a message in a shape
+TOOL_MARK = "zqtoolqz"
+"""Name of the tool that probes offer."""
 _NEAREST_ROLES = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
 _PART_SPELLING = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""")
 
@@ -96,7 +100,14 @@ class MessageFitter:
         self._kept: OrderedDict[Key, Any] = OrderedDict()
 
     def render(
-        self, messages: list[Message], options: Options, apply: Apply, probe: Apply, num_merged: int = 0
+        self,
+        messages: list[Message],
+        options: Options,
+        apply: Apply,
+        probe: Apply,
+        num_merged: int = 0,
+        *,
+        has_tools: bool = False,
     ) -> ChatPrompt:
         """Render messages.
 
@@ -104,8 +115,9 @@ class MessageFitter:
             messages: With at most one leading system message, see `message_rewrites.with_one_system`.
             options: The options of the request by which the template renders messages in another way.
             apply: Renders messages.
-            probe: Renders messages with brief options of the same effect: a single tool in place of all.
+            probe: Renders messages with brief options of the same effect: the tool `TOOL_MARK` in place of all.
             num_merged: Number of messages that were merged into the first one; for places in errors.
+            has_tools: Whether the request offers tools.
 
         Raises:
             InvalidParams: The template does not know the role of a message.
@@ -127,11 +139,14 @@ class MessageFitter:
                 self._keep(key, likely)
                 return prompt
         prompt, refusal = _attempt(apply, messages)
+        needs_tools = has_tools and self._renders(("tools", options), [[_PLAIN]], probe, TOOL_MARK)
         if prompt is not None and _has_texts(prompt, messages):
-            self._keep(key, ())
-            return prompt
+            tools_key = ((*options, "tools"), neighbours[1])
+            if not needs_tools or self._renders(tools_key, [_marked(shape)[0]], probe, TOOL_MARK):
+                self._keep(key, ())
+                return prompt
         places = [index + num_merged if index else 0 for index in indices]
-        plan = self._search(shape, places, options, probe)
+        plan = self._search(shape, places, options, probe, needs_tools=needs_tools)
         self._keep(key, plan)
         if plan:
             self._keep(neighbours, plan)
@@ -140,26 +155,22 @@ class MessageFitter:
             raise refusal or TemplateError("the chat template renders nothing")
         return prompt
 
-    def _search(self, shape: list[_Kind], places: list[int], options: Options, probe: Apply) -> Plan:
-        """Return the mildest plan under which nothing is lost; no rewrites if there is none. Raises as `render`."""
-        if not self._renders(("a user's text", options), [[{"role": "user", "content": _mark(0)}]], probe):
+    def _search(
+        self, shape: list[_Kind], places: list[int], options: Options, probe: Apply, *, needs_tools: bool
+    ) -> Plan:
+        """Return the mildest plan under which nothing is lost; no rewrites if there is none. Raises as `render`.
+
+        A plan under which the tools alone are lost is returned if no other is found.
+        """
+        if not self._renders(("a user's text", options), [[_PLAIN]], probe):
             return ()  # a template of a special kind, which no rewrite helps
         for kind, place in zip(shape, places, strict=True):
             if kind.role not in ROLES:
                 self._check_role(kind.role, place, options, probe)
         messages, marks = _marked(shape)
-        budget = _BUDGET
-        for plan in _plans():
-            budget -= len(messages)
-            rewritten = _rewritten_in_full(messages, plan)
-            if rewritten is None:
-                continue
-            prompt, refusal = _attempt(probe, rewritten)
-            if _has_marks(prompt, marks):
-                return plan
-            budget -= len(messages) * _RENDERING_COST
-            if budget < 0 or (refusal is not None and not _is_refusal(refusal)):
-                break
+        plan = _mildest_plan(messages, marks, probe, needs_tools=needs_tools)
+        if plan is not None:
+            return plan
         everything = tuple(_COSTS)
         if _has_marks(_attempt(probe, _rewritten(messages, everything))[0], marks):
             return everything
@@ -179,12 +190,13 @@ class MessageFitter:
             hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(map(repr, ROLES))}"
             raise InvalidParams(f"messages[{place}].role: this model's chat template has no role {role!r}; {hint}")
 
-    def _renders(self, key: Key, conversations: list[list[Message]], probe: Apply) -> bool:
-        """Return whether the prompt of any of the conversations has the first mark; kept under the key."""
+    def _renders(self, key: Key, conversations: list[list[Message]], probe: Apply, mark: str | None = None) -> bool:
+        """Return whether the prompt of any of the conversations has a mark, by default the first one; kept under the key."""
         found: bool | None = self._find(key)
         if found is None:
             prompts = (_attempt(probe, messages)[0] for messages in conversations)
-            found = any(prompt is not None and _mark(0) in _text_of(prompt) for prompt in prompts)
+            wanted = mark or _mark(0)
+            found = any(prompt is not None and wanted in _text_of(prompt) for prompt in prompts)
             self._keep(key, found)
         return found
 
@@ -213,6 +225,27 @@ def _plans() -> tuple[Plan, ...]:
 
 def _cost_of(plan: Plan) -> int:
     return sum(map(_COSTS.__getitem__, plan))
+
+
+def _mildest_plan(
+    messages: list[Message], marks: Sequence[Sequence[str]], probe: Apply, *, needs_tools: bool
+) -> Plan | None:
+    """Return the mildest plan under which a prompt has all marks, if possible with the tools; None if there is none."""
+    budget, without_tools = _BUDGET, None
+    for plan in _plans():
+        budget -= len(messages)
+        rewritten = _rewritten_in_full(messages, plan)
+        if rewritten is None:
+            continue
+        prompt, refusal = _attempt(probe, rewritten)
+        if prompt is not None and _has_marks(prompt, marks):
+            if not needs_tools or TOOL_MARK in _text_of(prompt):
+                return plan
+            without_tools = plan if without_tools is None else without_tools
+        budget -= len(messages) * _RENDERING_COST
+        if budget < 0 or (refusal is not None and not _is_refusal(refusal)):
+            break
+    return without_tools
 
 
 def _attempt(apply: Apply, messages: list[Message]) -> tuple[ChatPrompt | None, TemplateError | None]:
@@ -359,6 +392,9 @@ def _without_repetitions(kinds: Sequence[_Kind]) -> list[int]:
 
 def _mark(number: int) -> str:
     return f"zq{number}qz"
+
+
+_PLAIN: Message = {"role": "user", "content": _mark(0)}
 
 
 class _Marks:

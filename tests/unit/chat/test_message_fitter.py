@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.chat import message_fitter
-from paceline.chat.message_fitter import MessageFitter
+from paceline.chat import message_rewrites as rewrites
+from paceline.chat.message_fitter import TOOL_MARK, MessageFitter
 from paceline.chat.message_rewrites import Message
 from paceline.errors import TemplateError
 
@@ -145,6 +146,54 @@ def test_a_list_in_place_of_texts_is_a_loss() -> None:
     fitter, template = MessageFitter(), Template(plain)
     assert rendered(fitter, template, [{"role": "user", "content": parts}]) == "[user]u"
     assert rendered(fitter, template, [{"role": "user", "content": str(parts)}]) == f"[user]{parts}"
+
+
+def with_tools_before_a_text(messages: list[Message]) -> str:
+    """Render as Mistral Small 3.2 does: the tools stand before the last message of the user if its content is a text."""
+    tools = f"[{TOOL_MARK}]" if messages[-1]["role"] == "user" and isinstance(messages[-1]["content"], str) else ""
+    texts = (rewrites.joined_text(message["content"]) for message in messages)
+    return tools + "".join(texts)
+
+
+def test_tools_that_are_missing_are_a_loss() -> None:
+    """Even if a text has the tool's name. A request without tools keeps its prompt."""
+    parts = {"role": "user", "content": [{"type": "text", "text": "run "}, {"type": "text", "text": TOOL_MARK}]}
+    fitter, template = MessageFitter(), Template(with_tools_before_a_text)
+    for _ in range(2):
+        assert rendered(fitter, template, [parts], has_tools=True) == f"[{TOOL_MARK}]run \n{TOOL_MARK}"
+    assert rendered(MessageFitter(), template, [parts]) == f"run \n{TOOL_MARK}"
+
+
+def test_tools_are_sought_once_for_turns_with_the_same_neighbours() -> None:
+    """Later turns of an irregular conversation are rendered once, as without tools."""
+    fitter, template = MessageFitter(), Template(lambda messages: TOOL_MARK + plain(messages))
+    thought = {**REPLY, "reasoning_content": "hm"}
+    talk, numbers = [SYSTEM, USER], []
+    for index in range(40):
+        talk += [thought if index.bit_count() % 2 else REPLY, USER]
+        before = template.num_rendered
+        rendered(fitter, template, talk, has_tools=True)
+        numbers.append(template.num_rendered - before)
+    assert numbers[0] == 3
+    assert numbers[-30:] == [1] * 30
+
+
+@pytest.mark.parametrize(
+    ("tools", "num_rendered"), [("", 2), (TOOL_MARK, None)], ids=["never shown", "shown before one message"]
+)
+def test_tools_that_no_rewrite_shows_refuse_nothing(tools: str, num_rendered: int | None) -> None:
+    """Such a conversation gets the mildest rewrites under which its texts are there."""
+
+    def render(messages: list[Message]) -> str:
+        return (tools if len(messages) == 1 else "") + one_system(messages)
+
+    fitter, template = MessageFitter(), Template(render)
+    assert (
+        rendered(fitter, template, [SYSTEM, USER, REPLY, USER], has_tools=True) == "[system]s[user]u[assistant]a[user]u"
+    )
+    assert num_rendered in (None, template.num_rendered)
+    wanted = "[system]s[user]u\n\ns[assistant]a"
+    assert rendered(fitter, template, [SYSTEM, USER, SYSTEM, REPLY], has_tools=True) == wanted
 
 
 def test_places_in_errors_are_those_of_the_caller() -> None:
