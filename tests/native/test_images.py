@@ -219,8 +219,14 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(qwen: Path, isolation:
                 llm.generate([good, wrong], **GREEDY)
         with pytest.raises(InvalidParams, match=r"prompt\[1\]"):
             llm.generate([good, [99999]], **GREEDY)
-        with pytest.raises(InvalidType, match="one prompt"):
-            llm.stream([["a", good, "b"], "c"], **GREEDY)  # type: ignore[list-item]
+        streamed: dict[int, list[int]] = {0: [], 1: []}
+        with (
+            pytest.raises(BatchError, match="image 0: the image file is damaged"),
+            llm.stream([["a", good, "b"], ["a", damaged, "b"]], **GREEDY) as streams,
+        ):
+            for index, chunk in streams:
+                streamed[index] += chunk.token_ids
+        assert streamed == {0: list(expected), 1: []}
         with pytest.raises(Unsupported, match="state_folder"):
             llm.save_prefix("name", ["a", good])
         for content, error, words in (
