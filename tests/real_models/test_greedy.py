@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.real_models.conftest import RealModel
 from paceline import LLM
 
 NUM_TOKENS = 96
-NEAR_TIE = 0.15  # nats between the two likeliest tokens; kernels round differently
+NEAR_TIE = 0.3  # nats, in llama-server, between its token and the likeliest one here; kernels round differently
 MAX_NEAR_TIES = 4  # of the tokens of a text
 MODELS = (
     "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -40,28 +41,36 @@ def test_greedy_text_equals_that_of_llama_server(real_model: RealModel, name: st
         replies = [_greedy(client, prompt) for prompt in texts.PROMPTS]
     with LLM(path, num_slots=1, n_ctx=1024, isolation="thread") as llm:
         for prompt, theirs in zip(texts.PROMPTS, replies, strict=True):
-            ids = llm.tokenizer.encode(prompt)
-            assert len(theirs) > 10
-            scored = llm.generate([*ids, *theirs], max_tokens=1, prompt_logprobs=1).prompt_logprobs
+            ids, drawn = llm.tokenizer.encode(prompt), [token for token, _ in theirs]
+            assert len(drawn) > 10
+            scored = llm.generate([*ids, *drawn], max_tokens=1, prompt_logprobs=1).prompt_logprobs
             assert scored is not None
-            gaps = [token.values[0] - token.own for token in scored[len(ids) - 1 :]]
-            differing = [gap for gap in gaps if gap > 0]
+            likeliest = [position.token_ids[0] for position in scored[len(ids) - 1 :]]
+            gaps = [
+                top[token] - top.get(ours, -math.inf)
+                for ours, (token, top) in zip(likeliest, theirs, strict=True)
+                if ours != token
+            ]
             ours = llm.generate(ids, temperature=0, max_tokens=NUM_TOKENS).token_ids
             num_equal = next(
-                (at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(theirs)
+                (at for at, pair in enumerate(zip(ours, drawn, strict=False)) if pair[0] != pair[1]), len(ours)
             )
             print(
-                f"{name}: {num_equal} of {len(theirs)} tokens equal, {len(differing)} near ties up to {max(gaps):.3f}"
+                f"{name}: {num_equal} of {len(drawn)} tokens equal, {len(gaps)} near ties up to {max(gaps, default=0):.3f}"
             )
-            assert max(gaps) <= NEAR_TIE
-            assert len(differing) <= MAX_NEAR_TIES
-            assert num_equal == len(theirs) or differing
+            assert max(gaps, default=0) <= NEAR_TIE
+            assert len(gaps) <= MAX_NEAR_TIES
+            assert num_equal >= len(drawn) - 1 or gaps  # llama-server returns the token that ends a text, too
 
 
-def _greedy(client: httpx.Client, prompt: str) -> list[int]:
-    body = {"prompt": prompt, "temperature": 0, "n_predict": NUM_TOKENS, "cache_prompt": False, "return_tokens": True}
-    found: list[int] = client.post("/completion", json=body).raise_for_status().json()["tokens"]
-    return found
+def _greedy(client: httpx.Client, prompt: str) -> list[tuple[int, dict[int, float]]]:
+    """Return each token that llama-server draws, with the log-probabilities of its likeliest ones there."""
+    body = {"prompt": prompt, "temperature": 0, "n_predict": NUM_TOKENS, "cache_prompt": False, "n_probs": 10}
+    reply = client.post("/completion", json=body).raise_for_status().json()
+    return [
+        (entry["id"], {likely["id"]: likely["logprob"] for likely in entry["top_logprobs"]})
+        for entry in reply["completion_probabilities"]
+    ]
 
 
 @contextmanager
