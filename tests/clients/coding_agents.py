@@ -1,7 +1,7 @@
 """Real coding agents against `paceline serve`, in a network namespace that has the loopback alone.
 
-Each agent makes a first request and, by a scripted model, a tool call; then a new session, and a reply that Ctrl-C ends. The
-server's access log tells what was asked for and how many tokens of it were cached.
+Each agent makes a first request and sends the result of a tool call; then it begins a new session, and Ctrl-C ends a reply. The
+server's access log has the prompt tokens of each request and the number of cached tokens.
 """
 
 from __future__ import annotations
@@ -42,10 +42,14 @@ CONTEXT = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How an agent is run without a person. ask: its arguments for a message; follow_up: for the next one of the session.
+    """How an agent is run without a person.
 
-    calls_tools: whether its requests have tools, so that a session has a second turn by itself. min_second_turn,
-    min_new_session: least share of the prompt that is cached then.
+    Attributes:
+        ask: Returns its arguments for the first message of a session.
+        follow_up: Returns its arguments for the next message of the session.
+        calls_tools: Whether its requests have tools, so that a session has a second turn by itself.
+        min_second_turn: Least cached share of the prompt of the second turn.
+        min_new_session: Least cached share of the first prompt of a new session.
     """
 
     ask: Callable[[str], Sequence[str]]
@@ -68,7 +72,7 @@ RUNS = {
         lambda text: (*_AIDER, "--message", text),
         lambda text: (*_AIDER, "--restore-chat-history", "--message", text),
         calls_tools=False,
-        min_second_turn=0.5,  # its prompt is short, and its rules come again behind the last message
+        min_second_turn=0.5,  # its prompt is short, and its rules come again after the last message
         min_new_session=0.5,
     ),
 }
@@ -76,7 +80,7 @@ RUNS = {
 
 @dataclass(slots=True)
 class Result:
-    """What an agent did. second_turn, new_session: cached share of the prompt; free_s: from Ctrl-C until the slot was free."""
+    """The measurements of an agent. second_turn, new_session: cached share of the prompt; free_s: from Ctrl-C to a free slot."""
 
     agent: str
     version: str
@@ -112,7 +116,7 @@ def install(folder: Path) -> None:
 
 
 def isolate(arguments: Sequence[str]) -> int:
-    """Run this suite again where there is no network but the loopback; return its exit code."""
+    """Run this suite again in a network namespace with the loopback alone; return its exit code."""
     unshare = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     command = 'ip link set lo up && exec "$@"'
     again = [sys.executable, "-m", "tests.clients", "agents", *arguments]
@@ -129,7 +133,7 @@ def run(folder: Path, names: Sequence[str], model: Path | None) -> int:
         endless = model or write_scripted_model(place / "endless.gguf", source, is_endless=True)
         results = []
         for name in names:
-            checks = AgentChecks(name, folder, place / name, REAL_TIMEOUT_S if model else TIMEOUT_S)
+            checks = AgentChecks(name, folder, place / name, is_scripted=model is None)
             results.append(checks.run(plain, endless))
             print(results[-1].row(), flush=True)
     print("\n".join(["", HEADING, *(result.row() for result in results)]))
@@ -186,8 +190,10 @@ def served(model: Path, log: Path) -> Iterator[Server]:
 class AgentChecks:
     """The checks of one agent, in a home and a project of its own."""
 
-    def __init__(self, name: str, programs: Path, place: Path, timeout_s: float) -> None:
-        self._name, self._run, self._place, self._timeout_s = name, RUNS[name], place, timeout_s
+    def __init__(self, name: str, programs: Path, place: Path, *, is_scripted: bool) -> None:
+        """is_scripted: whether the model calls a tool in any case; a real model may reply at once."""
+        self._name, self._run, self._place = name, RUNS[name], place
+        self._is_scripted, self._timeout_s = is_scripted, TIMEOUT_S if is_scripted else REAL_TIMEOUT_S
         path = f"{programs / 'node' / 'node_modules' / '.bin'}:{programs / 'python' / 'bin'}:{os.environ['PATH']}"
         self._program = str(shutil.which(AGENTS[name].executable, path=path))
         self._environment = os.environ | {"PATH": path, "HOME": str(place / "home"), "NO_COLOR": "1", "TERM": "dumb"}
@@ -223,6 +229,9 @@ class AgentChecks:
             return
         result.prompt_tokens = first[0]["prompt_tokens"]
         turns = first
+        has_result = len(first) > 1 and first[1]["prompt_tokens"] > first[0]["prompt_tokens"]
+        if self._run.calls_tools and self._is_scripted and not has_result:
+            result.failures.append(f"no result of a tool was sent: {self._output()}")
         if len(first) < 2:  # no tool was called: the second turn is a message
             turns = [first[0], *self._session(server, self._run.follow_up("And what does README.md say?"), 1)]
         if len(turns) < 2:
@@ -239,7 +248,7 @@ class AgentChecks:
     def _session(self, server: Server, arguments: Sequence[str], num_wanted: int) -> list[dict[str, Any]]:
         """Run a session until so many requests of its conversation have been served; return their log entries.
 
-        Titles and the like, whose prompts are short, do not count.
+        Requests with short prompts, such as the request for a title, do not count.
         """
         before = len(server.prompts())
         with self._started(server, arguments) as process:
@@ -263,6 +272,9 @@ class AgentChecks:
                     return
                 time.sleep(0.05)
             time.sleep(1)
+            if not server.is_processing():
+                result.failures.append("the reply ended before Ctrl-C")
+                return
             os.killpg(process.pid, signal.SIGINT)
             begin = time.monotonic()
             while server.is_processing() and time.monotonic() < begin + 30:

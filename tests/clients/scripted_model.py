@@ -1,7 +1,8 @@
-"""A tiny model whose next token is a function of the last one, as a GGUF file: an agent's turn from it always ends.
+"""A tiny model as a GGUF file. Its next token is a function of the last token alone, and its turns always end.
 
-It begins each message with a tool call and otherwise prefers tokens that close what is open. A grammar of tool calls decides the
-rest, so a call has the shortest arguments that its schema allows. The endless variant writes text until it is stopped.
+It begins each message with a tool call and otherwise prefers tokens that close a string, a list or an object. A grammar of tool
+calls decides the rest, so a call has the shortest arguments that its schema allows. The endless variant writes text until it is
+stopped.
 """
 
 from __future__ import annotations

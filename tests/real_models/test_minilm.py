@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from tests.real_models import texts
@@ -18,9 +20,10 @@ def minilm(real_model: RealModel) -> MiniLM:
 
 
 @pytest.fixture(scope="module")
-def llm(minilm: MiniLM, tmp_path_factory: pytest.TempPathFactory) -> LLM:
+def llm(minilm: MiniLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """Load the model from a GGUF file written from the same tensors."""
-    return LLM(minilm.write_gguf(tmp_path_factory.mktemp("minilm") / "minilm.gguf"), isolation="thread")
+    with LLM(minilm.write_gguf(tmp_path_factory.mktemp("minilm") / "minilm.gguf"), isolation="thread") as loaded:
+        yield loaded
 
 
 def test_embeddings_equal_those_of_numpy(minilm: MiniLM, llm: LLM) -> None:
