@@ -1,4 +1,4 @@
-"""Rewrite requests that mean another route: HEAD becomes GET, a path loses its trailing slash. On the event loop."""
+"""Rewrite requests: HEAD becomes GET, and a path loses its trailing slash. On the event loop."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ class TrailingSlashes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application."""
         if scope["type"] == "http" and self._has_slash(scope):
-            scope["path"] = scope["path"].rstrip("/")
-            scope["raw_path"] = _raw_path(scope).rstrip(b"/")
+            raw_path = _raw_path(scope)
+            scope["raw_path"] = raw_path.rstrip(b"/")
+            scope["path"] = scope["path"][
+                : len(scope["raw_path"]) - len(raw_path)
+            ]  # a slash that was sent as %2F stays
         await self._app(scope, receive, send)
 
     def _has_slash(self, scope: Scope) -> bool:

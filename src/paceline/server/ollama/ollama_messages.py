@@ -111,7 +111,7 @@ def _message(place: str, message: object, open_calls: _OpenCalls, media: Request
 
 def _calls(place: str, role: object, calls: object, open_calls: _OpenCalls) -> list[dict[str, Any]]:
     if role != "assistant":
-        raise InvalidParams(f"{place} is for messages of the role assistant, not {role!r}")
+        raise InvalidParams(f"{place} is for messages of the role assistant, not {role!r:.80}")
     if not isinstance(calls, list):
         raise InvalidType(f"{place} must be a list of calls, not {type(calls).__name__}")
     if len(calls) > MAX_TOOL_CALLS:
