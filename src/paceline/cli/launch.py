@@ -62,7 +62,7 @@ class AgentSetup:
     Attributes:
         environment: Variables that are set.
         unset: Variables that are removed from the environment.
-        arguments: Arguments in front of the user's.
+        arguments: Arguments before the user's.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +178,7 @@ def launch(
         running(
             "--url",
             metavar="URL",
-            help="Use this server.",
+            help="Use a server that is running.",
             show_default=f"with -m a server of its own, else {_DEFAULT_URL}",
         ),
     ] = None,
@@ -238,7 +238,7 @@ def _existing(url: str | None, model: str | None, api_key: str | None) -> Iterat
 
 
 def _found(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
-    """Return the endpoint of a server that runs. Raises `InvalidParams` if none answers, or it has no such model."""
+    """Return the endpoint of a running server. Raises `InvalidParams` if no server answers or it lacks the model."""
     import httpx
 
     root = (url or _DEFAULT_URL).rstrip("/").removesuffix("/v1")

@@ -78,8 +78,8 @@ class EventStream(Response):
     """Writes a source's chunks as server-sent events, and closes the source; leaving it in any way cancels the source.
 
     failure: encodes the event that reports an error. opening: what is sent before the first chunk, framed. done: the last
-    event; empty: none. heartbeat: encodes what is sent, framed, while there is nothing else to send, and is called after all
-    events before have been encoded; None: it is the framing's ping.
+    event; empty: none. heartbeat: encodes the framed event that is sent while there is nothing else to send, after all earlier
+    events have been encoded; None: the framing's ping.
 
     A resumable request is not cancelled when its client leaves: the events go to its `ResumableStream`, of which the client is
     one reader.
@@ -221,7 +221,7 @@ class _Wire:
     """The connection to the client; sends a heartbeat from time to time while no event is sent."""
 
     def __init__(self, send: Send, heartbeat_s: float, heartbeat: Callable[[], bytes]) -> None:
-        """heartbeat: encodes one, which is sent before all that is encoded later; empty: there is nothing to send."""
+        """heartbeat: encodes a heartbeat, which is sent before all events that are encoded later; empty: nothing is sent."""
         self._send, self._heartbeat_s, self._heartbeat = send, heartbeat_s, heartbeat
         self._is_sending = False
         self._loop = asyncio.get_running_loop()
@@ -254,7 +254,7 @@ class _Wire:
             self._timer.cancel()
 
     async def _heartbeat_sent(self) -> None:
-        """Wait for a heartbeat that is being sent: it was encoded, and may have been numbered, before what comes now."""
+        """Wait until a heartbeat is sent: its sequence number may precede the number of the next event."""
         if self._beating is not None and not self._beating.done():
             await asyncio.wait((self._beating,))
 

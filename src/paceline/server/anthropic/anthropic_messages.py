@@ -51,13 +51,13 @@ Block = tuple[str, str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ToolChange:
-    """A block by which the tools of a conversation change on the way.
+    """A block that changes the tools from its message on.
 
     Attributes:
         place: Where the body has the tool.
         name: The tool's name.
         definition: The tool, if the block defines one.
-        is_removal: Whether the tool is no longer offered from here on.
+        is_removal: Whether the block removes the tool.
     """
 
     place: str

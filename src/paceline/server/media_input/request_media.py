@@ -132,7 +132,7 @@ class RequestMedia:
         return self._read(place, lambda: Image.from_url(f"data:;base64,{data}", name=place))
 
     def _begin(self, place: str, modality: Literal["image", "audio"] = "image") -> OmittedAttachment | None:
-        """Count an image or audio. Raises where there may be none, or returns that it is omitted."""
+        """Count an attachment. Returns an `OmittedAttachment`, outside of chats raises, if the model takes none of its kind."""
         if modality not in self._modalities():
             kind = "images" if modality == "image" else modality
             refusal = _refusal(

@@ -22,7 +22,7 @@ _ZLIB_FORMAT, _RAW_DEFLATE, _GZIP_FORMAT = 15, -15, 31  # zlib's wbits
 
 
 def content_encoding(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """Return the encoding that a body has to be decoded from, or None if the body is sent as it is.
+    """Return the encoding that a body has to be decoded from, or None if the body is not encoded.
 
     Raises `ApiException` with status 415 for an unknown encoding, and for several encodings on top of each other.
     """
@@ -92,7 +92,7 @@ class _ZlibDecompressor:
 
 
 def _zstd_decompressors() -> tuple[Callable[[], _Decompressor], type[Exception]]:
-    """Return what makes a decompressor, and the error that it raises. Imported late: few clients send zstd."""
+    """Return a factory of decompressors and the type of their errors. Imports late, since few clients send zstd."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -102,7 +102,7 @@ def _zstd_decompressors() -> tuple[Callable[[], _Decompressor], type[Exception]]
 
 
 def _deflate_format(body: bytes) -> int:
-    """Return the wbits of a deflate body: HTTP means zlib's format, and some clients send raw deflate data."""
+    """Return zlib's wbits for a deflate body. HTTP's deflate is zlib's format, but some clients send raw deflate data."""
     is_zlib = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
     return _ZLIB_FORMAT if is_zlib else _RAW_DEFLATE
 

@@ -165,8 +165,8 @@ class BodyReader:
         reservation.grow(len(decoded))
         return bytes(decoded)
 
-    def _too_large(self, size: int, what: str = "body") -> ApiException:
-        text = f"the {what} has {size} bytes or more, and the limit is {self._max_bytes}; send less"
+    def _too_large(self, size: int, subject: str = "body") -> ApiException:
+        text = f"the {subject} has {size} bytes or more, and the limit is {self._max_bytes}; send less"
         return ApiException(ApiError(413, "invalid_request_error", "body_too_large", text))
 
     def _budget_exhausted(self) -> ApiException:

@@ -24,7 +24,7 @@ from paceline.server.sse import JSON_LINES
 from paceline.server.vectors import can_embed
 
 FOLLOWED_VERSION = "0.14.0"
-"""The version of Ollama whose API this is; clients compare it with the version they need, Codex with 0.13.4."""
+"""The version of Ollama that this API follows. Clients compare it with the version they need: Codex with 0.13.4."""
 
 NAME_MISSING = ApiError(400, "invalid_request_error", None, "model is required")
 """The error of a request about a model that names none."""
@@ -73,7 +73,7 @@ def _add_lists(router: APIRouter, service: Service) -> None:
 
     @router.get("/api/version", summary="The version of Ollama's API")
     async def version() -> Response:
-        """Return the version of Ollama whose API this is, and paceline's own."""
+        """Return the version of Ollama that this API follows, and paceline's own."""
         return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
 
 
@@ -115,7 +115,7 @@ def pull_response(body: OllamaModelBody) -> Response:
 
 
 def administration_routes() -> APIRouter:
-    """Return the routes that would change models; they are refused."""
+    """Return the routes that would change models. They respond with 501."""
     router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
 
     async def refuse() -> Response:

@@ -1,4 +1,4 @@
-"""Keeps a stream open while its model is loaded: the response begins early, with heartbeats until the model's own begins.
+"""Keeps a stream open while its model is loaded: the response begins early, with heartbeats until the model replies.
 
 Once it has begun, an error can no longer be a status: it becomes the stream's error event, in the shape of its API.
 """
@@ -21,10 +21,13 @@ from paceline.server.sse import NAMED_SSE, SSE, Framing, named_event, stream_sta
 
 @dataclass(frozen=True, slots=True)
 class StreamStyle:
-    """How an API's streams look.
+    """The format of an API's streams.
 
-    error_event: makes an event of the body of an error. done: the last event. has_response: whether heartbeats are events of
-    a response, which the model's own stream continues.
+    Attributes:
+        framing: How events are sent.
+        error_event: Makes an event of the body of an error.
+        done: The last event; empty: there is none.
+        has_response: Whether heartbeats are events of a response, which the model's own stream continues.
     """
 
     framing: Framing
