@@ -40,6 +40,7 @@ _TOOL_FIELDS = (
     "allowed_callers", "input_examples",
 )  # fmt: skip
 _MAX_SHOWN = 80
+_MAX_HINTS = 64  # the search for the nearest known name takes long, and responses show fewer warnings
 # The line that Claude Code puts first into its system prompt: a stamp for Anthropic's accounts, such as
 # "x-anthropic-billing-header: cc_version=2.1.197.c40; cc_entrypoint=cli; cch=00000;". Its values differ between sessions, and
 # would keep prefixes from being shared.
@@ -433,7 +434,10 @@ class _ToolReader:
         if kind != "custom":
             self._leave_out(place, kind, tool)
             return None
-        self.warnings += check_fields(tool, _TOOL_FIELDS, strict=self._strict, place=f"{place}.")
+        if self._strict or len(self.warnings) < _MAX_HINTS:
+            self.warnings += check_fields(tool, _TOOL_FIELDS, strict=self._strict, place=f"{place}.")
+        elif not tool.keys() <= set(_TOOL_FIELDS):
+            self.warnings.append(f"{place}: unknown members were ignored")
         for name, usual in (("allowed_callers", ["direct"]), ("input_examples", [])):
             if tool.get(name) not in (None, usual):
                 self.warnings.append(f"{place}.{name}: accepted, and without a meaning here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 from typing import Any
@@ -506,6 +507,26 @@ def test_tools_of_anthropics_servers_are_left_out(kind: str) -> None:
     assert tool_choice_of({"type": "auto"}, alone) == ("auto", None, [])
     with pytest.raises(InvalidParams, match="needs tools, and all of tools were left out"):
         tool_choice_of({"type": "any"}, alone)
+
+
+def test_unknown_members_of_many_tools_are_compared_with_known_names_for_the_first_tools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each comparison takes a while, and responses show 32 warnings."""
+    num_compared = 0
+
+    def counted(*args: Any, **options: Any) -> list[str]:
+        nonlocal num_compared
+        num_compared += 1
+        return get_close_matches(*args, **options)
+
+    get_close_matches = difflib.get_close_matches
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    offered = tools_of([{**TOOL, "name": f"t{index}", "colour": 1} for index in range(1000)])
+    assert num_compared == 64
+    assert len(offered.tools) == len(offered.warnings) == 1000
+    assert offered.warnings[63].startswith("tools[63].colour is not a field")
+    assert offered.warnings[64] == "tools[64]: unknown members were ignored"
 
 
 def test_a_toolset_without_a_name_is_left_out() -> None:
