@@ -346,10 +346,10 @@ class AsyncLLM(AsyncChatMethods):
         with self._lock:
             if self._starting is None or _has_failed(self._starting):
                 starting: Future[EngineClient] = Future()
-                self._starting = starting
                 starting.set_running_or_notify_cancel()
                 context = contextvars.copy_context()
                 threading.Thread(target=context.run, args=(self._load, starting), name="paceline-load").start()
+                self._starting = starting  # only when its thread runs: `start` raises if there can be no other thread
             return self._starting
 
     def _load(self, starting: Future[EngineClient]) -> None:

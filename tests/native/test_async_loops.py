@@ -168,6 +168,20 @@ def test_closing_while_it_loads_waits_for_the_load(path: Path, isolation: Isolat
     assert llm.engine.is_closed
 
 
+def test_a_load_whose_thread_cannot_start_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised, and no later request waits for that load."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    llm = AsyncLLM(path, **SMALL)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start new thread"):
+        patch.setattr(threading.Thread, "start", start)
+        asyncio.run(llm.start())
+    assert len(asyncio.run(asyncio.wait_for(llm.generate("Hello", **GREEDY), 60)).token_ids) == 16
+    llm.close()
+
+
 AT_EXIT = """
 import asyncio
 from paceline import AsyncLLM

@@ -6,6 +6,7 @@ name. This module is imported with pydantic, when the first type is read.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -15,6 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 _MAX_PLACES: Final = 9  # of decimals that llguidance can count
+_MAX_DIGITS: Final = 300  # before the point, of numbers that a float can have
 _LABEL: Final = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _HOST: Final = rf"(?:{_LABEL}\.)*[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?"
 _PORT: Final = "(?::[1-9][0-9]{0,3})?"
@@ -62,14 +64,14 @@ class TypeSchemas(GenerateJsonSchema):
         bounds = {
             keyword: float(schema[name])  # type: ignore[literal-required]
             for keyword, name in _BOUNDS.items()
-            if schema.get(name) is not None
+            if schema.get(name) is not None and math.isfinite(float(schema[name]))  # type: ignore[literal-required]
         }
         places, digits, step = schema.get("decimal_places"), schema.get("max_digits"), schema.get("multiple_of")
         if step is not None:
             bounds["multipleOf"] = float(step)
         elif places is not None and places <= _MAX_PLACES:
             bounds["multipleOf"] = float(Decimal(1).scaleb(-places)) if places else 1
-        if digits is not None:
+        if digits is not None and digits - (places or 0) <= _MAX_DIGITS:
             limit = float(10 ** max(0, digits - (places or 0)))
             if not {"minimum", "exclusiveMinimum"} & bounds.keys():
                 bounds["exclusiveMinimum"] = -limit
@@ -120,16 +122,21 @@ _BOUNDS: Final = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "e
 def narrowed(node: Any) -> Any:
     """Return a schema in which formats are patterns of texts that pydantic takes."""
     if isinstance(node, list):
-        return [narrowed(one) for one in node]
+        return [narrowed(child) for child in node]
     if not isinstance(node, dict):
         return node
-    found = {
-        name: value if name in ("const", "enum", "default", "examples") else narrowed(value)
-        for name, value in node.items()
-    }
-    if found.get("format") in _PATTERNS and "pattern" not in found:
+    found = {name: _narrowed_member(name, value) for name, value in node.items()}
+    if "pattern" not in found and str(found.get("format")) in _PATTERNS:
         found["pattern"] = _PATTERNS[found.pop("format")]
     return found
+
+
+def _narrowed_member(name: str, value: Any) -> Any:
+    if name in ("const", "enum", "default", "examples"):
+        return value
+    if name in ("properties", "patternProperties", "$defs") and isinstance(value, dict):
+        return {key: narrowed(child) for key, child in value.items()}
+    return narrowed(value)
 
 
 def _text(pattern: str, schema: Mapping[str, Any]) -> JsonSchemaValue:

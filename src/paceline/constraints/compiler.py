@@ -329,8 +329,8 @@ def _grammar_error(kind: str, text: str, message: str) -> GrammarError:
 
 
 def _has_pattern(node: dict[str, Any], keyword: str, message: str) -> bool:
-    patterns = [node[keyword]] if isinstance(node[keyword], str) else node[keyword]
-    return any(f" {' '.join(pattern.split())} " in message for pattern in patterns)
+    patterns = node[keyword] if isinstance(node[keyword], dict) else [node[keyword]]
+    return any(isinstance(text, str) and f" {' '.join(text.split())} " in message for text in patterns)
 
 
 def _is_remote(node: dict[str, Any], keyword: str, _: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from paceline.constraints.nesting import reference_resolver, schema_nesting
 from paceline.constraints.pattern_rules import is_too_large, unsupported_syntax
 from paceline.constraints.same_value import TooManyGroups, groups_of_one_value
-from paceline.constraints.schema_rewrites import TYPES, rewritten
+from paceline.constraints.schema_rewrites import MAX_STEPS, TYPES, rewritten
 from paceline.errors import GrammarError
 
 Schema = dict[str, Any]
@@ -195,6 +195,7 @@ class _Preparation:
         self._resolve = reference_resolver(root)
         self._names: dict[tuple[int, str | None], str] = {}
         self._unfinished: list[tuple[str, str, Schema]] = []
+        self._steps = iter(range(MAX_STEPS))
 
     @cached_property
     def _places(self) -> dict[int, str]:
@@ -211,7 +212,7 @@ class _Preparation:
         if not isinstance(node, dict):
             return node
         _check_types(path, node)
-        node = rewritten(node, self._resolve, self._shared)
+        node = rewritten(node, self._resolve, self._shared, self._steps)
         for keyword, reason in _unenforced(path, node):
             if self._leaves_out is None:
                 raise _refused(path, keyword, reason)
@@ -279,7 +280,7 @@ def _unenforced(path: str, node: Schema) -> Iterator[tuple[str, str]]:
     for keyword, value in node.items():
         if _says_nothing(keyword, value):
             continue
-        if keyword == "format" and value in _STANDARD_FORMATS - FORMATS:
+        if keyword == "format" and isinstance(value, str) and value in _STANDARD_FORMATS - FORMATS:
             yield keyword, f"{value!r} is not enforced; formats are {', '.join(sorted(FORMATS))}"
         elif keyword == "oneOf" and isinstance(value, list):
             yield keyword, _HOW_TO_TELL_APART
@@ -351,7 +352,8 @@ def _items(_: str, node: Schema) -> _Reasons:
 def _patterns(_: str, node: Schema) -> _Reasons:
     """Yield patterns that have another meaning, or would take too long to compile."""
     named = node.get("patternProperties")
-    texts = [("pattern", node.get("pattern")), *(("patternProperties", one) for one in named or () if named)]
+    names = named if isinstance(named, dict) else ()  # else refused when it is compiled
+    texts = [("pattern", node.get("pattern")), *(("patternProperties", name) for name in names)]
     for keyword, text in texts:
         if isinstance(text, str):
             reason = unsupported_syntax(text) or ("it repeats too much" if is_too_large(text) else None)

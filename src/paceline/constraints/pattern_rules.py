@@ -7,7 +7,8 @@ from typing import Final
 
 _MAX_REPEATED: Final = 20_000
 _TOKEN: Final = re.compile(
-    r"""\\[pPxuU]\{[^}]*\} | \\. | \[\^?\]?(?:\\.|[^\\\]])*\] | \{\d*(?:,\d*)?\} | .""", re.DOTALL | re.VERBOSE
+    r"""\\[pPxuU]\{[^}]*(?:\}|\Z) | \\. | \[\^?\]?(?:\\.|[^\\\]])*(?:\]|\Z) | \{\d*(?:,\d*)?\} | .""",
+    re.DOTALL | re.VERBOSE,
 )
 _COUNT: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _ABSENT: Final[dict[str, str]] = {
@@ -27,7 +28,8 @@ def unsupported_syntax(pattern: str) -> str | None:
             sign = next((sign for sign in ("[", "&&", "--", "~~") if sign in inside), None)
             if sign is not None:
                 return f"{sign} in a class has another meaning here; write it with a backslash"
-        absent = next((name for name, sign in _ABSENT.items() if re.match(sign, pattern[match.start() :][:4])), None)
+        begin = pattern[match.start() : match.start() + 4]
+        absent = next((name for name, sign in _ABSENT.items() if re.match(sign, begin)), None)
         if absent is not None:
             return f"{absent} is not supported; write what the text looks like from its beginning to its end"
         flags = _FLAGS.match(pattern, match.start()) if text == "(" else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any, Final
 
 from paceline.constraints.same_value import with_included
@@ -17,10 +17,13 @@ from paceline.constraints.same_value import with_included
 Schema = dict[str, Any]
 Resolve = Callable[[str], Any]
 Share = Callable[[Schema, str | None], Schema]
+Steps = Iterator[int]
+"""The steps that are left for comparing alternatives; one for each object or property that is looked at."""
 
 TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
 _MAX_PAIRS: Final = 10_000  # alternatives of a oneOf that are compared with each other
 _MAX_DEPTH: Final = 6  # of the properties that are compared
+MAX_STEPS: Final = 200_000  # of comparing the alternatives of one schema
 _EXCLUSIVE: Final = {"exclusiveMinimum": ("minimum", 1e-9), "exclusiveMaximum": ("maximum", -1e-9)}
 _MAX_EXACT: Final = 2**20  # numbers up to which a bound can be moved by 1e-9
 
@@ -61,7 +64,7 @@ _DECIMAL: Final = re.compile(  # the patterns that pydantic 2.10 to 2.13 writes 
 )
 
 
-def rewritten(node: Schema, resolve: Resolve, share: Share) -> Schema:
+def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps) -> Schema:
     """Return an object of a schema in which the keywords that llguidance lacks are written with others, if they can be.
 
     Args:
@@ -69,10 +72,11 @@ def rewritten(node: Schema, resolve: Resolve, share: Share) -> Schema:
         resolve: Returns the schema that a `$ref` names.
         share: Takes an object of the schema and the name of a property, or None; returns a reference to a definition of the
             object, in which that property is required.
+        steps: The steps that are left. When none is left, a `oneOf` stays.
     """
     changed = dict(node)
     if isinstance(changed.get("oneOf"), list):
-        changed = _without_one_of(changed, resolve, share)
+        changed = _without_one_of(changed, resolve, share, steps)
     if "propertyNames" in changed:
         changed = _without_property_names(changed, resolve, share)
     if changed.get("uniqueItems") is True and _is_number(changed.get("maxItems")) and changed["maxItems"] <= 1:
@@ -84,16 +88,15 @@ def rewritten(node: Schema, resolve: Resolve, share: Share) -> Schema:
     return _with_exact_bounds(changed)
 
 
-def _without_one_of(node: Schema, resolve: Resolve, share: Share) -> Schema:
+def _without_one_of(node: Schema, resolve: Resolve, share: Share, steps: Steps) -> Schema:
     described = node.get("discriminator")
     name = described.get("propertyName") if isinstance(described, dict) else None
-    # Without the property of its discriminator none of the alternatives is chosen.
-    targets = [_optional_in(one, name, resolve) for one in node["oneOf"]]
+    targets = _discriminated(node["oneOf"], name, resolve, steps)
     alternatives = [
         one if target is None else {**target, "required": [*target.get("required", []), name]}
         for one, target in zip(node["oneOf"], targets, strict=True)
     ]
-    if not _exclude_each_other(alternatives, resolve):
+    if not _exclude_each_other(alternatives, resolve, steps):
         return node
     choices = [
         one if target is None else share(target, name) for one, target in zip(node["oneOf"], targets, strict=True)
@@ -103,6 +106,26 @@ def _without_one_of(node: Schema, resolve: Resolve, share: Share) -> Schema:
         return {**changed, "anyOf": choices}
     others = changed.get("allOf", [])
     return {**changed, "allOf": [*others, {"anyOf": choices}]} if isinstance(others, list) else node
+
+
+def _discriminated(alternatives: list[Any], name: Any, resolve: Resolve, steps: Steps) -> list[Schema | None]:
+    """Return the object of each alternative in which the property of a discriminator has to be required; None for others.
+
+    Without that property no alternative is chosen, so it is required in all alternatives, or in none of them.
+    """
+    found = [_optional_in(alternative, name, resolve) for alternative in alternatives]
+    for alternative, target in zip(alternatives, found, strict=True):
+        if target is None and isinstance(alternative, dict):
+            group = with_included([alternative], resolve)
+            is_required = any(name in _required(node) for node in group)
+            if not _spend(steps, len(group)) or ("object" in types_of(group) and not is_required):
+                return [None] * len(alternatives)
+    return found
+
+
+def _spend(steps: Steps, count: int) -> bool:
+    """Take a number of steps; return whether that many were left."""
+    return sum(1 for _ in islice(steps, count)) == count
 
 
 def _optional_in(alternative: Any, name: Any, resolve: Resolve) -> Schema | None:
@@ -117,18 +140,22 @@ def _optional_in(alternative: Any, name: Any, resolve: Resolve) -> Schema | None
     return found if is_optional and name not in required else None
 
 
-def _exclude_each_other(alternatives: list[Any], resolve: Resolve) -> bool:
+def _exclude_each_other(alternatives: list[Any], resolve: Resolve, steps: Steps) -> bool:
     """Return whether no value satisfies two of the alternatives."""
-    if not all(isinstance(one, dict) for one in alternatives):
+    if not all(isinstance(alternative, dict) for alternative in alternatives):
         return False
-    if _are_distinct([_values([one]) for one in alternatives]):
+    if _are_distinct([_values([alternative]) for alternative in alternatives]):
         return True
-    if len(alternatives) * (len(alternatives) - 1) // 2 > _MAX_PAIRS:
-        return _are_told_apart([with_included([one], resolve) for one in alternatives])
-    return all(
-        _groups_exclude(with_included([one], resolve), with_included([other], resolve), resolve, _MAX_DEPTH)
-        for one, other in combinations(alternatives, 2)
-    )
+    groups = []
+    for alternative in alternatives:
+        groups.append(with_included([alternative], resolve))
+        if not _spend(steps, len(groups[-1])):
+            return False
+    if _are_told_apart(groups, steps):
+        return True
+    if len(groups) * (len(groups) - 1) // 2 > _MAX_PAIRS:
+        return False
+    return all(_groups_exclude(first, second, resolve, steps, _MAX_DEPTH) for first, second in combinations(groups, 2))
 
 
 def _are_distinct(listed: list[set[str] | None]) -> bool:
@@ -137,50 +164,55 @@ def _are_distinct(listed: list[set[str] | None]) -> bool:
     return len(known) == len(listed) and sum(map(len, known)) == len(set[str]().union(*known))
 
 
-def _are_told_apart(groups: list[list[Schema]]) -> bool:
+def _are_told_apart(groups: list[list[Schema]], steps: Steps) -> bool:
     """Return whether all are objects that require a property with other constants in each."""
     if any(types_of(group) != {"object"} for group in groups):
         return False
     names = set[str].intersection(*({name for one in group for name in _required(one)} for group in groups))
-    return any(_are_distinct([_values(_of_property(group, name)) for group in groups]) for name in sorted(names))
+    return any(
+        _spend(steps, len(groups)) and _are_distinct([_values(_of_property(group, name)) for group in groups])
+        for name in sorted(names)
+    )
 
 
-def _groups_exclude(first: list[Schema], second: list[Schema], resolve: Resolve, depth: int) -> bool:
+def _groups_exclude(first: list[Schema], second: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
     """Return whether no value satisfies both groups of schemas."""
-    if depth == 0:
+    if depth == 0 or not _spend(steps, len(first) + len(second)):
         return False
-    if _all_choices_exclude(first, second, resolve, depth) or _all_choices_exclude(second, first, resolve, depth):
+    if any(_all_choices_exclude(*pair, resolve, steps, depth) for pair in ((first, second), (second, first))):
         return True
     values, others = _values(first), _values(second)
     if values is not None and others is not None:
         return not values & others
     common = types_of(first) & types_of(second)
-    return not common or (common == {"object"} and _properties_exclude(first, second, resolve, depth))
+    return not common or (common == {"object"} and _properties_exclude(first, second, resolve, steps, depth))
 
 
-def _all_choices_exclude(group: list[Schema], other: list[Schema], resolve: Resolve, depth: int) -> bool:
+def _all_choices_exclude(group: list[Schema], other: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
     """Return whether the group has alternatives, and each of them excludes the other group."""
     for one in group:
         rest = [{**one, "anyOf": None, "oneOf": None} if node is one else node for node in group]
         for choices in (one.get("anyOf"), one.get("oneOf")):
             if isinstance(choices, list) and all(
                 isinstance(choice, dict)
-                and _groups_exclude(with_included([*rest, choice], resolve), other, resolve, depth - 1)
+                and _groups_exclude(with_included([*rest, choice], resolve), other, resolve, steps, depth - 1)
                 for choice in choices
             ):
                 return True
     return False
 
 
-def _properties_exclude(first: list[Schema], second: list[Schema], resolve: Resolve, depth: int) -> bool:
+def _properties_exclude(first: list[Schema], second: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
     """Return whether a property that one of two groups of objects requires can have no value that both allow."""
     for name in sorted({name for one in (*first, *second) for name in _required(one)}):
+        if not _spend(steps, len(first) + len(second)):
+            return False
         if _forbids(first, name) or _forbids(second, name):
             return True
         mine, theirs = _of_property(first, name), _of_property(second, name)
         if mine and theirs:
             mine, theirs = with_included(mine, resolve), with_included(theirs, resolve)
-            if _groups_exclude(mine, theirs, resolve, depth - 1):
+            if _groups_exclude(mine, theirs, resolve, steps, depth - 1):
                 return True
     return False
 

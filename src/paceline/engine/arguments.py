@@ -159,19 +159,27 @@ def streamed_arguments(
 def batch_entries(
     params: object, channel: object, num_prompts: int
 ) -> list[tuple[SamplingParams | None, StreamChannel | None]]:
-    """Return the parameters and the channel of each of several prompts: given for each in a list, or the parameters for all.
+    """Return the parameters and the channel of each of several prompts.
 
-    Raises `InvalidType` or `InvalidParams` if the numbers do not match, or a channel cannot be attached or stands there twice.
+    Args:
+        params: A list with an entry for each prompt, or the parameters of all prompts.
+        channel: A list with a channel or None for each prompt; None: no prompt has a channel.
+        num_prompts: The number of prompts.
+
+    Raises:
+        InvalidType: An entry has the wrong type, or one channel is given for all prompts.
+        InvalidParams: A list has another length, a channel was used before, or a channel is in the list twice.
     """
     if isinstance(channel, StreamChannel):
         raise InvalidType(f"channel must be a list with a StreamChannel for each of the {num_prompts} prompts")
     channels, all_params = _per_prompt("channel", channel, num_prompts), _per_prompt("params", params, num_prompts)
-    for place, one in enumerate(all_params):
-        if one is not None and not isinstance(one, SamplingParams):
-            raise InvalidType(f"params[{place}] must be SamplingParams, not {type(one).__name__}")
-    for place, one in enumerate(channels):
-        check_channel(one, f"channel[{place}]")
-        if one is not None and (first := channels.index(one)) < place:
+    for place, given in enumerate(all_params):
+        if given is not None and not isinstance(given, SamplingParams):
+            raise InvalidType(f"params[{place}] must be SamplingParams, not {type(given).__name__}")
+    places: dict[int, int] = {}
+    for place, given in enumerate(channels):
+        check_channel(given, f"channel[{place}]")
+        if given is not None and (first := places.setdefault(id(given), place)) < place:
             raise InvalidParams(f"channel[{place}] is channel[{first}], and a channel serves one request")
     return list(zip(all_params, channels, strict=True))
 

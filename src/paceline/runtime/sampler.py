@@ -25,8 +25,8 @@ from paceline.runtime.native_core import Closeable
 LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]
 
-# Params whose native options have the same name and meaning.
 _SPACE_RULE = re.compile(r"^space ::= .*$", re.MULTILINE)
+# Params whose native options have the same name and meaning.
 _SAME = (
     "temperature",
     "dynatemp_range",

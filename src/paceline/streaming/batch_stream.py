@@ -32,10 +32,10 @@ BatchOpener = Callable[[], Awaitable[Sequence[StreamChannel]]]
 class BatchStream:
     """The chunks of several prompts as they are generated: `for index, chunk in streams`.
 
-    `index` is the prompt's place in the list. Leaving the loop cancels all requests, and so does leaving a `with` block,
-    `close()`, or dropping the batch. A request that fails ends its own stream alone, with a chunk that has the error; after the
-    last chunk of all, the loop raises `BatchError` with the finish reason or the error of each. `streams` has the stream of each
-    prompt, to read or cancel it alone.
+    `index` is the prompt's place in the list, counted from the `request_index` of the call. Leaving the loop cancels all
+    requests, and so does leaving a `with` block, `close()`, or dropping the batch. A request that fails ends its own stream
+    alone, with a chunk that has the error; after the last chunk of all, the loop raises `BatchError` with the finish reason or
+    the error of each. `streams` has the stream of each prompt, to read or cancel it alone.
 
         with llm.stream(["A fox", "An owl"], max_tokens=40) as streams:
             for index, chunk in streams:

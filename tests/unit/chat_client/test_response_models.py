@@ -86,6 +86,25 @@ def test_schemas_are_closed_and_have_no_words_for_readers() -> None:
     assert "discriminator" not in str(schema)
 
 
+class Export(pydantic.BaseModel):
+    format: str
+    default: dt.date
+    examples: list[dt.date]
+
+
+@pytest.mark.parametrize("limits", [{"max_digits": 400}, {"lt": Decimal("1e400")}])
+def test_limits_that_no_float_has_are_left_out(limits: dict[str, Any]) -> None:
+    """They are checked when the reply is parsed."""
+    assert ResponseModel(Annotated[Decimal, pydantic.Field(**limits)]).json_schema == {"type": "number"}
+
+
+def test_fields_may_have_the_names_of_keywords() -> None:
+    """They are no keywords: the schemas of their values are narrowed as others are."""
+    properties = ResponseModel(Export).json_schema["properties"]
+    assert properties["format"] == {"type": "string"}
+    assert properties["default"] == properties["examples"]["items"] and "pattern" in properties["default"]
+
+
 def test_a_mapping_of_any_names_stays_open() -> None:
     """Only objects with properties are closed."""
     assert ResponseModel(dict[str, int]).json_schema == {"type": "object", "additionalProperties": {"type": "integer"}}

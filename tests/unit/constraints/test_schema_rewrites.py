@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.unit.constraints.schema_suite import sort, writes
 
 from paceline.constraints import ConstraintCompiler, check_constraint
 from paceline.constraints.json_schema_rules import prepared_schema, relaxed_schema
+from paceline.constraints.pattern_rules import unsupported_syntax
 from paceline.errors import GrammarError
 from paceline.params import SamplingParams
 
@@ -181,6 +183,14 @@ def test_patterns_of_decimals_have_no_look_ahead(pattern: str, valid: list[str],
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "#/oneOf"),
         ({"oneOf": refs("fox", "bear"), "$defs": DEFS}, "#/oneOf"),
         ({"oneOf": [{"properties": {"k": {"const": k}}, "required": ["k"]} for k in (1, 2)]}, "#/oneOf"),
+        (  # {} is valid by all three
+            {
+                "oneOf": [*refs("fox", "bear"), {"type": "object", "additionalProperties": False}],
+                "discriminator": {"propertyName": "kind"},
+                "$defs": DEFS,
+            },
+            "#/oneOf",
+        ),
         ({"properties": {"a": {"propertyNames": {"not": {}}}}}, "#/properties/a/propertyNames"),
         ({"propertyNames": {"enum": [1, 2]}}, "#/propertyNames"),
         ({"propertyNames": {"pattern": "^a", "maxLength": 3}}, "#/propertyNames"),
@@ -284,3 +294,47 @@ def test_definitions_that_are_shared_do_not_multiply() -> None:
         schema = {"type": "object", "propertyNames": {"enum": names}, "additionalProperties": schema}
     assert len(prepared_schema(json.dumps(schema))) < 100_000
     check_constraint(SamplingParams(json_schema=schema))
+
+
+def linked(name: str, num_properties: int) -> dict[str, Any]:
+    """Return an object whose properties are all required and refer to it."""
+    names = [f"p{index}" for index in range(num_properties)]
+    return {"type": "object", "properties": dict.fromkeys(names, *refs(name)), "required": names}
+
+
+def test_comparing_alternatives_takes_limited_time() -> None:
+    """Objects that refer to themselves by many properties, and many lists of alternatives with one object."""
+    schema = {"oneOf": refs("a", "b"), "$defs": {"a": linked("a", 30), "b": linked("b", 30)}}
+    started = time.thread_time()
+    with pytest.raises(GrammarError, match="#/oneOf"):
+        prepared_schema(json.dumps(schema))
+    assert time.thread_time() - started < 5
+
+
+def test_alternatives_with_a_constant_are_told_apart_in_linear_time() -> None:
+    """Of 2,000 alternatives, no pairs are compared."""
+    kinds = [{"type": "object", "properties": {"k": {"const": k}}, "required": ["k"]} for k in range(2000)]
+    assert len(json.loads(prepared_schema(json.dumps({"oneOf": kinds})))["anyOf"]) == 2000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"patternProperties": 0.5},
+        {"properties": {"a": {"format": {"a": 1}}}},
+        {"properties": {"a": {"pattern": "a("}}, "$defs": {"unused": {"pattern": [1]}}},
+        {"properties": {"a": {"pattern": "a("}}, "$defs": {"unused": {"pattern": 1}}},
+    ],
+)
+def test_keywords_of_the_wrong_type_are_refused(schema: Any) -> None:
+    """As errors of the schema, also beside another error."""
+    with pytest.raises(GrammarError):
+        check_constraint(SamplingParams(json_schema=schema))
+
+
+@pytest.mark.parametrize("text", ["a", "[", r"\p{", "(?i"])
+def test_long_patterns_are_read_in_linear_time(text: str) -> None:
+    """A megabyte, also of brackets that are never closed."""
+    started = time.thread_time()
+    unsupported_syntax(text * (2**20 // len(text)))
+    assert time.thread_time() - started < 10
