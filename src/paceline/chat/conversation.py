@@ -310,7 +310,8 @@ def next_turn(
         return Turn(parsed, add_generation_prompt=generates is not False, media=media, warnings=warnings)
     if len(parsed) > 1 and parsed[-2]["role"] == "assistant" and not has_prefix:
         raise InvalidParams("messages end with two of the assistant's, and only one can be continued; join them")
-    if len(parsed) > 1 and _is_empty(parsed[-1]["content"]):
+    says_more = has_prefix and ("tool_calls" in parsed[-1] or "reasoning_content" in parsed[-1])
+    if len(parsed) > 1 and _is_empty(parsed[-1]["content"]) and not says_more:
         return Turn(parsed[:-1], media=media, warnings=warnings)
     return Turn(parsed, add_generation_prompt=False, continue_final_message=True, media=media, warnings=warnings)
 

@@ -57,6 +57,7 @@ _MAX_KEPT = 512
 _MAX_LENGTH = 256  # of a key
 _MAX_PERIOD = 4  # messages; a shape has two repetitions of a sequence that is as long or shorter
 _MAX_CALLS = 3  # of a message in a shape
+_NEAR = 256  # characters between the name of a call and its arguments
 TOOL_MARK = "zqtoolqz"
 """Name of the tool that probes offer."""
 _NEAREST_ROLES = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
@@ -296,7 +297,7 @@ def _has_texts(prompt: ChatPrompt, messages: Sequence[Message]) -> bool:
                 return False
         for call in message.get("tool_calls", ()):
             place = _end_of(text, call["function"]["name"], place)
-            if place < 0 or not _has_arguments(text, call["function"]["arguments"], place):
+            if place < 0 or (place := _end_of_arguments(text, call["function"]["arguments"], place)) < 0:
                 return False
     return True
 
@@ -306,14 +307,22 @@ def _end_of(text: str, piece: str, begin: int) -> int:
     return found if found < 0 else found + len(piece)
 
 
-def _has_arguments(text: str, arguments: Any, begin: int) -> bool:
+def _end_of_arguments(text: str, arguments: Any, begin: int) -> int:
+    """Return the end of arguments in a text, of the whole or of each value in order; -1 if they are not found.
+
+    The whole is sought near `begin` alone, so that the work grows with the length of the text and not with its square.
+    """
     whole = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    if text.find(whole, begin) >= 0:
-        return True
-    return isinstance(arguments, Mapping) and all(
-        text.find(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), begin) >= 0
-        for value in arguments.values()
-    )
+    found = text.find(whole, begin, begin + _NEAR + len(whole))
+    if found >= 0:
+        return found + len(whole)
+    if not isinstance(arguments, Mapping):
+        return -1
+    for value in arguments.values():
+        begin = _end_of(text, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), begin)
+        if begin < 0:
+            break
+    return begin
 
 
 # ---- shapes and marks

@@ -144,25 +144,23 @@ def part_text_from_calls(messages: list[Message]) -> list[Message]:
 def move_later_systems(messages: list[Message]) -> list[Message]:
     """Put the texts of later system messages into the user's turn at their place, or make them messages of the user."""
     begin = num_leading_systems(messages)
-    rewritten = list(messages[:begin])
-    pending = ""  # a text that waits for the user's message after it
+    groups: list[list[Message]] = []  # each becomes one message
+    pending: list[Message] = []  # system messages before a message of the user, or after results
     for message in messages[begin:]:
         if message["role"] in SYSTEM_ROLES:
-            text = joined_text(message["content"])
-            if rewritten[begin:] and rewritten[-1]["role"] == "user":
-                rewritten[-1] = {**rewritten[-1], "content": _joined(joined_text(rewritten[-1]["content"]), text)}
-            else:
-                pending = _joined(pending, text)
-            continue
-        if pending and message["role"] == "user":
-            rewritten.append({**message, "content": _joined(pending, joined_text(message["content"]))})
-            pending = ""
-            continue
-        if pending and message["role"] != "tool":
-            rewritten.append({"role": "user", "content": pending})
-            pending = ""
-        rewritten.append(message)
-    return [*rewritten, {"role": "user", "content": pending}] if pending else rewritten
+            follows_user = bool(groups) and groups[-1][-1]["role"] in ("user", *SYSTEM_ROLES)
+            (groups[-1] if follows_user else pending).append(message)
+        elif message["role"] == "user":
+            groups.append([*pending, message])
+            pending = []
+        else:
+            if pending and message["role"] != "tool":
+                groups.append(pending)
+                pending = []
+            groups.append([message])
+    if pending:
+        groups.append(pending)
+    return [*messages[:begin], *map(_users_turn, groups)]
 
 
 def move_first_system(messages: list[Message]) -> list[Message]:
@@ -209,20 +207,15 @@ def drop_thoughts(messages: list[Message]) -> list[Message]:
 
 def merge_turns(messages: list[Message]) -> list[Message]:
     """Merge consecutive messages of the user, and of the assistant but for calls before a text."""
-    rewritten: list[Message] = []
+    runs: list[list[Message]] = []
     for message in messages:
-        last = rewritten[-1] if rewritten else None
+        last = runs[-1][-1] if runs else None
         is_same = last is not None and last["role"] == message["role"] and message["role"] in ("user", "assistant")
         if last is None or not is_same or last.get("tool_calls"):
-            rewritten.append(message)
-            continue
-        merged = {**last, **message}
-        merged["content"] = _joined(joined_text(last["content"]), joined_text(message["content"]))
-        thoughts = [each["reasoning_content"] for each in (last, message) if each.get("reasoning_content")]
-        if thoughts:
-            merged["reasoning_content"] = _BETWEEN.join(thoughts)
-        rewritten[-1] = merged
-    return rewritten
+            runs.append([message])
+        else:
+            runs[-1].append(message)
+    return [run[0] if len(run) == 1 else _merged(run) for run in runs]
 
 
 def alternate_turns(messages: list[Message]) -> list[Message]:
@@ -243,14 +236,33 @@ def _with_text(message: Message) -> Message:
     return {**message, "content": joined_text(message["content"])}
 
 
-def _joined(first: str, second: str) -> str:
-    return _BETWEEN.join(text for text in (first, second) if text)
+def _users_turn(messages: Sequence[Message]) -> Message:
+    """Return a message as it is, or one of the user with the texts of system messages."""
+    if len(messages) == 1 and messages[0]["role"] not in SYSTEM_ROLES:
+        return messages[0]
+    users = next((message for message in messages if message["role"] == "user"), {"role": "user"})
+    return {**users, "content": _joined(*(joined_text(message["content"]) for message in messages))}
+
+
+def _merged(messages: Sequence[Message]) -> Message:
+    merged: Message = {}
+    for message in messages:
+        merged |= message
+    merged["content"] = _joined(*(joined_text(message["content"]) for message in messages))
+    thoughts = [message["reasoning_content"] for message in messages if message.get("reasoning_content")]
+    return {**merged, "reasoning_content": _BETWEEN.join(thoughts)} if thoughts else merged
+
+
+def _joined(*texts: str) -> str:
+    return _BETWEEN.join(filter(None, texts))
 
 
 def _result_of(call: Mapping[str, Any], results: Sequence[Message]) -> Message | None:
+    """Return the result with the id of a call; otherwise the first one if the call or the result has no id."""
     wanted = call.get("id")
-    named = (result for result in results if result.get("tool_call_id") == wanted)
-    return next(named, results[0] if results and not wanted else None)
+    named = (result for result in results if wanted and result.get("tool_call_id") == wanted)
+    unnamed = (result for result in results if not wanted or not result.get("tool_call_id"))
+    return next(named, None) or next(unnamed, None)
 
 
 def _next_id(given: str, taken: Counter[str]) -> str:

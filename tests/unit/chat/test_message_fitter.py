@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -138,6 +140,36 @@ def test_texts_that_a_template_respells_are_not_lost() -> None:
     before = template.num_rendered
     rendered(fitter, template, [USER, REPLY])
     assert template.num_rendered == before + 1
+
+
+def tagged(messages: list[Message]) -> str:
+    """Render calls with a tag for each argument, as Qwen3-Coder does."""
+    calls = (call["function"] for message in messages for call in message.get("tool_calls", ()))
+    texts = (f"<{key}>{value}" for call in calls for key, value in [("call", call["name"]), *call["arguments"].items()])
+    return plain(messages) + "".join(texts)
+
+
+@pytest.mark.parametrize(("num_calls", "num_arguments"), [(1, 60_000), (16_000, 6)])
+def test_arguments_are_found_in_linear_time(num_calls: int, num_arguments: int) -> None:
+    """A prompt that is sought through for each argument or call would take many seconds."""
+    arguments = {f"k{number}": f"value {number}" for number in range(num_arguments)}
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    talk = [USER, *({"role": "assistant", "content": "", "tool_calls": [call]} for _ in range(num_calls))]
+    template = Template(tagged)
+    begin = time.process_time()
+    assert rendered(MessageFitter(), template, talk).endswith(f"value {num_arguments - 1}")
+    assert time.process_time() - begin < 1.5
+    assert template.num_rendered == 1
+
+
+def test_arguments_that_are_missing_are_a_loss() -> None:
+    """Each value of an object counts, and the text of arguments that are no object."""
+    for arguments in ({"x": "one", "y": "two"}, "{broken", ["item"]):
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        template = Template(lambda messages: plain(messages) + "f one" * any("tool_calls" in each for each in messages))
+        found = rendered(MessageFitter(), template, [USER, {"role": "assistant", "content": "", "tool_calls": [call]}])
+        spelt = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        assert found == f"[user]u[assistant]Call of the tool f: {spelt}"
 
 
 def test_a_list_in_place_of_texts_is_a_loss() -> None:

@@ -43,6 +43,11 @@ def test_a_prefix_is_continued() -> None:
     assert next_turn([USER, {**BEGUN, "prefix": False}]) == Turn([USER, BEGUN])
     assert next_turn([USER, prefix, USER]) == Turn([USER, BEGUN, USER])
     assert next_turn([USER, {**BEGUN, "content": "", "prefix": True}]) == Turn([USER])
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    assert next_turn([USER, {**thought, "prefix": True}]) == Turn([USER, thought], False, True)
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert next_turn([USER, {**called, "prefix": True}]).messages == [USER, called]  # which no chat format continues
     with pytest.raises(InvalidParams, match=r"messages\[1\]\.prefix must be True or False, not 1"):
         next_turn([USER, {**BEGUN, "prefix": 1}])
 
