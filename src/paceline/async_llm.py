@@ -1,7 +1,7 @@
 """The front door for event loops: `AsyncLLM`, the awaitable `LLM`. Nothing here blocks the loop.
 
 Tokenizing and compiling grammars run in threads of the loop's executor, loading in a thread of its own, forward passes on
-the engine's thread. Nothing here belongs to an event loop but the wait of a coroutine.
+the engine's thread. Nothing here belongs to one event loop, except a coroutine while it waits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 class AsyncLLM(AsyncChatMethods):
     """A model and its engine for event loops: `LLM`, with awaitable methods.
 
-    Unless stated otherwise, a method has the arguments, result and errors of the one of `LLM` that it names. Cancelling a
+    Unless stated otherwise, a method has the arguments, result and errors of the method of `LLM` that it names. Cancelling a
     task cancels its request.
 
     The model is loaded in a thread by `async with`, `await llm.start()` or the first request. If loading fails, every
@@ -308,7 +308,7 @@ class AsyncLLM(AsyncChatMethods):
         return self._started.heartbeat()
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """Stop the engine as `LLM.close` does, without blocking the loop, which may be another than the engine was used in."""
+        """Stop the engine as `LLM.close` does, without blocking the loop. Any event loop may call it."""
         if self._starting is not None:
             await asyncio.to_thread(self.close, drain=drain, timeout_s=timeout_s)
 

@@ -186,7 +186,7 @@ async def _run_calls(engine: EngineClient, calls: Sequence[ChatCall], arguments:
         found = await AsyncBatch(engine, prepare).run(open_calls)
         for (index, call), outcome in zip(open_calls, found, strict=True):
             if isinstance(outcome, PacelineError):
-                outcomes[index] = outcome
+                outcomes[index] = call.error_of_round(outcome)
                 continue
             pending = await asyncio.to_thread(call.take, outcome, index)
             if pending:

@@ -37,7 +37,7 @@ from paceline.chat_client.chat_reply import (
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import Completion
-from paceline.errors import GrammarError, PacelineError, ResponseModelError
+from paceline.errors import GrammarError, PacelineError, PromptTooLong, ResponseModelError
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 
@@ -202,6 +202,18 @@ class ChatCall:
         self._messages = [*self._messages, {"role": "user", "content": _correction(error)}]
         return True
 
+    def error_of_round(self, error: PacelineError) -> PacelineError:
+        """Return the error of a round that was refused; if it was to correct a reply, a `ResponseModelError` with that reply."""
+        response, completion = self._arguments.response, self._completion
+        if self._messages_before is None or response is None or not isinstance(error, PromptTooLong):
+            return error
+        assert completion is not None  # noqa: S101 - our own invariant
+        return ResponseModelError(
+            f"the reply is no {response.name}: {self._failed}; the context has no place to ask for it once more: {error}",
+            completion.content,
+            reply_of(completion, self._messages[:-1], self._rounds[:-1]),
+        )
+
     def _parse_error(self) -> ValueError | None:
         """Parse the content of a whole reply; return why it is no instance of response_model, if it is none."""
         completion, response = self._completion, self._arguments.response
@@ -251,6 +263,6 @@ class ChatCall:
 
 
 def _correction(error: ValueError) -> str:
-    """Return what the model is told about a reply that is no instance of response_model."""
+    """Return the message that tells the model why its reply is no instance of response_model."""
     lines = [line for line in str(error).splitlines() if "For further information" not in line]
     return "The reply is not valid:\n" + "\n".join(lines)[:_MAX_ERROR_CHARS] + "\nWrite the corrected reply."

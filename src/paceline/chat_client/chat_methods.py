@@ -217,7 +217,7 @@ def run_calls(
         next_calls = []
         for (index, call), outcome in zip(open_calls, batch.run(open_calls), strict=True):
             if isinstance(outcome, PacelineError):
-                outcomes[index] = outcome
+                outcomes[index] = call.error_of_round(outcome)
                 advance()
                 continue
             pending = call.take(outcome, index)

@@ -45,7 +45,7 @@ _PATTERNS: Final = {
     "ipvanynetwork": _NETWORK,
     "email": rf"^[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*@(?:{_LABEL}\.)+[a-z]{{2,}}$",
 }
-"""Of pydantic's formats, texts that it takes."""
+"""Patterns of texts that pydantic takes, by format."""
 _INTEGER: Final = "^(?:0|-?[1-9][0-9]{0,15})$"
 _KEYS: Final[dict[str, Any]] = {
     "int": {"pattern": _INTEGER},
@@ -57,10 +57,10 @@ _KEYS: Final[dict[str, Any]] = {
 
 
 class TypeSchemas(GenerateJsonSchema):
-    """Writes the schemas of types of which pydantic writes wider ones."""
+    """Writes narrower schemas than pydantic for types whose schemas are too wide."""
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Write a number. The other spelling, a text, has no bounds."""
+        """Write a number. Pydantic also allows a text, which has no bounds."""
         bounds = {
             keyword: float(schema[name])  # type: ignore[literal-required]
             for keyword, name in _BOUNDS.items()

@@ -1,4 +1,4 @@
-"""What is refused of regular expressions before they are compiled. Pure; any thread."""
+"""Checks regular expressions before they are compiled. Pure; any thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLAGS: Final = re.compile(r"\(\?[a-zA-Z-]+[:)]")
 
 
 def unsupported_syntax(pattern: str) -> str | None:
-    """Return what means something else in JSON Schema's dialect than in the one that is compiled, if anything does."""
+    """Return why a pattern would not be enforced as JSON Schema means it; None if it would."""
     for match in _TOKEN.finditer(pattern):
         text = match[0]
         if len(text) > 1 and text[0] == "[":

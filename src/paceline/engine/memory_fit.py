@@ -1,8 +1,8 @@
 """Chooses cells, slots and GPU layers so that a model fits into memory. Pure: what a choice needs is measured by a function.
 
-If the wanted choice fits, more cells for one long sequence. Else in this order: fewer cells, down to the least; fewer slots,
-where each keeps a window or a state of its own; the experts of the first layers, and then whole layers, in host memory. Only
-what was left open is chosen.
+If the wanted choice fits, it gets more cells for one long sequence. Otherwise in this order: fewer cells, down to the least;
+fewer slots, if each keeps a window or a state of its own; the experts of the first layers, and then whole layers, in host
+memory. An option that the caller gave is never changed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class MemoryChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRules:
-    """What may be chosen, and how much memory is left free.
+    """The options that may be chosen, and how much memory is left free.
 
-    least_ctx: the fewest cells to choose. most_ctx: the cells that a number of slots has where memory is not short.
-    sequence_cells: the cells of one long sequence, which are chosen if that many fit as well.
+    least_ctx: the fewest cells to choose. most_ctx: the cells that a number of slots has if memory is not short.
+    sequence_cells: the cells of one long sequence, chosen if so many cells fit.
     n_layer, n_expert: of the model. targets: bytes to leave free, of each device in order or one number for all GPUs, for
     host memory where there is no GPU; empty for the defaults. is_alone: whether all memory counts as free. has_draft: whether
     a draft model is part of it. chooses_repack: weights that a CPU would have packed may stay mapped from the file.

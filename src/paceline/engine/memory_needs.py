@@ -178,10 +178,12 @@ def memory_report(model: ModelPath, options: Mapping[str, Any]) -> MemoryReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """What is known before a load. choice: what fits, where that was planned; None: what is wanted.
+    """The sizes that are known before a load.
 
-    is_sure: what is wanted takes less than half of the free memory, by the header alone. sequence_cells: see
-    `MemoryQuestion`.
+    Attributes:
+        choice: The choice that fits, if one was planned; None: the wanted choice.
+        is_sure: Whether the wanted choice takes less than half of the free memory, by the header alone.
+        sequence_cells: See `MemoryQuestion`.
     """
 
     choice: MemoryChoice | None = None
@@ -193,7 +195,7 @@ def fit_to_memory(model: Model | ModelPath | None, arguments: EngineArguments) -
     """Return what to choose so that a model fits.
 
     model: None for the demo model. If the model is loaded already, only the context's size is chosen. Raises `NotEnoughMemory` if
-    the model does not fit. What is wrong with a file, or with options, is left to the load.
+    the model does not fit. The load raises the errors of files and options.
     """
     if model is None or not arguments.config.fit:
         return MemoryFit()
@@ -241,8 +243,8 @@ def _asked(model: ModelPath, arguments: EngineArguments) -> tuple[ModelHeader, M
 def _sequence_cells(header: ModelHeader, question: MemoryQuestion, most_bytes: int | None) -> int:
     """Return how many cells one sequence gets, up to the length that the model was trained for.
 
-    Their cache takes at most `most_bytes`, or else a quarter of each device's free memory; in the latter case a model that
-    is loaded without a plan with fewer cells is loaded without one with these.
+    Their cache takes at most `most_bytes`. If that is None, it takes at most a quarter of each device's free memory, and only
+    so much that a model which needs no plan with fewer cells needs none with these cells.
     """
     least, trained = default_n_ctx(header.n_ctx_train, question.num_slots), header.n_ctx_train
     if trained <= least:

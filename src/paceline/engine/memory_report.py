@@ -37,8 +37,8 @@ class MemoryQuestion:
     """What a plan is about: a model's files and options, and what may be chosen to make it fit.
 
     draft, projector: a draft model, a multimodal projector that is loaded as well. drafts: whether there is speculation.
-    sequence_cells: cells that one sequence of full length gets where n_ctx is None; 0: no more than 4,096 a slot.
-    is_alone: whether nothing else is to be in the machine's memory; otherwise what is free at the moment counts. heads_path: a
+    sequence_cells: cells that one sequence of full length gets if n_ctx is None; 0: no more than 4,096 a slot.
+    is_alone: whether all memory of the machine counts as free; otherwise the memory that is free now counts. heads_path: a
     file of draft heads beside the model. gpus: all that there are, those of RPC servers first. rpc, rpc_timeout_s: see
     `EngineConfig`.
     """

@@ -84,7 +84,7 @@ class ModelLoader(Protocol[T_co]):
     async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
         """Find or download the file and plan its memory. Raises as a load, and `Aborted` after `cancel` was set.
 
-        Raises `NotEnoughMemory` where even the machine without any other model has too little; none is evicted for it then.
+        Raises `NotEnoughMemory` if even the machine without any other model has too little; no model is evicted then.
         budget: bytes that all models may take together, so that the need of this one has to be known; None: no limit.
         """
 
@@ -157,7 +157,7 @@ class EngineLoader:
             raise type(error)(f"model {entry.name!r}: {error}") from error
 
     async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
-        """See `ModelLoader`. What was found is used again as long as entry, file and budget stay the same."""
+        """See `ModelLoader`. The result is used again as long as entry, file and budget stay the same."""
         return await asyncio.to_thread(self._prepare, entry, cancel, budget)
 
     def _prepare(self, entry: ModelEntry, cancel: threading.Event, budget: int | None) -> PreparedModel:

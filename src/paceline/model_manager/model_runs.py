@@ -101,7 +101,7 @@ class ModelRuns(Generic[T]):
             self._load_ended(model)
 
     async def _prepared(self, model: ManagedModel[T]) -> PreparedModel:
-        """Prepare, and once more where a budget came meanwhile, under which more has to be known and is bounded."""
+        """Prepare the model; prepare it again if a budget was set meanwhile, since a budget needs the model's memory."""
         while True:
             budget = self._rooms.budget
             prepared = await self._loader.prepare(model.entry, model.cancel, budget=budget)

@@ -340,7 +340,7 @@ class StreamChannel:
 
 
 def wait_any(channels: Sequence[StreamChannel], timeout_s: float | None) -> bool:
-    """Wait until one of the channels has a chunk or its end; return whether one has."""
+    """Wait until a channel has a chunk or its end; return False after the timeout."""
     return waiting.wait_any([channel.readable for channel in channels], timeout_s)
 
 

@@ -283,7 +283,7 @@ async def submitted(opener: Callable[[], Awaitable[T]], cancel: Callable[[T], No
     """Submit by `opener` and return its result; if the caller is cancelled meanwhile, `cancel` the result when it comes."""
     submitting = asyncio.ensure_future(opener())
     try:
-        await asyncio.wait((submitting,))  # which leaves the submitting alone when we are cancelled
+        await asyncio.wait((submitting,))  # submitting goes on if the caller is cancelled
     except asyncio.CancelledError:
         _abandon(submitting, cancel)
         raise

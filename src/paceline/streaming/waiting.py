@@ -101,10 +101,10 @@ Condition = tuple[Waiters, Callable[[], bool]]
 
 
 def wait_any(conditions: Sequence[Condition], timeout_s: float | None) -> bool:
-    """Block the thread until one of the conditions is ready, or the timeout; return whether one is."""
+    """Block the thread until a condition is ready; return False after the timeout."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        bell: SimpleQueue[None] = SimpleQueue()  # which several of them may ring
+        bell: SimpleQueue[None] = SimpleQueue()  # that several conditions may ring
         waker = partial(bell.put, None)
         is_late = False
         if not _join_all(conditions, waker):
@@ -118,7 +118,7 @@ def wait_any(conditions: Sequence[Condition], timeout_s: float | None) -> bool:
 
 
 async def wait_any_async(conditions: Sequence[Condition]) -> None:
-    """Wait until one of the conditions is ready, on an event loop, without a timeout."""
+    """Wait until a condition is ready, on an event loop, without a timeout."""
     bell = _bell_of_this_loop()
     while True:
         future, waker = bell.expect()

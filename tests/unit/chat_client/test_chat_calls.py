@@ -11,7 +11,7 @@ from tests.chat_world import FakeAsyncChats, FakeChats, run_async
 
 from paceline.chat import ParsedMessage, ToolCall
 from paceline.chat_client import chat_call
-from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, ResponseModelError
+from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, PromptTooLong, ResponseModelError
 from paceline.params import SamplingParams
 from paceline.testing import FakeEngineClient
 
@@ -267,6 +267,28 @@ def test_it_is_asked_for_once_alone(chats: FakeChats, monkeypatch: pytest.Monkey
         chats.chat(HELLO, response_model=Even)
     assert caught.value.text == '{"number": 5}'
     assert len(chats._formats.format.turns) == 2
+
+
+def test_without_place_to_ask_again_the_error_has_the_first_reply(
+    chats: FakeChats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt of the caller was not too long."""
+    scripted(monkeypatch, ParsedMessage(content='{"number": 3}'))
+    prepare, num_prepared = chats._engine.prepare, 0
+
+    def prepare_once(*arguments: Any) -> Any:
+        nonlocal num_prepared
+        num_prepared += 1
+        if num_prepared > 1:
+            raise PromptTooLong("the prompt (90 tokens) exceeds the available context size (80 tokens)", 90, 80)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(chats._engine, "prepare", prepare_once)
+    with pytest.raises(ResponseModelError, match="(?s)the number must be even.*the context has no place") as caught:
+        chats.chat(HELLO, response_model=Even)
+    assert caught.value.text == '{"number": 3}'
+    assert [message["role"] for message in caught.value.reply.messages] == ["user", "assistant"]
+    assert not caught.value.reply.rounds
 
 
 def test_each_conversation_of_a_list_is_asked_by_itself(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
