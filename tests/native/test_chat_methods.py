@@ -71,7 +71,7 @@ def test_messages_of_other_sdks_are_taken(llm: LLM, caplog: pytest.LogCaptureFix
     assert len({reply.prompt_token_ids for reply in replies}) == 1
     assert not caplog.records
     llm.chat([{**STORY[0], "colour": "red"}, {**thanks, "colour": "red"}], **GREEDY, max_tokens=1)
-    assert [record.message for record in caplog.records] == ["messages[0].colour: accepted, and without a meaning here"]
+    assert [record.message for record in caplog.records] == ["messages[0].colour has no effect here and was ignored"]
 
 
 def test_a_model_that_cannot_see_goes_on_behind_an_image(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:

@@ -351,7 +351,7 @@ def test_other_apis_go_on_behind_an_image_of_a_tool(world: OpenAIServer) -> None
 def test_unknown_members_of_messages_are_warnings(world: OpenAIServer) -> None:
     """One for each kind, in whole responses and in streams."""
     messages = [{**message, "colour": "red"} for message in MESSAGES]
-    wanted = ["messages[0].colour: accepted, and without a meaning here"]
+    wanted = ["messages[0].colour has no effect here and was ignored"]
     with world.client() as raw:
         body = {"messages": messages, "max_tokens": 1}
         assert raw.post("/v1/chat/completions", json=body).json()["warnings"] == wanted

@@ -107,7 +107,7 @@ def parse_messages(
             or the older `function_call`, and `reasoning_content` (or `reasoning`, `thinking`). The role "function" is that of
             "tool". Members of other names change nothing.
         name: The name of the list in error messages.
-        ignored: Collects the members without a meaning here; None: they are not reported.
+        ignored: Collects the members that have no effect here; None: they are not reported.
 
     Raises:
         InvalidParams: A message is malformed, or none has a content; the error names the place, such as

@@ -1,4 +1,4 @@
-"""Parts of a message's content as texts, and warnings about members that have no meaning here. Pure; any thread."""
+"""Parts of a message's content as texts, and warnings about members that have no effect here. Pure; any thread."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ATTACHMENT_MEMBERS = ("url", "detail", "data", "format")
 
 @dataclass(slots=True)
 class IgnoredMembers:
-    """Collects members of messages, parts and calls that have no meaning here; one warning for each kind, at most 17.
+    """Collects members of messages, parts and calls that have no effect here; one warning for each kind, at most 17.
 
     Attributes:
         places: The first place of each kind, by owner ("message", "part", "call") and name.
@@ -73,10 +73,10 @@ class IgnoredMembers:
                 self.num_more += 1
 
     def warnings(self) -> list[str]:
-        """Return the sentences about what was collected."""
-        found = [f"{place}: accepted, and without a meaning here" for place in self.places.values()]
+        """Return a sentence for each kind of collected member, and the number of the others."""
+        found = [f"{place} has no effect here and was ignored" for place in self.places.values()]
         if self.num_more:
-            found.append(f"{self.num_more} more members of messages: accepted, and without a meaning here")
+            found.append(f"{self.num_more} more members of messages have no effect here and were ignored")
         return found
 
 
@@ -106,7 +106,7 @@ def text_of_part(place: str, part: object, ignored: IgnoredMembers) -> tuple[str
 
 
 def check_attachment_part(place: str, part: Mapping[Any, Any], ignored: IgnoredMembers) -> None:
-    """Collect the members without a meaning of a part that is an image or audio."""
+    """Collect the members without an effect of a part that is an image or audio."""
     kind = str(part.get("type"))
     ignored.check(place, "part", part, {"type", kind} | _SILENT)
     value = part.get(kind)

@@ -46,12 +46,12 @@ def test_unknown_members_of_texts_are_reported_beside_an_image() -> None:
     """As they are in messages without one."""
     content = [{**text("a"), "colour": "red", "cache_control": {}}, ONE]
     images = chat_media([{"role": "user", "content": content}])
-    assert images.warnings == ("messages[0].content[0].colour: accepted, and without a meaning here",)
+    assert images.warnings == ("messages[0].content[0].colour has no effect here and was ignored",)
     url = {"url": ONE.to_url(), "detail": "low", "uuid": 5}
     shown = [{"type": "image_url", "image_url": url, "cache_control": {}}, {"type": "image", "image": ONE, "detail": 5}]
     assert chat_media([{"role": "user", "content": shown}]).warnings == (
-        "messages[0].content[0].image_url.uuid: accepted, and without a meaning here",
-        "messages[0].content[1].detail: accepted, and without a meaning here",
+        "messages[0].content[0].image_url.uuid has no effect here and was ignored",
+        "messages[0].content[1].detail has no effect here and was ignored",
     )
 
 

@@ -54,7 +54,7 @@ def test_a_prefix_is_continued() -> None:
 
 def test_ignored_members_are_warnings_of_the_turn() -> None:
     """With and without attachments in the conversation."""
-    wanted = ("messages[0].colour: accepted, and without a meaning here",)
+    wanted = ("messages[0].colour has no effect here and was ignored",)
     assert next_turn([{**USER, "colour": 1}]).warnings == wanted
     assert next_turn([{**USER, "colour": 1}], read_part=lambda _place, _part: None).warnings == wanted
 

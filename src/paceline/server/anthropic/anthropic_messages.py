@@ -187,7 +187,7 @@ class _MessageReader:
     def _check_system(self, place: str, message: Mapping[str, Any]) -> None:
         for name, usual in (("clear_at", "never"), ("output_config", {})):
             if message.get(name) not in (None, usual):
-                self._warn(f"{place}.{name}", "accepted, and without a meaning here")
+                self._warn(f"{place}.{name}", "it has no effect here and was ignored")
 
     def _user(self, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
         for block in blocks:
@@ -440,7 +440,7 @@ class _ToolReader:
             self.warnings.append(f"{place}: unknown members were ignored")
         for name, usual in (("allowed_callers", ["direct"]), ("input_examples", [])):
             if tool.get(name) not in (None, usual):
-                self.warnings.append(f"{place}.{name}: accepted, and without a meaning here")
+                self.warnings.append(f"{place}.{name} has no effect here and was ignored")
         is_deferred = tool.get("defer_loading")
         if is_deferred is not None and validation.boolean(f"{place}.defer_loading", is_deferred):
             self.warnings.append(f"{place}.defer_loading: the tool is offered from the start, after the others")

@@ -38,7 +38,10 @@ def _urls(value: object) -> Iterator[str]:
 def _url_of(part: Mapping[Any, Any]) -> object:
     """Return what a part has as its URL: of OpenAI's chats, of responses, or of Anthropic's messages."""
     match part:
-        case {"type": "image_url", "image_url": {"url": url}} | {"type": "image_url" | "input_image", "image_url": url}:
+        case {"type": "image_url", "image_url": {"url": url}} | {
+            "type": "image_url" | "input_image" | "computer_screenshot",
+            "image_url": url,
+        }:
             return url
         case {"type": "input_file", "file_url": url} | {"type": "image", "source": {"type": "url", "url": url}}:
             return url

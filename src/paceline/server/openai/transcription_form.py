@@ -40,7 +40,7 @@ _RULES: Final = FieldRules(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionForm:
-    """What a client sent. data: of the file. instruction: what the model is to do. warnings: of fields without a meaning."""
+    """What a client sent. data: of the file. instruction: what the model is to do. warnings: about fields without an effect."""
 
     data: bytes
     model: str | None

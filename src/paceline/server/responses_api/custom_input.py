@@ -9,10 +9,11 @@ from paceline.server.responses_api.response_tools import CUSTOM_INPUT
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
-# Whole characters of a JSON string: a pair of surrogates is one, and half of a pair is one if no other half can follow.
-_CHARACTERS = re.compile(
-    rf'(?:[^"\\]|{_HIGH}\\u[0-9a-fA-F]{{4}}|{_HIGH}(?=[^\\]|\\[^u])|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|\\["\\/bfnrt])+'
-)
+_LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# Half of a pair of surrogates if the text after it cannot be the other half.
+_LONE_HIGH = rf"{_HIGH}(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"
+# Whole characters of a JSON string. A pair of surrogates is one character.
+_CHARACTERS = re.compile(rf'(?:[^"\\]|{_HIGH}{_LOW}|{_LONE_HIGH}|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|\\["\\/bfnrt])+')
 
 
 class CustomInput:

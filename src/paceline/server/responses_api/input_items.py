@@ -196,7 +196,9 @@ class _ItemReader:
         """Warn about members that have no effect."""
         for name, value in given.items():
             if name not in known and name not in _SILENT_MEMBERS and value is not None:
-                self._warnings.add_unknown(place, name, f"the member {str(name)[:80]!r} of {kind} is ignored")
+                self._warnings.add_unknown(
+                    place, name, f"the member {str(name)[:80]!r} of {kind} has no effect here and was ignored"
+                )
 
     def _media(self, place: str, kind: str, part: Mapping[Any, Any]) -> Item:
         """Check the shape of an image or audio, which is read when the messages are made."""
@@ -263,6 +265,8 @@ class _ItemReader:
             if members.get(name) is not None:
                 validation.text(f"{place}.{name}", members[name])
         kind = str(item["type"])
+        if kind == "image_generation_call" and members.get("result") is not None:
+            validation.text(f"{place}.result", members["result"])
         if is_output(kind):
             members["call_id"] = members.get("call_id") or item.get("id")
         elif not is_call(kind) and kind != "additional_tools":

@@ -36,7 +36,7 @@ _EMPTY_MEMBERS: Mapping[str, tuple[Any, ...]] = {
 }
 _IGNORED_MEMBERS = {
     "defer_loading": "the tool is offered at once, since this server searches for no tools",
-    "output_schema": "it has no effect here: results are taken as the client sends them",
+    "output_schema": "it has no effect here and was ignored: results are taken as the client sends them",
 }
 
 
@@ -242,9 +242,13 @@ class _ToolReader:
                 continue
             shown = str(name)[:80]
             if name in _EMPTY_MEMBERS or name in _IGNORED_MEMBERS:
-                self.warnings.add(place, f"{shown}: {_IGNORED_MEMBERS.get(shown, 'it has no effect here')}")
+                self.warnings.add(
+                    place, f"{shown}: {_IGNORED_MEMBERS.get(shown, 'it has no effect here and was ignored')}"
+                )
             else:
-                self.warnings.add_unknown(place, name, f"{shown}: it is not known, and was ignored")
+                self.warnings.add_unknown(
+                    place, name, f"the member {shown!r} of a tool has no effect here and was ignored"
+                )
 
     def _read_format(self, place: str, given: object) -> tuple[str, Mapping[str, Any]]:
         """Return how the model is told of a custom tool's format, and the JSON schema that enforces it."""

@@ -350,7 +350,7 @@ def test_members_of_system_messages_that_mean_something_are_named() -> None:
         "output_config": {"effort": "low"},
     }
     assert converted(message) == [{"role": "system", "content": "Be brief."}]
-    assert warned(message) == ("messages[0].clear_at: accepted, and without a meaning here (and 1 more)",)
+    assert warned(message) == ("messages[0].clear_at: it has no effect here and was ignored (and 1 more)",)
     assert warned({**message, "clear_at": "never", "output_config": {}}) == ()
 
 
@@ -408,13 +408,13 @@ def test_deep_inputs_and_blocks_are_refused() -> None:
 
 
 def test_tools_are_functions_with_their_schemas() -> None:
-    """Members without a meaning here are named in a warning."""
+    """Members that have no effect here are named in a warning."""
     more = {**TOOL, "name": "b", "type": "custom", "strict": True, "cache_control": {"type": "ephemeral"}}
     offered = tools_of([TOOL, {**more, "input_examples": [{}], "allowed_callers": ["direct"], "version": 3}])
     assert offered.tools == (Tool("weather", "The weather.", SCHEMA), Tool("b", "The weather.", SCHEMA))
     assert offered.warnings == (
         "tools[1].version is not a field of this endpoint and was ignored",
-        "tools[1].input_examples: accepted, and without a meaning here",
+        "tools[1].input_examples has no effect here and was ignored",
     )
     assert tools_of(None) == OfferedTools()
 

@@ -197,9 +197,10 @@ def test_urls_are_found_in_the_shapes_of_every_api() -> None:
             ]
         },
         {"content": [{"type": "input_file", "file_url": "https://a/5"}, image_part("https://a/1")]},
-        {"content": [{"type": "image", "source": {"type": "base64", "url": "https://a/6"}}, image_part(5)]},  # type: ignore[arg-type]
+        {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "https://a/6"}},
+        {"content": [{"type": "image", "source": {"type": "base64", "url": "https://a/7"}}, image_part(5)]},  # type: ignore[arg-type]
     ]
-    assert remote_urls(body, 10) == [f"{'HTTP://a' if number == 2 else 'https://a'}/{number}" for number in range(1, 6)]
+    assert remote_urls(body, 10) == [f"{'HTTP://a' if number == 2 else 'https://a'}/{number}" for number in range(1, 7)]
     assert remote_urls(body, 2) == ["https://a/1", "HTTP://a/2"]
     assert remote_urls(body, 0) == []
     deep: Any = image_part("https://a/1")

@@ -86,8 +86,8 @@ def test_unknown_members_are_reported() -> None:
     """Of messages and calls, by their places in the body; `prefix` means what it means elsewhere."""
     talk = [{**USER, "size": 3}, called({**call("a"), "colour": 1}), {**USER, "size": 4, "cache_control": {}}]
     assert next_turn(ollama_conversation(talk, request_media())).warnings == (
-        "messages[0].size: accepted, and without a meaning here",
-        "messages[1].tool_calls[0].colour: accepted, and without a meaning here",
+        "messages[0].size has no effect here and was ignored",
+        "messages[1].tool_calls[0].colour has no effect here and was ignored",
     )
     begun = {"role": "assistant", "content": "x", "prefix": True}
     assert next_turn(ollama_conversation([USER, begun], request_media())).continue_final_message

@@ -39,6 +39,7 @@ def test_the_pieces_of_an_input_add_up_to_it(text: str, is_ascii: bool, data: st
         ('{"input": "\\ud83d!"}', "?!"),
         ('{"input": "\\ud83d\\u0041"}', "?A"),
         ('{"input": "\\ude00"}', "?"),
+        ('{"input": "\\ud83d\\ud83d\\ude00"}', "?\U0001f600"),
     ],
 )
 def test_arguments_that_are_cut_or_of_another_shape_lose_nothing(arguments: str, text: str) -> None:

@@ -526,13 +526,20 @@ def test_an_unknown_item_with_a_content_is_a_message() -> None:
     assert warned(items) == ("input[0] and 1 more: the type 'note' is not known, and is read as a message",)
 
 
+@pytest.mark.parametrize("result", [5, {"url": URL}, ["x"]])
+def test_a_generated_image_is_a_text(result: object) -> None:
+    """Also for a model that cannot see, which leaves images out."""
+    with pytest.raises(InvalidParams, match=r"input\[0\]\.result must be"):
+        parse_items([{"type": "image_generation_call", "id": "i1", "result": result}])
+
+
 def test_unknown_members_are_taken_with_one_warning_each() -> None:
     """Of items and of parts; members that are null or about OpenAI's service say nothing."""
     part = {"type": "input_text", "text": "x", "weight": 1, "annotations": []}
     items = [{"role": "user", "content": [part, part], "name": "me"}] * 2
     assert warned(items) == (
-        "input[0] and 1 more: the member 'name' of an item of the type message is ignored",
-        "input[0].content[0] and 3 more: the member 'weight' of a part is ignored",
+        "input[0] and 1 more: the member 'name' of an item of the type message has no effect here and was ignored",
+        "input[0].content[0] and 3 more: the member 'weight' of a part has no effect here and was ignored",
     )
     silent = {**CALL, "caller": {"type": "direct"}, "created_by": "x", "seed": None}
     assert warned([silent, {**OUTPUT, "status": "completed"}]) == ()

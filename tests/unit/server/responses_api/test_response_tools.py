@@ -137,7 +137,11 @@ def test_members_without_a_meaning_are_warnings() -> None:
         "tools[0] and 1 more",
         "tools[0] and 2 more",
     ]
-    assert [warning.split(": ")[1] for warning in tools.warnings] == ["output_schema", "defer_loading", "tags"]
+    assert [warning.split(": ")[1] for warning in tools.warnings] == [
+        "output_schema",
+        "defer_loading",
+        "the member 'tags' of a tool has no effect here and was ignored",
+    ]
 
 
 def test_a_tool_that_an_item_adds_replaces_an_earlier_one() -> None:
