@@ -135,10 +135,33 @@ def echo_of(body: ResponsesBody, params: SamplingParams, model: str, *, stored: 
     }
 
 
+# Members of tools that OpenAI runs with keys for other servers. No response repeats them.
+_SECRETS = frozenset({"authorization", "headers", "domain_secrets"})
+
+
 def _tool_echo(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        return dict(tool)
+        return _without_secrets(tool)
     return {"parameters": None, "strict": True, "description": None, **tool}
+
+
+def _without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind == "namespace":
+        return {**tool, "tools": [_without_secrets(member) for member in tool["tools"]]}
+    if kind in ("function", "custom"):
+        return dict(tool)
+    kept = dict(tool)
+    places: list[dict[str, Any]] = [kept]
+    while places:
+        members = places.pop()
+        for name in [name for name in members if name in _SECRETS]:
+            del members[name]
+        for name, value in members.items():
+            if isinstance(value, Mapping):
+                members[name] = copied = dict(value)
+                places.append(copied)
+    return kept
 
 
 def usage_of(usage: Usage, num_reasoning: int) -> dict[str, Any]:

@@ -415,3 +415,22 @@ def test_a_heartbeat_has_the_items_so_far_and_none_follows_the_end() -> None:
     ]
     assert found[-1]["response"]["output"][1]["content"][0]["text"] == "Yes"
     assert events.heartbeat() == b""
+
+
+def test_no_response_repeats_the_keys_of_tools() -> None:
+    """Keys for other servers are left out of tools, wherever the tool has them; parameters of functions stay."""
+    named = {"authorization": {"type": "string"}, "headers": {"type": "object"}}
+    function = {"type": "function", "name": "fetch", "parameters": {"type": "object", "properties": named}}
+    server = {"type": "mcp", "server_label": "x", "server_url": "https://mcp.example"}
+    keys = {"authorization": "key 1", "headers": {"X-Key": "key 2"}}
+    policy = {"type": "allowlist", "domain_secrets": [{"domain": "a.example", "name": "X", "value": "key 3"}]}
+    shell = {"type": "shell", "environment": {"type": "container_auto", "network_policy": policy}}
+    space = {"type": "namespace", "name": "n", "tools": [function, {**server, **keys}]}
+    body = ResponsesBody.model_validate({"input": "x", "tools": [function, {**server, **keys}, shell, space]})
+    echo = echo_of(body, SamplingParams(), "m", stored=True)["tools"]
+    assert "key " not in json.dumps(echo)
+    assert echo[0]["parameters"]["properties"] == named
+    assert echo[1] == server
+    assert echo[2]["environment"] == {"type": "container_auto", "network_policy": {"type": "allowlist"}}
+    assert echo[3] == {**space, "tools": [function, server]}
+    assert body.tools[1]["headers"] == keys["headers"]  # the request is as it was
