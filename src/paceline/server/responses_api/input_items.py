@@ -268,7 +268,7 @@ class _ItemReader:
         if kind == "image_generation_call" and members.get("result") is not None:
             validation.text(f"{place}.result", members["result"])
         if is_output(kind):
-            members["call_id"] = members.get("call_id") or item.get("id")
+            members.setdefault("call_id", item.get("id"))
         elif not is_call(kind) and kind != "additional_tools":
             self._warnings.add(place, f"the item {kind[:80]!r} is left out: it has nothing that this model can read")
         return dict(members)

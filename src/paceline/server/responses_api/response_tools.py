@@ -229,8 +229,9 @@ class _ToolReader:
             description = "\n\n".join(filter(None, (description, hint)))
             return _FoundTool(ToolOrigin(name, is_custom=True), description, _custom_parameters(schema))
         self._note_members(place, tool, _TOOL_MEMBERS)
-        if tool.get("strict") is not None:
-            validation.boolean(f"{place}.strict", tool["strict"])
+        for flag in ("strict", "defer_loading"):
+            if tool.get(flag) is not None:
+                validation.boolean(f"{place}.{flag}", tool[flag])
         parameters = tool.get("parameters")
         checked = None if parameters is None else checked_schema(f"{place}.parameters", parameters)
         return _FoundTool(ToolOrigin(name), description, checked)

@@ -53,7 +53,11 @@ def test_ids_and_statuses_of_a_client_are_kept() -> None:
 
 def test_parsed_items_parse_to_themselves() -> None:
     """So that what is stored or listed can be sent back."""
-    items = parse_items([USER, THINKING, SAID, CALL, OUTPUT])
+    others = [
+        {"type": "tool_search_output", "call_id": None, "tools": []},
+        {"type": "shell_call_output", "output": "x"},
+    ]
+    items = parse_items([USER, THINKING, SAID, CALL, OUTPUT, *others])
     assert parse_items(items) == items
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, InvalidType
 from paceline.server.responses_api.response_tools import ResponseTools, ToolNames, ToolOrigin, parse_tool_fields
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -297,3 +297,10 @@ def test_malformed_tools_are_refused_by_their_place(tools: Any, choice: Any, pla
     with pytest.raises(InvalidParams) as caught:
         parse_tool_fields(tools, choice)
     assert str(caught.value).startswith(place)
+
+
+@pytest.mark.parametrize("name", ["strict", "defer_loading"])
+def test_flags_of_tools_are_booleans(name: str) -> None:
+    """Another type is an error that names the place."""
+    with pytest.raises(InvalidType, match=rf"^tools\[1\]\.{name} must be True or False"):
+        parse_tool_fields([TOOL, {**OTHER, name: "yes"}], None)
