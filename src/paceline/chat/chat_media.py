@@ -1,10 +1,10 @@
-"""Images and audio in a conversation: taken out of its messages before the template renders them, and put in again behind it.
+"""Images and audio of a conversation: the template renders marks in their place, and the prompt gets them back afterwards.
 
     messages with attachments ──> messages with marks ──template──> text with marks ──> token ids, Image, token ids, ...
 
-A mark is a text that no message has. What the template writes around it stays; what the model wants around an image or
-audio comes with it. Where a message has one, its texts are joined as llama-server joins them: by line breaks, and none beside
-it.
+A mark is a text that no message has. The template's text around a mark stays. The tokens that the model wants around an image
+or audio are added by the engine. The texts of a message with attachments are joined as llama-server joins them: by line
+breaks, with none next to an attachment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.runtime import Tokenizer
 
 Segment: TypeAlias = Attachment | list[int]
-"""A part of a prompt: an image or audio, or the token ids of what stands around it."""
+"""A part of a prompt: an image or audio, or token ids of the text between two of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class OmittedAttachment:
 
 
 PartReader: TypeAlias = Callable[[str, object], Attachment | OmittedAttachment | None]
-"""Takes the place of a part, for messages, and the part; returns the attachment that it is, None for one of another kind.
+"""Takes the place of a part, for errors, and the part; returns its attachment, or None if the part is of another kind.
 
-Raises `InvalidParams` for an attachment that is none; the message names the place.
+Raises `InvalidParams` for a malformed attachment; the error names the place.
 """
 
 
 class ChatMedia:
-    """The images and audio of one conversation, in order, with the marks that stand for them.
+    """The images and audio of one conversation, in order, and their marks.
 
-    Of an attachment that the model cannot take there is a text instead, unless it is in the last message of the user.
+    A text replaces an attachment that the model cannot take, unless the attachment is in the last message of the user.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class ChatMedia:
         nonce: str | None = None,
         modalities: Collection[str] = ("image", "audio"),
     ) -> None:
-        """Take them out.
+        """Replace the attachments of messages by marks.
 
         Args:
             messages: The conversation.
-            read_part: Finds them.
-            nonce: In every mark, and random, since nothing else may know it: turns that have the same one render to the same
-                text. None: one of its own.
-            modalities: Kinds that the model takes. Others are left out of every message but the last one of the user, where
-                they stay for the engine to refuse.
+            read_part: Finds the attachments.
+            nonce: Random text of every mark, which no message can guess. Turns with the same nonce render to the same text.
+                None: a new one.
+            modalities: Kinds that the model takes. Attachments of other kinds are left out of every message except the last
+                one of the user, in which the engine refuses them.
 
         Raises:
-            InvalidParams: What `read_part` raises, and for an attachment where none may be.
+            InvalidParams: An attachment is malformed, or in a message of the assistant.
             Exception: The error of an `OmittedAttachment` in the last message of the user.
         """
         self.attachments: list[Attachment] = []
@@ -111,7 +111,7 @@ class ChatMedia:
     def segments(self, rendered: RenderedPrompt, tokenizer: Tokenizer, begin: int = 0, first: int = 0) -> list[Segment]:
         """Return a rendered prompt, from a character on, as segments: token ids and attachments, from the first on.
 
-        Raises `TemplateError` where a mark is not there once.
+        Raises `TemplateError` if the text has a mark not exactly once.
         """
         segments: list[Segment] = []
         for number, attachment in enumerate(self.attachments[first:], first):
@@ -119,7 +119,7 @@ class ChatMedia:
             segments += [_encoded(rendered, begin, place, tokenizer), attachment]
             begin = place + len(self._mark(number))
         segments.append(_encoded(rendered, begin, len(rendered.text), tokenizer))
-        return [one for one in segments if not isinstance(one, list) or one]
+        return [segment for segment in segments if segment != []]
 
     def with_marker(self, text: str, marker: str) -> str:
         """Return a rendered text with one marker in the place of every attachment. Raises `TemplateError` as `segments`."""

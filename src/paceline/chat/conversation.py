@@ -36,8 +36,8 @@ _READ_MEMBERS = (
     "thinking",
     "prefix",
 )
-# Members that SDKs and providers add to messages, and that say nothing to a model. What `thinking_blocks` and
-# `reasoning_details` have stands in `reasoning_content` or `reasoning` as well.
+# Members that SDKs and providers add to messages, and that say nothing to a model. The text of `thinking_blocks` and
+# `reasoning_details` is in `reasoning_content` or `reasoning` as well.
 _KNOWN_MEMBERS = frozenset(
     (
         *_READ_MEMBERS,
@@ -128,7 +128,7 @@ def parse_messages(
 
 
 def _says_something(message: Mapping[str, Any]) -> bool:
-    """Return whether a message has a content, if only an empty text, or calls."""
+    """Return whether a message has a content, which may be an empty text, or calls."""
     return isinstance(message.get("content"), str) or any(
         message.get(member) for member in ("content", "refusal", "tool_calls", "function_call")
     )
@@ -173,7 +173,7 @@ def _parse_reasoning(place: str, message: Mapping[Any, Any]) -> str:
 def _parse_content(
     place: str, role: str, message: Mapping[Any, Any], ignored: IgnoredMembers
 ) -> tuple[str | list[dict[str, str]], str]:
-    """Return the content, and an assistant's thinking that stood among its parts."""
+    """Return the content without the parts with an assistant's thinking, and the thinking."""
     content = message.get("content")
     if content is None and role == "assistant" and message.get("refusal") is not None:
         return validation.text(f"{place}.refusal", message["refusal"]), ""
@@ -197,7 +197,7 @@ def _parse_content(
 def _parse_calls(
     place: str, role: str, message: Mapping[Any, Any], ignored: IgnoredMembers
 ) -> list[dict[str, Any]] | None:
-    """Return the calls of a message, also the only one in the older form."""
+    """Return the calls of a message, or its single call in the older form `function_call`."""
     calls, older = message.get("tool_calls"), message.get("function_call")
     name = f"{place}.tool_calls" if calls or not older else f"{place}.function_call"
     if not calls and not older:
@@ -256,10 +256,14 @@ def _arguments_text(place: str, arguments: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Parsed messages and how the prompt ends; the fields mean what `ChatFormat.render`'s parameters do.
+    """Parsed messages and the end of their prompt.
 
-    media: the images for whose marks `messages` have; None where the messages are texts alone. warnings: sentences about parts
-    of the conversation that were left out or altered.
+    Attributes:
+        messages: The messages, with marks in place of attachments.
+        add_generation_prompt: As in `ChatFormat.render`.
+        continue_final_message: As in `ChatFormat.render`.
+        media: The attachments; None if the messages have texts alone.
+        warnings: Sentences about parts of the conversation that were left out or changed.
     """
 
     messages: Sequence[dict[str, Any]]

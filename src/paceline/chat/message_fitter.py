@@ -122,7 +122,7 @@ class MessageFitter:
 
         Raises:
             InvalidParams: The template does not know the role of a message.
-            TemplateError: The template refuses the conversation, or leaves out a message, whatever is rewritten.
+            TemplateError: The template refuses the conversation, or leaves out a message, under every plan.
         """
         kinds = _kinds_of(messages)
         indices = _without_repetitions(kinds)
@@ -387,7 +387,7 @@ def _call_spelling(call: Mapping[str, Any]) -> str:
 
 
 def _without_repetitions(kinds: Sequence[_Kind]) -> list[int]:
-    """Return the indices of messages without those that repeat the messages before them for a third time or more."""
+    """Return the indices of messages, without the third and later repetitions of a sequence of up to `_MAX_PERIOD`."""
     kept: list[int] = []
     for index in range(len(kinds)):
         kept.append(index)

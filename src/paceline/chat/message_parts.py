@@ -121,6 +121,6 @@ def _thought(place: str, part: object, ignored: IgnoredMembers) -> str:
     return text_of_part(place, part, ignored)[1]
 
 
-def refuse_unsupported(place: str, what: str) -> NoReturn:
+def refuse_unsupported(place: str, kind: str) -> NoReturn:
     """Raise `Unsupported` for a known value that is not supported."""
-    raise Unsupported(f"{place}: {what} are not supported yet; leave them out")
+    raise Unsupported(f"{place}: {kind} are not supported yet; leave them out")

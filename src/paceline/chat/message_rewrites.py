@@ -1,7 +1,7 @@
 """Other arrangements of a conversation that lose no text, for chat templates that refuse or lose parts of it. Pure; any thread.
 
 A rewrite takes the messages of a conversation, as `parse_messages` returns them, and returns other messages; it changes nothing
-if the conversation has nothing of its kind. `message_fitter` selects rewrites by what the template renders.
+if the conversation has nothing of its kind. `message_fitter` selects rewrites by the prompts that the template renders.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def drop_thoughts(messages: list[Message]) -> list[Message]:
 
 
 def merge_turns(messages: list[Message]) -> list[Message]:
-    """Merge consecutive messages of the user, and of the assistant but for calls before a text."""
+    """Merge consecutive messages of the user, and of the assistant. A message after calls is not merged with them."""
     runs: list[list[Message]] = []
     for message in messages:
         last = runs[-1][-1] if runs else None
@@ -219,7 +219,7 @@ def merge_turns(messages: list[Message]) -> list[Message]:
 
 
 def alternate_turns(messages: list[Message]) -> list[Message]:
-    """Put empty messages between texts of the same role, so that those of user and assistant alternate from the user's on."""
+    """Put empty messages between texts of the same role, so that user and assistant alternate and the user begins."""
     rewritten: list[Message] = []
     last = "assistant"
     for message in messages:

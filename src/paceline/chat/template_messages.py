@@ -1,4 +1,4 @@
-"""Fits parsed messages to what a chat template can read: contents, roles and arguments of tool calls. Pure; any thread.
+"""Fits contents, roles and arguments of tool calls to the abilities of a chat template. Pure; any thread.
 
 The cases are those of llama.cpp's chat layer (`common_chat_templates_apply`), so that a conversation becomes the same prompt.
 """
@@ -98,7 +98,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put the text of the system message in front of the next message's."""
+    """Put the text of the system message before the text of the next message."""
     system, following = messages[0], messages[1]
     text = joined_text(system["content"]) + "\n" + joined_text(following["content"])
     content = text if isinstance(following["content"], str) else [{"type": "text", "text": text}]
