@@ -1,6 +1,6 @@
 """The spellings of constraints in the bodies of requests: OpenAI's response_format, vLLM's structured_outputs and guided_*.
 
-Pure; any thread. The constraints themselves are compiled where samplers are made.
+Pure; any thread. Constraints are compiled with the samplers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def response_format_changes(
 ) -> dict[str, Any]:
     """Return the keywords of `SamplingParams` for OpenAI's response_format; none for text.
 
-    warnings: takes those of unknown members. Raises `InvalidParams`, and `ApiException` for unknown members if strict.
+    warnings: takes the warnings about unknown members. Raises `InvalidParams`, and `ApiException` for unknown members if strict.
     """
     if response_format is None:
         return {}
@@ -69,8 +69,8 @@ def response_format_changes(
 def structured_output_changes(given: Mapping[str, Any], warnings: list[str], *, strict: bool) -> dict[str, Any]:
     """Return the keywords of `SamplingParams` for vLLM's structured_outputs and guided_* among the fields of a body.
 
-    warnings: takes those of unknown members. Raises `InvalidParams` for more than one constraint, and `ApiException` for
-    a constraint that is not supported, or for unknown members if strict.
+    warnings: takes the warnings about unknown members. Raises `InvalidParams` for more than one constraint, and
+    `ApiException` for a constraint that is not supported, or for unknown members if strict.
     """
     found: dict[str, Any] = {}
     options = given.get("structured_outputs")
@@ -100,7 +100,7 @@ def compact_changes(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def enforceable(field: str, params: SamplingParams) -> tuple[SamplingParams, list[str]]:
-    """Return params whose JSON schema has no keyword of `_NARROWING` that cannot be enforced, and a warning for each of these.
+    """Return params without the keywords of `_NARROWING` that cannot be enforced, and a warning for each left-out keyword.
 
     Pydantic writes these keywords for types of Python. Other keywords are refused when the schema is compiled.
 
@@ -124,7 +124,7 @@ def enforceable(field: str, params: SamplingParams) -> tuple[SamplingParams, lis
 
 
 def without_other_constraints(base: SamplingParams, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes without empty constraints, and with those that take a default one away if they set another."""
+    """Return the changes without empty constraints. If they set a constraint, further changes remove the default constraint."""
     changes = {name: value for name, value in changes.items() if name not in CONSTRAINTS or value not in NO_CONSTRAINT}
     given = [name for name in CONSTRAINTS if changes.get(name) is not None]
     if not given:

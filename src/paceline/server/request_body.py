@@ -64,7 +64,7 @@ class RequestBody(BaseModel):
         return without_fractions(value) if isinstance(value, float) else value  # lists may be long: see their readers
 
     def field_warnings(self, *, strict: bool = False, place: str = "") -> list[str]:
-        """Return a warning for each field that is ignored, those of nested objects included.
+        """Return a warning for each field that is ignored, also for fields of nested objects.
 
         Args:
             strict: Whether unknown fields are refused.

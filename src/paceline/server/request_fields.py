@@ -1,4 +1,4 @@
-"""What requests of both APIs share: prompts and embedding inputs in every shape, request options, names of samplers.
+"""Fields that requests of several APIs share: prompts and embedding inputs in every shape, request options, names of samplers.
 
 Tokenising takes time: not for the event loop.
 """
@@ -37,7 +37,7 @@ def merge_options(options: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[s
 
 
 def drop_stream_options(options: Mapping[str, Any], *, stream: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return the keywords of `RequestOptions` that have an effect, and the names of those that need a stream."""
+    """Return the keywords of `RequestOptions` that have an effect, and the names of the options that need a stream."""
     unused = [] if stream else [name for name in _STREAM_OPTIONS if name in options]
     return {name: value for name, value in options.items() if name not in unused}, unused
 
@@ -68,7 +68,7 @@ _SHAPES = "a text, a list of token ids and texts, or an object with prompt_strin
 
 @dataclass(frozen=True, slots=True)
 class MarkedImages:
-    """How prompts have images: the marker in their text, and what reads the data."""
+    """The images of prompts: the marker in the text, and the reader of the data."""
 
     marker: str
     media: RequestMedia
@@ -83,30 +83,32 @@ def read_prompts(
     add_special: bool = True,
     parse_special: bool = True,
 ) -> list[Prompt]:
-    """Return prompts as `tokenize_prompts`, and those with multimodal_data as segments.
+    """Return prompts as `tokenize_prompts`. A prompt with multimodal_data is returned as segments.
 
     The engine adds the special tokens of segments. Raises as `tokenize_prompts`, and as `RequestMedia.of_base64`.
     """
     _check_not_empty(name, value)
     found: list[Prompt] = []
-    for each, one in _named(name, value):
-        if isinstance(one, dict) and "prompt_string" in one and one.get("multimodal_data"):
-            found.append(segments_of(each, one, images))
+    for place, prompt in _named(name, value):
+        if isinstance(prompt, dict) and "prompt_string" in prompt and prompt.get("multimodal_data"):
+            found.append(segments_of(place, prompt, images))
         else:
-            found.append(_tokenize_prompt(tokenizer, each, one, add_special=add_special, parse_special=parse_special))
+            found.append(
+                _tokenize_prompt(tokenizer, place, prompt, add_special=add_special, parse_special=parse_special)
+            )
     return found
 
 
 def segments_of(name: str, value: Mapping[str, Any], images: MarkedImages) -> list[Any]:
     """Return the texts and images of a prompt_string with a marker for each of multimodal_data.
 
-    Raises `InvalidParams` where they are not as many, and as `RequestMedia.of_base64`.
+    Raises `InvalidParams` if their numbers differ, and as `RequestMedia.of_base64`.
     """
     text, data = validation.text(f"{name}.prompt_string", value["prompt_string"]), value["multimodal_data"]
     place = f"{name}.multimodal_data"
     if not isinstance(data, list):
         raise InvalidType(f"{place} must be a list of images and audio in base64, not {type(data).__name__}")
-    read = [images.media.of_data(f"{place}[{index}]", one) for index, one in enumerate(data)]
+    read = [images.media.of_data(f"{place}[{index}]", attachment) for index, attachment in enumerate(data)]
     texts = text.split(images.marker)
     if len(texts) - 1 != len(read):
         raise InvalidParams(
@@ -116,7 +118,7 @@ def segments_of(name: str, value: Mapping[str, Any], images: MarkedImages) -> li
     segments: list[Any] = [texts[0]]
     for image, after in zip(read, texts[1:], strict=True):
         segments += [image, after]
-    return [one for one in segments if one != ""]
+    return [segment for segment in segments if segment != ""]
 
 
 def tokenize_prompts(
@@ -125,12 +127,12 @@ def tokenize_prompts(
     """Return the token ids of one prompt or of each in a list. A list with a number in it is one prompt.
 
     add_special, parse_special: as in `Tokenizer.encode`. Raises `InvalidParams` for an empty list or prompt,
-    `InvalidType` for another shape, and what tokenising raises.
+    `InvalidType` for another shape, and the errors of `Tokenizer.encode`.
     """
     _check_not_empty(name, value)
     return [
-        _tokenize_prompt(tokenizer, each, one, add_special=add_special, parse_special=parse_special)
-        for each, one in _named(name, value)
+        _tokenize_prompt(tokenizer, place, prompt, add_special=add_special, parse_special=parse_special)
+        for place, prompt in _named(name, value)
     ]
 
 
@@ -143,12 +145,12 @@ def _named(name: str, value: Any) -> list[tuple[str, Any]]:
     """Return the prompts of a value, each with its place."""
     if not is_prompt_list(value):
         return [(name, value)]
-    return [(f"{name}[{index}]", one) for index, one in enumerate(value)]
+    return [(f"{name}[{index}]", item) for index, item in enumerate(value)]
 
 
 def is_prompt_list(value: object) -> bool:
     """Return whether `tokenize_prompts` takes a value for a list of prompts."""
-    return isinstance(value, list) and not any(_is_number(one) for one in value)
+    return isinstance(value, list) and not any(_is_number(item) for item in value)
 
 
 def _tokenize_prompt(
@@ -171,11 +173,11 @@ def tokenize_mixed(tokenizer: Tokenizer, name: str, value: Any, *, add_special: 
     if not isinstance(value, list):
         raise InvalidType(f"{name} must be {_SHAPES}, not {type(value).__name__}")
     value = without_fractions(value)
-    if not any(isinstance(one, str) for one in value):
+    if not any(isinstance(item, str) for item in value):
         return validation.token_ids(name, value, tokenizer.n_vocab)
     ids: list[int] = []
-    for index, one in enumerate(value):
-        ids += _tokenize_part(tokenizer, f"{name}[{index}]", one, add_special and index == 0, parse_special)
+    for index, item in enumerate(value):
+        ids += _tokenize_part(tokenizer, f"{name}[{index}]", item, add_special and index == 0, parse_special)
     return ids
 
 
@@ -193,9 +195,9 @@ def _is_number(value: object) -> bool:
 def read_inputs(
     tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions, images: MarkedImages
 ) -> list[Prompt]:
-    """Return inputs as `tokenize_inputs`, and those with images or audio as segments, which the engine tokenises.
+    """Return inputs as `tokenize_inputs`. Inputs with images or audio are returned as segments, which the engine tokenises.
 
-    These are objects with multimodal_data, as `read_prompts` has them, and ones whose content has parts as in OpenAI's chats.
+    Such inputs are objects with multimodal_data, as in `read_prompts`, or with a content of parts, as in OpenAI's chats.
     Raises as both, and as `RequestMedia.read_part`.
     """
     _check_not_empty(name, value)
@@ -203,21 +205,21 @@ def read_inputs(
         return [*tokenize_inputs(tokenizer, name, value, options)]
     add, parse = options.add_special, options.parse_special
     found: list[Prompt] = []
-    for each, one in _named(name, value):
+    for place, given in _named(name, value):
         segments: Any = None
-        if isinstance(one, dict) and "content" in one:
-            segments = _segments_of_parts(each, one["content"], images)
-        elif isinstance(one, dict) and "prompt_string" in one and one.get("multimodal_data"):
-            segments = segments_of(each, one, images)
+        if isinstance(given, dict) and "content" in given:
+            segments = _segments_of_parts(place, given["content"], images)
+        elif isinstance(given, dict) and "prompt_string" in given and given.get("multimodal_data"):
+            segments = segments_of(place, given, images)
         if segments is None:
-            text = _text_of_parts(each, one)
-            segments = _tokenize_prompt(tokenizer, each, text, add_special=add, parse_special=parse)
+            text = _text_of_parts(place, given)
+            segments = _tokenize_prompt(tokenizer, place, text, add_special=add, parse_special=parse)
         found.append(segments)
     return found
 
 
 def _segments_of_parts(name: str, parts: object, images: MarkedImages) -> list[Any] | None:
-    """Return the texts and media of content parts; None where all are texts, or this is no list of parts."""
+    """Return the texts and media of content parts; None if all are texts, or the value is no list."""
     if not isinstance(parts, list):
         return None
     places = [f"{name}.content[{at}]" for at in range(len(parts))]
@@ -237,7 +239,7 @@ def tokenize_inputs(tokenizer: Tokenizer, name: str, value: Any, options: Reques
     and `InvalidType` naming the field, also for an input without tokens.
     """
     if isinstance(value, list):
-        value = [_text_of_parts(f"{name}[{at}]", one) for at, one in enumerate(value)]
+        value = [_text_of_parts(f"{name}[{at}]", item) for at, item in enumerate(value)]
     add, parse = options.add_special, options.parse_special
     return tokenize_prompts(tokenizer, name, _text_of_parts(name, value), add_special=add, parse_special=parse)
 
@@ -381,7 +383,7 @@ def _token_key(key: str) -> int | str:
 
 
 def add_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:
-    """Return prompts that have the model fill in what stands before the suffix.
+    """Return prompts that make the model fill in the text before the suffix.
 
     Tokenises: not for the event loop. Raises `Unsupported`.
     """
@@ -391,6 +393,11 @@ def add_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[P
     bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
     after = [fim.suffix, *tokenizer.encode(suffix, add_special=False), fim.middle]
     return [
-        [*bos, fim.prefix, *(tokenizer.encode(one, add_special=False) if isinstance(one, str) else one), *after]
-        for one in prompts
+        [
+            *bos,
+            fim.prefix,
+            *(tokenizer.encode(prompt, add_special=False) if isinstance(prompt, str) else prompt),
+            *after,
+        ]
+        for prompt in prompts
     ]

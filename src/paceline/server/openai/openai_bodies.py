@@ -86,7 +86,7 @@ class OpenAIBody(RequestBody):
 def _extras(record: type, names: tuple[str, ...]) -> dict[str, Any]:
     """Return optional fields for members of a dataclass."""
     hints = get_type_hints(record)
-    defaults = {one.name: one.default for one in dataclasses.fields(record)}
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}
     return {name: _extra(hints[name], record.__name__, defaults[name]) for name in names}
 
 
@@ -113,7 +113,7 @@ else:
 
 
 class StreamOptions(RequestBody):
-    """What a stream reports besides text."""
+    """The reports of a stream beside its text."""
 
     rules: ClassVar[FieldRules] = FieldRules(declared_without_effect=("include_obfuscation",))
 

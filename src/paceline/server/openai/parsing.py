@@ -56,7 +56,7 @@ _RENAMED: Final = {"repeat_last_n": "penalty_last_n", "repetition_penalty": "rep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """What a body asks for. options: keywords of `RequestOptions`. warnings: sentences for the client."""
+    """A parsed body, without its prompt. options: keywords of `RequestOptions`. warnings: sentences for the client."""
 
     params: SamplingParams
     options: dict[str, Any]
@@ -128,7 +128,10 @@ def parse_generation(
     *,
     strict: bool = False,
 ) -> ParsedRequest:
-    """Parse what all bodies of generations share; see `parse_completion`. changes: keywords of `SamplingParams` that win."""
+    """Parse the fields that all bodies of generations share; see `parse_completion`.
+
+    changes: keywords of `SamplingParams` that replace the body's.
+    """
     warnings = body.field_warnings(strict=strict)
     if body.stream_options is not None and not body.stream:
         warnings.append("stream_options has no effect if stream is not true and was ignored")
@@ -212,8 +215,8 @@ def _constraint_changes(body: GenerationBody, warnings: list[str], *, strict: bo
 
 def _schema_field(body: GenerationBody) -> str:
     """Return the name of the field that has a body's JSON schema."""
-    fields = ("response_format", "structured_outputs", "guided_json", "text")
-    return next((name for name in fields if getattr(body, name, None) is not None), "json_schema")
+    fields = ("json_schema", "response_format", "structured_outputs", "guided_json", "text")
+    return next((name for name in fields if getattr(body, name, None) not in NO_CONSTRAINT), "json_schema")
 
 
 def _parse_options(body: GenerationBody, warnings: list[str]) -> dict[str, Any]:
@@ -232,7 +235,7 @@ def given_fields(body: OpenAIBody) -> dict[str, Any]:
 
 
 def model_warning(body: OpenAIBody, names: Sequence[str]) -> tuple[str, ...]:
-    """Return a warning if the body names another model than the one loaded."""
+    """Return a warning if the body names a model other than the loaded model."""
     if body.model is None or body.model in names:
         return ()
     return (f"model: the one model here is {names[0]!r}; it was used",)

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: responses made of items, streamed as named events, and kept where the user configures a store."""
+"""OpenAI's Responses API: responses made of items, streamed as named events, and kept if the server has a store."""

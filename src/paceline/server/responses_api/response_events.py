@@ -55,17 +55,17 @@ class _OpenCall:
 
     @property
     def event_name(self) -> str:
-        """Return what the names of its events have in common."""
+        """Return the common part of the names of its events."""
         return "function_call_arguments" if self.input is None else "custom_tool_call_input"
 
     def grown(self, arguments: str) -> str:
-        """Return what a piece of the arguments adds to the text of the item."""
+        """Return the text that a piece of the arguments adds to the item."""
         return arguments if self.input is None else self.input.feed(arguments)
 
 
 @dataclass(slots=True, kw_only=True)
 class _OpenItem:
-    """An item that grows. kind: its type; texts: pieces of what its deltas add up to."""
+    """An item that grows. kind: its type; texts: the pieces of its text or arguments."""
 
     kind: str
     id: str
@@ -266,7 +266,7 @@ class ResponseEvents:
 
 
 def early_events(model: str) -> ResponseEvents:
-    """Return the events of a response whose model is still being loaded: it has an id and a name, and repeats no request."""
+    """Return the first events of a response, sent while its model is loaded. They repeat no fields of the request."""
     echo = echo_of(ResponsesBody.model_validate({}), SamplingParams(), model, stored=False)
     return ResponseEvents(ResponseHead(id=new_response_id(), created_at=int(time.time()), echo=echo, pieces=()))
 

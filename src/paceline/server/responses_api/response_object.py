@@ -40,10 +40,10 @@ def new_response_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
-    """What is known of a response before it is generated.
+    """The members of a response that are known before its output.
 
     echo: the members that repeat the request. pieces: the bytes of every token. num_top: likely tokens that are reported with
-    each; None: no log-probabilities. names: the tools that calls are of. clock: for timings in every event. keep: stores the
+    each; None: no log-probabilities. names: the tool of each function. clock: for timings in every event. keep: stores the
     response when it is whole.
     """
 

@@ -54,7 +54,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by tenant and id, within bounds; the one used least recently goes, of the tenant's or of all."""
+    """Responses by tenant and id, within bounds. The least recently used response is removed first."""
 
     def __init__(self, max_responses: int, max_bytes: int, max_total_bytes: int | None = None) -> None:
         """Begin without responses.
@@ -99,7 +99,7 @@ class ResponseStore:
         return None
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Return a response of the tenant's, which counts as a use of it; None where there is none."""
+        """Return a response of the tenant, which counts as a use of it; None if there is no such response."""
         with self._lock:
             entries = self._by_tenant.get(tenant, OrderedDict())
             found = entries.get(response_id)

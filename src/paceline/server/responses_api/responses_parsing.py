@@ -41,9 +41,18 @@ _FORMAT_MEMBERS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """What a body asks for. items: of the input. earlier: of the response before it. may_truncate: leave out messages.
+    """The parsed body of a request.
 
-    tools: those that the model may call.
+    Attributes:
+        parsed: Sampling parameters, options and warnings.
+        chat_options: Tools, thinking and variables of the chat template.
+        items: The items of the input.
+        earlier: The items of the response before it.
+        tools: The tools that the model may call.
+        instructions: The system message of this response.
+        continues: `continue_final_message` of the body.
+        generates: `add_generation_prompt` of the body.
+        may_truncate: Whether the first messages may be left out.
     """
 
     parsed: ParsedRequest
@@ -61,9 +70,12 @@ class ResponsesRequest:
         return messages_of(self.items, self.earlier, media, self.tools.names)
 
     def turn(self, messages: Sequence[Mapping[str, Any]], *, prefills: bool = False, num_left_out: int = 0) -> Turn:
-        """Return the conversation, without so many messages behind those of the system.
+        """Return the conversation as a turn.
 
-        messages: what `messages` returned. prefills: see `next_turn`.
+        Args:
+            messages: The result of `messages`.
+            prefills: See `next_turn`.
+            num_left_out: The number of messages to leave out after the system messages.
         """
         begin = _num_of_system(messages)
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -74,13 +86,16 @@ class ResponsesRequest:
 
 
 def truncations(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return how many messages may be left out, ascending: up to one of the user's, so that no result loses its call."""
+    """Return the numbers of messages that may be left out, ascending.
+
+    The rest begins with a message of the user, so that no result loses its call.
+    """
     begin = _num_of_system(messages)
-    return [index - begin for index, one in enumerate(messages) if index > begin and one["role"] == "user"]
+    return [index - begin for index, message in enumerate(messages) if index > begin and message["role"] == "user"]
 
 
 def _num_of_system(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many messages in front are the system's."""
+    """Return the number of system messages at the beginning."""
     roles = (message["role"] for message in messages)
     return next((index for index, role in enumerate(roles) if role not in ("system", "developer")), len(messages))
 
@@ -149,14 +164,17 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
 
 
 def _budget(body: ResponsesBody) -> int | None:
-    """Return the most tokens of thinking that a body asks for; None where it leaves that to the server."""
+    """Return the body's limit on tokens of thinking; None if the server decides."""
     given = body.reasoning_budget_tokens
     wanted = body.thinking_budget_tokens if given is None else given
     return None if wanted == -1 else wanted
 
 
 def _sampling_changes(body: ResponsesBody, warnings: list[str], *, strict: bool) -> dict[str, Any]:
-    """Return the keywords of `SamplingParams` that have another shape in this API. warnings: takes those of text.format."""
+    """Return the keywords of `SamplingParams` that have another shape in this API.
+
+    warnings: takes the warnings about text.format.
+    """
     changes: dict[str, Any] = {}
     if LOGPROBS in (body.include or ()):
         changes["logprobs"] = body.top_logprobs or 0

@@ -44,7 +44,7 @@ _NOT_STORED = "store: this server keeps no responses; --responses-store N switch
 
 
 def routes(service: Service) -> APIRouter:
-    """Return the routes that make responses, count their tokens, and hand out those that are stored."""
+    """Return the routes that make responses, count their tokens, and return stored responses."""
     router = APIRouter()
     router.include_router(_create_routes(service, service.response_store))
     router.include_router(stored_routes(service.response_store))
@@ -175,8 +175,10 @@ def _previous(store: ResponseStore, tenant: str, response_id: str | None) -> Sto
 def _references(value: object) -> list[str]:
     """Return the ids that an input names in place of items."""
     items = value if isinstance(value, list) else []
-    named = [one.get("id") for one in items if isinstance(one, dict) and one.get("type") in (None, "item_reference")]
-    return [one for one in named if isinstance(one, str)]
+    named = [
+        item.get("id") for item in items if isinstance(item, dict) and item.get("type") in (None, "item_reference")
+    ]
+    return [item_id for item_id in named if isinstance(item_id, str)]
 
 
 def _head(  # noqa: PLR0913 - where the members come from
@@ -191,7 +193,8 @@ def _head(  # noqa: PLR0913 - where the members come from
 ) -> ResponseHead:
     """Return the head of a response.
 
-    warnings: beside those of the request's fields. keep: None if it is not stored. begun: events that were sent before.
+    warnings: in addition to the warnings about the request's fields. keep: None if it is not stored. begun: the events that
+    were sent before.
     """
     params = asked.parsed.params
     return ResponseHead(
@@ -209,14 +212,14 @@ def _head(  # noqa: PLR0913 - where the members come from
 
 
 class _TurnMaker:
-    """Makes the turn of a request, in a thread. warnings: about what was left out of it."""
+    """Makes the turn of a request, in a thread. warnings: about messages that were left out or changed."""
 
     def __init__(self, chat_format: ChatFormat, engine: EngineClient, media: RequestMedia) -> None:
         self.chat_format, self._engine, self._media = chat_format, engine, media
         self.warnings: list[str] = []
 
     def make(self, asked: ResponsesRequest, *, prefills: bool) -> Turn:
-        """Return the turn; where truncation is "auto", without the first messages that do not fit."""
+        """Return the turn. If truncation is "auto", the first messages that do not fit are left out."""
         messages = asked.messages(self._media)
         turn = asked.turn(messages, prefills=prefills)
         if not asked.may_truncate or self._fits(asked, turn):
@@ -257,7 +260,7 @@ def stored_routes(store: ResponseStore) -> APIRouter:
 
     @router.get("/v1/responses/{response_id}", summary="A stored response")
     async def retrieve(response_id: str, request: Request, *, stream: bool = False) -> Response:
-        """Return a stored response; 404 where there is none of the API key's tenant."""
+        """Return a stored response; 404 if the API key's tenant has no such response."""
         found = stored(request, response_id)
         if stream:
             raise invalid_request("stream: stored responses are whole, and not streamed again", "stream", "unsupported")
@@ -265,7 +268,7 @@ def stored_routes(store: ResponseStore) -> APIRouter:
 
     @router.delete("/v1/responses/{response_id}", summary="Delete a stored response")
     async def delete(response_id: str, request: Request) -> dict[str, Any]:
-        """Delete a stored response. Responses that continue it keep what they need of it."""
+        """Delete a stored response. Responses that continue it keep its items."""
         if not store.delete(RequestContext.of(request.scope).tenant, response_id):
             raise _not_found(store, response_id)
         return {"id": response_id, "object": "response", "deleted": True}

@@ -551,3 +551,18 @@ def test_a_budget_below_minus_one_is_refused() -> None:
     with pytest.raises(ValidationError) as raised:
         chat(reasoning_budget_tokens=-2)
     assert raised.value.errors()[0]["loc"][0] == "reasoning_budget_tokens"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": {"disable_any_whitespace": True}},
+        {"guided_json": ""},
+    ],
+)
+def test_a_warning_about_a_schema_names_the_field_that_has_it(body: dict[str, Any]) -> None:
+    """Fields beside it that constrain nothing are not named."""
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    (warning,) = chat(json_schema=schema, **body).warnings
+    assert warning.startswith("json_schema: #/uniqueItems is left out")
