@@ -149,7 +149,9 @@ def _unknown_warnings(
 def cap_warnings(warnings: Sequence[str]) -> tuple[str, ...]:
     """Return the first warnings and the number of the others, so that a response stays smaller than its request."""
     rest = len(warnings) - _MAX_WARNINGS
-    return tuple(warnings) if rest <= 0 else (*warnings[:_MAX_WARNINGS], f"and {rest} more warnings")
+    if rest <= 0:
+        return tuple(warnings)
+    return (*warnings[:_MAX_WARNINGS], f"and {rest} more warning{'s' if rest > 1 else ''}")
 
 
 def _refusal(place: str, name: str, reason: str, code: str) -> ApiException:

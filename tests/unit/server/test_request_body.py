@@ -89,6 +89,7 @@ def test_warnings_are_bounded() -> None:
     assert max(map(len, found)) < 200
     assert cap_warnings(["w"] * 32) == ("w",) * 32
     assert cap_warnings(["w"] * 40) == (*["w"] * 32, "and 8 more warnings")
+    assert cap_warnings(["w"] * 33)[-1] == "and 1 more warning"
 
 
 @pytest.mark.parametrize(("given", "found"), [(100.0, 100), (-1.0, -1), (2.0**63, 2**63), (7, 7)])

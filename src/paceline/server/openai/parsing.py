@@ -119,7 +119,7 @@ def parse_chat(
     return parse_generation(body, base, options, changes, tokenizer, strict=strict)
 
 
-def parse_generation(
+def parse_generation(  # noqa: PLR0913 - the parts of a request have many sources
     body: GenerationBody,
     base: SamplingParams,
     options: Mapping[str, Any],
@@ -127,12 +127,13 @@ def parse_generation(
     tokenizer: Tokenizer,
     *,
     strict: bool = False,
+    warnings: Sequence[str] = (),
 ) -> ParsedRequest:
     """Parse the fields that all bodies of generations share; see `parse_completion`.
 
-    changes: keywords of `SamplingParams` that replace the body's.
+    changes: keywords of `SamplingParams` that replace the body's. warnings: the first warnings of the request.
     """
-    warnings = body.field_warnings(strict=strict)
+    warnings = [*warnings, *body.field_warnings(strict=strict)]
     if body.stream_options is not None and not body.stream:
         warnings.append("stream_options has no effect if stream is not true and was ignored")
     changed = {

@@ -6,7 +6,7 @@ Texts in logit_bias are tokenised: not for the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import validation
@@ -17,7 +17,7 @@ from paceline.runtime import Tokenizer
 from paceline.server.constraint_fields import CONSTRAINTS, GUIDED
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
 from paceline.server.openai.parsing import ParsedRequest, parse_generation
-from paceline.server.request_body import cap_warnings, check_fields
+from paceline.server.request_body import check_fields
 from paceline.server.responses_api.input_items import Item, added_tools, parse_items
 from paceline.server.responses_api.input_warnings import InputWarnings
 from paceline.server.responses_api.item_messages import messages_of
@@ -139,11 +139,11 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     placed += [(f"input[{index}]", item) for index, item in enumerate(items)]
     tools = parse_tool_fields(body.tools, body.tool_choice, added_tools(placed), strict=strict)
     changes = _sampling_changes(body, warnings, strict=strict)
-    parsed = parse_generation(body, base, options, changes, tokenizer, strict=strict)
+    warnings += [*left_out.sentences(), *tools.warnings]
+    parsed = parse_generation(body, base, options, changes, tokenizer, strict=strict, warnings=warnings)
     effort = None if body.reasoning is None else body.reasoning.effort
-    warnings += [*parsed.warnings, *left_out.sentences(), *tools.warnings]
     return ResponsesRequest(
-        parsed=replace(parsed, warnings=cap_warnings(warnings)),
+        parsed=parsed,
         chat_options=ChatOptions(
             tools=tools.functions,
             tool_choice=tools.choice,

@@ -129,6 +129,14 @@ def test_warnings_about_an_input_are_limited() -> None:
     assert warnings[-1] == "and 468 more warnings"
 
 
+def test_the_number_of_further_warnings_counts_fields_and_items() -> None:
+    """Unknown samplers, unknown members of items, and a tool that is left out are counted together."""
+    items = [{"role": "user", "content": "x", f"member{index}": 1} for index in range(50)]
+    body = {"input": items, "samplers": [f"s{index}" for index in range(100)], "tools": [{"type": "web_search"}]}
+    warnings = parsed(body).parsed.warnings
+    assert (len(warnings), warnings[-1]) == (33, f"and {50 + 100 + 1 - 32} more warnings")
+
+
 def test_reasoning_is_a_variable_of_the_template() -> None:
     """Its effort; a summary is a warning, since none is made."""
     asked = parsed({"reasoning": {"effort": "high"}, "chat_template_kwargs": {"x": 1}})
