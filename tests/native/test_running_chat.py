@@ -50,3 +50,12 @@ def test_a_mark_in_two_chunks_of_a_batch_is_not_read_on_the_loop(monkeypatch: py
     assert len(chunks) == len(texts) + 1
     long = {thread for length, thread in threads if length > 1024}
     assert long and threading.main_thread() not in long
+
+
+def test_warnings_about_a_chat_are_limited() -> None:
+    """A schema may have any number of parts that are not enforced."""
+    sentences = tuple(f"sentence {index}" for index in range(500))
+    request = ChatRequest(rendered(), [1], SamplingParams(), warnings=sentences)
+    running: Any = OneBatch([])
+    running.prompts = ((1,),)
+    assert RunningChat(running, request).warnings == (*sentences[:32], "and 468 more warnings")

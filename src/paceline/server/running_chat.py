@@ -21,6 +21,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.server.prefill_progress import ProgressChunk, ProgressSource
+from paceline.server.request_body import cap_warnings
 from paceline.server.running_request import (
     ChunkSource,
     RunningRequest,
@@ -120,7 +121,7 @@ class RunningChat:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences for the client about parts of the conversation or its tools that were left out or altered."""
-        return self.request.warnings
+        return cap_warnings(self.request.warnings)
 
     @property
     def heartbeat_s(self) -> float:
