@@ -22,6 +22,15 @@ from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_body import check_fields
 
 ROLES = ("user", "assistant", "system")
+# Members of messages: those of requests, and those of responses that clients send back.
+_MEMBERS = frozenset(
+    {
+        "role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container",
+        "context_management",
+    }
+)  # fmt: skip
+_SYSTEM_MEMBERS: Mapping[str, Any] = {"clear_at": "never", "output_config": {}}
+"""Members of system messages, with the values that change nothing."""
 _SOURCES = ("base64", "url", "file")
 # Blocks of Anthropic's servers that say nothing to another model.
 _LEFT_OUT = frozenset(("redacted_thinking", "fallback", "mcp_tool_listing"))
@@ -159,9 +168,9 @@ class _MessageReader:
         if not isinstance(message, Mapping):
             raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
         role = validation.choice(f"{place}.role", message.get("role"), ROLES)
+        self._note_members(place, message, _SYSTEM_MEMBERS if role == "system" else {})
         content = message.get("content")
         if role == "system":
-            self._check_system(place, message)
             found = self.system_content(f"{place}.content", content)
             if found or isinstance(content, str):
                 yield {"role": role, "content": found}
@@ -184,10 +193,13 @@ class _MessageReader:
             parts += found
         return parts or ""
 
-    def _check_system(self, place: str, message: Mapping[str, Any]) -> None:
-        for name, usual in (("clear_at", "never"), ("output_config", {})):
-            if message.get(name) not in (None, usual):
-                self._warn(f"{place}.{name}", "it has no effect here and was ignored")
+    def _note_members(self, place: str, message: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+        """Warn about members that have no effect. usual: values of members that need no warning."""
+        for name, value in message.items():
+            if name not in _MEMBERS and value is not None and (name not in usual or value != usual[name]):
+                self._warn(
+                    place, f"the member {str(name)[:_MAX_SHOWN]!r} of a message has no effect here and was ignored"
+                )
 
     def _user(self, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
         for block in blocks:

@@ -341,6 +341,15 @@ def test_members_that_clients_add_change_nothing() -> None:
     assert warned(*added) == ()
 
 
+def test_unknown_members_of_messages_have_a_warning() -> None:
+    """One for each name; a member that is null, or that a response has, has none."""
+    silent = {"id": "m1", "usage": {"input_tokens": 1}, "stop_reason": "end_turn", "colour": None}
+    messages = [{**user(text("a")), "weight": 1}, {**assistant(text("b")), **silent}, {**user(text("c")), "weight": 2}]
+    assert warned(*messages) == (
+        "messages[0]: the member 'weight' of a message has no effect here and was ignored (and 1 more)",
+    )
+
+
 def test_members_of_system_messages_that_mean_something_are_named() -> None:
     """They have no effect here."""
     message = {
@@ -350,7 +359,10 @@ def test_members_of_system_messages_that_mean_something_are_named() -> None:
         "output_config": {"effort": "low"},
     }
     assert converted(message) == [{"role": "system", "content": "Be brief."}]
-    assert warned(message) == ("messages[0].clear_at: it has no effect here and was ignored (and 1 more)",)
+    assert warned(message) == tuple(
+        f"messages[0]: the member {name!r} of a message has no effect here and was ignored"
+        for name in ("clear_at", "output_config")
+    )
     assert warned({**message, "clear_at": "never", "output_config": {}}) == ()
 
 
