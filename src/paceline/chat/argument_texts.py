@@ -8,21 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from paceline.constraints.pattern_rules import is_too_large, unsupported_syntax
+from paceline.constraints.schema_rewrites import DATE_PATTERN, TIME_PATTERN
 
 _MAX_LENGTH: Final = 10_000
 _MAX_PARTS: Final = 200  # schema objects of one argument
 _LIMITS: Final = frozenset(("pattern", "format", "minLength", "maxLength", "enum", "const", "minimum", "maximum"))
 _OPEN: Final = "(?s:.*)"
-_DATE: Final = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
-_TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _OCTET: Final = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HOST: Final = (
     r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?){0,8}"
 )
 _FORMATS: Final[Mapping[str, str]] = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
+    "date": DATE_PATTERN,
+    "time": TIME_PATTERN,
+    "date-time": f"{DATE_PATTERN}[Tt]{TIME_PATTERN}",
     "uuid": r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
     "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
     "hostname": _HOST,

@@ -107,9 +107,9 @@ def prepared_schema(text: str) -> str:
         for group in groups_of_one_value(prepared, reference_resolver(prepared)):
             _check_exclusive("#", group)
     except TooManyGroups:
-        _check_exclusive("#", [node for _, node in _nodes("#", prepared)])
-    if not any(_is_combined(node) for _, node in _nodes("#", prepared)):
-        for _, node in _nodes("#", prepared):
+        _check_exclusive("#", [node for _, node in schema_objects("#", prepared)])
+    if not any(_is_combined(node) for _, node in schema_objects("#", prepared)):
+        for _, node in schema_objects("#", prepared):
             _close(node)
     return json.dumps(prepared)
 
@@ -141,21 +141,21 @@ def place_of(
     """
     found = [
         (f"{path}/{_escaped(keyword)}", concerns(node, keyword))
-        for path, node in _nodes("#", json.loads(text))
+        for path, node in schema_objects("#", json.loads(text))
         for keyword in keywords
         if keyword in node
     ]
     return next((path for path, is_meant in found if is_meant), found[0][0] if found else "#")
 
 
-def _nodes(path: str, node: Any) -> Iterator[tuple[str, Schema]]:
+def schema_objects(path: str, node: Any) -> Iterator[tuple[str, Schema]]:
     """Yield every schema object with its pointer, from the root down."""
     if not isinstance(node, dict):
         return
     yield path, node
     for keyword in node:
         for at, child in _children(path, keyword, node[keyword]):
-            yield from _nodes(at, child)
+            yield from schema_objects(at, child)
 
 
 def _children(path: str, keyword: str, value: Any) -> list[tuple[str, Any]]:
@@ -199,7 +199,7 @@ class _Preparation:
 
     @cached_property
     def _places(self) -> dict[int, str]:
-        return {id(node): path for path, node in _nodes("#", self._root)}
+        return {id(node): path for path, node in schema_objects("#", self._root)}
 
     def run(self) -> Schema:
         prepared: Schema = self._prepared("#", self._root)
@@ -212,7 +212,8 @@ class _Preparation:
         if not isinstance(node, dict):
             return node
         _check_types(path, node)
-        node = rewritten(node, self._resolve, self._shared, self._steps)
+        is_shown = self._leaves_out is not None  # to a model, for which a format says more than its pattern
+        node = rewritten(node, self._resolve, self._shared, self._steps, keeps_dates=is_shown)
         for keyword, reason in _unenforced(path, node):
             if self._leaves_out is None:
                 raise _refused(path, keyword, reason)
@@ -362,7 +363,7 @@ def _patterns(_: str, node: Schema) -> _Reasons:
                 break
     combined = node.get("allOf")
     if isinstance(combined, list):
-        patterns = [one for part in combined for _, one in _nodes("#", part) if "pattern" in one]
+        patterns = [one for part in combined for _, one in schema_objects("#", part) if "pattern" in one]
         if len(patterns) > _MAX_PATTERNS:
             yield "allOf", f"at most {_MAX_PATTERNS} patterns can be combined, not {len(patterns)}"
 

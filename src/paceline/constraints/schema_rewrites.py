@@ -29,12 +29,22 @@ _MAX_EXACT: Final = 2**20  # numbers up to which a bound can be moved by 1e-9
 
 _HEX: Final = "[0-9a-fA-F]"
 _IPV4: Final = r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_DAYS: Final = {
-    "0[13578]|1[02]": "0[1-9]|[12][0-9]|3[01]",
-    "0[469]|11": "0[1-9]|[12][0-9]|30",
-    "02": "0[1-9]|1[0-9]|2[0-9]",
+_MONTHS: Final = (
+    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+)
+_YEAR: Final = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_FOURTH: Final = "(?:0[48]|[2468][048]|[13579][26])"  # 04 to 96
+DATE_PATTERN: Final = f"(?:{_YEAR}-(?:{_MONTHS})|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
+"""Days of the calendar from the year 1 to 9999, as validators accept them."""
+TIME_PATTERN: Final = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[Zz]|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+"""Times of a day with an offset, without leap seconds."""
+_DATE_PATTERNS: Final = {
+    "date": f"^{DATE_PATTERN}$",
+    "time": f"^{TIME_PATTERN}$",
+    "date-time": f"^{DATE_PATTERN}[Tt]{TIME_PATTERN}$",
 }
-_DATE: Final = "[0-9]{4}-(?:" + "|".join(f"(?:{months})-(?:{days})" for months, days in _DAYS.items()) + ")"
 FORMAT_PATTERNS: Final[dict[str, str]] = {
     **{
         f"uuid{version}": rf"^{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$"
@@ -50,7 +60,7 @@ FORMAT_PATTERNS: Final[dict[str, str]] = {
 _NAME_PATTERNS: Final[dict[str, str]] = {
     **FORMAT_PATTERNS,
     "uuid": rf"^{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}$",
-    "date": f"^{_DATE}$",
+    "date": _DATE_PATTERNS["date"],
 }
 _DECIMAL: Final = re.compile(  # the patterns that pydantic 2.10 to 2.13 writes for Decimal
     r"""\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*
@@ -64,7 +74,7 @@ _DECIMAL: Final = re.compile(  # the patterns that pydantic 2.10 to 2.13 writes 
 )
 
 
-def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps) -> Schema:
+def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps, *, keeps_dates: bool = False) -> Schema:
     """Return an object of a schema in which the keywords that llguidance lacks are written with others, if they can be.
 
     Args:
@@ -73,8 +83,9 @@ def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps) -> Sch
         share: Takes an object of the schema and the name of a property, or None; returns a reference to a definition of the
             object, in which that property is required.
         steps: The steps that are left. When none is left, a `oneOf` stays.
+        keeps_dates: Whether the formats of dates and times stay.
     """
-    changed = dict(node)
+    changed = dict(node) if keeps_dates else _with_real_dates(node)
     if isinstance(changed.get("oneOf"), list):
         changed = _without_one_of(changed, resolve, share, steps)
     if "propertyNames" in changed:
@@ -86,6 +97,21 @@ def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps) -> Sch
     if isinstance(changed.get("pattern"), str):
         changed["pattern"] = _decimal_pattern(changed["pattern"]) or changed["pattern"]
     return _with_exact_bounds(changed)
+
+
+def _with_real_dates(node: Schema) -> Schema:
+    """Return an object of a schema with a pattern in place of a format of dates or times.
+
+    The formats as llguidance has them allow the year 0000, February 29 of any year, and the second 60.
+    """
+    pattern = _DATE_PATTERNS.get(str(node.get("format")))
+    if pattern is None:
+        return node
+    changed = {keyword: value for keyword, value in node.items() if keyword != "format"}
+    if "pattern" not in changed:
+        return {**changed, "pattern": pattern}
+    others = changed.get("allOf", [])
+    return {**changed, "allOf": [*others, {"pattern": pattern}]} if isinstance(others, list) else node
 
 
 def _without_one_of(node: Schema, resolve: Resolve, share: Share, steps: Steps) -> Schema:
