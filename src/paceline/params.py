@@ -38,6 +38,7 @@ _MAX_INFILL_CANDIDATES = 1000
 _MAX_TRIGGER_CHARS = 256
 _MAX_SCHEMA_CHARS = 2**18
 _MAX_SCHEMA_DEPTH = 100
+_MAX_TRIGGERS = 2048  # some chat formats have one for each tool
 
 _NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0, _LARGE),
@@ -456,8 +457,8 @@ def _order(samplers: object) -> tuple[str, ...]:
 
 def _triggers(triggers: object) -> tuple[str | int | PatternTrigger, ...]:
     items = _items("grammar_triggers", triggers)
-    if len(items) > 256:
-        raise InvalidParams(f"grammar_triggers must be at most 256, not {len(items)}")
+    if len(items) > _MAX_TRIGGERS:
+        raise InvalidParams(f"grammar_triggers must be at most {_MAX_TRIGGERS}, not {len(items)}")
     return tuple(_trigger(f"grammar_triggers[{i}]", item) for i, item in enumerate(items))
 
 

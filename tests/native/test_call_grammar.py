@@ -15,10 +15,12 @@ from tests.native.test_chat_formats import ASKED, tool_of
 
 from paceline import SamplingParams
 from paceline.chat import ChatFormat, ChatOptions, ChatRequest, MessageParser, RenderedPrompt, next_turn, prepare_chat
+from paceline.chat.call_grammar import call_syntax
 from paceline.chat.chat_request import is_thinking_open
 from paceline.constraints import ConstraintCompiler, ThinkingConstraint
 from paceline.engine.llama_backend import token_table
 from paceline.errors import ChatParseError, InvalidParams, PacelineError
+from paceline.params import CallGrammar
 from paceline.runtime import Sampler
 
 ORDER = {
@@ -273,6 +275,88 @@ def test_plain_text_is_relaxed_where_it_cannot_be_held(
     assert request.params.call_grammar is not None
     (warning,) = request.warnings
     assert warning.startswith(f"tools[0] (f): arguments may violate {pointer}: ")
+
+
+def tagged(tool: str, **arguments: Any) -> str:
+    """Return a call as Qwen3-Coder spells it."""
+    values = "".join(f"<parameter={name}>\n{json.dumps(value)}\n</parameter>\n" for name, value in arguments.items())
+    return f"<tool_call>\n<function={tool}>\n{values}</function>\n</tool_call>"
+
+
+def test_references_of_arguments_lead_into_the_whole_schema(
+    llama_cpp_source: Path, compiler: ConstraintCompiler
+) -> None:
+    """Also where the arguments stand apart: to the root, and from one property to another."""
+    tree = {
+        "type": "object",
+        "properties": {
+            "v": {"type": "integer"},
+            "kids": {"type": "array", "items": {"$ref": "#"}},
+            "more": {"type": "array", "items": {"$ref": "#/properties/v"}},
+        },
+        "required": ["v"],
+    }
+    options = ChatOptions(tools=[tool_of("tree", **tree)], tool_choice="required")
+    request = prepare_chat(formats(llama_cpp_source)[TAGGED], next_turn(ASKED), options)
+    assert request.warnings == ()
+    for right in ({"v": 1, "kids": [{"v": 2, "kids": [{"v": 3}]}]}, {"v": 1, "more": [2]}):
+        assert Follower(request.params, compiler).refused(tagged("tree", **right)) is None, right
+    for wrong in ({"v": 1, "kids": [[]]}, {"v": 1, "kids": [{}]}, {"v": 1, "more": ["x"]}):
+        assert Follower(request.params, compiler).refused(tagged("tree", **wrong)) is not None, wrong
+
+
+def test_a_tool_with_more_properties_than_a_format_takes_by_name_can_be_called(
+    llama_cpp_source: Path, compiler: ConstraintCompiler
+) -> None:
+    """A warning says that its arguments are not held."""
+    wide = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(401)}}
+    options = ChatOptions(tools=[tool_of("wide", **wide)], tool_choice="required")
+    request = prepare_chat(formats(llama_cpp_source)[TAGGED], next_turn(ASKED), options)
+    assert Follower(request.params, compiler).refused(tagged("wide", p0=1, p400=2)) is None
+    (warning,) = request.warnings
+    assert warning.startswith("tools[0] (wide): arguments may violate #: ")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_format_with_a_trigger_for_each_tool_takes_hundreds_of_tools(llama_cpp_source: Path, choice: str) -> None:
+    """And holds the arguments of the last one."""
+    tools = [tool_of(f"tool_{number}") for number in range(300)]
+    chat = formats(llama_cpp_source)[TAGGED]
+    request = prepare_chat(chat, next_turn(ASKED), ChatOptions(tools=tools, tool_choice=choice))
+    assert request.params.call_grammar is not None
+    assert isinstance(request.params.call_grammar, CallGrammar)
+    assert len(request.params.call_grammar.triggers) > 300
+
+
+def test_tools_whose_grammar_is_too_large_are_offered_without_it(
+    llama_cpp_source: Path, compiler: ConstraintCompiler
+) -> None:
+    """Calls keep their syntax, and warnings say that their arguments are not held: llguidance takes 65,000 symbols."""
+    tools = [
+        tool_of(
+            f"tool_{n}",
+            properties={f"p{k}_{n}": {"type": "array", "items": {"enum": [k, n]}, "maxItems": 9} for k in range(4)},
+        )
+        for n in range(1024)
+    ]
+    request = prepare_chat(formats(llama_cpp_source)[JSON_FORMAT], next_turn(ASKED), ChatOptions(tools=tools))
+    assert request.params.call_grammar is None
+    assert request.params.grammar is not None
+    assert len(request.warnings) == 1024
+    call = '<tool_call>\n{"name": "tool_1023", "arguments": {"p3_1023": [3, 1023]}}\n</tool_call>'
+    assert Follower(request.params, compiler).refused(call) is None
+
+
+def test_a_very_large_set_of_tools_is_not_kept(llama_cpp_source: Path) -> None:
+    """The caches hold the sets of agents, not megabytes of each request."""
+    chat = ChatFormat(demo(), (llama_cpp_source / "models" / "templates" / f"{JSON_FORMAT}.jinja").read_text())
+    before = call_syntax.cache_info().currsize
+    for size, num_kept in ((2**18, 0), (2, 1)):
+        tools = [tool_of(f"large_{n}", type="object", description="x" * size) for n in range(5)]
+        request = prepare_chat(chat, next_turn(ASKED), ChatOptions(tools=tools))
+        assert request.params.call_grammar is not None
+        assert chat._relaxed.cache_info().currsize == num_kept
+        assert call_syntax.cache_info().currsize <= before + num_kept
 
 
 def test_many_tools_are_prepared_and_compiled_in_time(llama_cpp_source: Path, compiler: ConstraintCompiler) -> None:

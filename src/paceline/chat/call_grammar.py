@@ -15,10 +15,15 @@ from typing import Any, Final
 
 from paceline.chat.argument_texts import quoted_pattern, text_terminal
 from paceline.chat.call_names import ALIAS, CallNames, resolved, types_of
-from paceline.chat.tool_schemas import escaped
+from paceline.chat.tool_schemas import escaped, part_of
+from paceline.constraints import check_constraint
 from paceline.constraints.nesting import reference_resolver
+from paceline.errors import GrammarError
+from paceline.params import SamplingParams
 
 _LIMITS: Final = frozenset(("enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf"))
+_CONTROL_TOKEN: Final = re.compile(r"<\[\d+\]>")
+_TOO_LARGE: Final = "the schemas of all tools together do not compile; offer fewer tools"
 _SPACE: Final = r"SPACE: / |\n{1,2}[ \t]{0,20}/"  # the rule of that name in llama.cpp's grammars
 
 
@@ -37,13 +42,13 @@ class CallSyntax:
     Attributes:
         parser: llama.cpp's parser of the format, serialised.
         grammar: GBNF, in which arguments are any JSON; None: the format has none.
-        lark: Lark grammar of the calls alone, with the schemas of their arguments.
+        lark: Lark grammar of the calls alone, with the schemas of their arguments; None: it does not compile.
         unenforced: Parts of schemas that it does not enforce.
     """
 
     parser: str
     grammar: str | None
-    lark: str
+    lark: str | None
     unenforced: tuple[Unenforced, ...]
 
 
@@ -61,11 +66,16 @@ def call_syntax(
     """
     writer = _Writer(json.loads(parser), names, dict(control_ids))
     try:
-        lark = writer.grammar()
+        lark: str | None = writer.grammar()
     except Untranslatable:
         return None
+    unenforced = tuple(writer.unenforced)
+    try:  # with a vocabulary of bytes, whose control token stands for all others
+        check_constraint(SamplingParams(lark=_CONTROL_TOKEN.sub("<[256]>", str(lark))))
+    except GrammarError:
+        lark, unenforced = None, tuple((index, "#", _TOO_LARGE) for index, _ in enumerate(names.tools))
     named = None if grammar is None else names.in_grammar(grammar, is_loose=True)
-    return CallSyntax(names.in_parser(parser), named, lark, tuple(writer.unenforced))
+    return CallSyntax(names.in_parser(parser), named, lark, unenforced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,7 @@ class _Writer:
         self._names, self._control_ids = names, control_ids
         self._rules: dict[tuple[int, str], str] = {}  # names of written rules, by node and argument
         self._lines: dict[str, str] = {}
+        self._line_names: dict[str, str] = {}  # of terminals and schemas, by their bodies
         self._place = ""  # alias of the argument whose value comes next
         self._num_repeated = 0  # open repetitions
         self._held: set[tuple[int, str]] = set()  # tools and pointers of the schemas that the grammar holds
@@ -106,7 +117,9 @@ class _Writer:
         starts = [self._rule(rule_id) for rule_id in sorted(roots)]
         for index, tool in enumerate(self._names.tools):
             pointers = [f"#/properties/{escaped(name)}" for name in tool.properties]
-            if (index, "#") not in self._held and any((index, pointer) not in self._held for pointer in pointers):
+            if (index, "#") in self._held:
+                continue
+            if tool.has_too_many_properties or any((index, pointer) not in self._held for pointer in pointers):
                 raise Untranslatable("arguments of which the parser does not say that they conform to a schema")
         return "\n".join(
             [f"start: {' | '.join(starts)}", *(f"{name}: {body}" for name, body in self._lines.items()), _SPACE]
@@ -126,10 +139,7 @@ class _Writer:
 
     def _named(self, prefix: str, body: str) -> str:
         """Return the name of a line with this body."""
-        for name, known in self._lines.items():
-            if known == body:
-                return name
-        name = f"{prefix}{len(self._lines)}"
+        name = self._line_names.setdefault(body, f"{prefix}{len(self._lines)}")
         self._lines[name] = body
         return name
 
@@ -251,8 +261,7 @@ class _Writer:
         root, schema, pointer = found
         self._held.add((self._names.tool_index(node["name"]), pointer))
         if schema is not root and isinstance(schema, dict):
-            shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-            schema = {**shared, **schema}
+            schema = part_of(root, schema, pointer)
         return [self._named("j", f"%json {json.dumps(schema, ensure_ascii=False)}")]
 
     def _items_rule(self, _: Any, node_id: int) -> list[_Item]:

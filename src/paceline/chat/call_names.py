@@ -50,9 +50,23 @@ class CallTool:
 
     @cached_property
     def properties(self) -> dict[str, Any]:
-        """The properties that the arguments may have by name."""
+        """The properties that the arguments may have by name; none if there are too many for a form by properties."""
+        return {} if self.has_too_many_properties else self._named
+
+    @property
+    def has_properties(self) -> bool:
+        """Whether the schema names properties."""
+        return bool(self._named)
+
+    @property
+    def has_too_many_properties(self) -> bool:
+        """Whether llama.cpp's chat layer does not take the tool in a form by properties."""
+        return len(self._named) > _MAX_PROPERTIES
+
+    @cached_property
+    def _named(self) -> dict[str, Any]:
         found = resolved(self.schema, self.schema).get("properties")
-        return found if isinstance(found, dict) and len(found) <= _MAX_PROPERTIES else {}
+        return found if isinstance(found, dict) else {}
 
 
 class CallNames:

@@ -25,7 +25,7 @@ from paceline.chat.conversation import Turn, parse_messages
 from paceline.chat.json_values import checked_json, checked_schema
 from paceline.chat.message_fitter import TOOL_MARK, MessageFitter
 from paceline.chat.message_rewrites import Message
-from paceline.chat.tool_schemas import Check, relaxed
+from paceline.chat.tool_schemas import MAX_CHECKS, Check, relaxed
 from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
 from paceline.constraints import check_constraint
 from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
@@ -39,6 +39,7 @@ MAX_BYTES = 32 << 20  # of a conversation, as JSON
 MAX_KWARGS_BYTES = 1 << 20
 MAX_KWARGS_DEPTH = 64
 _MAX_RELAXED = 32  # sets of tools that are kept with their schemas
+_MAX_CACHED_CHARS = 2**20  # of a set of tools, beyond which it is not kept
 _PLAIN_TYPES = "tools: this model's chat template fails on their schemas, so that it got one type for each part of them"
 _FORMS: tuple[Form, ...] = ("objects", "properties")
 _NESTED_ARGUMENTS = "]<]minimax[>["  # in the one template whose calls spell objects within arguments in tags
@@ -370,23 +371,27 @@ class ChatFormat:
 
         Also returns the parts of their schemas that are not enforced.
         """
+        described = _described(tools)
+        is_kept = sum(len(text) for _, text in described) <= _MAX_CACHED_CHARS
+        relax = self._relaxed if is_kept else _relaxed_tools
+        syntax_of = call_syntax if is_kept else call_syntax.__wrapped__
         is_nested, known = _NESTED_ARGUMENTS in template.source, self._forms.get(template.source, "objects")
         is_split = has_call_grammar and choice != "none"
-        names, removed = self._relaxed(_described(tools), check_arguments)
+        names, removed = relax(described, check_arguments)
         for form in sorted(_FORMS, key=lambda one: one != known) if is_split and not is_nested else ():
             rendered = render(names.described(form))
             controls = ((text, self._control_id(text)) for text in rendered.preserved_tokens)
             control_ids = tuple((text, one) for text, one in controls if one is not None)
-            syntax = call_syntax(rendered.parser, rendered.grammar, names, control_ids)
+            syntax = syntax_of(rendered.parser, rendered.grammar, names, control_ids)
             if syntax is not None:
                 self._forms[template.source] = form
                 named = replace(rendered, parser=syntax.parser, grammar=syntax.grammar, call_grammar=syntax.lark)
                 return replace(named, triggers=_named_triggers(rendered, names)), (*removed, *syntax.unenforced)
-        names, removed = self._relaxed(_described(tools), self._check_followed)
+        names, removed = relax(described, self._check_followed)
         rendered = render(names.described("schemas"))
         if is_split:
-            reason = "this chat format has no grammar that holds arguments to their schemas"
-            removed = tuple((index, "#", reason) for index, tool in enumerate(names.tools) if tool.properties)
+            reason = "this chat format has no grammar that holds the arguments of these tools to their schemas"
+            removed = tuple((index, "#", reason) for index, tool in enumerate(names.tools) if tool.has_properties)
         named = replace(
             rendered,
             parser=names.in_parser(rendered.parser),
@@ -453,9 +458,9 @@ def _described(tools: Sequence[Tool]) -> tuple[tuple[str, str], ...]:
 
 def _relaxed_tools(tools: tuple[tuple[str, str], ...], check: Check) -> tuple[CallNames, tuple[Unenforced, ...]]:
     """Return tools with the parts of their parameters that pass a check, and the other parts."""
-    found, removed = [], list[Unenforced]()
+    found, removed, budget = [], list[Unenforced](), iter(range(MAX_CHECKS))
     for index, (name, text) in enumerate(tools):
-        schema, parts = relaxed(json.loads(text), check)
+        schema, parts = relaxed(json.loads(text), check, budget)
         found.append(CallTool(name, schema))
         removed += [(index, pointer, reason) for pointer, reason in parts]
     return CallNames(found), tuple(removed)

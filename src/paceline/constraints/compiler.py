@@ -110,7 +110,8 @@ class ConstraintCompiler:
         calls = self._calls(params.call_grammar) if isinstance(params.call_grammar, CallGrammar) else None
         if isinstance(params.thinking, ThinkingParams):
             tokens = self._thinking_tokens(params.thinking)
-            return ThinkingConstraint(params.thinking, tokens, inner, separates=params.grammar_lazy, calls=calls)
+            separates = params.grammar_lazy or calls is not None
+            return ThinkingConstraint(params.thinking, tokens, inner, separates=separates, calls=calls)
         if inner is not None and calls is not None:
             raise InvalidParams("call_grammar: it holds beside a grammar, and beside no other constraint")
         return inner or calls
@@ -165,8 +166,8 @@ class ConstraintCompiler:
         return found
 
     def _calls(self, grammar: CallGrammar) -> CallConstraint:
-        spec = ("lark", grammar.lark, False)
-        self.matcher(spec)  # raises what is wrong with it
+        # Kept here: the cache may drop the grammar before a call begins, and compiling it again would hold up an engine.
+        matcher = self.matcher(("lark", grammar.lark, False))
         with self._lock:
             triggers = self._triggers.get(grammar.triggers)
             if triggers is None:
@@ -175,7 +176,7 @@ class ConstraintCompiler:
                     self._triggers.popitem(last=False)
         return CallConstraint(
             triggers,
-            lambda: GrammarConstraint(self.matcher(spec)),
+            lambda: GrammarConstraint(matcher.deep_copy()),
             self.table,
             lambda data: self._index.split(data),  # noqa: PLW0108 - the index is made when it is needed
         )

@@ -12,7 +12,7 @@ from paceline.constraints import ConstraintCompiler, TokenTable
 from paceline.errors import GrammarError, InvalidParams
 from paceline.params import CallGrammar, PatternTrigger
 
-WORDS = (b"<call>", b"<", b"call", b">", b"x<call>7", b"call>4", b"<think>", b"</think>", b"Hm ")
+WORDS = (b"<call>", b"<", b"call", b">", b"x<call>7", b"call>4", b"<think>", b"</think>", b"Hm ", b"</think><call>")
 LARK = 'start: "<call>" args "</call>"\nargs: %json {"type": "integer", "minimum": 3, "maximum": 6}\n'
 
 
@@ -26,6 +26,7 @@ def table() -> TokenTable:
 
 TABLE = table()
 COMPILER = ConstraintCompiler(TABLE)
+EVERY_BYTE = "".join(map(chr, range(128)))
 
 
 def constraint(*triggers: Any, **options: Any) -> Any:
@@ -119,7 +120,7 @@ def test_no_call_begins_in_thinking() -> None:
     made = constraint(thinking={"start": "<think>", "ends": ("</think>",)})
     for token in ids("<think>", "<call>", "Hm "):
         made.accept(token)
-        assert (allowed(made), made.may_end) == (None, True)
+        assert (allowed(made), made.may_end) == (EVERY_BYTE, True)
     for token in ids("</think>", "Hm ", "<call>"):
         made.accept(token)
     assert (allowed(made), made.may_end, made.is_complete) == ("3456", False, False)
@@ -130,6 +131,38 @@ def test_no_call_begins_in_thinking() -> None:
     for token in ids("5</call>"):
         ahead.accept(token)
     assert (ahead.is_complete, made.is_complete) == (True, False)
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_no_token_ends_thinking_and_begins_a_call(is_lazy: bool) -> None:
+    """The constraint of calls would miss the beginning, and let the arguments violate their schema."""
+    options: dict[str, Any] = {"grammar_lazy": True, "grammar_triggers": ("<call>",)} if is_lazy else {}
+    thinking = {"start": "<think>", "ends": ("</think>",), "is_open": True}
+    made = constraint(thinking=thinking, grammar='root ::= "<call>" [0-9]', **options)
+    made.accept(ids("Hm ")[0])
+    words = np.zeros(TABLE.num_words, dtype=np.uint32)
+    assert made.fill_mask(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    assert (bits[ids("</think><call>")[0]], bits[ids("</think>")[0]]) == (0, 1)
+
+
+def test_the_grammar_of_a_call_is_compiled_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the cache has dropped it since: the thread of an engine compiles nothing."""
+    compiler = ConstraintCompiler(TABLE)
+    made = compiler.compile(SamplingParams(call_grammar=CallGrammar(LARK, ("<call>",))))
+    assert made is not None
+    for number in range(70):
+        compiler.compile(SamplingParams(choice=(f"{number}",)))
+
+    def refuse(*_: object) -> None:
+        pytest.fail("compiled within a request")
+
+    monkeypatch.setattr(compiler, "_compiled", refuse)
+    for _ in range(2):
+        copied = made.copy()
+        for token in ids("<call>", "5", "</call>"):
+            copied.accept(token)
+        assert copied.is_complete
 
 
 def test_long_text_is_dropped_and_a_call_found_behind_it() -> None:
