@@ -1,4 +1,4 @@
-"""Schemas of arguments that stand as plain text in a call, as terminals of a Lark grammar. Pure; any thread."""
+"""Terminals of a Lark grammar for arguments that are plain text in a call. Pure; any thread."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class NotEnforced(Exception):
 
 
 def text_terminal(schema: Any, resolve: Resolve, report: Callable[[str, str], None]) -> str | None:
-    """Return an expression of the texts that a schema allows as an argument; None: any text.
+    """Return an expression of the texts that a schema allows; None: any text.
 
     Args:
         schema: The argument's.
         resolve: Returns the target of a `$ref`.
-        report: Gets keyword and reason of each part that plain text cannot be held to.
+        report: Takes the keyword and the reason of each part that is not enforced.
     """
     try:
         return _Reader(resolve, report).terminal(schema)
@@ -59,7 +59,7 @@ def text_terminal(schema: Any, resolve: Resolve, report: Callable[[str, str], No
 
 
 class _Reader:
-    """Reads one schema, and each of its objects that plain text depends on."""
+    """Reads the schema of one argument."""
 
     def __init__(self, resolve: Resolve, report: Callable[[str, str], None]) -> None:
         self._resolve, self._report, self._num_left = resolve, report, _MAX_PARTS
@@ -85,7 +85,7 @@ class _Reader:
         return _limited(node, self._report)
 
     def _combined(self, keyword: str, children: list[Any]) -> str | None:
-        """Return the texts of alternatives, if each of them limits its texts, or of what all parts allow."""
+        """Return the expression of a list of schemas. It is None for alternatives if one of them allows any text."""
         found = [self.terminal(child) for child in children]
         if keyword == "allOf":
             return " & ".join(f"({part})" for part in found if part is not None) or None
@@ -98,7 +98,7 @@ def quoted_pattern(text: str) -> str:
 
 
 def _limited(node: Mapping[str, Any], report: Callable[[str, str], None]) -> str | None:
-    """Return the texts of one type with limits."""
+    """Return the expression of a schema object without alternatives."""
     if node.get("type") != "string":
         for keyword in sorted(_LIMITS & node.keys()):
             report(keyword, "in this chat format the argument is plain text, whose type is decided afterwards")

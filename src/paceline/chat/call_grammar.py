@@ -1,7 +1,7 @@
 """From llama.cpp's parser of tool calls to a Lark grammar that holds arguments to their JSON schemas.
 
-llama.cpp's chat layer gets tools whose names are numbers and whose parameters have a type and nothing else. Its parser says how
-calls are spelt, and where the arguments stand in them: there the grammar has the tool's own schema. Pure; any thread.
+llama.cpp's chat layer gets tools with numbered names and with types in place of schemas. Its parser describes the spelling of
+calls and the places of arguments; at these places the grammar has the schemas of the tools. Pure; any thread.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _SPACE: Final = r"SPACE: / |\n{1,2}[ \t]{0,20}/"  # the rule of that name in lla
 
 
 Unenforced = tuple[int, str, str]
-"""A part of a schema that is not enforced: number of the tool, JSON pointer, reason."""
+"""A part of a schema that is not enforced: the number of the tool, the JSON pointer and the reason."""
 
 
 class Untranslatable(Exception):
-    """A parser has a part that has no equivalent in a Lark grammar."""
+    """A part of the parser has no equivalent in a Lark grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How calls are spelt, with the names of the tools themselves.
+    """The spelling of calls, with the real names of the tools.
 
     Attributes:
         parser: llama.cpp's parser of the format, serialised.
-        grammar: GBNF, in which arguments are any JSON; None: the format has none.
+        grammar: GBNF grammar that allows any JSON as arguments; None: the format has no grammar.
         lark: Lark grammar of the calls alone, with the schemas of their arguments; None: it does not compile.
-        unenforced: Parts of schemas that it does not enforce.
+        unenforced: Parts of schemas that the Lark grammar does not enforce.
     """
 
     parser: str
@@ -56,13 +56,13 @@ class CallSyntax:
 def call_syntax(
     parser: str, grammar: str | None, names: CallNames, control_ids: tuple[tuple[str, int], ...]
 ) -> CallSyntax | None:
-    """Return how calls are spelt; None if the parser does not say where arguments stand, or a Lark grammar cannot.
+    """Return the spelling of calls; None if no Lark grammar can be written from the parser.
 
     Args:
         parser: llama.cpp's parser of the format, serialised, with the names of `CallNames`.
         grammar: Its GBNF grammar, with these names.
-        names: The tools.
-        control_ids: Control tokens that the parser reads as text, by that text.
+        names: The tools and their aliases.
+        control_ids: Ids of the control tokens that the parser reads as text, by that text.
     """
     writer = _Writer(json.loads(parser), names, dict(control_ids))
     try:
@@ -88,7 +88,7 @@ class _Until:
 
 @dataclass(frozen=True, slots=True)
 class _Optional:
-    """Parts that may be left out, the last of which is free text."""
+    """Optional parts that end with free text."""
 
     items: tuple[Any, ...]
 
@@ -138,7 +138,7 @@ class _Writer:
         return self._rules[key]
 
     def _named(self, prefix: str, body: str) -> str:
-        """Return the name of a line with this body."""
+        """Return the name of the terminal or schema with this body; write it if it is new."""
         name = self._line_names.setdefault(body, f"{prefix}{len(self._lines)}")
         self._lines[name] = body
         return name
@@ -146,11 +146,11 @@ class _Writer:
     # ---- expressions
 
     def _expression(self, node_id: int) -> str:
-        """Return the expression of a node; empty if it consumes nothing."""
+        """Return the expression of a node; empty if the node consumes no text."""
         return self._joined(self._items(node_id))
 
     def _joined(self, items: Sequence[_Item]) -> str:
-        """Return the expression of parts in a row, of which free text needs the literal behind it."""
+        """Return the expression of a sequence of parts. Free text becomes one terminal with the literal that follows it."""
         rest = _merged(items)
         found = []
         while rest:
@@ -306,7 +306,7 @@ class _Writer:
         return [f"({held[0]} | {quoted})"]
 
     def _note_required(self, place: str) -> None:
-        """Report a property that is required and may be left out."""
+        """Report that a format lets a required property be left out."""
         root, _, pointer = self._names.schema_of(place) or ({}, None, "")
         index = self._names.tool_index(place)
         required = resolved(root, root).get("required", ())
@@ -325,7 +325,7 @@ class _Writer:
     # ---- texts
 
     def _literal(self, text: str) -> str:
-        """Return the expression of a text, in which control tokens may come as what they are."""
+        """Return the expression of a text. Its control tokens become token ids."""
         if not self._control_ids:
             return _lark_text(text)
         found, start = [], 0
@@ -338,7 +338,7 @@ class _Writer:
         return f"<[{self._control_ids[text]}]>"
 
     def _until(self, item: _Until, following: str) -> tuple[str, str]:
-        """Return the expression of free text with the delimiter behind it, and what is left of the text that follows."""
+        """Return the expression of free text with its delimiter, and the rest of the text that follows."""
         delimiters = [self._names.in_text(text) for text in item.delimiters]
         delimiter = next((text for text in delimiters if following.startswith(text)), None)
         if delimiter is None:
@@ -359,7 +359,7 @@ class _Writer:
         return self._named("T", body), following[len(delimiter) :]
 
     def _allowed(self, place: str) -> str | None:
-        """Return the texts that the schema of an argument allows; None: any."""
+        """Return the expression of the texts that the schema of an argument allows; None: any text."""
         found = self._names.schema_of(place)
         if found is None:
             return None
@@ -381,7 +381,7 @@ class _Writer:
 
 
 def _merged(items: Sequence[_Item]) -> list[_Item]:
-    """Return the parts with literals in a row as one, and without those that are empty."""
+    """Join consecutive literals, and leave out empty parts."""
     merged: list[_Item] = []
     for item in items:
         last = merged[-1] if merged else None

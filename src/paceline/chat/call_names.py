@@ -1,6 +1,6 @@
-"""The names that stand for those of tools and properties while llama.cpp's chat layer makes rules of them. Pure; any thread.
+"""Aliases of tools and properties for llama.cpp's chat layer. Pure; any thread.
 
-Rules have the names of tools in theirs, and two names that differ in signs alone would be one rule.
+The layer makes names of grammar rules from names of tools. Two names that differ only in punctuation would share a rule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.chat.tool_schemas import escaped
 from paceline.constraints.nesting import reference_resolver
 
 ALIAS: Final = re.compile(r"pacelinetool(\d+)x(?:arg(\d+)x)?")
-"""A name of a tool, or of a property of one, that stands for another."""
+"""An alias of a tool, or of a tool's property."""
 
 _MAX_PROPERTIES: Final = 400  # of a tool; llama.cpp's chat layer takes 500
 _MAX_REFERENCES: Final = 100  # that lead from one to the next
@@ -38,11 +38,11 @@ Types = frozenset[str] | None
 
 @dataclass(frozen=True)
 class CallTool:
-    """A tool as calls are held to it.
+    """A tool with the schema that its calls are held to.
 
     Attributes:
         name: Its name.
-        schema: The JSON schema of its arguments, an object, with nothing that cannot be enforced.
+        schema: JSON schema of its arguments, an object. All of its keywords can be enforced.
     """
 
     name: str
@@ -70,7 +70,7 @@ class CallTool:
 
 
 class CallNames:
-    """The names that stand for those of tools and properties while llama.cpp's chat layer makes rules of them."""
+    """The aliases of tools and their properties."""
 
     def __init__(self, tools: Sequence[CallTool]) -> None:
         self.tools = tuple(tools)
@@ -80,7 +80,7 @@ class CallNames:
         """Return the tools for llama.cpp's chat layer, with parameters in one of three forms.
 
         Args:
-            form: "objects" of any kind, "properties" of types alone, or the "schemas" themselves.
+            form: "objects": any object; "properties": named properties with types; "schemas": the whole schemas.
         """
         found = []
         for index, tool in enumerate(self.tools):
@@ -101,11 +101,11 @@ class CallNames:
         return {"type": "object", "properties": typed, "required": [names[name] for name in names if name in required]}
 
     def in_text(self, text: str) -> str:
-        """Return a text with the names themselves."""
+        """Replace the aliases in a text by the real names."""
         return ALIAS.sub(self._name, text)
 
     def in_parser(self, parser: str) -> str:
-        """Return a serialised parser with the names themselves."""
+        """Replace the aliases in a serialised parser by the real names."""
 
         def replaced(match: re.Match[str]) -> str:
             return ALIAS.sub(lambda alias: json.dumps(self._name(alias), ensure_ascii=False)[1:-1], match[0])
@@ -113,10 +113,10 @@ class CallNames:
         return _PARSER_TEXT.sub(replaced, parser)
 
     def in_grammar(self, grammar: str, *, is_loose: bool) -> str:
-        """Return a GBNF grammar with the names themselves.
+        """Replace the aliases in a GBNF grammar by the real names.
 
-        With `is_loose` white space and numbers may be spelt in every way that JSON has: what another grammar allows must not
-        end where this one goes on otherwise.
+        With `is_loose` the grammar allows every spelling of JSON's white space and numbers. Two grammars with different
+        spellings would come to texts that neither of them continues.
         """
         if is_loose:
             grammar = _JSON_RULE.sub(lambda match: f"{match[1]} ::= {_LOOSE_RULES[match[1]]}", grammar)
@@ -128,7 +128,7 @@ class CallNames:
         return _GBNF_TEXT.sub(replaced, grammar)
 
     def schema_of(self, text: str) -> tuple[Mapping[str, Any], Any, str] | None:
-        """Return root schema, schema and JSON pointer of the last alias in a text, that of a property if it has one."""
+        """Return root schema, schema and JSON pointer of the last alias in a text. Aliases of properties come first."""
         found = list(ALIAS.finditer(text))
         if not found:
             return None
@@ -140,7 +140,7 @@ class CallNames:
         return tool.schema, tool.properties[name], f"#/properties/{escaped(name)}"
 
     def tool_index(self, text: str) -> int:
-        """Return the number of the tool that an alias in a text belongs to."""
+        """Return the number of the tool of the first alias in a text."""
         found = ALIAS.search(text)
         return int(found[1]) if found else 0
 
@@ -155,7 +155,7 @@ def types_of(root: Any, schema: Any, seen: dict[int, Types] | None = None) -> Ty
     Args:
         root: The schema that references are looked up in.
         schema: A part of it.
-        seen: Types of schema objects by their id, for those that were looked at before; None for any while they are.
+        seen: Types of the schema objects that were visited, by their id; None while an object is visited.
     """
     seen = {} if seen is None else seen
     node = resolved(root, schema)
@@ -199,7 +199,7 @@ def _typed(types: Types) -> dict[str, Any]:
 
 
 def with_plain_types(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema in which each schema object has one type by name, for templates that fail on others."""
+    """Return a schema with one named type for each schema object, for templates that need it."""
 
     def plain(node: Any) -> Any:
         if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""Relaxes schemas of tools: finds the smallest parts that cannot be enforced, and leaves them out. Pure; any thread."""
+"""Relaxes schemas of tools: leaves out the smallest parts that cannot be enforced. Pure; any thread."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _POINTER: Final = re.compile(r"^json_schema: (?:#[^:]*: )?")
 def relaxed(
     parameters: Mapping[str, Any], check: Check, budget: Iterator[int] | None = None
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """Return the schema of a tool's arguments, an object, without the parts that keep it from passing a check.
+    """Return the schema of a tool's arguments without the parts that do not pass a check.
 
-    Also returns JSON pointer and reason of each of these parts.
+    Also returns the JSON pointer and the reason of each part that was left out.
 
     Args:
         parameters: The schema.
         check: Raises for a schema that cannot be enforced.
-        budget: Has an item for each check of parts that may be made; None: `MAX_CHECKS` items.
+        budget: Yields an item for each check of a part, and ends when no more may be made; None: `MAX_CHECKS` items.
     """
     types = parameters.get("type", "object")
     if types != "object" and not (isinstance(types, list) and "object" in types):
@@ -72,7 +72,7 @@ class _Relaxation:
         return None
 
     def _fit(self, pointer: str, parent: Any, key: str | int, schema: Any) -> None:
-        """Put as much of a schema into its place as passes."""
+        """Set `parent[key]` to the schema without the parts that do not pass."""
         parent[key] = schema
         reason = self._reason()
         if reason is None:
@@ -109,7 +109,7 @@ class _Relaxation:
 
 
 def part_of(root: Mapping[str, Any], schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
-    """Return a part of a schema as a schema of its own, in which references lead where they did.
+    """Return a part of a schema as a schema of its own. Its references keep their targets.
 
     Args:
         root: The whole schema.

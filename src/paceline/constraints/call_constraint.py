@@ -2,8 +2,8 @@
 
     WAITING ──trigger──> BEGUN        the grammar gets the text from the trigger on
 
-The native sampler follows a GBNF grammar of the same calls beside it, which begins at the same triggers. That grammar decides
-which tokens may begin a call, and how calls are spelt; this one adds the schemas of the arguments.
+The native sampler follows a GBNF grammar of the same calls, which begins at the same triggers. The GBNF grammar decides which
+tokens may begin a call and how calls are spelt; this constraint adds the schemas of the arguments.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from paceline.errors import GrammarError, InvalidParams
 from paceline.params import PatternTrigger
 
 _MAX_TEXT = 2**16
-"""Bytes of free text in which a pattern that begins with ^ is looked for."""
+"""Bytes at the beginning of the free text that are searched for a pattern that begins with ^."""
 _TAIL = 512
-"""Bytes of the text so far in which a match of another pattern may begin."""
+"""Bytes before the newest token that are searched for other patterns."""
 _END = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|(?P<end>\$)", re.DOTALL)
 
 
 class CallTriggers:
-    """What begins the calls of a request. Constant; any thread."""
+    """The triggers of the calls of a request. Constant; any thread."""
 
     def __init__(self, triggers: Sequence[object]) -> None:
         """Compile the triggers. Raises `GrammarError` for a pattern that is malformed."""
@@ -36,13 +36,13 @@ class CallTriggers:
         ]
 
     def start(self, text: bytearray, begin: int, token_id: int, *, is_whole: bool) -> int | None:
-        """Return where a call begins in the text; None if it does not.
+        """Return the position in the text at which a call begins; None if no call begins.
 
         Args:
             text: The free text, with the newest token at its end.
-            begin: Where that token begins.
-            token_id: The token.
-            is_whole: Whether nothing was dropped in front of the text.
+            begin: Position of the newest token.
+            token_id: The newest token.
+            is_whole: Whether the text has its beginning, which long texts lose.
         """
         if token_id in self._token_ids:
             return begin
@@ -76,7 +76,7 @@ def _found(
 
 
 def _compiled(pattern: str) -> re.Pattern[bytes]:
-    """Return a pattern of llama.cpp's triggers, in which $ is the end of the text alone."""
+    """Compile a pattern of llama.cpp's triggers, whose $ matches only at the end of the text."""
     text = _END.sub(lambda match: r"\Z" if match["end"] else match[0], pattern)
     try:
         return re.compile(text.encode())
@@ -98,9 +98,9 @@ class CallConstraint:
 
         Args:
             triggers: Of the params' `CallGrammar`.
-            begin: Returns the constraint of calls at its beginning.
+            begin: Returns a new constraint of calls.
             table: The vocabulary.
-            split: Returns tokens that have just these bytes; raises `InvalidParams` if there are none.
+            split: Returns tokens that spell some bytes; raises `InvalidParams` if no tokens do.
         """
         self._triggers, self._begin, self._table, self._split = triggers, begin, table, split
         self._text, self._starts = bytearray(), list[int]()  # free text, and where each of its tokens begins
@@ -140,7 +140,7 @@ class CallConstraint:
             self._shorten()
 
     def _begun(self, start: int) -> Constraint | None:
-        """Return the constraint of calls behind the text from a place on; None if that is not the beginning of a call."""
+        """Return the constraint of calls after the text from `start` on; None if no call begins with this text."""
         calls = self._begin()
         ends = [*self._starts[1:], len(self._text)]
         try:

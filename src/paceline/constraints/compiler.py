@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 Spec = tuple[str, str, bool]
-"""A kind, its text, and whether JSON of a schema is compact: what a compiled grammar is cached by."""
+"""The key of a compiled grammar: its kind, its text, and whether JSON of a schema is compact."""
 
 _MAX_COMPILES = 2
 _CACHED_GRAMMARS = 64
@@ -92,7 +92,7 @@ class ConstraintCompiler:
         self._thinking: OrderedDict[tuple[str, tuple[str, ...], str], ThinkingTokens] = OrderedDict()
 
     def compile(self, params: SamplingParams) -> Constraint | None:
-        """Return the constraint of one choice; None where the params have none, or only a GBNF grammar.
+        """Return the constraint of one choice; None if the params have no constraint, or only a GBNF grammar.
 
         Raises:
             GrammarError: As `check_constraint`.
@@ -234,7 +234,7 @@ class _Vocabulary:
         self._table, self._index = table, index
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Encode a text to tokens that have just its bytes; nothing where the vocabulary cannot."""
+        """Return tokens that spell a text; an empty list if no tokens do."""
         data = text.encode() if isinstance(text, str) else text
         try:
             found = self._table.encode(data.decode())
