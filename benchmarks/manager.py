@@ -85,7 +85,7 @@ def entries(paths: Sequence[Path]) -> list[ModelEntry]:
 async def needs(models: Sequence[ModelEntry]) -> list[int]:
     """Return what each counts for in a budget."""
     loader = AsyncLLMLoader()
-    prepared = [await loader.prepare(entry, threading.Event(), has_budget=True) for entry in models]
+    prepared = [await loader.prepare(entry, threading.Event(), budget=1 << 62) for entry in models]
     return [one.needed_bytes or 0 for one in prepared]
 
 
