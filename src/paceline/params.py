@@ -515,8 +515,9 @@ def _check_own_constraint(constraint: object) -> None:
 
 def _call_grammar(grammar: object) -> CallGrammar:
     if isinstance(grammar, Mapping):
-        validation.reject_unknown(grammar, [one.name for one in dataclasses.fields(CallGrammar)], "CallGrammar")
-        return CallGrammar(grammar.get("lark", ""), grammar.get("triggers", ()))
+        given = {validation.text("call_grammar: a name", name): value for name, value in grammar.items()}
+        validation.reject_unknown(given, [field.name for field in dataclasses.fields(CallGrammar)], "CallGrammar")
+        return CallGrammar(given.get("lark", ""), given.get("triggers", ()))
     return validation.instance("call_grammar", grammar, CallGrammar)
 
 

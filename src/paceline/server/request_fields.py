@@ -14,7 +14,6 @@ from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, PacelineError, Unsupported
 from paceline.params import SAMPLERS, SamplingParams
 from paceline.request import RequestOptions
-from paceline.server.request_body import without_fractions
 
 if TYPE_CHECKING:
     from paceline.engine.prompts import Prompt
@@ -172,6 +171,10 @@ def tokenize_mixed(tokenizer: Tokenizer, name: str, value: Any, *, add_special: 
         return tokenizer.encode(validation.text(name, value), add_special=add_special, parse_special=parse_special)
     if not isinstance(value, list):
         raise InvalidType(f"{name} must be {_SHAPES}, not {type(value).__name__}")
+    from paceline.server.request_body import (
+        without_fractions,
+    )  # late: flags read this module before a framework is loaded
+
     value = without_fractions(value)
     if not any(isinstance(item, str) for item in value):
         return validation.token_ids(name, value, tokenizer.n_vocab)
