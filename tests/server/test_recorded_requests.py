@@ -20,7 +20,14 @@ from paceline.testing.models import LlamaSpec, copied, write_model
 
 FOLDER = os.environ.get("PACELINE_RECORDED_REQUESTS")
 FILES = sorted(Path(FOLDER).glob("*.json")) if FOLDER else []
-TEMPLATES = ("Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder", "openai-gpt-oss-120b", "unsloth-mistral-Devstral-Small-2507")
+TEMPLATES = (
+    "Qwen-Qwen2.5-7B-Instruct",
+    "Qwen3-Coder",
+    "Qwen3.5-4B",
+    "mistralai-Ministral-3-14B-Reasoning-2512",
+    "openai-gpt-oss-120b",
+    "unsloth-mistral-Devstral-Small-2507",
+)
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 MAX_TOKENS = 24
 
