@@ -29,8 +29,8 @@ def test_perplexity_does_not_depend_on_the_kernels(real_model: RealModel, tmp_pa
     ours, num_ours = _perplexity(real_model(name), text, "paceline")
     theirs, num_theirs = _perplexity(real_model(name), text, "llama.cpp")
     print(f"{name}: {ours:.4f} by paceline's kernels, {theirs:.4f} by llama.cpp's, {num_ours} tokens")
-    assert num_ours == num_theirs > 1000
-    assert 1 < ours < 100  # a text that the model can read
+    assert num_ours == num_theirs > 5000
+    assert 1 < ours < 500  # a text that the model can read
     assert abs(ours / theirs - 1) < MAX_DIFFERENCE
 
 

@@ -11,9 +11,13 @@ STORY_PROMPT = "The lighthouse keeper climbed the stairs every evening because"
 PROMPTS = (CODE_PROMPT, STORY_PROMPT, "Q: What is the capital of France?\nA:")
 
 
-def prose(num_chars: int = 9_000) -> str:
-    """Return the beginning of a page of the documentation, which no model has read."""
-    return (ROOT / "docs" / "internals.md").read_text()[:num_chars]
+def prose(num_chars: int = 40_000) -> str:
+    """Return the beginning of the guides, which no model has read.
+
+    The rounding of kernels moves a token's log-probability by a tenth or more: the mean of fewer tokens would not tell 0.3 %.
+    """
+    pages = sorted((ROOT / "docs" / "guide").glob("*.md"))
+    return "\n".join(page.read_text() for page in pages)[:num_chars]
 
 
 # Triples: a sentence, one that means nearly the same, one about something else.
