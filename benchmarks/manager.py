@@ -83,10 +83,10 @@ def entries(paths: Sequence[Path]) -> list[ModelEntry]:
 
 
 async def needs(models: Sequence[ModelEntry]) -> list[int]:
-    """Return what each counts for in a budget."""
+    """Return the bytes that each model needs of a memory budget."""
     loader = AsyncLLMLoader()
     prepared = [await loader.prepare(entry, threading.Event(), budget=1 << 62) for entry in models]
-    return [one.needed_bytes or 0 for one in prepared]
+    return [model.needed_bytes or 0 for model in prepared]
 
 
 async def client(models: AsyncModelManager, tally: Tally, rng: random.Random, until_s: float) -> None:
