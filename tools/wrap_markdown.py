@@ -17,7 +17,7 @@ WIDTH = 100
 
 _ITEM = re.compile(r"(\s*(?:[-*+]|\d+[.)]|:)\s+)(?=\S)")
 _MARKER = re.compile(r"(?:[-+*>#|:]|\d+[.)])(?:\s|$)")  # what may not begin a wrapped line
-_ALONE = ("#", "|", "<", ":::", "!!!", "--8<--")
+_ALONE = ("#", "|", "<", ":::", "!!!")
 
 
 @dataclass

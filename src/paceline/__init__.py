@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.chat_client.conversations import AsyncConversation, Conversation
     from paceline.chat_client.function_tools import FunctionTool
     from paceline.completion import Choice, Classification, Completion, Score
-    from paceline.demo import demo_model_path
+    from paceline.demo import demo_draft_model_path, demo_model_path, demo_vision_model_path
     from paceline.engine.memory_needs import estimate_memory
     from paceline.llm import LLM
     from paceline.media import Audio, Image
@@ -97,7 +97,9 @@ _HOMES = {
     "TokenAllocation": "paceline.scheduling.view",
     "Tokenizer": "paceline.runtime",
     "Usage": "paceline.streaming",
+    "demo_draft_model_path": "paceline.demo",
     "demo_model_path": "paceline.demo",
+    "demo_vision_model_path": "paceline.demo",
     "estimate_memory": "paceline.engine.memory_needs",
 }
 
@@ -157,7 +159,9 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "Tokenizer",
     "Usage",
     "__version__",
+    "demo_draft_model_path",
     "demo_model_path",
+    "demo_vision_model_path",
     "estimate_memory",
 ]
 

@@ -81,6 +81,60 @@ _TEXTS: dict[str, tuple[int, int]] = {  # most of them, most characters of each
     "dry_sequence_breakers": (64, 40),
 }
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark", "constraint")
+NAMES_ELSEWHERE = {  # options of requests in other packages: the same option here, or a sentence about it
+    "best_of": "n",
+    "do_sample": "temperature=0 takes the likeliest token, and any other temperature samples",
+    "eos_token_id": "stop_token_ids",
+    "extra_body": "every option is a keyword of its own: generate(prompt, min_p=0.1)",
+    "format": "json_schema",
+    "function_call": "tool_choice of a chat says whether the model calls a tool",
+    "functions": "tools of a chat has the functions that the model may call",
+    "guided_choice": "choice",
+    "guided_decoding": "name the constraint itself: json_schema, regex, choice, grammar or lark",
+    "guided_grammar": "grammar",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "images": "images are parts of the prompt: [paceline.Image(path), text]",
+    "include_stop_str_in_output": "the text ends before the stop, and `stop` of the result has it",
+    "keep_alive": "sleep_idle_s of LLM frees the memory of an idle model",
+    "logits_processor": "logits_processors",
+    "lora_request": "lora",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "mirostat_mode": "mirostat",
+    "model": "an LLM has one model; ModelManager has several by name",
+    "n_predict": "max_tokens",
+    "num_keep": "nothing is dropped from a context while it generates; truncate shortens the prompt",
+    "num_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "options": "every option is a keyword of its own: generate(prompt, temperature=0.2)",
+    "penalize_newline": "logit_bias can forbid or favour any token",
+    "penalize_nl": "logit_bias can forbid or favour any token",
+    "random_seed": "seed",
+    "repeat_last_n": "penalty_last_n",
+    "repetition_penalty": "repeat_penalty",
+    "sampling_params": "the parameter is named params",
+    "schema": "json_schema",
+    "skip_special_tokens": "special=True keeps control tokens in the text; they are left out otherwise",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "stop_words": "stop",
+    "stopping_criteria": "leave the loop over llm.stream(), which cancels the request, or name texts in stop",
+    "stream": "call llm.stream(prompt) for a stream, or llm.stream_chat(messages) in a chat",
+    "structured_outputs": "name the constraint itself: json_schema, regex, choice, grammar or lark",
+    "temp": "temperature",
+    "tfs_z": "llama.cpp has no tail-free sampling any more; top_p and min_p cut the tail",
+    "think": 'reasoning_effort="none" of a chat switches thinking off for templates that can',
+    "thinking_token_budget": "thinking=ThinkingParams(budget=...) bounds thinking",
+    "timeout": "timeout_s",
+    "top_logprobs": "logprobs",
+    "truncate_prompt_tokens": 'truncate="left" shortens a prompt that is too long',
+    "typ_p": "typical_p",
+    "use_tqdm": "progress=True shows a bar while a list runs",
+}
 _MAX_CHOICE_CHARS = 2**18
 _MAX_PROCESSORS = 16
 _MAX_TAG_CHARS = 256
@@ -309,7 +363,7 @@ class SamplingParams:
 
     def __new__(cls, **options: Any) -> Self:
         """Refuse unknown options, naming the nearest known one."""
-        validation.reject_unknown(options, FIELDS, "SamplingParams")
+        validation.reject_unknown(options, FIELDS, "SamplingParams", NAMES_ELSEWHERE)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -330,7 +384,7 @@ class SamplingParams:
         Raises:
             InvalidParams: A value is out of its range, or a field is unknown.
         """
-        validation.reject_unknown(changes, FIELDS, "SamplingParams")
+        validation.reject_unknown(changes, FIELDS, "SamplingParams", NAMES_ELSEWHERE)
         return dataclasses.replace(self, **changes)
 
     def _set(self, name: str, value: object) -> None:

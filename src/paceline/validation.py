@@ -14,10 +14,11 @@ import importlib
 import math
 import os
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from numbers import Integral, Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from paceline.errors import InvalidParams, InvalidType
@@ -163,15 +164,27 @@ def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
     return [integer(f"{name}[{index}]", value, 0, n_vocab - 1, hint) for index, value in enumerate(ids)]
 
 
-def reject_unknown(names: Iterable[str], known: Collection[str], see: str | None = None) -> None:
+def reject_unknown(
+    names: Iterable[str],
+    known: Collection[str],
+    see: str | None = None,
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Raise `InvalidType`, which is a `TypeError`, for the first unknown name, suggesting the nearest known one.
 
-    see: where the known names are documented; named instead of a list of them if none is near.
+    see: where the known names are documented; named instead of a list of them if none is near. elsewhere: names that mean
+    something in other packages, with the known name that means the same, or with a sentence that says what does.
     """
     for name in names:
-        if name not in known:
+        if name in known:
+            continue
+        hint = elsewhere.get(name)
+        if hint is None:
             others = "known are " + ", ".join(sorted(known)) if see is None else f"there are {len(known)}, see {see}"
-            raise InvalidType(f"unknown option {_shown(name)}; {_did_you_mean(name, known) or others}")
+            hint = _did_you_mean(name, known) or others
+        elif hint in known:
+            hint = f"did you mean {hint!r}?"
+        raise InvalidType(f"unknown option {_shown(name)}; {hint}")
 
 
 def _is_between(value: float, low: float | None, high: float | None) -> bool:

@@ -61,8 +61,9 @@ def test_the_client_of_the_server_prints_two_completions(
 
 
 def test_every_example_is_run_and_documented() -> None:
-    """Each program is in the lists above and on the page of examples."""
-    names = {file.stem for file in (ROOT / "examples").glob("*.py")}
-    assert names == {*OUTPUT, AGAINST_A_SERVER}
+    """Each program is in the lists above, and the page of examples has its text."""
+    programs = {file.stem: file.read_text(encoding="utf-8") for file in (ROOT / "examples").glob("*.py")}
+    assert set(programs) == {*OUTPUT, AGAINST_A_SERVER}
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
-    assert names == set(re.findall(r'^--8<-- "examples/(\w+)\.py"$', page, re.MULTILINE))
+    shown = re.findall(r'^```python title="examples/(\w+)\.py"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
+    assert dict(shown) == programs

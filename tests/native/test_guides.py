@@ -12,6 +12,9 @@ PAGES = (
     "guide/chat.md",
     "guide/continuous_batching.md",
     "guide/embeddings.md",
+    "guide/from_llama_cpp_python.md",
+    "guide/from_ollama.md",
+    "guide/from_vllm.md",
     "guide/isolation.md",
     "guide/kv_cache_offload.md",
     "guide/lora.md",
@@ -28,6 +31,7 @@ PAGES = (
     "guide/writing_a_strategy.md",
     "guide/writing_an_instrument.md",
     "reference/chat.md",
+    "reference/runtime.md",
     "index.md",
     "quickstart.md",
 )

@@ -13,7 +13,7 @@ from paceline import validation
 from paceline.chat import ChatFormat, ChatOptions, Tool, Turn, next_turn, parse_tool_choice, template_kwargs
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.response_models import ResponseModel
-from paceline.engine.arguments import collected_arguments, request_arguments
+from paceline.engine.arguments import collected_arguments, names_elsewhere, request_arguments
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
@@ -107,9 +107,8 @@ def chat_arguments(
 
     Raises `InvalidParams`, and `InvalidType`, a `TypeError`, for an unknown keyword, with the nearest known one.
     """
-    validation.reject_unknown(
-        options, CHAT_NAMES | frozenset(FIELDS) | OPTION_NAMES, "chat, SamplingParams and RequestOptions"
-    )
+    known = CHAT_NAMES | frozenset(FIELDS) | OPTION_NAMES
+    validation.reject_unknown(options, known, "chat, SamplingParams and RequestOptions", names_elsewhere())
     for name in _MEANINGLESS:
         if name in options:
             raise InvalidParams(f"{name} means nothing in a chat, where the chat format decides it; leave it out")
@@ -197,14 +196,14 @@ def _schema_of_format(response_format: object) -> Mapping[str, Any] | None:
     kind = response_format.get("type")
     if kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object" and "schema" not in response_format:
         return {"type": "object"}
-    described = response_format.get("json_schema")
+    described = response_format if kind == "json_object" else response_format.get("json_schema")
     schema = described.get("schema") if isinstance(described, Mapping) else None
-    if kind != "json_schema" or not isinstance(schema, Mapping):
+    if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):
         raise InvalidParams(
-            'response_format must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
-            f'{{"schema": ...}}}}, not {response_format!r:.80}'
+            'response_format must be {"type": "text"}, {"type": "json_object"}, with or without a "schema", or '
+            f'{{"type": "json_schema", "json_schema": {{"schema": ...}}}}, not {response_format!r:.80}'
         )
     return schema
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from paceline import validation
@@ -12,7 +13,7 @@ from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.engine.adapters import adapter_paths
 from paceline.engine.draft_arguments import DRAFT_NAMES, DraftArguments, draft_arguments, with_draft
 from paceline.errors import InvalidParams, InvalidType
-from paceline.params import FIELDS, SamplingParams
+from paceline.params import FIELDS, NAMES_ELSEWHERE, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
 from paceline.scheduling.named_drafter import check_drafter_name, draft_heads_of
 from paceline.scheduling.named_strategy import check_strategy_name
@@ -62,6 +63,70 @@ _SAMPLING_KEYS: dict[str, tuple[str, type]] = {
     "mirostat_tau": ("mirostat_tau", float),
     "mirostat_eta": ("mirostat_eta", float),
 }
+_NAMES_ELSEWHERE = {  # options of models and engines in other packages: the same option here, or a sentence about it
+    "batch_size": "n_batch",
+    "block_size": "the KV cache is shared by cells, not by blocks",
+    "chat_format": "the parameter is named chat_template",
+    "chat_handler": "mmproj",
+    "clip_model_path": "mmproj",
+    "context_length": "n_ctx",
+    "context_window": "n_ctx",
+    "cpu_offload_gb": "n_gpu_layers says how many layers a GPU computes; the CPU computes the others",
+    "ctx_size": "n_ctx",
+    "device": "devices",
+    "device_map": "devices",
+    "download_dir": "HF_HOME says where the cache of the Hugging Face Hub lies",
+    "dtype": "a GGUF file has its types already; type_k and type_v are those of the KV cache",
+    "embedding": "any LLM embeds: llm.embed(texts)",
+    "enable_chunked_prefill": "prompts are always computed in chunks, of chunk_size tokens at most",
+    "enable_lora": "lora",
+    "enable_prefix_caching": "cache_prompt",
+    "enforce_eager": "leave it out: nothing is compiled when a model loads",
+    "gpu_layers": "n_gpu_layers",
+    "gpu_memory_utilization": "fit_target_bytes is the memory that the model and its KV cache leave free",
+    "kv_cache_dtype": "type_k and type_v are the types of the KV cache",
+    "kv_cache_memory_bytes": "fit_cache_bytes",
+    "last_n_tokens_size": "penalty_last_n of a request says how far back penalties look",
+    "local_files_only": "offline=True looks for the model in the caches alone",
+    "logits_all": "logprobs and prompt_logprobs of a request ask for log-probabilities",
+    "lora_modules": "lora",
+    "lora_path": "lora",
+    "low_vram": "n_gpu_layers and offload_kqv say what a GPU keeps",
+    "max_context_length": "n_ctx",
+    "max_model_len": "n_ctx",
+    "max_num_batched_tokens": "n_batch",
+    "max_num_queued_reqs": "max_queue",
+    "max_num_queued_tokens": "max_queue_tokens",
+    "max_num_seqs": "num_slots",
+    "max_seq_len": "n_ctx",
+    "model_path": 'the model is the first argument: LLM("model.gguf")',
+    "num_batch": "n_batch",
+    "num_ctx": "n_ctx",
+    "num_gpu": "n_gpu_layers",
+    "num_thread": "n_threads",
+    "parallel": "num_slots",
+    "pooling_type": "pooling of llm.embed() chooses the pooling",
+    "quantization": "a GGUF file is quantised already; choose a file, such as hf:USER/REPO:Q4_K_M",
+    "repo_id": 'LLM("hf:USER/REPO:QUANT") loads a model of the Hugging Face Hub',
+    "revision": 'the name has it: LLM("hf:USER/REPO@REVISION")',
+    "rope_scaling_type": "rope_scaling",
+    "served_model_name": "--alias of `paceline serve` names the model for clients",
+    "spec_model": "draft_model",
+    "speculative_config": "speculation, draft_model and max_draft say what proposes tokens, and how many",
+    "speculative_model": "draft_model",
+    "swap_space": "host_cache_bytes",
+    "task": "any LLM generates and embeds; a reranking model reranks",
+    "tensor_parallel_size": "all GPUs are used; devices, split_mode and tensor_split choose how",
+    "threads": "n_threads",
+    "tokenizer": "a GGUF file has its tokenizer, and llm.tokenizer is it",
+    "trust_remote_code": "leave it out: no code of a repository is run",
+    "use_mlock": 'load_mode="mlock" keeps the weights in memory',
+    "use_mmap": 'load_mode="mmap" maps the file, and load_mode="none" reads it',
+    "verbose": "the loggers paceline.llama and paceline.engine say more at the level DEBUG",
+}
+_OF_REQUESTS = {
+    name: f"it is an option of a request: llm.generate(prompt, {name}=...)" for name in (*FIELDS, *OPTION_NAMES)
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +152,9 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     context_names = ContextOptions.names() - _DERIVED
     others = {"lora", "instruments"} | DRAFT_NAMES
     known = CONFIG_NAMES | _MODEL_NAMES | context_names | others
-    validation.reject_unknown(options, known, "LLM, EngineConfig, Model.load and ContextOptions")
+    validation.reject_unknown(
+        options, known, "LLM, EngineConfig, Model.load and ContextOptions", _OF_REQUESTS | _NAMES_ELSEWHERE
+    )
     config = EngineConfig(**_only(options, CONFIG_NAMES))
     check_strategy_name(config.strategy)
     check_drafter_name(config.speculation)
@@ -103,6 +170,15 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
         draft=draft,
         given=frozenset(options),
     )
+
+
+@cache
+def names_elsewhere() -> dict[str, str]:
+    """Return a hint for each name that is no option of a request here, but one of another package or of `LLM`."""
+    from paceline.runtime.context_options import ContextOptions
+
+    of_engine = CONFIG_NAMES | _MODEL_NAMES | ContextOptions.names() | DRAFT_NAMES
+    return {name: f"it is an option of the engine: LLM(model, {name}=...)" for name in of_engine} | NAMES_ELSEWHERE
 
 
 def refuse_rpc(config: EngineConfig) -> None:
@@ -125,7 +201,8 @@ def request_arguments(
     """Sort the keywords of a request. Sampling keywords change `params`, or `defaults` without params."""
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
-    validation.reject_unknown(options, frozenset(FIELDS) | OPTION_NAMES, "SamplingParams and RequestOptions")
+    known = frozenset(FIELDS) | OPTION_NAMES
+    validation.reject_unknown(options, known, "SamplingParams and RequestOptions", names_elsewhere())
     base = defaults if params is None else params
     sampling = _only(options, FIELDS)
     return base.replace(**sampling) if sampling else base, RequestOptions(**_only(options, OPTION_NAMES))

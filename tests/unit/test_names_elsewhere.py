@@ -1,0 +1,115 @@
+"""Options of other packages: the guides for their users agree with what paceline accepts, and errors name the option here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.chat_client.chat_arguments import CHAT_NAMES, chat_arguments
+from paceline.engine.arguments import engine_arguments, request_arguments
+from paceline.errors import InvalidType
+from paceline.params import FIELDS
+from paceline.request import OPTION_NAMES
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guide"
+PAGES = ("from_llama_cpp_python", "from_ollama", "from_vllm")
+OF_CONSTRUCTOR = {"model", "chat_template", "offline", "hf_token"}
+OF_CALL = {"params", "progress", "suffix"}
+
+
+def rows(section: str) -> list[tuple[str, str]]:
+    """Each name of a section's tables on all pages, with what stands beside it."""
+    found = []
+    for page in PAGES:
+        text = (GUIDES / f"{page}.md").read_text(encoding="utf-8")
+        table = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+        for first, second in re.findall(r"^\| (`.*?`) \| (.*?) \|", table, re.MULTILINE):
+            found += [(name, second) for name in re.findall(r"`(\w+)`", first)]
+    assert len(found) > 40
+    return found
+
+
+def check(name: str, beside: str, error: str | None, known: bool) -> None:
+    """A name that is the same here is accepted; the error of another one names an option that stands beside it."""
+    assert known == (beside == "the same"), (name, beside, error)
+    if known:
+        return
+    assert error is not None
+    hint = error.partition("; ")[2]
+    assert "there are" not in hint, error
+    options = re.findall(r"`([\w.]+)", beside)
+    assert not options or any(option.rpartition(".")[2] in hint for option in options), (beside, error)
+
+
+@pytest.mark.parametrize(("name", "beside"), rows("Options of the engine"))
+def test_a_page_says_how_an_option_of_the_engine_is_named(name: str, beside: str) -> None:
+    """As `LLM` does."""
+    error = None
+    try:
+        engine_arguments({name: None})
+        known = True
+    except InvalidType as refused:
+        error = str(refused)
+        known = "unknown option" not in error
+    except ValueError:
+        known = True
+    known = known or name in OF_CONSTRUCTOR
+    check(name, beside, error, known)
+
+
+@pytest.mark.parametrize(("name", "beside"), rows("Options of a request"))
+def test_a_page_says_how_an_option_of_a_request_is_named(name: str, beside: str) -> None:
+    """As `generate` and `chat` do."""
+    known = name in {*FIELDS, *OPTION_NAMES, *CHAT_NAMES, *OF_CALL}
+    error = None
+    if not known:
+        with pytest.raises(InvalidType) as refused:
+            request_arguments(SamplingParams(), None, {name: 1})
+        error = str(refused.value)
+        with pytest.raises(InvalidType) as in_chat:
+            chat_arguments(SamplingParams(), None, {name: 1}, is_streamed=False)
+        assert str(in_chat.value) == error
+    check(name, beside, error, known)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("max_model_len", "did you mean 'n_ctx'?"),
+        ("n_ctxx", "did you mean 'n_ctx'?"),
+        ("temperature", "it is an option of a request: llm.generate(prompt, temperature=...)"),
+        ("dtype", "a GGUF file has its types already; type_k and type_v are those of the KV cache"),
+    ],
+)
+def test_an_engine_names_the_option_that_is_meant(option: str, hint: str) -> None:
+    """Of another package, misspelled, or of a request."""
+    with pytest.raises(TypeError) as refused:
+        LLM(**{option: 1})
+    assert str(refused.value) == f"unknown option {option!r}; {hint}"
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("max_new_tokens", "did you mean 'max_tokens'?"),
+        ("temprature", "did you mean 'temperature'?"),
+        ("n_ctx", "it is an option of the engine: LLM(model, n_ctx=...)"),
+        ("stream", "call llm.stream(prompt) for a stream, or llm.stream_chat(messages) in a chat"),
+    ],
+)
+def test_a_request_names_the_option_that_is_meant(option: str, hint: str) -> None:
+    """Of another package, misspelled, or of the engine."""
+    with pytest.raises(TypeError) as refused:
+        request_arguments(SamplingParams(), None, {option: 1})
+    assert str(refused.value) == f"unknown option {option!r}; {hint}"
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, {"type": "object", "required": ["a"]}])
+def test_json_object_takes_a_schema(schema: dict[str, object]) -> None:
+    """As llama-cpp-python and llama-server take it."""
+    format_ = {"type": "json_object", "schema": schema}
+    found = chat_arguments(SamplingParams(), None, {"response_format": format_}, is_streamed=False)
+    assert found.params.json_schema == SamplingParams(json_schema=schema).json_schema
