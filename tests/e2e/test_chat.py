@@ -39,6 +39,15 @@ def test_bad_options_are_one_line_and_an_exit_code() -> None:
         assert word in done.stderr.decode() and done.stderr.decode().count("\n") == 1
 
 
+def test_a_pipe_follows_the_message(tmp_path: Path) -> None:
+    """The question, a blank line, the text; so does the text of a file. An empty pipe adds nothing."""
+    (tmp_path / "text").write_text("Who are you?\n")
+    whole = output(*CHAT, "Hello!\n\nWho are you?", "-q")
+    assert output(*CHAT, "Hello!", "-q", stdin=b"Who are you?\n") == whole
+    assert output(*CHAT, "-p", "Hello!", "-f", str(tmp_path / "text"), "-q") == whole
+    assert output(*CHAT, "Hello!", "-q") != whole
+
+
 def test_an_empty_pipe_is_wrong_usage_or_an_empty_message() -> None:
     """It ends; nothing hangs."""
     assert paceline_(*CHAT, "-n", "3", stdin=b"").returncode == 0

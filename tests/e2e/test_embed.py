@@ -17,6 +17,7 @@ def test_embed_writes_a_vector_a_line(tmp_path: Path) -> None:
     """JSON lines for pipes, and the same numbers in a NumPy file."""
     lines = [json.loads(line) for line in output("embed", "-", "three", "-t", "1", stdin=b"one\ntwo\n").splitlines()]
     assert [(line["index"], line["text"]) for line in lines] == [(0, "one"), (1, "two"), (2, "three")]
+    assert output("embed", "-t", "1", stdin=b"one\ntwo\nthree\n") == "".join(f"{json.dumps(line)}\n" for line in lines)
     output("embed", "one", "two", "three", "-t", "1", "--npy", str(tmp_path / "x"))
     array = np.load(tmp_path / "x")
     assert array.dtype == np.float32 and array.shape == (3, len(lines[0]["embedding"]))

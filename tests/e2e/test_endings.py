@@ -87,7 +87,7 @@ def test_an_output_that_takes_nothing_is_one_line() -> None:
 )
 def test_what_goes_wrong_is_one_line_and_a_code(args: list[str], code: int, message: str) -> None:
     """1 where it failed, 2 where it was asked for wrongly; nothing on stdout."""
-    done = paceline_(*args, stdin=b"\xff")
+    done = paceline_(*args, stdin=b"\xff" if "-" in args else b"")
     error = done.stderr.decode()
     assert (done.returncode, done.stdout) == (code, b"")
     assert error.startswith("Error: ") and message in error and error.count("\n") == 1

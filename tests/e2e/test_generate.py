@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
-from tests.e2e.commands import ESCAPE, PROMPT, Terminal, endless, generate, output, paceline_, started
+from tests.e2e.commands import (
+    COMMAND,
+    ESCAPE,
+    PROMPT,
+    TIMEOUT_S,
+    Terminal,
+    endless,
+    generate,
+    output,
+    paceline_,
+    started,
+)
 
 import paceline
 from paceline.demo import demo_model_path
 from paceline.testing.models import KINDS, write_model
 
 pytestmark = pytest.mark.native
+
+ANSWERS_X = ("generate", "A", "-t", "1", "-n", "1", "-q", "--echo", "--regex", "x")
 
 
 def test_generate_writes_the_text_to_stdout_and_numbers_to_stderr() -> None:
@@ -108,6 +123,70 @@ def test_the_prompt_comes_from_stdin_for_a_dash() -> None:
     """As if it had been an argument; the line break that `echo` adds is not part of it."""
     args = ("-t", "1", "-n", "10", "--temperature", "0", "-q")
     assert output("generate", "-", *args, stdin=PROMPT.encode() + b"\n") == output("generate", PROMPT, *args)
+
+
+def test_a_pipe_is_the_prompt_or_follows_it(tmp_path: Path) -> None:
+    """PROMPT or --prompt, the text of --file and the text of stdin, with a blank line between them."""
+    (tmp_path / "file.txt").write_text("of a file\n")
+
+    def prompt(*args: str, stdin: bytes = b"") -> str:
+        shown = output("generate", "-t", "1", "-n", "1", "-q", "--echo", "--regex", "\\|", *args, stdin=stdin)
+        return shown.removesuffix("|\n")
+
+    file = str(tmp_path / "file.txt")
+    assert prompt(stdin=b"A fox\n") == "A fox"
+    assert prompt("A", stdin=b"fox\nruns\n") == "A\n\nfox\nruns"
+    assert prompt("-p", "A", "-f", file, stdin=b"fox\n") == "A\n\nof a file\n\nfox"
+    assert prompt("--file", file) == "of a file"
+    assert prompt("A", "-f", "-", stdin=b"fox") == "A\n\nfox"
+    assert prompt("A", stdin=b"\n") == prompt("A") == "A"
+
+
+def test_a_prompt_that_is_missing_or_given_twice_is_wrong_usage(tmp_path: Path) -> None:
+    """An empty pipe and the null device are no prompt."""
+    for args, words in (
+        ((), b"PROMPT is missing"),
+        (("-n", "1"), b"PROMPT is missing"),
+        (("A", "-p", "B"), b"PROMPT and --prompt exclude each other"),
+        (("-f", str(tmp_path / "none")), b"--file: cannot read"),
+    ):
+        done = paceline_("generate", *args)
+        assert (done.returncode, done.stdout) == (2, b"") and words in done.stderr
+    nothing = subprocess.DEVNULL
+    done = subprocess.run([*COMMAND, "generate"], stdin=nothing, capture_output=True, check=False, timeout=TIMEOUT_S)
+    assert done.returncode == 2 and b"--top-k" in done.stderr, "the help"
+
+
+@pytest.mark.parametrize("kind", ["null", "closed", "empty", "file", "socket"])
+def test_a_stdin_that_was_inherited_does_not_block(kind: str, tmp_path: Path) -> None:
+    """As cron, systemd, `docker run` without -i, `ssh -n`, and programs that leave a socket open start a command."""
+    ours, theirs = socket.socketpair()
+    (tmp_path / "empty").touch()
+    with ours, theirs, (tmp_path / "empty").open() as file:
+        stdin = {"null": subprocess.DEVNULL, "empty": subprocess.PIPE, "file": file, "socket": theirs}.get(kind)
+        shell = ("sh", "-c", f'exec "$@" {"<&-" if kind == "closed" else ""}', "sh")
+        command = [*shell, *COMMAND, *ANSWERS_X]
+        done = subprocess.run(command, stdin=stdin, capture_output=True, check=False, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (0, b"Ax\n")
+    assert (b"stdin is a socket" in done.stderr) == (kind == "socket")
+
+
+def test_a_slow_pipe_is_waited_for() -> None:
+    """A note tells why nothing happens; a socket is read as well once it sends text."""
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(
+        [*COMMAND, *ANSWERS_X], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert b"stdin is a pipe without text so far" in process.stderr.readline()
+        process.stdin.write(b"fox")
+        process.stdin.close()
+        assert process.stdout.read() == b"A\n\nfoxx\n"
+    with ours, theirs:
+        ours.sendall(b"fox")
+        ours.shutdown(socket.SHUT_WR)
+        done = subprocess.run([*COMMAND, *ANSWERS_X], stdin=theirs, capture_output=True, check=True, timeout=TIMEOUT_S)
+    assert done.stdout == b"A\n\nfoxx\n"
 
 
 def test_echo_shows_the_prompt_first() -> None:

@@ -16,6 +16,8 @@ def test_tokens_go_back_to_the_text() -> None:
     ids = output("tokenize", text, "--ids")
     assert output("tokenize", "--decode", "-", stdin=ids.encode()) == text + "\n"
     assert output("tokenize", "-", "--count", stdin=text.encode()) == f"{len(ids.split())}\n"
+    assert output("tokenize", "--count", stdin=text.encode()) == f"{len(ids.split())}\n"
+    assert output("tokenize", "a", "--pieces", stdin=b"b") == output("tokenize", "a", "--pieces")
     assert [line.split()[0] for line in output("tokenize", text).splitlines()] == ids.split()
 
 

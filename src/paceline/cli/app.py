@@ -20,6 +20,7 @@ from paceline.cli.generate import generate
 from paceline.cli.info import info
 from paceline.cli.launch import launch
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
+from paceline.cli.options import stdin_is_redirected
 from paceline.cli.rpc_serve import rpc_serve
 from paceline.cli.serve import run_server
 from paceline.cli.tokenize import tokenize
@@ -36,6 +37,15 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except (KeyboardInterrupt, PacelineError, OSError) as error:
             raise typer.Exit(report(error) or FAILED) from None
+
+
+class TextCommand(TyperCommand):
+    """A command whose text may come from stdin; without arguments it shows its help unless stdin is redirected."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, or show the help."""
+        self.no_args_is_help = not stdin_is_redirected()
+        return super().parse_args(ctx, args)
 
 
 class RawCommand(TyperCommand):
@@ -70,7 +80,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
     )
     app.callback()(_common)
     for command in (demo, chat, generate, tokenize, embed, info):
-        app.command(no_args_is_help=command not in (demo, chat, info))(command)
+        app.command(cls=TextCommand if command in (generate, tokenize, embed) else None)(command)
     for about_a_model in (pull, show, rm):
         app.command(no_args_is_help=True)(about_a_model)
     app.command(name="list")(list_models)

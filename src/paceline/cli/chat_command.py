@@ -26,15 +26,17 @@ from paceline.cli.image_options import (
 from paceline.cli.interrupt import run
 from paceline.cli.options import (
     DeviceOption,
+    FileOption,
     GpuLayersOption,
     ModelChoice,
     ModelOption,
+    PromptOption,
     RpcOption,
     ThreadsOption,
     VerboseOption,
-    argument_or_stdin,
     ending,
     engine_model,
+    given_text,
     load,
     reading_text,
     showing,
@@ -53,7 +55,7 @@ Message = Annotated[
     str | None,
     typer.Argument(
         metavar="MESSAGE",
-        help='One message, whose reply is all; "-" reads it from stdin. Without it, a chat.',
+        help="One message, whose reply is all; a text sent to stdin by a pipe follows it. Without both, a chat.",
         show_default=False,
     ),
 ]
@@ -107,6 +109,8 @@ class ChatJob:
 def chat(
     message: Message = None,
     *,
+    prompt_text: PromptOption = None,
+    file: FileOption = None,
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
@@ -140,8 +144,9 @@ def chat(
 ) -> None:
     """Chat with a model. /help lists commands, Ctrl-C stops a reply, Ctrl-D ends.
 
-    With a MESSAGE, or where stdin is no terminal, one reply is written to stdout and statistics to stderr. What
-    the model thinks is shown dimmed on a terminal, and left out elsewhere. The first message has images and audio.
+    With a MESSAGE, or if stdin is no terminal, one reply is written to stdout and statistics to stderr. The message
+    is MESSAGE, the text of --file, and the text that a pipe sends to stdin, with a blank line between them. The
+    model's thinking is dimmed on a terminal, and left out elsewhere. The first message has the images and audio.
     """
     params = SamplingParams(
         temperature=temperature,
@@ -169,7 +174,7 @@ def chat(
         max_tokens=image_max_tokens,
     )
     job = ChatJob(
-        message=_only_message(message),
+        message=_only_message(given_text("MESSAGE", message, prompt_text, file)),
         params=params,
         model=ModelChoice(
             path=images.model_path(model),
@@ -191,11 +196,9 @@ def chat(
     _run(job)
 
 
-def _only_message(message: str | None) -> str | None:
+def _only_message(given: str | None) -> str | None:
     """Return the only message of a run; None for a chat, which needs a terminal to read from."""
-    if message is not None:
-        return argument_or_stdin("MESSAGE", message)
-    return None if terminal.can_read_keys() else stdin_text()
+    return stdin_text() if given is None and not terminal.can_read_keys() else given
 
 
 def _run(job: ChatJob) -> None:

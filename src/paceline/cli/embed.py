@@ -58,7 +58,12 @@ class NormalizationName(StrEnum):
 
 
 def embed(
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help='Texts; "-" stands for the lines of stdin.')],
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT", help='Texts; "-" stands for the lines of stdin, as no text does.', show_default=False
+        ),
+    ] = None,
     *,
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,

@@ -27,18 +27,21 @@ from paceline.cli.image_options import (
 from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
+    FileOption,
     GpuLayersOption,
     ModelChoice,
     ModelOption,
     ParseSpecialOption,
+    PromptOption,
     RpcOption,
     ThreadsOption,
     VerboseOption,
-    argument_or_stdin,
     choosing_tokens,
     ending,
     engine_model,
+    given_text,
     load,
+    missing,
     running,
     showing,
     text_argument,
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
     from paceline.streaming import StreamChunk, Usage
 
 _DEFAULTS = SamplingParams()
-_PROMPT_HELP = 'Text to continue; "-" reads it from stdin, without its last line break.'
+_PROMPT_HELP = "Text to continue; a text sent to stdin by a pipe follows it, or takes its place."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ class GenerateJob:
     parse_special: bool
 
 
-Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP)]
+Prompt = Annotated[str | None, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP, show_default=False)]
 Temperature = Annotated[float, choosing_tokens(metavar="X", help="How freely; 0 always takes the likeliest token.")]
 TopK = Annotated[int, choosing_tokens(metavar="N", help="Only the N likeliest tokens; 0 for all.")]
 TopP = Annotated[
@@ -134,8 +137,10 @@ Quiet = Annotated[bool, showing("--quiet", "-q", help="No progress bar, no stati
 
 
 def generate(
-    prompt: Prompt,
+    prompt: Prompt = None,
     *,
+    prompt_text: PromptOption = None,
+    file: FileOption = None,
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
@@ -173,10 +178,14 @@ def generate(
 ) -> None:
     """Continue a text, streamed to stdout; statistics go to stderr.
 
-    The prompt is taken as it is, without a chat template, behind images and audio. A terminal shows it before the text;
-    elsewhere only the text is written, ended by a line break. Ctrl-C ends it with what there is, a second Ctrl-C at
-    once.
+    The prompt is taken as it is, without a chat template, after images and audio: PROMPT, the text of --file, and the
+    text that a pipe sends to stdin, with a blank line between them. A terminal shows it before the generated text;
+    elsewhere only the generated text is written, and a line break. Ctrl-C keeps the text so far, a second Ctrl-C
+    ends at once.
     """
+    text = given_text("PROMPT", prompt, prompt_text, file)
+    if text is None:
+        raise missing("PROMPT")
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -204,7 +213,7 @@ def generate(
         max_tokens=image_max_tokens,
     )
     job = GenerateJob(
-        prompt=argument_or_stdin("PROMPT", prompt),
+        prompt=text,
         params=params,
         model=ModelChoice(
             path=images.model_path(model),

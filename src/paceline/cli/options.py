@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import select
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 
 STDIN = "-"
+_SILENCE_S = 2.0
 
 
 def text_argument(name: str, text: str) -> str:
@@ -34,24 +39,79 @@ def text_argument(name: str, text: str) -> str:
     return text
 
 
-def argument_or_stdin(name: str, text: str) -> str:
-    """Return the argument, or for "-" all of stdin but the line break at its end."""
-    return stdin_text() if text == STDIN else text_argument(name, text)
+def argument_or_stdin(name: str, text: str | None) -> str:
+    """Return the argument; for "-", or without an argument if stdin is redirected, all of stdin but its last line break."""
+    if text is None and not stdin_is_redirected():
+        raise missing(name)
+    return stdin_text() if text in (None, STDIN) else text_argument(name, text)
 
 
-def arguments_or_lines(name: str, texts: list[str]) -> list[str]:
-    """Return the arguments, each "-" replaced by the lines of stdin."""
+def arguments_or_lines(name: str, texts: list[str] | None) -> list[str]:
+    """Return the arguments, each "-" replaced by the lines of stdin; without any, the lines of a redirected stdin."""
+    if not texts and not stdin_is_redirected():
+        raise missing(name)
     found: list[str] = []
-    for text in texts:
+    for text in texts or [STDIN]:
         found += stdin_text().split("\n") if text == STDIN else [text_argument(name, text)]
     return found
+
+
+def given_text(name: str, argument: str | None, prompt: str | None, file: Path | None) -> str | None:
+    """Return the argument or --prompt, the text of --file and the text of a redirected stdin, with a blank line between them.
+
+    "-" as the argument or the file reads stdin there. Returns None if nothing is given and stdin has no text.
+    """
+    if argument is not None and prompt is not None:
+        raise InvalidParams(f"{name} and --prompt exclude each other: give one of them")
+    question = prompt if argument is None else argument
+    parts = [] if question is None else [argument_or_stdin(name, question)]
+    if file is not None:
+        parts.append(stdin_text() if str(file) == STDIN else _without_line_end(text_file("--file", file)))
+    is_read = question == STDIN or str(file) == STDIN
+    if not is_read and stdin_is_redirected() and (not parts or _stdin_speaks()):
+        piped = stdin_text()
+        parts += [piped] if piped.strip() else []
+    return "\n\n".join(filter(None, parts)) if parts else None
+
+
+def missing(name: str) -> InvalidParams:
+    """Return the error of a text that was neither given nor sent to stdin."""
+    return InvalidParams(f"{name} is missing: give a text, or send one to stdin by a pipe; --help lists the options")
+
+
+def stdin_is_redirected() -> bool:
+    """Return whether stdin is a pipe, a file or a socket: not a terminal, not the null device, not closed."""
+    mode = _stdin_mode()
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _stdin_mode() -> int:
+    """Return the mode of stdin's file, 0 if it is closed; a stream without a descriptor counts as a regular file."""
+    try:
+        return 0 if sys.stdin is None else os.fstat(sys.stdin.fileno()).st_mode
+    except io.UnsupportedOperation:
+        return stat.S_IFREG
+    except OSError:
+        return 0
+
+
+def _stdin_speaks() -> bool:
+    """Return whether to read stdin beside an argument: not a socket that stays silent, as ssh and Node.js leave one open."""
+    mode = _stdin_mode()
+    if stat.S_ISREG(mode) or select.select([sys.stdin], [], [], _SILENCE_S)[0]:
+        return True
+    if stat.S_ISSOCK(mode):
+        terminal.note(f"stdin is a socket that sent no text within {_SILENCE_S:g} s; it is left out")
+        return False
+    terminal.note("stdin is a pipe without text so far; it is read to its end. Add < /dev/null to leave it out.")
+    return True
 
 
 def stdin_text() -> str:
     """Read all of stdin but the line break at its end. Raise `InvalidParams` if it is closed or not UTF-8."""
     if sys.stdin is None:
         raise InvalidParams('"-" reads stdin, which is closed')
-    return _decoded("stdin", sys.stdin.buffer.read()).removesuffix("\n").removesuffix("\r")
+    return _without_line_end(_decoded("stdin", sys.stdin.buffer.read()))
 
 
 def text_file(name: str, path: Path) -> str:
@@ -61,6 +121,10 @@ def text_file(name: str, path: Path) -> str:
     except OSError as error:
         raise InvalidParams(f"{name}: cannot read {path}: {error.strerror or error}") from None
     return _decoded(f"{name} {path}", data)
+
+
+def _without_line_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _decoded(name: str, data: bytes) -> str:
@@ -87,6 +151,14 @@ ModelOption = Annotated[
         help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
         show_default="the demo model",
     ),
+]
+PromptOption = Annotated[
+    str | None,
+    reading_text("--prompt", "-p", metavar="TEXT", help="The same as the argument.", show_default=False),
+]
+FileOption = Annotated[
+    Path | None,
+    reading_text("--file", "-f", metavar="FILE", help="Add the text of a file after it.", show_default=False),
 ]
 GpuLayersOption = Annotated[
     int | None,

@@ -28,7 +28,12 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\
 
 
 def tokenize(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help='Text, or "-" for stdin; with --decode, token ids.')],
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT", help="Text, or with --decode token ids; without it, the text of stdin.", show_default=False
+        ),
+    ] = None,
     *,
     model: ModelOption = None,
     no_special: Annotated[bool, reading_text("--no-special", help="Add no tokens for beginning and end.")] = False,

@@ -53,6 +53,16 @@ def test_lines_of_stdin_take_the_place_of_the_dash(monkeypatch: pytest.MonkeyPat
     assert options.arguments_or_lines("TEXT", ["a", "-", "b"]) == ["a", "one", "two", "b"]
 
 
+def test_lines_of_a_redirected_stdin_are_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without arguments; a stdin that has no text is missing text."""
+    stdin(monkeypatch, b"one\ntwo\n")
+    assert options.arguments_or_lines("TEXT", None) == ["one", "two"]
+    monkeypatch.setattr(sys, "stdin", None)
+    for read in (options.arguments_or_lines, options.argument_or_stdin):
+        with pytest.raises(InvalidParams, match="TEXT is missing"):
+            read("TEXT", None)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """The message has the option, the path and the reason."""
     with pytest.raises(InvalidParams, match=r"--grammar-file: cannot read .*none: No such file"):
