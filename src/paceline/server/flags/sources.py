@@ -19,6 +19,35 @@ from paceline.server.flags.flag import ENV_PREFIX, SWITCH, Flag, Kind, Origin, o
 from paceline.server.flags.table import BY_KEY, BY_NAME, ENV_NAMES, FLAGS
 
 _SEE: Final = "paceline serve --help"
+_FLAGS_ELSEWHERE: Final = {  # of vLLM and of llama-cpp-python's server: the same flag here, or a sentence about it
+    "--chat-format": "--chat-template",
+    "--dtype": "a GGUF file has its types already; --cache-type-k and --cache-type-v are those of the KV cache",
+    "--enable-auto-tool-choice": "leave it out: tools work by the model's own template",
+    "--enable-lora": "--lora",
+    "--enable-prefix-caching": "--cache-prompt",
+    "--enable-reasoning": "--reasoning-format",
+    "--enforce-eager": "leave it out: nothing is compiled when a model loads",
+    "--gpu-memory-utilization": "--fit-target is the memory that the model and its KV cache leave free",
+    "--kv-cache-dtype": "--cache-type-k and --cache-type-v are the types of the KV cache",
+    "--max-model-len": "--ctx-size",
+    "--max-num-batched-tokens": "--batch-size",
+    "--max-num-seqs": "--parallel",
+    "--model-path": "--model",
+    "--n-ctx": "--ctx-size",
+    "--n-threads": "--threads",
+    "--num-ctx": "--ctx-size",
+    "--quantization": "a GGUF file is quantised already; choose a file, such as -m hf:USER/REPO:Q4_K_M",
+    "--reasoning-parser": "leave it out: thinking is read by the model's own template",
+    "--served-model-name": "--alias",
+    "--speculative-config": "--model-draft, --spec-type and --draft-max say what proposes tokens",
+    "--ssl-certfile": "--ssl-cert-file",
+    "--ssl-keyfile": "--ssl-key-file",
+    "--tensor-parallel-size": "all GPUs are used; --device, --split-mode and --tensor-split choose how",
+    "--tokenizer": "a GGUF file has its tokenizer",
+    "--tool-call-parser": "leave it out: calls are read by the model's own template",
+    "--trust-remote-code": "leave it out: no code of a repository is run",
+    "--uvicorn-log-level": "--log-verbosity",
+}
 _LLAMA_PREFIX: Final = "LLAMA_ARG_"
 # PACELINE_RPC is what a build was told, too: such words are left in shells, and are no addresses.
 _BUILD_VARIABLE: Final = "PACELINE_RPC"
@@ -144,11 +173,11 @@ def _split(word: str) -> tuple[str, str, str]:
 
 def _lookup(name: str, word: str) -> tuple[Flag, bool]:
     if not name.startswith("-") or name in ("-", "--"):
-        hint = "a model is named with -m" if word.endswith(".gguf") else f"see {_SEE}"
+        hint = f"a model is named with -m, and {_SEE} has all flags"
         raise InvalidParams(f"unexpected {word!r:.80}: every value belongs to a flag; {hint}")
     if name not in BY_NAME:
         names = [known for known in BY_NAME if known.startswith("--") == name.startswith("--")]
-        validation.reject_unknown([name], names, _SEE)
+        validation.reject_unknown([name], names, _SEE, _FLAGS_ELSEWHERE)
     return BY_NAME[name]
 
 

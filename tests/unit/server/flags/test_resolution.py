@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from paceline.scheduling.named_drafter import resolve_drafter
 from paceline.scheduling.ngram_drafter import NgramDrafter
 from paceline.server.flags import DiskFiles, resolve
 from paceline.server.flags.resolution import unescaped
+from paceline.server.flags.sources import _FLAGS_ELSEWHERE
 from paceline.server.flags.spec_types import spec_type_names
-from paceline.server.flags.table import ENV_NAMES, FLAGS
+from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
 from paceline.server.settings import ServerSettings
 
 
@@ -334,6 +336,13 @@ def test_variables_that_look_like_slips_are_noted() -> None:
     )
 
 
+def test_flags_elsewhere_are_none_of_ours_and_name_some_of_ours() -> None:
+    """A flag of another server is not known here, and each flag in its hint is."""
+    hints = {name: re.findall(r"--[a-z-]+", hint) for name, hint in _FLAGS_ELSEWHERE.items()}
+    assert not set(hints) & set(BY_NAME)
+    assert {flag for flags in hints.values() for flag in flags} <= set(BY_NAME)
+
+
 # ---- what is wrong
 
 
@@ -343,6 +352,9 @@ def test_variables_that_look_like_slips_are_noted() -> None:
         (["--ctx-sise", "1"], "unknown option '--ctx-sise'; did you mean '--ctx-size'?"),
         (["-npp", "1"], "unknown option '-npp'; did you mean '-np'?"),
         (["--xyzzy"], "see paceline serve --help"),
+        (["--max-model-len", "4096"], "unknown option '--max-model-len'; did you mean '--ctx-size'?"),
+        (["--gpu-memory-utilization=0.9"], "--fit-target is the memory that the model and its KV cache leave free"),
+        (["llama3.2"], "a model is named with -m"),
         (["m.gguf"], "a model is named with -m"),
         (["serve"], "unexpected 'serve'"),
         (["-"], "unexpected '-'"),
