@@ -59,6 +59,18 @@ def test_async_llm_loads_by_name_too(demo: StandInHub) -> None:
         asyncio.run(started("hf:user/dem"))
 
 
+def test_run_downloads_a_repository_once(demo: StandInHub) -> None:
+    """The name needs no scheme, and the answer is the same from the cache."""
+    command = [sys.executable, "-m", "paceline", "run", "user/demo", "-t", "1", "-n", "60", "--temperature", "0", "Hi!"]
+    first, second = (subprocess.run(command, capture_output=True, check=True, timeout=60) for _ in range(2))
+    assert first.stdout == second.stdout != b"\n"
+    assert len(demo.requests("cdn")) == 1
+    command[4] = "user/dem"
+    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert "did you mean user/demo" in failed.stderr
+
+
 def test_a_split_set_is_loaded_by_name(hub: StandInHub, tmp_path: Path) -> None:
     """All parts lie side by side."""
     parts = write_split_model(tmp_path / "tiny-Q8_0.gguf", LlamaSpec(), parts=2)

@@ -104,6 +104,7 @@ HOOKS = {
     "record_autoscaling_stats",
     "emit",
     "formatTime",
+    "format_commands",
     "format_usage",
     "parse_args",
     "send_400_response",

@@ -6,7 +6,13 @@ them, so `--help` and `--version` are quick.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import difflib
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -25,11 +31,31 @@ from paceline.cli.rpc_serve import rpc_serve
 from paceline.cli.serve import run_server
 from paceline.cli.tokenize import tokenize
 from paceline.cli.top import top
-from paceline.errors import PacelineError
+from paceline.errors import InvalidParams, PacelineError
+
+_START: Final = """\
+Start here:
+
+  paceline demo                     see how several requests share one engine
+  paceline run MODEL                chat with a model, downloaded if need be
+  paceline run MODEL "A question?"  get one answer
+  paceline serve -m MODEL           serve OpenAI's API on http://127.0.0.1:8080
+  paceline --help                   list all commands
+
+MODEL is a GGUF file or a name such as ggml-org/gemma-3-1b-it-GGUF.
+"""
+_DELETING: Final = ("rm", "prune")  # never suggested
+_MIN_SIMILARITY: Final = 0.66  # "ls" and "list" have 0.67, "pul" and "prune" 0.5
+_HYPHEN: Final = "\N{NON-BREAKING HYPHEN}"
 
 
 class CommandGroup(TyperGroup):
     """The group of all commands; reports an error as one line and an exit code."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for command in _commands_in(self):
+            _lay_out(command, is_rich=self.rich_markup_mode is not None)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command."""
@@ -37,6 +63,78 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except (KeyboardInterrupt, PacelineError, OSError) as error:
             raise typer.Exit(report(error) or FAILED) from None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command. For an unknown name, suggest the nearest commands, up to the first that deletes."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = [known for known in self.commands if known.startswith(name) and known not in _DELETING]
+            if not near:
+                nearest = difflib.get_close_matches(name, self.commands, cutoff=_MIN_SIMILARITY)
+                near = list(itertools.takewhile(lambda known: known not in _DELETING, nearest))
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands under the headings of their groups, without cutting a line."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            groups.setdefault(command.rich_help_panel or "Commands", []).append((name, command.short_help))
+        for heading, rows in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def _commands_in(group: TyperGroup) -> Iterator[Any]:
+    yield group
+    for command in group.commands.values():
+        if isinstance(command, TyperGroup):
+            yield from _commands_in(command)
+        else:
+            yield command
+
+
+def _lay_out(command: Any, *, is_rich: bool) -> None:
+    """Join the lines of each paragraph of the help, and take the first sentence as the short help.
+
+    is_rich: whether the text will be read as rich's markup, whose brackets are escaped then.
+    """
+
+    def shown(text: str) -> str:
+        if not is_rich:
+            return text
+        from rich.markup import escape
+
+        return escape(text)
+
+    paragraphs = [" ".join(text.split()) for text in inspect.cleandoc(command.help or "").split("\n\n")]
+    command.help = shown("\n\n".join(paragraphs))
+    command.short_help = shown(re.split(r"(?<=\.)\s", paragraphs[0])[0])
+    for parameter in command.params:
+        parameter.help = shown(parameter.help or "")
+        _hide_type(parameter)
+    command.get_help_option = lambda ctx: _hide_type(type(command).get_help_option(command, ctx))
+    if not is_rich:
+        command.get_help = lambda ctx: _plain_help(command, ctx)
+
+
+def _plain_help(command: Any, ctx: Any) -> str:
+    """Return the help with words such as "llama-server" on one line each, which the formatter breaks at hyphens."""
+    formatter = ctx.make_formatter()
+    write_rows, write_text = formatter.write_dl, formatter.write_text
+    formatter.write_dl = lambda rows: write_rows([(name, text.replace("-", _HYPHEN)) for name, text in rows])
+    formatter.write_text = lambda text: write_text(text.replace("-", _HYPHEN))
+    command.format_help(ctx, formatter)
+    return str(formatter.getvalue()).replace(_HYPHEN, "-").rstrip("\n")
+
+
+def _hide_type(parameter: Any) -> Any:
+    """Keep "<bool>" and "<str>" out of the help of switches and arguments, and return the parameter."""
+    if parameter is not None and (parameter.param_type_name == "argument" or parameter.is_flag):
+        parameter.display_type_rich = lambda ctx: None  # noqa: ARG005 - called by keyword
+    return parameter
 
 
 class TextCommand(TyperCommand):
@@ -66,31 +164,85 @@ def serve(ctx: typer.Context) -> None:
     raise typer.Exit(run_server(ctx.args))
 
 
+RunModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="GGUF file, of a split set its first part; or USER/REPO[:QUANT] on the Hugging Face Hub, a URL, ollama:NAME.",
+    ),
+]
+RunPrompt = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PROMPT", help="One message, whose reply is all. Without it, a chat.", show_default=False),
+]
+
+
+def run(model: str, prompt: list[str] | None = None, **options: Any) -> None:
+    """Chat with a model, or get one answer. A model that is not on this machine is downloaded first.
+
+    The words of PROMPT are joined by blanks. The options are those of `paceline chat`.
+    """
+    chat(" ".join(prompt) if prompt else None, model=_with_scheme(model), **options)
+
+
+def _with_scheme(model: str) -> str:
+    """Return a model's path or name, with "hf:" before the name of a repository of the hub."""
+    from paceline.hub import is_reference, parse_hub_reference
+
+    if is_reference(model) or model.endswith(".gguf") or Path(model).exists():
+        return model
+    try:
+        return f"hf:{parse_hub_reference(model)}"
+    except InvalidParams:
+        return model  # a path, for which loading reports the error
+
+
+def _signature_of_run() -> inspect.Signature:
+    """Return the parameters of `chat`, with arguments of `run` in place of its message and model."""
+    arguments = (
+        inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=RunModel),
+        inspect.Parameter("prompt", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=RunPrompt, default=None),
+    )
+    of_chat = inspect.signature(chat, eval_str=True).parameters
+    return inspect.Signature([*arguments, *(of_chat[name] for name in of_chat if name not in ("message", "model"))])
+
+
+run.__signature__ = _signature_of_run()  # type: ignore[attr-defined]
+
+
+def _groups() -> Mapping[str, Mapping[str, Callable[..., Any] | typer.Typer]]:
+    """Return the commands by their names, under the headings of help."""
+    return {
+        "Everyday": {"run": run, "chat": chat, "generate": generate, "serve": serve, "launch": launch, "demo": demo},
+        "Models on this machine": {"pull": pull, "list": list_models, "show": show, "rm": rm, "prune": prune},
+        "Watching an engine": {"top": top, "trace": trace.commands, "info": info},
+        "Tokens and vectors": {"tokenize": tokenize, "embed": embed},
+        "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands.commands},
+    }
+
+
 def build_app(*, rich_help: bool = False) -> typer.Typer:
     """Build the application. rich_help: help and usage errors in colours and boxes, for terminals; else plain text."""
     app = typer.Typer(
         cls=CommandGroup,
-        help="Runs GGUF models on llama.cpp. Without -m, the small demo model of the package is used.",
+        help="Runs GGUF models on llama.cpp. Without a model, the small demo model of the package is used.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the output's reader went away.",
-        no_args_is_help=True,
+        invoke_without_command=True,
         add_completion=False,
         rich_markup_mode="rich" if rich_help else None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for command in (demo, chat, generate, tokenize, embed, info):
-        app.command(cls=TextCommand if command in (generate, tokenize, embed) else None)(command)
-    for about_a_model in (pull, show, rm):
-        app.command(no_args_is_help=True)(about_a_model)
-    app.command(name="list")(list_models)
-    app.command()(prune)
-    app.command(cls=RawCommand)(serve)
-    app.command(name="rpc-serve")(rpc_serve)
-    app.command(no_args_is_help=True)(launch)
-    app.command()(top)
-    app.add_typer(trace.commands, name="trace")
-    app.add_typer(cluster_commands.commands, name="cluster")
+    for heading, commands in _groups().items():
+        for name, command in commands.items():
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=heading)
+                continue
+            of_text = command in (generate, tokenize, embed)
+            kind = RawCommand if command is serve else TextCommand if of_text else TyperCommand
+            needs_arguments = command in (run, pull, show, rm, launch)
+            app.command(name, cls=kind, no_args_is_help=needs_arguments, rich_help_panel=heading)(command)
     return app
 
 
@@ -103,8 +255,11 @@ def _print_version(wanted: bool) -> None:
 
 
 def _common(
-    version: Annotated[
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback prints it
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    """Write how to start if no command is named."""
+    if ctx.invoked_subcommand is None:
+        terminal.write(_START)

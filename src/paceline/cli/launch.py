@@ -160,7 +160,7 @@ AGENTS: Final[Mapping[str, Agent]] = {
 def launch(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help=f"One of {', '.join(AGENTS)}.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARG...]", help="Arguments of the agent.", show_default=False)
+        list[str] | None, typer.Argument(metavar="ARG", help="Arguments of the agent, after --.", show_default=False)
     ] = None,
     *,
     model: Annotated[

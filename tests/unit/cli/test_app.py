@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import paceline
@@ -46,6 +50,108 @@ def test_help_and_version_load_neither_the_core_nor_numpy(args: list[str]) -> No
     )
     done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded []")
+
+
+def all_commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each command with the words that name it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from all_commands(inner, *path, name)
+
+
+COMMANDS = dict(all_commands(get_command(build_app())))
+SHOWN = {path: command for path, command in COMMANDS.items() if path != ("serve",)}  # its help is its own
+
+
+@pytest.mark.parametrize("rich_help", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("path", SHOWN, ids="-".join)
+def test_help_cuts_and_breaks_no_word(path: tuple[str, ...], rich_help: bool) -> None:
+    """At 80 columns each word of a help, of its options and of its commands' first sentences stands on one line."""
+    app = build_app(rich_help=rich_help)
+    result = CliRunner().invoke(app, [*path, "--help"], prog_name="paceline", env={"COLUMNS": "80", "TERM": "xterm"})
+    assert result.exit_code == 0
+    seen = set(re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", result.stdout).split())
+    command = SHOWN[path]
+    texts = [command.help, *(parameter.help for parameter in command.params)]
+    texts += [inner.short_help for inner in getattr(command, "commands", {}).values()]
+    assert {word for text in texts for word in text.split()} - seen == set()
+    assert "<bool>" not in result.stdout and "…" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_a_first_sentence_is_the_line_in_the_list_of_commands() -> None:
+    """Everyday commands come first, each with a whole sentence."""
+    lines = invoke("--help", env={"COLUMNS": "80"}).stdout.splitlines()
+    assert lines.index("Everyday:") < lines.index("Models on this machine:")
+    assert "  run       Chat with a model, or get one answer." in lines
+    assert all(command.short_help.endswith(".") for path, command in COMMANDS.items() if path)
+
+
+def test_without_a_command_it_says_how_to_start() -> None:
+    """The commands to begin with, each of which exists, and no error."""
+    result = invoke()
+    assert (result.exit_code, result.stderr) == (0, "")
+    named = re.findall(r"^  paceline (\S+)", result.stdout, re.MULTILINE)
+    assert {"demo", "run", "serve"} < set(named) <= {*(path[0] for path in COMMANDS if path), "--help"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("rnu", ["run"]),
+        ("serv", ["serve"]),
+        ("gen", ["generate"]),
+        ("ls", ["list"]),
+        ("r", ["run", "rpc-serve"]),
+        ("prunee", []),
+        ("prun", []),
+        ("rmm", []),
+        ("x", []),
+    ],
+)
+def test_a_suggestion_is_near_and_deletes_nothing(typed: str, suggested: list[str]) -> None:
+    """An unknown command is refused with near commands, never with rm or prune."""
+    result = invoke(typed)
+    assert result.exit_code == 2
+    hint = f" Did you mean {' or '.join(map(repr, suggested))}?" if suggested else ""
+    assert f"No such command {typed!r}.{hint}\n" in result.stderr
+
+
+def test_run_has_the_options_of_chat() -> None:
+    """All of them but the model, which is an argument."""
+    run, chat = ({name for each in COMMANDS[path,].params for name in each.opts} for path in ("run", "chat"))
+    assert run == chat - {"--model", "-m", "message"} | {"model", "prompt"}
+
+
+@pytest.mark.parametrize(
+    ("given", "loaded"),
+    [
+        ("user/repo", "hf:user/repo"),
+        ("user/repo:Q8_0", "hf:user/repo:Q8_0"),
+        ("hf:user/repo", "hf:user/repo"),
+        ("ollama:llama3.2", "ollama:llama3.2"),
+        ("https://host/model.gguf", "https://host/model.gguf"),
+        ("models/model.gguf", "models/model.gguf"),
+        ("llama3.2", "llama3.2"),
+    ],
+)
+def test_run_takes_paths_and_names(monkeypatch: pytest.MonkeyPatch, given: str, loaded: str) -> None:
+    """A repository of the hub needs no scheme, and the words of a prompt are one message."""
+    calls: list[tuple[str | None, str]] = []
+    monkeypatch.setattr(app_module, "chat", lambda message, *, model, **_: calls.append((message, model)))
+    assert invoke("run", given).exit_code == invoke("run", given, "why", "blue?").exit_code == 0
+    assert calls == [(None, loaded), ("why blue?", loaded)]
+
+
+def test_run_prefers_a_file_to_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file without an extension in a folder is no repository of the hub."""
+    calls: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "file").touch()
+    monkeypatch.setattr(app_module, "chat", lambda _, *, model, **__: calls.append(model))
+    assert invoke("run", "models/file").exit_code == 0
+    assert calls == ["models/file"]
 
 
 def test_help_is_plain_text_where_no_terminal_is() -> None:
@@ -109,7 +215,7 @@ def test_errors_become_a_line_and_an_exit_code(
         raise error
 
     monkeypatch.setattr(app_module, "info", failing)
-    result = CliRunner().invoke(build_app(), ["failing"])
+    result = CliRunner().invoke(build_app(), ["info"])
     assert result.exit_code == code
     assert result.stderr == ("Error: no model\n" if code < 100 else "")
 
@@ -132,7 +238,7 @@ def test_an_output_that_cannot_be_written_is_an_error(monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(app_module, "info", failing)
-    result = CliRunner().invoke(build_app(), ["failing"])
+    result = CliRunner().invoke(build_app(), ["info"])
     assert (result.exit_code, result.stderr) == (1, "Error: cannot write to stdout: No space left on device\n")
 
 
@@ -144,4 +250,4 @@ def test_a_programming_error_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) 
         raise ZeroDivisionError
 
     monkeypatch.setattr(app_module, "info", failing)
-    assert isinstance(CliRunner().invoke(build_app(), ["failing"]).exception, ZeroDivisionError)
+    assert isinstance(CliRunner().invoke(build_app(), ["info"]).exception, ZeroDivisionError)
