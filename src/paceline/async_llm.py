@@ -21,8 +21,10 @@ from paceline.completion import Classification, Completion, Score
 from paceline.engine.arguments import (
     batch_entries,
     check_channel,
+    checked_index,
     collected_arguments,
     embedding_options,
+    given_options,
     prefix_options,
     reranking_options,
     streamed_arguments,
@@ -195,7 +197,7 @@ class AsyncLLM(AsyncChatMethods):
         Raises:
             InvalidParams: `channel` or `request_index` is invalid; for a list also `params`.
         """
-        index = validation.integer("request_index", request_index, 0)
+        index = checked_index(request_index)
         if is_batch(prompt):
             prompts, entries = list(prompt), batch_entries(params, channel, len(prompt))
 
@@ -212,7 +214,7 @@ class AsyncLLM(AsyncChatMethods):
             request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
             return engine.accept(request, index, channel)
 
-        interval = options.get("interval", 1) if channel is None else channel.interval
+        interval = given_options(options).get("interval", 1) if channel is None else channel.interval
         return AsyncStream(submit, interval=interval, request_index=index, keep_alive=self)
 
     async def embed(

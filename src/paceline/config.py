@@ -18,7 +18,7 @@ _MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for cached pref
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How an engine schedules, isolates and caches. Immutable.
+    """How an engine schedules, isolates and caches. Immutable. None is the default of every field.
 
     `LLM` takes the fields as keywords; options of the model and of llama.cpp's context are separate.
 
@@ -123,6 +123,7 @@ class EngineConfig:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
+        validation.set_defaults(self)
         validation.integer("num_slots", self.num_slots, 1, _MAX_SLOTS)
         validation.integer("chunk_size", self.chunk_size, 1)
         validation.integer("max_draft", self.max_draft, 1, _MAX_DRAFT)

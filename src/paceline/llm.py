@@ -13,6 +13,7 @@ from paceline.chat_client.chat_methods import ChatMethods
 from paceline.completion import Classification, Completion, Score
 from paceline.engine.arguments import (
     batch_entries,
+    checked_index,
     collected_arguments,
     embedding_options,
     prefix_options,
@@ -149,14 +150,14 @@ class LLM(ChatMethods):
             EngineError: The engine has stopped, or the request failed in all its choices.
             BatchError: Some prompts of a list failed; `outcomes` has the completion or the error of each.
         """
-        validation.boolean("progress", progress)
+        is_shown = validation.boolean("progress", progress, default=False)
         sampling, rest = collected_arguments(self._engine.sampling_defaults, params, options)
 
         def prepare(one: Prompt) -> Request:
             return self._engine.prepare(one, sampling, rest)
 
         if is_batch(prompt):
-            with progress_bar(len(prompt), progress) as advance:
+            with progress_bar(len(prompt), is_shown) as advance:
                 return batch_outcome(Batch(self._engine, prepare, advance).run(prompt))
         request = prepare(prompt)
         return collect(request, self._engine.accept(request))
@@ -216,7 +217,7 @@ class LLM(ChatMethods):
             QueueFull: The queue is full; not for a list.
             EngineStopped: The engine accepts no requests any more.
         """
-        index = validation.integer("request_index", request_index, 0)
+        index = checked_index(request_index)
         if is_batch(prompt):
             entries = batch_entries(params, channel, len(prompt))
             return BatchStream(submit_streams(self._engine, prompt, entries, options, index), keep_alive=self)

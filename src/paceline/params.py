@@ -80,6 +80,8 @@ _TEXTS: dict[str, tuple[int, int]] = {  # most of them, most characters of each
     "bad_words": (1024, 256),
     "dry_sequence_breakers": (64, 40),
 }
+HAS_NONE = frozenset({"max_tokens"})
+"""Fields in which None is not the default: until the context is full."""
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark", "constraint")
 NAMES_ELSEWHERE = {  # options of requests in other packages: the same option here, or a sentence about it
     "best_of": "n",
@@ -170,6 +172,7 @@ class ThinkingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
+        validation.set_defaults(self)
         for name, most in (("start", _MAX_TAG_CHARS), ("message", _MAX_MESSAGE_CHARS)):
             if len(validation.text(f"thinking.{name}", getattr(self, name))) > most:
                 raise InvalidParams(f"thinking.{name} must have at most {most} characters")
@@ -204,6 +207,7 @@ class PatternTrigger:
     is_full: bool = False
 
     def __post_init__(self) -> None:
+        validation.set_defaults(self)
         if not 1 <= len(validation.text("pattern", self.pattern)) <= _MAX_PATTERN_CHARS:
             raise InvalidParams(f"pattern must have 1 to {_MAX_PATTERN_CHARS} characters, not {len(self.pattern)}")
         validation.boolean("is_full", self.is_full)
@@ -237,7 +241,7 @@ class SamplingParams:
     """How to generate: length, sampling, constraints and log-probabilities of one request.
 
     Immutable, comparable and hashable. Names and meanings are llama.cpp's. A `Sampler` reads what decides the next token;
-    `Context.generate` also reads max_tokens and stop_token_ids.
+    `Context.generate` also reads max_tokens and stop_token_ids. None is the default of every field but max_tokens.
 
     Attributes:
         max_tokens: Most tokens of a choice; None: until the context is full.
@@ -367,6 +371,7 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
+        validation.set_defaults(self, keep=HAS_NONE)
         self._check_numbers()
         self._check_sequences()
         self._check_constraint()
@@ -376,7 +381,7 @@ class SamplingParams:
         """Return a copy with some fields changed.
 
         Args:
-            **changes: Fields and their new values.
+            **changes: Fields and their new values; None is the default of a field, as in the constructor.
 
         Returns:
             The new params.

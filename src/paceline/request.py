@@ -36,7 +36,7 @@ def turn_s(submitted_s: float, priority: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """How the engine schedules and delivers a request. Immutable.
+    """How the engine schedules and delivers a request. Immutable. None is the default of every field.
 
     Attributes:
         priority: Higher runs first; ten seconds of waiting make up for one level (aging).
@@ -95,6 +95,7 @@ class RequestOptions:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
+        validation.set_defaults(self)
         self._set("priority", validation.integer("priority", self.priority, -_LARGE, _LARGE))
         self._set("interval", validation.integer("interval", self.interval, 1, MAX_INTERVAL))
         for name in _TIMEOUTS:

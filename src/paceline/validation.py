@@ -15,7 +15,8 @@ import math
 import os
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import reduce
+from dataclasses import MISSING, Field, fields
+from functools import cache, reduce
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -74,8 +75,10 @@ def number(  # noqa: PLR0913 - two kinds of bounds on each side
     return result
 
 
-def boolean(name: str, value: object) -> bool:
-    """Return the value, which must be True or False itself: 0, 1 and "yes" are refused."""
+def boolean(name: str, value: object, default: bool | None = None) -> bool:
+    """Return the value, which must be True or False itself: 0, 1 and "yes" are refused. None is the default, if there is one."""
+    if value is None and default is not None:
+        return default
     if not isinstance(value, bool):
         _refuse(InvalidType, name, "True or False", value)
     return value
@@ -162,6 +165,29 @@ def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
         return ids
     hint = f"the vocabulary has {n_vocab} tokens"
     return [integer(f"{name}[{index}]", value, 0, n_vocab - 1, hint) for index, value in enumerate(ids)]
+
+
+def given(options: Mapping[str, _T], keep: Collection[str] = ()) -> dict[str, _T]:
+    """Return the options without those that are None, as if the caller had left them out.
+
+    keep: options in which None has a meaning of its own.
+    """
+    return {name: value for name, value in options.items() if value is not None or name in keep}
+
+
+def set_defaults(record: Any, keep: Collection[str] = ()) -> None:
+    """Replace None by the default in the fields of a frozen dataclass, except the fields in `keep`."""
+    for field in _fields_with_default(record.__class__):
+        if getattr(record, field.name) is None and field.name not in keep:
+            make = field.default_factory
+            object.__setattr__(record, field.name, field.default if make is MISSING else make())
+
+
+@cache
+def _fields_with_default(kind: type) -> tuple[Field[Any], ...]:
+    """Return the fields of a dataclass that have a default other than None."""
+    required = [field for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    return tuple(field for field in fields(kind) if field not in required and field.default is not None)
 
 
 def reject_unknown(

@@ -51,6 +51,13 @@ def test_a_prompt_begins_with_the_tokens_of_the_turn_before(llm: LLM, template: 
     assert [message["role"] for message in talk.messages] == ["system"] + ["user", "assistant"] * 3
 
 
+def test_an_option_of_a_turn_that_is_none_is_that_of_the_conversation(llm: LLM) -> None:
+    """It counts as left out; max_tokens=None is until the message ends or the context is full."""
+    talk = Conversation(llm, messages=None, temperature=0, max_tokens=3)  # type: ignore[arg-type]
+    assert len(talk.say("Hello.", temperature=None, stop=None).choices[0].token_ids) == 3
+    assert len(talk.say("Hello.", max_tokens=None).choices[0].token_ids) > 3
+
+
 def test_a_template_that_leaves_thinking_out_is_rendered_anew(llm: LLM) -> None:
     """The prompt is that of the messages, and the cache serves what is the same."""
     talk = Conversation(llm, chat_template=DROPPING, **GREEDY)

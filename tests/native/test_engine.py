@@ -17,7 +17,9 @@ from tests.native.conftest import TinyModels
 from tests.running_engine import LONG_S, in_threads
 
 import paceline
-from paceline import LLM, FinishReason, SamplingParams, StreamChannel, StreamChunk
+from paceline import LLM, AsyncLLM, FinishReason, SamplingParams, StreamChannel, StreamChunk
+from paceline.config import CONFIG_NAMES, EngineConfig
+from paceline.engine.arguments import _DERIVED, _EMBEDDING_OPTIONS
 from paceline.errors import (
     BatchError,
     EngineStopped,
@@ -31,8 +33,10 @@ from paceline.errors import (
     Unsupported,
 )
 from paceline.observability.instruments import Instrument
-from paceline.request import RequestOptions
+from paceline.params import FIELDS
+from paceline.request import OPTION_NAMES, RequestOptions
 from paceline.runtime import Context, Embedder, Model, Sampler
+from paceline.runtime.context_options import ContextOptions
 from paceline.scheduling.telemetry import TickRecord
 from paceline.testing.models import KINDS, write_lora
 
@@ -85,6 +89,32 @@ def test_the_demo_model_generates(demo: LLM) -> None:
     assert [completion.index for completion in many] == [0, 1, 2]
     assert many[2].prompt_token_ids == (1, 2, 3)
     assert demo.generate([], **GREEDY) == []
+
+
+def test_none_is_the_default_of_every_keyword(demo: LLM) -> None:
+    """The output is that of a call without them; so are the options of an engine, with and without a worker."""
+    nothing = dict.fromkeys({*FIELDS, *OPTION_NAMES} - {"max_tokens"})
+    params = SamplingParams(**GREEDY)
+    expected = demo.generate("A fox", params).token_ids
+    assert demo.generate("A fox", params, progress=None, **nothing).token_ids == expected
+    assert [each.token_ids for each in demo.generate(["A fox"], params, progress=None, **nothing)] == [expected]
+    with demo.stream("A fox", params, channel=None, request_index=None, **nothing) as stream:  # type: ignore[arg-type]
+        assert tuple(token for chunk in stream for token in chunk.token_ids) == expected
+    vectors = demo.embed("A fox", normalize=None, **dict.fromkeys(_EMBEDDING_OPTIONS))  # type: ignore[arg-type]
+    assert np.array_equal(vectors, demo.embed("A fox"))
+    engine = dict.fromkeys({*CONFIG_NAMES, *ContextOptions.names(), "n_gpu_layers", "lora", "offline"} - _DERIVED)
+    for isolation in (None, "process"):
+        with LLM(None, **engine | {"isolation": isolation}) as llm:
+            assert llm.engine.config == EngineConfig(isolation=isolation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("front", [LLM, AsyncLLM])
+@pytest.mark.parametrize("model", [5, 1.5, True, b"model.gguf", {}, [], [5]])
+def test_a_model_of_the_wrong_type_is_refused(front: type[LLM | AsyncLLM], model: Any) -> None:
+    """With the option, the value and what it may be."""
+    with pytest.raises(InvalidType, match=r"^model must be the path of a GGUF file, a name .*, not ") as caught:
+        front(model)
+    assert repr(model) in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,42 @@ def test_an_unknown_field_is_refused_by_a_strict_server(strict: Pair, path: str)
     assert strict.post(path, body | {"nothing": None}).status_code == 200
 
 
+def fields_of(client: Pair, path: str) -> dict[str, Any]:
+    """Return the fields of a route's body and their schemas, as the OpenAPI document has them."""
+    document = client.get("/openapi.json").json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    found = content["application/json"]["schema"]
+    for choice in [found, *found.get("anyOf", ())]:
+        if "$ref" in choice:
+            return document["components"]["schemas"][choice["$ref"].rpartition("/")[2]]["properties"]  # type: ignore[no-any-return]
+    raise AssertionError(f"{path} has no body in the OpenAPI document")
+
+
+OLLAMA_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "stop", "repeat_penalty", "num_ctx", "mirostat", "num_keep")
+VARYING = ("id", "id_slot", "created", "timings")
+
+
+def without_times(value: Any) -> Any:
+    """Return a reply without its ids and times."""
+    if isinstance(value, dict):
+        is_time = {key: key in VARYING or key.endswith(("_at", "_duration")) for key in value}
+        return {key: without_times(item) for key, item in value.items() if not is_time[key]}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_field_that_is_null_has_its_default(lenient: Pair, path: str) -> None:
+    """All optional fields at once: the reply and the warnings are those of a request without them."""
+    fields = fields_of(lenient, path)
+    body = BODIES[path] | ({"seed": 7} if "seed" in fields else {})
+    if "options" in body:  # of Ollama
+        body["options"] = body["options"] | {"seed": 7}
+    nested = {key: dict.fromkeys(OLLAMA_OPTIONS) | body[key] for key in ("options",) if key in body}
+    response = lenient.post(path, dict.fromkeys(fields) | body | nested)
+    assert response.status_code == 200, response.text
+    assert without_times(response.json()) == without_times(lenient.post(path, body).json())
+
+
 def test_the_openapi_document_says_whether_other_fields_are_taken(lenient: Pair, strict: Pair) -> None:
     """`additionalProperties` of the bodies."""
     for client, expected in ((lenient, True), (strict, False)):

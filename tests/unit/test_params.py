@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from paceline.chat import ChatOptions
+from paceline.config import EngineConfig
 from paceline.errors import InvalidParams, InvalidType
-from paceline.params import DEFAULT_SAMPLERS, FIELDS, SAMPLERS, SamplingParams
+from paceline.model_manager import ModelEntry
+from paceline.params import DEFAULT_SAMPLERS, FIELDS, SAMPLERS, PatternTrigger, SamplingParams, ThinkingParams
+from paceline.request import RequestOptions
+from paceline.runtime.context_options import ContextOptions
 
 NUMBERS = [
     *("temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "typical_p", "top_n_sigma"),
@@ -76,9 +81,9 @@ def test_numbers_out_of_range_are_refused_by_name(name: str, value: float) -> No
 
 
 @pytest.mark.parametrize("name", NUMBERS + INTEGERS)
-@pytest.mark.parametrize("value", [True, "1", None, [1], b"1", 1j])
+@pytest.mark.parametrize("value", [True, "1", [1], b"1", 1j])
 def test_what_is_no_number_is_refused_by_name(name: str, value: Any) -> None:
-    """Bools, strings and None are no numbers: InvalidType, which is a TypeError."""
+    """Bools and strings are no numbers: InvalidType, which is a TypeError."""
     with pytest.raises(InvalidType, match=f"{name} must be") as caught:
         SamplingParams(**{name: value})
     assert isinstance(caught.value, TypeError)
@@ -90,6 +95,35 @@ def test_integers_out_of_range_are_refused_by_name(name: str, value: int) -> Non
     """Integers beyond their range raise InvalidParams."""
     with pytest.raises(InvalidParams, match=f"{name} must be an integer"):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("record", [SamplingParams, RequestOptions, EngineConfig, ContextOptions, ChatOptions])
+def test_none_is_the_default_of_every_field(record: Any) -> None:
+    """Each alone and all together; max_tokens=None alone has a meaning of its own."""
+    names = [field.name for field in dataclasses.fields(record) if field.name != "max_tokens"]
+    assert len(names) > 8
+    for name in names:
+        assert record(**{name: None}) == record(), name
+    assert record(**dict.fromkeys(names)) == record()
+
+
+def test_none_is_the_default_of_fields_with_fields_of_their_own() -> None:
+    """Thinking and patterns; a field without a default stays required."""
+    assert ThinkingParams(ends=("</t>",), is_open=True, start=None, message=None, budget=None) == ThinkingParams(
+        ends=("</t>",), is_open=True
+    )
+    assert PatternTrigger("a", is_full=None) == PatternTrigger("a")  # type: ignore[arg-type]
+    assert ModelEntry(name="a", options=None, aliases=None, pinned=None, stop_timeout_s=None) == ModelEntry(name="a")  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="pattern must be a str, not None"):
+        PatternTrigger(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="name must be a str, not None"):
+        ModelEntry(name=None)  # type: ignore[arg-type]
+
+
+def test_replacing_by_none_sets_the_default() -> None:
+    """In `replace`; max_tokens becomes None."""
+    params = SamplingParams(temperature=0.1, seed=5, stop="x", max_tokens=9)
+    assert params.replace(temperature=None, seed=None, stop=None, max_tokens=None) == SamplingParams(max_tokens=None)
 
 
 @pytest.mark.parametrize("name", OPTIONAL_INTEGERS)
@@ -159,13 +193,13 @@ def test_values_that_make_no_sense_are_refused_with_the_way_out(options: dict[st
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("stop", 5), ("stop", {"a": 1}), ("stop", (5,)), ("stop", b"x"), ("stop", None),
-        ("stop_token_ids", "12"), ("stop_token_ids", (1.0,)), ("stop_token_ids", (True,)), ("stop_token_ids", None),
+        ("stop", 5), ("stop", {"a": 1}), ("stop", (5,)), ("stop", b"x"),
+        ("stop_token_ids", "12"), ("stop_token_ids", (1.0,)), ("stop_token_ids", (True,)),
         ("logit_bias", [1, 2]), ("logit_bias", {"1": 1.0}), ("logit_bias", {1: "x"}), ("logit_bias", {True: 1.0}),
-        ("logit_bias", None), ("samplers", "top_k"), ("samplers", (1,)), ("grammar", 5), ("grammar", b"root"),
+        ("samplers", "top_k"), ("samplers", (1,)), ("grammar", 5), ("grammar", b"root"),
         ("regex", 5), ("choice", "yes"), ("choice", (1,)), ("json_schema", 5), ("json_schema", [1]),
-        ("allowed_token_ids", 5), ("bad_words", "x"), ("ignore_eos", 1), ("ignore_eos", None), ("echo", "yes"),
-        ("grammar_root", None), ("grammar_triggers", "x"), ("grammar_triggers", (1.5,)),
+        ("allowed_token_ids", 5), ("bad_words", "x"), ("ignore_eos", 1), ("echo", "yes"),
+        ("grammar_triggers", "x"), ("grammar_triggers", (1.5,)),
         ("grammar_triggers", ({"pattern": 5},)), ("seed", 1.0), ("seed", "1"),
         ("logprobs_mode", 1), ("grammar_lazy", 0),
     ],

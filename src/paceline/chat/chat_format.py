@@ -117,6 +117,9 @@ class ChatOptions:
     thinking_budget: int | None = None
     thinking_message: str = ""
 
+    def __post_init__(self) -> None:
+        validation.set_defaults(self)
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarTrigger:

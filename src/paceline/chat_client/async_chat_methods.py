@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from paceline import validation
 from paceline.chat_client.chat_arguments import ChatArguments, ChatFormats, chat_arguments
 from paceline.chat_client.chat_assembly import ChatAssembly
 from paceline.chat_client.chat_call import ChatCall
@@ -21,6 +20,7 @@ from paceline.chat_client.chat_methods import (
 from paceline.chat_client.chat_reply import ChatReply
 from paceline.chat_client.chat_streams import AsyncChatStream
 from paceline.chat_client.token_history import TokenHistory
+from paceline.engine.arguments import checked_index, given_options
 from paceline.engine.client import EngineClient
 from paceline.engine.results import AsyncBatch, batch_outcome
 from paceline.errors import PacelineError
@@ -94,7 +94,7 @@ class AsyncChatMethods(ABC):
         Raises:
             InvalidParams: `request_index` is invalid.
         """
-        index = validation.integer("request_index", request_index, 0)
+        index = checked_index(request_index)
         return self._stream(messages, params, options, index)
 
     async def _chat_model(self) -> Model:
@@ -152,7 +152,8 @@ class AsyncChatMethods(ABC):
                 opened.append(ChatAssembly(made[0], request.prompt, lambda ended: on_end(ended, engine.model)))
                 return engine.accept(request, index)
 
-            stream = AsyncStream(submit, interval=options.get("interval", 1), request_index=index, keep_alive=self)
+            interval = given_options(options).get("interval", 1)
+            stream = AsyncStream(submit, interval=interval, request_index=index, keep_alive=self)
             return stream, lambda: opened[0]
 
         return AsyncChatStream(open_round)

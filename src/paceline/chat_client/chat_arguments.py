@@ -13,7 +13,7 @@ from paceline import validation
 from paceline.chat import ChatFormat, ChatOptions, Tool, Turn, next_turn, parse_tool_choice, template_kwargs
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.response_models import ResponseModel
-from paceline.engine.arguments import collected_arguments, names_elsewhere, request_arguments
+from paceline.engine.arguments import collected_arguments, given_options, names_elsewhere, request_arguments
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
@@ -104,11 +104,13 @@ def chat_arguments(
     """Sort and check the keywords of a chat.
 
     Sampling keywords change `params`; without params, the defaults, with max_tokens None, because a message ends by itself.
+    None changes nothing.
 
     Raises `InvalidParams`, and `InvalidType`, a `TypeError`, for an unknown keyword, with the nearest known one.
     """
     known = CHAT_NAMES | frozenset(FIELDS) | OPTION_NAMES
     validation.reject_unknown(options, known, "chat, SamplingParams and RequestOptions", names_elsewhere())
+    options = given_options(options)
     for name in _MEANINGLESS:
         if name in options:
             raise InvalidParams(f"{name} means nothing in a chat, where the chat format decides it; leave it out")

@@ -12,6 +12,7 @@ from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_reply import ChatReply
 from paceline.chat_client.chat_streams import ChatStream
 from paceline.chat_client.token_history import TokenHistory
+from paceline.engine.arguments import checked_index
 from paceline.engine.client import EngineClient
 from paceline.engine.progress_bar import progress_bar
 from paceline.engine.results import Batch, batch_outcome
@@ -108,12 +109,12 @@ class ChatMethods:
             EngineError: The engine has stopped, or the request failed in all its choices.
             BatchError: Some conversations of a list failed; `outcomes` has the reply or the error of each.
         """
-        validation.boolean("progress", progress)
+        is_shown = validation.boolean("progress", progress, default=False)
         arguments = self._arguments(params, options)
         if not is_batch_of_chats(messages):
             return self._run(self._call(messages, arguments), arguments)
         calls = [self._call(one, arguments) for one in messages]
-        with progress_bar(len(calls), progress) as advance:
+        with progress_bar(len(calls), is_shown) as advance:
             return batch_outcome(run_calls(self._engine, calls, arguments, advance))
 
     def stream_chat(
@@ -137,7 +138,7 @@ class ChatMethods:
             EngineStopped: The engine accepts no requests any more.
         """
         arguments = self._streamed_arguments(messages, params, options)
-        return self._stream(self._call(messages, arguments), validation.integer("request_index", request_index, 0))
+        return self._stream(self._call(messages, arguments), checked_index(request_index))
 
     @property
     def _chat_model(self) -> Model:

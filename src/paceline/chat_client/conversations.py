@@ -17,6 +17,7 @@ from paceline.chat_client.chat_methods import ChatMethods
 from paceline.chat_client.chat_reply import ChatReply, Message
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
 from paceline.chat_client.token_history import TokenHistory
+from paceline.engine.arguments import given_options
 from paceline.errors import InvalidParams, StateError
 from paceline.media import Attachment, is_attachment
 from paceline.params import SamplingParams
@@ -33,10 +34,11 @@ class _BaseConversation:
     def __init__(
         self,
         system: str | None,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]] | None,
         params: SamplingParams | None,
         options: Mapping[str, Any],
     ) -> None:
+        messages = () if messages is None else messages
         if system is not None:
             messages = [{"role": "system", "content": validation.text("system", system)}, *messages]
         self._messages: list[Message] = parsed_with_attachments(messages) if messages else []
@@ -120,6 +122,10 @@ class _BaseConversation:
             self._fingerprint = validation.text("model", record["model"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StateError(f"{path} is no conversation that was saved: {error}") from None
+
+    def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the conversation with those of a turn; an option that is None in a turn changes nothing."""
+        return self._options | given_options(options)
 
     def _copy_to(self, other: _BaseConversation) -> None:
         other._messages = list(self._messages)
@@ -216,7 +222,7 @@ class Conversation(_BaseConversation):
             PacelineError: As `LLM.chat`; the conversation is as it was before.
         """
         messages, turn = self._begin(content), self._turn
-        reply, history = self._llm._chat_turn(messages, self._known(self._model), self._params, self._options | options)
+        reply, history = self._llm._chat_turn(messages, self._known(self._model), self._params, self._with(options))
         self._add(turn, reply.messages, history, self._model)
         return reply
 
@@ -239,7 +245,7 @@ class Conversation(_BaseConversation):
             messages,
             self._known(model),
             self._params,
-            self._options | options,
+            self._with(options),
             lambda call: self._add_streamed(turn, call, model),
         )
         self._open = weakref.ref(stream)
@@ -318,7 +324,7 @@ class AsyncConversation(_BaseConversation):
         """Say something and return the reply, as `Conversation.say` does."""
         messages, turn = self._begin(content), self._turn
         model = await self._llm._chat_model()
-        reply, history = await self._llm._chat_turn(messages, self._known(model), self._params, self._options | options)
+        reply, history = await self._llm._chat_turn(messages, self._known(model), self._params, self._with(options))
         self._add(turn, reply.messages, history, model)
         return reply
 
@@ -329,7 +335,7 @@ class AsyncConversation(_BaseConversation):
             messages,
             self._known,
             self._params,
-            self._options | options,
+            self._with(options),
             lambda call, model: self._add_streamed(turn, call, model),
         )
         self._open = weakref.ref(stream)

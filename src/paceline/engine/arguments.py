@@ -13,7 +13,7 @@ from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.engine.adapters import adapter_paths
 from paceline.engine.draft_arguments import DRAFT_NAMES, DraftArguments, draft_arguments, with_draft
 from paceline.errors import InvalidParams, InvalidType
-from paceline.params import FIELDS, NAMES_ELSEWHERE, SamplingParams
+from paceline.params import FIELDS, HAS_NONE, NAMES_ELSEWHERE, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
 from paceline.scheduling.named_drafter import check_drafter_name, draft_heads_of
 from paceline.scheduling.named_strategy import check_strategy_name
@@ -146,7 +146,10 @@ class EngineArguments:
 
 
 def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
-    """Sort the keywords of an engine. Raises `InvalidType`, a `TypeError`, for an unknown one, with the nearest known one."""
+    """Sort the keywords of an engine; None is the default of each.
+
+    Raises `InvalidType`, a `TypeError`, for an unknown one, with the nearest known one.
+    """
     from paceline.runtime.context_options import ContextOptions
 
     context_names = ContextOptions.names() - _DERIVED
@@ -155,6 +158,7 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
     validation.reject_unknown(
         options, known, "LLM, EngineConfig, Model.load and ContextOptions", _OF_REQUESTS | _NAMES_ELSEWHERE
     )
+    options = validation.given(options)
     config = EngineConfig(**_only(options, CONFIG_NAMES))
     check_strategy_name(config.strategy)
     check_drafter_name(config.speculation)
@@ -198,14 +202,20 @@ def _loaded_heads(speculation: Any) -> dict[str, Any]:
 def request_arguments(
     defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """Sort the keywords of a request. Sampling keywords change `params`, or `defaults` without params."""
+    """Sort the keywords of a request. Sampling keywords change `params`, or `defaults` without params; None changes nothing."""
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
     known = frozenset(FIELDS) | OPTION_NAMES
     validation.reject_unknown(options, known, "SamplingParams and RequestOptions", names_elsewhere())
+    options = given_options(options)
     base = defaults if params is None else params
     sampling = _only(options, FIELDS)
     return base.replace(**sampling) if sampling else base, RequestOptions(**_only(options, OPTION_NAMES))
+
+
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a request without those that are None, which count as left out, except for max_tokens."""
+    return validation.given(options, HAS_NONE)
 
 
 def streamed_arguments(
@@ -226,7 +236,7 @@ def streamed_arguments(
     own = channel.own_interval
     if own is None:
         return sampling, rest
-    if "interval" in options and rest.interval != own:
+    if options.get("interval") is not None and rest.interval != own:
         raise InvalidParams(
             f"interval is {rest.interval} among the request's options and {own} on its channel; give it in one place"
         )
@@ -269,6 +279,11 @@ def _per_prompt(name: str, given: object, num_prompts: int) -> list[Any]:
     return list(given)
 
 
+def checked_index(request_index: int | None) -> int:
+    """Return the caller's number of a request; 0 for None."""
+    return 0 if request_index is None else validation.integer("request_index", request_index, 0)
+
+
 def check_channel(channel: object, name: str = "channel") -> None:
     """Raise `InvalidType` or `InvalidParams` if this is not a channel that can be attached to a request."""
     if channel is None:
@@ -283,7 +298,7 @@ def collected_arguments(
 ) -> tuple[SamplingParams, RequestOptions]:
     """As `request_arguments`, for a completion that is only read at its end: no chunk wakes a reader, no reader is slow."""
     for name in _READING_NAMES:
-        if name in options:
+        if options.get(name) is not None:
             raise InvalidParams(f"{name} means nothing for a completion that is returned as a whole; use stream")
     return request_arguments(defaults, params, {**options, "interval": MAX_INTERVAL})
 

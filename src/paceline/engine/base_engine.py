@@ -123,7 +123,7 @@ class BaseEngine(ABC):
         """See `EngineClient`."""
         self._check_usable()
         file = validation.path("path", path).absolute()
-        validation.boolean("in_place", in_place)
+        in_place = validation.boolean("in_place", in_place, default=False)
         key = self._adapters.begin(name, in_place=in_place)
         try:
             check_adapter_file(file)

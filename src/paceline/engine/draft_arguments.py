@@ -53,7 +53,7 @@ def draft_arguments(
     _check_source(model)
     found = _checked_mapping({} if given is None else given, model_names | context_names | _OWN)
     own = {name: found.pop(name) for name in _OWN if name in found}
-    inherited = {name: options[name] for name in _INHERITED if name in options}
+    inherited = {name: options[name] for name in _INHERITED if options.get(name) is not None}
     context = {**inherited, **{name: value for name, value in found.items() if name in context_names}}
     _check_sizes(context, own.get("chunk_size"))
     n_ctx = context.pop("n_ctx", None)
@@ -128,4 +128,4 @@ def _checked_mapping(given: object, known: frozenset[str]) -> dict[str, Any]:
         validation.reject_unknown(given, known, "Model.load, ContextOptions, p_min and chunk_size")
     except InvalidType as error:
         raise InvalidType(f"draft_options: {error}") from None
-    return dict(given)
+    return validation.given(given)

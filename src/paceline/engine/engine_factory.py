@@ -36,7 +36,7 @@ from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.memory_fit import LEAST_CTX, MemoryChoice
 from paceline.engine.memory_needs import MemoryFit, fit_to_memory
 from paceline.engine.projector_file import projector_file
-from paceline.errors import InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
+from paceline.errors import InvalidParams, InvalidType, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
 from paceline.runtime import (
     Adapter,
@@ -90,7 +90,8 @@ _EMBEDDER_OPTIONS = frozenset(
 
 
 def check_options(model: Any, options: Mapping[str, Any]) -> None:
-    """Raise what is wrong with the options, as far as that is known before anything is loaded."""
+    """Raise what is wrong with the model and the options, as far as that is known before anything is loaded."""
+    _check_model(model)
     config = engine_arguments(options).config
     if config.isolation == "process":
         from paceline.engine.worker.setup import worker_setup
@@ -98,6 +99,18 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
         worker_setup(model, options)
     else:
         refuse_rpc(config)
+
+
+def _check_model(model: object) -> None:
+    """Raise `InvalidType` if this can be no model."""
+    if model is None or isinstance(model, (Model, str, os.PathLike)):
+        return
+    if isinstance(model, (list, tuple)) and model and all(isinstance(part, (str, os.PathLike)) for part in model):
+        return  # the parts of a split file
+    raise InvalidType(
+        "model must be the path of a GGUF file, a name such as 'hf:user/repo:Q4_K_M', a Model, a list of a split file's parts, "
+        f"or None for the demo model, not {model!r:.80}"
+    )
 
 
 def local_files(
@@ -125,7 +138,7 @@ def local_options(options: Mapping[str, Any], *, offline: bool, hf_token: str | 
 
 def check_source(model: Any, *, offline: bool, hf_token: str | None) -> None:
     """Raise what is wrong with a model's name and the options of its download."""
-    validation.boolean("offline", offline)
+    validation.boolean("offline", offline, default=False)
     if hf_token is not None:
         validation.text("hf_token", hf_token)
     if is_reference(model):

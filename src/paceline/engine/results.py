@@ -272,9 +272,10 @@ def one_vector_pooling(pooling: str | None) -> str | None:
 
 
 def vectors(
-    rows: list[Any], normalize: bool | Normalization, dimension: int, dimensions: int | None = None
+    rows: list[Any], normalize: bool | Normalization | None, dimension: int, dimensions: int | None = None
 ) -> npt.NDArray[np.float32]:
     """Return the rows as float32 (n, dimension), or the first `dimensions` numbers of each, normalised as asked."""
+    normalize = True if normalize is None else normalize
     kind = ("l2" if normalize else "none") if isinstance(normalize, bool) else normalize
     if not rows:
         return np.empty((0, dimension if dimensions is None else dimensions), dtype=np.float32)

@@ -15,7 +15,7 @@ _OF_THE_MANAGER: Final = ("progress", "cancel")  # options of a load that the ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """A model that a `ModelManager` loads by name. Immutable.
+    """A model that a `ModelManager` loads by name. Immutable. None is the default of every field but the name.
 
     Attributes:
         name: The name by which requests ask for it.
@@ -45,6 +45,7 @@ class ModelEntry:
     stop_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
+        validation.set_defaults(self)
         if not validation.text("name", self.name):
             raise InvalidParams("name of a model is empty")
         where = f"model {self.name!r}: "

@@ -47,7 +47,7 @@ CELL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOptions:
-    """Options of a context. Fields named as in llama.cpp have the same meaning.
+    """Options of a context. Fields named as in llama.cpp have the same meaning. None is the default of every field.
 
     n_ctx: KV cells, rounded up to a multiple of 256; by default what the model was trained with, at most 4096.
     n_batch, n_ubatch: most tokens of a call, and of one computation; by default 2048 and 512 or less.
@@ -91,6 +91,9 @@ class ContextOptions:
     embeddings: bool = False
     pooling: Pooling | None = None
     max_rollback: int = 0
+
+    def __post_init__(self) -> None:
+        validation.set_defaults(self)
 
     @classmethod
     def names(cls) -> frozenset[str]:

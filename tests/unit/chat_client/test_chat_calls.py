@@ -11,8 +11,10 @@ from tests.chat_world import FakeAsyncChats, FakeChats, run_async
 
 from paceline.chat import ParsedMessage, ToolCall
 from paceline.chat_client import chat_call
+from paceline.chat_client.chat_arguments import CHAT_NAMES
 from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, PromptTooLong, ResponseModelError
-from paceline.params import SamplingParams
+from paceline.params import FIELDS, SamplingParams
+from paceline.request import OPTION_NAMES
 from paceline.testing import FakeEngineClient
 
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -311,3 +313,12 @@ def test_an_async_chat_asks_again_as_well(monkeypatch: pytest.MonkeyPatch) -> No
         assert (reply.parsed.number, len(reply.rounds), len(reply.messages)) == (4, 1, 2)
 
     run_async(main)
+
+
+def test_a_keyword_of_a_chat_that_is_none_counts_as_left_out(chats: FakeChats) -> None:
+    """All of them at once, in `chat` and in `stream_chat`."""
+    nothing = dict.fromkeys([*CHAT_NAMES, *FIELDS, *OPTION_NAMES])
+    del nothing["max_tokens"]
+    params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
+    assert chats.chat(HELLO, params, progress=None, **nothing).content == chats.chat(HELLO, params).content
+    assert chats.stream_chat(HELLO, params, request_index=None, **nothing).request_index == 0  # type: ignore[arg-type]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from paceline.config import EngineConfig
+from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.engine.arguments import collected_arguments, engine_arguments, request_arguments
 from paceline.errors import InvalidParams, InvalidType
 from paceline.observability.instruments import Instrument
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
+from paceline.runtime.context_options import ContextOptions
 
 
 def test_every_keyword_reaches_its_owner() -> None:
@@ -94,12 +97,33 @@ def test_the_error_for_an_unknown_request_keyword_names_the_nearest(name: str, n
         request_arguments(SamplingParams(), None, {name: 1})
 
 
+@pytest.mark.parametrize("sort", [request_arguments, collected_arguments])
+def test_a_keyword_that_is_none_counts_as_left_out(sort: Any) -> None:
+    """It overrides neither params nor the model's defaults; max_tokens=None is until the context is full."""
+    defaults, given = SamplingParams(temperature=0.1), SamplingParams(temperature=0.2, seed=7, stop="x", max_tokens=3)
+    nothing = dict.fromkeys([*FIELDS, *OPTION_NAMES])
+    del nothing["max_tokens"]
+    assert sort(defaults, None, nothing) == sort(defaults, None, {})
+    assert sort(defaults, given, nothing) == sort(defaults, given, {})
+    assert sort(defaults, given, {"max_tokens": None})[0] == given.replace(max_tokens=None)
+
+
+def test_an_option_of_the_engine_that_is_none_counts_as_left_out() -> None:
+    """Of the engine, the model, its context, the draft model and the adapters."""
+    names = [*CONFIG_NAMES, *ContextOptions.names(), "n_gpu_layers", "split_mode", "main_gpu", "lora", "instruments"]
+    given = [name for name in names if name not in ("n_seq_max", "n_outputs_max", "embeddings", "pooling")]
+    given = [name for name in given if name not in ("kv_unified", "attention")]
+    assert engine_arguments(dict.fromkeys(given)) == engine_arguments({})
+    drafts = {"draft_model": "d.gguf", "draft_options": {"p_min": None, "chunk_size": None, "split_mode": None}}
+    assert engine_arguments(drafts).draft == engine_arguments({"draft_model": "d.gguf"}).draft
+
+
 def test_collected_output_comes_as_one_chunk() -> None:
     """Blocking generation takes one chunk, and what is about reading is refused with the way out."""
     params, options = collected_arguments(SamplingParams(), None, {"top_k": 3, "priority": 3})
     assert (params.top_k, options.priority, options.max_buffered_tokens) == (3, 3, None)
     assert options.interval > 100_000
-    for name, value in (("interval", 1), ("max_buffered_tokens", None), ("slow_reader", "cancel")):
+    for name, value in (("interval", 1), ("max_buffered_tokens", 8), ("slow_reader", "cancel")):
         with pytest.raises(
             InvalidParams, match=f"{name} means nothing for a completion that is returned as a whole; use stream"
         ):
@@ -118,7 +142,7 @@ def test_the_error_for_a_keyword_like_none_names_the_documentation() -> None:
         engine_arguments({"zzz": 1})
 
 
-@pytest.mark.parametrize("instruments", [3, "metrics", None, iter(()), Instrument()])
+@pytest.mark.parametrize("instruments", [3, "metrics", iter(()), Instrument()])
 def test_instruments_are_a_list(instruments: object) -> None:
     """Anything else is refused by its name, an iterator as well, which could be looked at only once."""
     with pytest.raises(InvalidType, match="^instruments must be a list of Instrument objects, not "):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline import validation
 from paceline.engine.spare_workers import module_path
 from paceline.engine.worker import messages
 from paceline.errors import InvalidParams
@@ -31,6 +32,7 @@ _OF_THE_FRONT = frozenset(
 
 def worker_setup(model: Any, options: Mapping[str, Any], trace_start_s: float | None = None) -> messages.Setup:
     """Return the first message to a worker. Raises `InvalidParams` for what cannot go to another process, with the way out."""
+    options = validation.given(options)
     strategy = options.get("strategy", "")
     if not isinstance(strategy, (str, Mapping)):
         raise _no_object("strategy", strategy)
