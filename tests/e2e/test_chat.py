@@ -48,6 +48,20 @@ def test_a_pipe_follows_the_message(tmp_path: Path) -> None:
     assert output(*CHAT, "Hello!", "-q") != whole
 
 
+def test_replies_keep_to_constraints(tmp_path: Path) -> None:
+    """Of a schema's file, an expression, texts to choose from and a grammar's file."""
+    (tmp_path / "schema.json").write_text('{"enum": [17, 18]}')
+    (tmp_path / "grammar.gbnf").write_text('root ::= "b" "c"')
+    for args, replies in (
+        (("-jf", str(tmp_path / "schema.json")), {"17", "18"}),
+        (("--json-schema", '{"const": 5}'), {"5"}),
+        (("--regex", "[ab]{3}"), {a + b + c for a in "ab" for b in "ab" for c in "ab"}),
+        (("--choice", "yes", "--choice", "no"), {"yes", "no"}),
+        (("--grammar-file", str(tmp_path / "grammar.gbnf")), {"bc"}),
+    ):
+        assert output(*CHAT, ASKED, "-q", *args).strip() in replies
+
+
 def test_an_empty_pipe_is_wrong_usage_or_an_empty_message() -> None:
     """It ends; nothing hangs."""
     assert paceline_(*CHAT, "-n", "3", stdin=b"").returncode == 0

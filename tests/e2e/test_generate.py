@@ -24,7 +24,7 @@ from tests.e2e.commands import (
 
 import paceline
 from paceline.demo import demo_model_path
-from paceline.testing.models import KINDS, write_model
+from paceline.testing.models import KINDS, LlamaSpec, write_lora, write_model
 
 pytestmark = pytest.mark.native
 
@@ -77,6 +77,18 @@ def test_greedy_text_is_that_of_the_library() -> None:
     with paceline.Context(model, n_threads=1) as context:
         expected = list(context.generate(sampler, model.tokenizer.encode(PROMPT), 40))
     assert generate("-n", "40", "--temperature", "0")["token_ids"] == expected
+
+
+def test_adapters_apply_with_their_scales(tmp_path: Path) -> None:
+    """--lora FILE=SCALE, to the text and to a chat, as in the library."""
+    model, adapter = write_model(tmp_path / "tiny.gguf", LlamaSpec()), write_lora(tmp_path / "style.gguf", LlamaSpec())
+    with paceline.LLM(model, n_ctx=512, lora={"style": adapter}, n_threads=1) as llm:
+        expected = llm.generate(PROMPT, max_tokens=20, temperature=0, ignore_eos=True, lora={"style": 3.0}).token_ids
+    args = ("-m", str(model), "-n", "20", "--temp", "0", "--ignore-eos")
+    assert generate(*args, "--lora", f"{adapter}=3")["token_ids"] == list(expected)
+    assert generate(*args)["token_ids"] != list(expected)
+    done = paceline_("generate", PROMPT, *args, "--lora", str(tmp_path / "none.gguf"))
+    assert done.returncode == 1 and b"none.gguf" in done.stderr and done.stderr.count(b"\n") == 1
 
 
 def test_a_stop_string_ends_the_text_before_it() -> None:

@@ -26,7 +26,7 @@ from paceline.cli.generate import generate
 from paceline.cli.info import info
 from paceline.cli.launch import launch
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
-from paceline.cli.options import stdin_is_redirected
+from paceline.cli.options import stdin_is_redirected, usual_name
 from paceline.cli.rpc_serve import rpc_serve
 from paceline.cli.serve import run_server
 from paceline.cli.tokenize import tokenize
@@ -231,7 +231,7 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
         add_completion=False,
         rich_markup_mode="rich" if rich_help else None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": usual_name},
     )
     app.callback()(_common)
     for heading, commands in _groups().items():

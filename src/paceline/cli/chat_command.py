@@ -12,7 +12,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.chat_session import ChatSession, SessionOptions, stats_line
 from paceline.cli.chat_view import make_view
-from paceline.cli.generate import ContextSize, GrammarFile, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
+from paceline.cli.generate import ContextSize
 from paceline.cli.image_options import (
     AudioFiles,
     ImageFiles,
@@ -28,26 +28,27 @@ from paceline.cli.options import (
     DeviceOption,
     FileOption,
     GpuLayersOption,
+    LoraOption,
     ModelChoice,
     ModelOption,
     PromptOption,
     RpcOption,
     ThreadsOption,
     VerboseOption,
-    ending,
     engine_model,
     given_text,
     load,
+    lora_adapters,
     reading_text,
+    sampling_params,
     showing,
     stdin_text,
+    takes_sampling,
     text_argument,
-    text_file,
 )
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 
-_DEFAULTS = SamplingParams()
 _PROMPT = "> "
 _GOES_ON = "... "
 
@@ -83,7 +84,6 @@ Effort = Annotated[
         show_default=False,
     ),
 ]
-MaxTokens = Annotated[int, ending("--max-tokens", "-n", metavar="N", help="Most tokens of a reply; -1 for no limit.")]
 Plain = Annotated[bool, showing("--plain", help="Show text as it is, not as Markdown.")]
 HideThinking = Annotated[bool, showing("--hide-thinking", help="Do not show what the model thinks.")]
 Quiet = Annotated[bool, showing("--quiet", "-q", help="No progress bar, no greeting, no statistics.")]
@@ -106,6 +106,7 @@ class ChatJob:
     images: ImageOptions
 
 
+@takes_sampling(max_tokens=-1)
 def chat(
     message: Message = None,
     *,
@@ -115,6 +116,7 @@ def chat(
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
     rpc: RpcOption = None,
+    lora: LoraOption = None,
     system: System = None,
     load_file: ChatFile = None,
     chat_template: ChatTemplate = None,
@@ -126,21 +128,13 @@ def chat(
     no_mmproj_offload: NoMmprojOffload = False,
     image_min_tokens: ImageMinTokens = None,
     image_max_tokens: ImageMaxTokens = None,
-    temperature: Temperature = _DEFAULTS.temperature,
-    top_k: TopK = _DEFAULTS.top_k,
-    top_p: TopP = _DEFAULTS.top_p,
-    min_p: MinP = _DEFAULTS.min_p,
-    repeat_penalty: RepeatPenalty = _DEFAULTS.repeat_penalty,
-    seed: Seed = -1,
-    grammar_file: GrammarFile = None,
-    max_tokens: MaxTokens = -1,
-    stop: Stop = None,
     ctx_size: ContextSize = None,
     threads: ThreadsOption = None,
     verbose: VerboseOption = False,
     plain: Plain = False,
     hide_thinking: HideThinking = False,
     quiet: Quiet = False,
+    **sampling: Any,
 ) -> None:
     """Chat with a model. /help lists commands, Ctrl-C stops a reply, Ctrl-D ends.
 
@@ -148,17 +142,7 @@ def chat(
     is MESSAGE, the text of --file, and the text that a pipe sends to stdin, with a blank line between them. The
     model's thinking is dimmed on a terminal, and left out elsewhere. The first message has the images and audio.
     """
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        seed=None if seed == -1 else seed,
-        grammar=None if grammar_file is None else text_file("--grammar-file", grammar_file),
-        max_tokens=None if max_tokens == -1 else max_tokens,
-        stop=tuple(text_argument("--stop", one) for one in stop or ()),
-    )
+    params = sampling_params({"max_tokens": -1, **sampling})
     if system is not None and load_file is not None:
         raise InvalidParams("--system and --load exclude each other: a saved conversation has its own system message")
     turn = (
@@ -181,6 +165,7 @@ def chat(
             n_gpu_layers=n_gpu_layers,
             devices=device,
             rpc=rpc,
+            lora=lora_adapters(lora),
             show_progress=not quiet,
             verbose=verbose,
         ),
@@ -213,7 +198,7 @@ def _run(job: ChatJob) -> None:
             llm,
             SessionOptions(
                 params=job.params,
-                turn=job.turn,
+                turn={**job.turn, "lora": job.model.lora_scales},
                 make_view=lambda: make_view(is_plain=job.is_plain, shows_thinking=job.shows_thinking),
                 run=run,
             ),

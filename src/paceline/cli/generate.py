@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +28,7 @@ from paceline.cli.options import (
     DeviceOption,
     FileOption,
     GpuLayersOption,
+    LoraOption,
     ModelChoice,
     ModelOption,
     ParseSpecialOption,
@@ -36,16 +36,15 @@ from paceline.cli.options import (
     RpcOption,
     ThreadsOption,
     VerboseOption,
-    choosing_tokens,
-    ending,
     engine_model,
     given_text,
     load,
+    lora_adapters,
     missing,
     running,
+    sampling_params,
     showing,
-    text_argument,
-    text_file,
+    takes_sampling,
 )
 from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import SamplingParams
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from paceline.runtime import Model
     from paceline.streaming import StreamChunk, Usage
 
-_DEFAULTS = SamplingParams()
 _PROMPT_HELP = "Text to continue; a text sent to stdin by a pipe follows it, or takes its place."
 
 
@@ -85,41 +83,6 @@ class GenerateJob:
 
 
 Prompt = Annotated[str | None, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP, show_default=False)]
-Temperature = Annotated[float, choosing_tokens(metavar="X", help="How freely; 0 always takes the likeliest token.")]
-TopK = Annotated[int, choosing_tokens(metavar="N", help="Only the N likeliest tokens; 0 for all.")]
-TopP = Annotated[
-    float, choosing_tokens(metavar="X", help="Only the likeliest, up to this sum of probabilities; 1 for all.")
-]
-MinP = Annotated[
-    float, choosing_tokens(metavar="X", help="Only tokens at least X times as likely as the likeliest; 0 for all.")
-]
-RepeatPenalty = Annotated[
-    float, choosing_tokens(metavar="X", help="Above 1, the last 64 tokens come less easily again.")
-]
-Seed = Annotated[
-    int, choosing_tokens("--seed", "-s", metavar="N", help="The same seed gives the same text; -1 for a new one.")
-]
-GrammarFile = Annotated[
-    Path | None, choosing_tokens(metavar="FILE", help="Only what this grammar (GBNF) allows.", show_default=False)
-]
-Grammar = Annotated[str | None, choosing_tokens(metavar="GBNF", help="The same, given as it is.", show_default=False)]
-JsonSchema = Annotated[
-    str | None, choosing_tokens(metavar="JSON", help="Only JSON by this JSON schema.", show_default=False)
-]
-Regex = Annotated[
-    str | None, choosing_tokens(metavar="REGEX", help="Only text that this expression matches.", show_default=False)
-]
-Choice = Annotated[
-    list[str] | None, choosing_tokens(metavar="TEXT", help="Only one of these texts; repeat it.", show_default=False)
-]
-Lark = Annotated[
-    str | None, choosing_tokens(metavar="LARK", help="Only what this Lark grammar allows.", show_default=False)
-]
-MaxTokens = Annotated[int, ending("--max-tokens", "-n", metavar="N", help="Most tokens; -1 until the context is full.")]
-Stop = Annotated[
-    list[str] | None, ending(metavar="TEXT", help="End before this text, may be repeated.", show_default=False)
-]
-IgnoreEos = Annotated[bool, ending("--ignore-eos", help="Continue past the end-of-generation token.")]
 ContextSize = Annotated[
     int | None,
     running(
@@ -136,6 +99,7 @@ AsJson = Annotated[bool, showing("--json", help="One JSON object at the end, not
 Quiet = Annotated[bool, showing("--quiet", "-q", help="No progress bar, no statistics.")]
 
 
+@takes_sampling()
 def generate(
     prompt: Prompt = None,
     *,
@@ -145,6 +109,7 @@ def generate(
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
     rpc: RpcOption = None,
+    lora: LoraOption = None,
     parse_special: ParseSpecialOption = False,
     image: ImageFiles = None,
     audio: AudioFiles = None,
@@ -153,21 +118,6 @@ def generate(
     no_mmproj_offload: NoMmprojOffload = False,
     image_min_tokens: ImageMinTokens = None,
     image_max_tokens: ImageMaxTokens = None,
-    temperature: Temperature = _DEFAULTS.temperature,
-    top_k: TopK = _DEFAULTS.top_k,
-    top_p: TopP = _DEFAULTS.top_p,
-    min_p: MinP = _DEFAULTS.min_p,
-    repeat_penalty: RepeatPenalty = _DEFAULTS.repeat_penalty,
-    seed: Seed = -1,
-    grammar_file: GrammarFile = None,
-    grammar: Grammar = None,
-    json_schema: JsonSchema = None,
-    regex: Regex = None,
-    choice: Choice = None,
-    lark: Lark = None,
-    max_tokens: MaxTokens = _DEFAULTS.max_tokens or -1,
-    stop: Stop = None,
-    ignore_eos: IgnoreEos = False,
     ctx_size: ContextSize = None,
     threads: ThreadsOption = None,
     verbose: VerboseOption = False,
@@ -175,6 +125,7 @@ def generate(
     special: Special = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    **sampling: Any,
 ) -> None:
     """Continue a text, streamed to stdout; statistics go to stderr.
 
@@ -186,22 +137,8 @@ def generate(
     text = given_text("PROMPT", prompt, prompt_text, file)
     if text is None:
         raise missing("PROMPT")
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        seed=secrets.randbits(32) if seed == -1 else seed,  # short enough to be typed again
-        grammar=_grammar(grammar, grammar_file),
-        json_schema=json_schema,
-        regex=regex,
-        choice=None if not choice else tuple(text_argument("--choice", one) for one in choice),
-        lark=lark,
-        max_tokens=None if max_tokens == -1 else max_tokens,
-        stop=tuple(text_argument("--stop", one) for one in stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    seed = sampling.get("seed", -1)
+    params = sampling_params(sampling, seed=secrets.randbits(32) if seed == -1 else seed)  # short enough to type again
     shown_first = terminal.is_terminal(sys.stdout) if echo is None else echo
     images = ImageOptions(
         files=tuple(image or ()),
@@ -220,6 +157,7 @@ def generate(
             n_gpu_layers=n_gpu_layers,
             devices=device,
             rpc=rpc,
+            lora=lora_adapters(lora),
             show_progress=not quiet,
             verbose=verbose,
         ),
@@ -230,12 +168,6 @@ def generate(
         parse_special=parse_special,
     )
     run(lambda interrupted: _run(job, interrupted))
-
-
-def _grammar(text: str | None, path: Path | None) -> str | None:
-    if text is not None and path is not None:
-        raise InvalidParams("--grammar and --grammar-file exclude each other: give one of them")
-    return text if path is None else text_file("--grammar-file", path)
 
 
 def _run(job: GenerateJob, interrupted: StopSignal) -> None:
@@ -270,7 +202,7 @@ def _generate_in(
     from paceline.llm import LLM
 
     source, options = engine_model(job.model, model)
-    if options:
+    if job.model.rpc is not None:
         options["cancel"] = interrupted.event
     start = time.perf_counter()
     options |= job.images.engine_options(takes_images_later=False)
@@ -297,7 +229,13 @@ def _context_size(model: Model, job: GenerateJob, prompt: list[int]) -> int | No
 def _generate(llm: LLM, job: GenerateJob, prompt: list[int] | Segments, interrupted: StopSignal) -> Generated:
     """Generate to the end; Ctrl-C cancels the request and keeps what was generated."""
     with (
-        llm.stream(prompt, job.params, special=job.showing.special, parse_special=job.parse_special) as stream,
+        llm.stream(
+            prompt,
+            job.params,
+            special=job.showing.special,
+            parse_special=job.parse_special,
+            lora=job.model.lora_scales,
+        ) as stream,
         interrupted.aborting(stream.cancel),
     ):
         if job.showing.echo:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import io
 import logging
 import os
+import re
 import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal
 from paceline.errors import InvalidParams
+from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.runtime import Model
 
+
+Command = TypeVar("Command", bound=Callable[..., None])
 
 STDIN = "-"
 _SILENCE_S = 2.0
@@ -136,6 +142,7 @@ def _decoded(name: str, data: bytes) -> str:
 
 choosing_model = partial(typer.Option, rich_help_panel="Which model")
 choosing_tokens = partial(typer.Option, rich_help_panel="How tokens are chosen")
+constraining = partial(typer.Option, rich_help_panel="What may be written")
 ending = partial(typer.Option, rich_help_panel="When it ends")
 reading_text = partial(typer.Option, rich_help_panel="How the text is read")
 making_vectors = partial(typer.Option, rich_help_panel="What the vectors are")
@@ -181,6 +188,15 @@ RpcOption = Annotated[
         show_default="none",
     ),
 ]
+LoraOption = Annotated[
+    list[str] | None,
+    choosing_model(
+        "--lora",
+        metavar="FILE[=SCALE]",
+        help="Apply this LoRA adapter, with scale 1 or SCALE; repeat it.",
+        show_default="none",
+    ),
+]
 ThreadsOption = Annotated[
     int | None,
     running(
@@ -197,20 +213,187 @@ ParseSpecialOption = Annotated[
 VerboseOption = Annotated[bool, running("--verbose", "-v", help="Show llama.cpp's log on stderr.")]
 
 
+_SHORT: Final = {  # llama.cpp's short names of options
+    "max_tokens": "-n",
+    "stop": "-r",
+    "seed": "-s",
+    "logit_bias": "-l",
+    "json_schema": "-j",
+    "json_schema_file": "-jf",
+}
+_LLAMA_NAMES: Final = {  # llama.cpp's long names of options that have the name of a field here
+    "predict": "max-tokens",
+    "n-predict": "max-tokens",
+    "temp": "temperature",
+    "top-nsigma": "top-n-sigma",
+    "typical": "typical-p",
+    "dynatemp-exp": "dynatemp-exponent",
+    "mirostat-lr": "mirostat-eta",
+    "mirostat-ent": "mirostat-tau",
+    "repeat-last-n": "penalty-last-n",
+    "dry-sequence-breaker": "dry-sequence-breakers",
+    "reverse-prompt": "stop",
+}
+_METAVARS: Final = {  # of options that take no number
+    "stop": "TEXT",
+    "samplers": "NAME;...",
+    "dry_sequence_breakers": "TEXT",
+    "bad_words": "TEXT",
+    "logit_bias": "TOKEN+BIAS",
+    "grammar": "GBNF",
+    "grammar_file": "FILE",
+    "json_schema": "JSON",
+    "json_schema_file": "FILE",
+    "regex": "REGEX",
+    "choice": "TEXT",
+    "lark": "LARK",
+}
+_REPEATED: Final = frozenset({"stop", "dry_sequence_breakers", "bad_words", "logit_bias", "choice"})
+_HELP: Final = {  # of options whose values are not those of the field
+    "max_tokens": "Most tokens; -1: until the context is full.",
+    "min_tokens": "No end before so many tokens.",
+    "disable_any_whitespace": "Write JSON of a schema without blanks between its tokens.",
+    "seed": "The same seed draws the same tokens; -1 for a fresh one.",
+    "samplers": "Which samplers apply, in order, between semicolons.",
+    "logit_bias": "Add to the logit of a token id, as 15043+1 or 15043-1; repeat it.",
+    "stop": "End before this text; repeat it.",
+    "dry_sequence_breakers": "A text at which a repetition ends, in place of the usual ones; repeat it; none for no text.",
+    "bad_words": "A text that may not come; repeat it.",
+    "grammar": "Only text that this GBNF grammar allows.",
+    "grammar_file": "The same, of a file.",
+    "json_schema": "Only JSON that this JSON schema allows.",
+    "json_schema_file": "The same, of a file.",
+    "regex": "Only text that this regular expression matches.",
+    "choice": "Only one of these texts; repeat it.",
+    "lark": "Only text that this Lark grammar allows.",
+}
+_PANELS: Final = {
+    **dict.fromkeys(("max_tokens", "min_tokens", "stop", "ignore_eos"), ending),
+    **dict.fromkeys(
+        ("grammar", "grammar_file", "json_schema", "json_schema_file", "regex", "choice", "lark"), constraining
+    ),
+    **dict.fromkeys(("disable_any_whitespace", "bad_words"), constraining),
+}
+_NOT_OFFERED: Final = ("n", "echo", "grammar_lazy")
+
+
+def usual_name(option: str) -> str:
+    """Return the name of an option, without dashes, for llama.cpp's name of it; any other name as it is."""
+    return _LLAMA_NAMES.get(option, option)
+
+
+def takes_sampling(**defaults: Any) -> Callable[[Command], Command]:
+    """Return a decorator that gives a command with `**sampling` an option for each field of `SamplingParams` a text can set.
+
+    Args:
+        **defaults: Defaults of options that differ from those of the fields.
+    """
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        made = signature.replace(parameters=[*own, *_sampling_options(defaults)])
+        command.__signature__ = made  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _sampling_options(defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
+    """Yield an option for each number and switch of `SamplingParams`, and for the fields of `_METAVARS`."""
+    described = dict(re.findall(r"^ +(\w+): (.+)$", SamplingParams.__doc__ or "", re.MULTILINE))
+    numbers: dict[str, Any] = {"float": float, "int": int, "bool": bool}
+    for field in dataclasses.fields(SamplingParams):
+        name, kind = field.name, numbers.get(str(field.type))
+        if name in ("max_tokens", "seed"):
+            kind = int
+        if name not in _METAVARS and (kind is None or name in _NOT_OFFERED):
+            continue
+        for option in (name, f"{name}_file"):
+            if option not in (name, *_METAVARS):
+                continue
+            default = {"max_tokens": field.default, "seed": -1}.get(name, field.default if kind else None)
+            yield _option(option, kind, defaults.get(option, default), _HELP.get(option) or described.get(option, ""))
+
+
+def _option(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
+    if kind is None:
+        kind = Path | None if name.endswith("_file") else list[str] | None if name in _REPEATED else str | None
+    panel = _PANELS.get(name, choosing_tokens)
+    metavar = _METAVARS.get(name, {int: "N", float: "X"}.get(kind))
+    spelled = (f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else []))
+    info = panel(*spelled, metavar=metavar, help=text, show_default=default is not None and kind is not bool)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def sampling_params(given: Mapping[str, Any], **changes: Any) -> SamplingParams:
+    """Return the parameters of the options of `takes_sampling`. Raises `InvalidParams`.
+
+    Args:
+        given: The options by the names of the fields; None and an empty list are not given.
+        **changes: Fields that win over the options.
+    """
+    values = {name: value for name, value in given.items() if value is not None and value != []}
+    for name in [name for name in values if name.endswith("_file")]:
+        field, path = name.removesuffix("_file"), values.pop(name)
+        option = f"--{name.replace('_', '-')}"
+        if field in values:
+            raise InvalidParams(f"--{field.replace('_', '-')} and {option} exclude each other: give one of them")
+        values[field] = text_file(option, path)
+    for name in _REPEATED & values.keys():
+        values[name] = tuple(text_argument(f"--{name.replace('_', '-')}", text) for text in values[name])
+    if values.get("dry_sequence_breakers") == ("none",):
+        values["dry_sequence_breakers"] = ()
+    if values.get("max_tokens") == -1:
+        values["max_tokens"] = None
+    if "samplers" in values or "logit_bias" in values:
+        from paceline.server.flags import readers
+
+        if "samplers" in values:
+            values["samplers"] = readers.sampler_names("--samplers", values["samplers"])
+        biases = [pair for text in values.get("logit_bias", ()) for pair in readers.bias("--logit-bias", text)]
+        values["logit_bias"] = dict(biases)
+    return SamplingParams(**values | changes)
+
+
+def lora_adapters(given: list[str] | None) -> dict[str, tuple[Path, float]]:
+    """Return the adapters of --lora and their scales, by the names of their files. Raises `InvalidParams`."""
+    adapters: dict[str, tuple[Path, float]] = {}
+    for text in given or ():
+        name, equals, scale = text_argument("--lora", text).rpartition("=")
+        has_scale = bool(equals) and not Path(text).exists()
+        path = Path(name if has_scale else text)
+        try:
+            number = float(scale) if has_scale else 1.0
+        except ValueError:
+            raise InvalidParams(f"--lora must be FILE or FILE=SCALE, such as style.gguf=0.5, not {text!r}") from None
+        if path.stem in adapters:
+            raise InvalidParams(f"--lora: two adapters would be called {path.stem!r}; rename a file")
+        adapters[path.stem] = (path, number)
+    return adapters
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
     """Which model to load and how.
 
     path: of a file, or a name such as "hf:user/repo"; None: the demo model. rpc: other hosts that compute, between commas.
+    lora: files and scales of adapters, by their names.
     """
 
     path: str | Path | None = None
     n_gpu_layers: int | None = None
     devices: list[str] | None = None
     rpc: str | None = None
+    lora: Mapping[str, tuple[Path, float]] = dataclasses.field(default_factory=dict)
     vocab_only: bool = False
     show_progress: bool = True
     verbose: bool = False
+
+    @property
+    def lora_scales(self) -> dict[str, float]:
+        """The scales of the adapters for a request."""
+        return {name: scale for name, (_, scale) in self.lora.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +430,14 @@ def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
 
 
 def engine_model(choice: ModelChoice, model: Model) -> tuple[Any, dict[str, Any]]:
-    """Return what `LLM` takes for a model that `load` returned, and options for it: with hosts, its files and a process.
+    """Return what `LLM` takes for a model that `load` returned, and options for it: adapters; with hosts, files and a process.
 
     llama.cpp ends the process that loses a host, so it is not this one.
     """
+    options: dict[str, Any] = {"lora": {name: path for name, (path, _) in choice.lora.items()}} if choice.lora else {}
     if choice.rpc is None:
-        return model, {}
-    options: dict[str, Any] = {"rpc": text_argument("--rpc", choice.rpc), "isolation": "process"}
+        return model, options
+    options |= {"rpc": text_argument("--rpc", choice.rpc), "isolation": "process"}
     if choice.n_gpu_layers is not None:
         options["n_gpu_layers"] = choice.n_gpu_layers
     if choice.devices:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from paceline import SamplingParams
 from paceline.cli import options
+from paceline.cli.app import build_app
 from paceline.errors import InvalidParams
+from paceline.server.flags.flag import Store
+from paceline.server.flags.table import GROUPS
 
 
 def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -70,3 +77,111 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "some").write_bytes(b"\xff")
     with pytest.raises(InvalidParams, match=r"--grammar-file .*some is not UTF-8"):
         options.text_file("--grammar-file", tmp_path / "some")
+
+
+def sampling(*args: str, **defaults: Any) -> SamplingParams:
+    """Return the parameters that a command gets by its options."""
+    found: list[SamplingParams] = []
+    app = typer.Typer()
+
+    @app.command(context_settings={"token_normalize_func": options.usual_name})
+    @options.takes_sampling(**defaults)
+    def command(**given: Any) -> None:
+        found.append(options.sampling_params(given))
+
+    result = CliRunner().invoke(app, list(args))
+    if isinstance(result.exception, InvalidParams):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "fields"),
+    [
+        ((), {}),
+        (("--temp", "0"), {"temperature": 0}),
+        (("--presence-penalty", "-0.5", "--frequency-penalty", "1"), {"presence_penalty": -0.5, "frequency_penalty": 1}),
+        (("--penalty-last-n", "-1", "--repeat-penalty", "1.5"), {"penalty_last_n": -1, "repeat_penalty": 1.5}),
+        (("--repeat-last-n", "9", "--typical", "0.5"), {"penalty_last_n": 9, "typical_p": 0.5}),
+        (("--dry-multiplier", "0.8", "--dry-sequence-breaker", ";"),
+         {"dry_multiplier": 0.8, "dry_sequence_breakers": (";",)}),
+        (("--dry-sequence-breaker", "none"), {"dry_sequence_breakers": ()}),
+        (("--xtc-probability", "1", "--xtc-threshold", "0.2"), {"xtc_probability": 1, "xtc_threshold": 0.2}),
+        (("--mirostat", "2", "--mirostat-ent", "4", "--mirostat-lr", "0.2"),
+         {"mirostat": 2, "mirostat_tau": 4, "mirostat_eta": 0.2}),
+        (("--samplers", "top-k;temperature"), {"samplers": ("top_k", "temperature")}),
+        (("-l", "5+1.5", "--logit-bias", "7-2"), {"logit_bias": {5: 1.5, 7: -2}}),
+        (("-n", "-1", "--ignore-eos", "-r", "a", "--stop", "b"),
+         {"max_tokens": None, "ignore_eos": True, "stop": ("a", "b")}),
+        (("-s", "7", "--choice", "yes", "--choice", "no"), {"seed": 7, "choice": ("yes", "no")}),
+        (("-j", "{}", "--disable-any-whitespace"), {"json_schema": "{}", "disable_any_whitespace": True}),
+    ],
+)  # fmt: skip
+def test_options_set_the_fields_of_sampling_params(args: tuple[str, ...], fields: dict[str, Any]) -> None:
+    """By llama.cpp's names and by those of the fields; all other fields keep their defaults."""
+    assert sampling(*args) == SamplingParams(**fields)
+
+
+def test_a_schema_and_a_grammar_come_from_files(tmp_path: Path) -> None:
+    """A file and a text for the same field exclude each other."""
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.gbnf"
+    schema.write_text('{"type": "integer"}')
+    grammar.write_text('root ::= "a"')
+    assert sampling("-jf", str(schema)) == SamplingParams(json_schema={"type": "integer"})
+    assert sampling("--grammar-file", str(grammar)) == SamplingParams(grammar='root ::= "a"')
+    with pytest.raises(InvalidParams, match="--json-schema and --json-schema-file exclude each other"):
+        sampling("--json-schema-file", str(schema), "-j", "{}")
+    with pytest.raises(InvalidParams, match="json_schema and grammar exclude|grammar and json_schema exclude"):
+        sampling("-jf", str(schema), "--grammar-file", str(grammar))
+    with pytest.raises(InvalidParams, match="--json-schema-file: cannot read"):
+        sampling("-jf", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--temperature", "-1"), "temperature must be"),
+        (("--typical-p", "2"), "typical_p must be"),
+        (("--mirostat", "3"), "mirostat must be"),
+        (("--samplers", "nothing"), "--samplers"),
+        (("-l", "5"), "--logit-bias must be a token id"),
+        (("--stop", ""), "stop.0. must have 1 to"),
+    ],
+)
+def test_values_out_of_range_are_refused(args: tuple[str, ...], words: str) -> None:
+    """The error names the field or the option."""
+    with pytest.raises(InvalidParams, match=words):
+        sampling(*args)
+
+
+def test_defaults_are_those_of_the_fields_unless_the_command_has_its_own() -> None:
+    """`paceline chat` has no limit on the tokens of a reply."""
+    assert sampling(max_tokens=-1) == SamplingParams(max_tokens=None)
+    assert sampling("-n", "5", max_tokens=-1) == SamplingParams(max_tokens=5)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_sampling_flags_of_the_server_are_options(command: str) -> None:
+    """All of llama-server's names that set a field of `SamplingParams`, each with a help text of whole sentences."""
+    made: Any = typer.main.get_command(build_app())
+    parameters = made.commands[command].params
+    names = {name for one in parameters for name in one.opts}
+    flags = [one for one in GROUPS["Sampling"] if isinstance(one.action, Store) and "sampling." in one.action.into]
+    known = {name if name in names else f"--{options.usual_name(name[2:])}" for one in flags for name in one.names}
+    assert known - names == {"--sampler-seq", "--sampling-seq"}
+    assert all(one.help.endswith((".", "?")) for one in parameters if one.help)
+
+
+def test_adapters_have_names_and_scales(tmp_path: Path) -> None:
+    """The name is the file's; a file whose own name has an equals sign is found."""
+    odd = tmp_path / "a=2"
+    odd.touch()
+    assert options.lora_adapters(["x/style.gguf", "sql.gguf=0.5", str(odd)]) == {
+        "style": (Path("x/style.gguf"), 1.0),
+        "sql": (Path("sql.gguf"), 0.5),
+        "a=2": (odd, 1.0),
+    }
+    for given, words in ((["a.gguf=x"], "FILE=SCALE"), (["x/a.gguf", "y/a.gguf"], "two adapters would be called 'a'")):
+        with pytest.raises(InvalidParams, match=words):
+            options.lora_adapters(given)
