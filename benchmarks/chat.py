@@ -63,7 +63,7 @@ def time_reading(prompt: RenderedPrompt, text: str) -> tuple[float, float, float
             index=start // 4,
             text=text[start : start + 4],
             token_ids=(1,),
-            finish_reason=FinishReason.END if is_last else None,
+            finish_reason=FinishReason.STOP if is_last else None,
             usage=Usage() if is_last else None,
         )
         begin = time.thread_time()

@@ -37,7 +37,7 @@ def expected_output(
     stop: str | int | None = None
     for token in drawn:
         if token in ends or token in stop_ids:
-            reason, stop, tail = (FinishReason.END if token in ends else FinishReason.STOP), token, [token]
+            reason, stop, tail = FinishReason.STOP, token, [token]
             break
         used.append(token)
         if _is_settled(_bytes(used[min_tokens:], pieces), stops):
@@ -55,7 +55,7 @@ def expected_output(
     kept = min_tokens
     while kept < len(used) and len(_bytes(used[min_tokens : kept + 1], pieces)) <= begin:
         kept += 1
-    if reason in (FinishReason.END, FinishReason.LENGTH):
+    if reason is FinishReason.LENGTH:
         reason = FinishReason.STOP
     text = (before + after[:begin]).decode("utf-8", "replace")
     return Expected(used[:kept], text, reason, stop, [*used[kept:], *tail])

@@ -18,7 +18,7 @@ class Choice:
         text: The generated text, without the stop string.
         token_ids: The generated tokens, without those of the stop.
         finish_reason: Why it ended.
-        stop: The stop string or token id that ended it, with the reason STOP.
+        stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
         stop_token_ids: The tokens of the stop.
         logprobs: One for each of token_ids; None where they were not requested.
         error: Why it failed, with the reason ERROR; text and tokens are what was generated until then.

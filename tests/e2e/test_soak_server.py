@@ -249,7 +249,7 @@ def test_every_request_ends_and_nothing_is_lost(capsys: pytest.CaptureFixture[st
         numbers = served.metrics()
         finished = {
             reason: int(numbers[f'paceline_requests_finished_total{{reason="{reason}"}}'])
-            for reason in ("length", "end", "stop", "cancelled", "error", "deadline", "shutdown", "slow_reader")
+            for reason in ("length", "stop", "cancelled", "error", "deadline", "shutdown", "slow_reader")
         }
         served.wait_until(lambda: served.num_files() <= files, "no descriptor is lost")
         with served.worker() as worker:

@@ -54,7 +54,7 @@ def counted_ids() -> Any:
 
 
 def chunks_of(
-    texts: list[str], *, reason: FinishReason = FinishReason.END, seed: int = 0, longest: int = 5
+    texts: list[str], *, reason: FinishReason = FinishReason.STOP, seed: int = 0, longest: int = 5
 ) -> Iterator[StreamChunk]:
     """Yield the chunks of choices whose texts are cut anywhere and come in any order, the last one with the usage."""
     draw, rests = random.Random(seed), dict(enumerate(texts))
@@ -125,7 +125,25 @@ def test_the_first_choice_is_at_hand() -> None:
     whole = chat_completion_of(completion, rendered())
     assert (whole.content, whole.reasoning_content.strip()) == ("", "Hm.")
     assert [call.name for call in whole.tool_calls] == ["weather"]
-    assert (whole.message, whole.finish_reason) == (whole.choices[0].message, FinishReason.END)
+    assert (whole.message, whole.finish_reason) == (whole.choices[0].message, FinishReason.TOOL_CALLS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "expected"),
+    [
+        (TEXTS["call"], FinishReason.STOP, "tool_calls"),
+        (TEXTS["calls"], FinishReason.STOP, "tool_calls"),
+        (TEXTS["content"], FinishReason.STOP, "stop"),
+        (TEXTS["call"], FinishReason.LENGTH, "length"),
+        (TEXTS["call"][:-20], FinishReason.CANCELLED, "cancelled"),
+    ],
+)
+def test_whole_tool_calls_are_a_reason(text: str, reason: FinishReason, expected: str) -> None:
+    """In place of STOP; streamed and whole."""
+    chunks = list(chunks_of([text], reason=reason))
+    completion = completion_of(chunks, prompt=(1,), wants_logprobs=False, wants_prompt_logprobs=False, index=0)
+    assert chat_completion_of(completion, rendered()).finish_reason == expected
+    assert [one.finish_reason for one in read(ChatReader(rendered()), chunks) if one.finish_reason] == [expected]
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.DEADLINE])
@@ -182,8 +200,8 @@ def test_a_terminal_chunk_ends_every_choice_that_is_open() -> None:
 def test_a_choice_ends_once() -> None:
     """One that has ended is not ended again by the terminal chunk, and has one message."""
     reader = ChatReader(rendered(), 2)
-    first = StreamChunk(index=0, choice=0, text="a", token_ids=(1,), finish_reason=FinishReason.END)
-    second = StreamChunk(index=0, choice=1, text="b", token_ids=(1,), finish_reason=FinishReason.END, usage=USAGE)
+    first = StreamChunk(index=0, choice=0, text="a", token_ids=(1,), finish_reason=FinishReason.STOP)
+    second = StreamChunk(index=0, choice=1, text="b", token_ids=(1,), finish_reason=FinishReason.STOP, usage=USAGE)
     streamed = read(reader, [first, second])
     assert [one.choice for one in streamed if one.message is not None] == [0, 1]
 
@@ -213,7 +231,7 @@ def test_content_passes_without_the_parser() -> None:
         reader.read(chunk)
     assert needs == [True, False, False, False, False]
     assert reader.needs_parser(StreamChunk(index=0, text="<tool_call>\n", token_ids=(1,)))
-    assert reader.needs_parser(StreamChunk(index=0, finish_reason=FinishReason.END, usage=USAGE))
+    assert reader.needs_parser(StreamChunk(index=0, finish_reason=FinishReason.STOP, usage=USAGE))
 
 
 def test_ids_of_calls_differ() -> None:
@@ -227,8 +245,8 @@ def test_ids_of_calls_differ() -> None:
 def test_a_stop_of_the_caller_cuts_a_call_off(reason: FinishReason) -> None:
     """A call without the rest of its arguments is no whole one; those of the format come where the message has ended."""
     half = CALL[: CALL.index("Bonn")]
-    prompt = replace(rendered(), stops=("<END>",), stop_token_ids=(7,))
-    for stop, is_content in (('"arguments"', False), (5, False), ("<END>", True), (7, True)):
+    prompt = replace(rendered(), stops=("<END>",), stop_token_ids=(7,), eog_ids=frozenset({2}))
+    for stop, is_content in (('"arguments"', False), (5, False), ("<END>", True), (7, True), (2, True), (None, True)):
         if reason is FinishReason.LENGTH and is_content:
             continue
         chunk = StreamChunk(index=0, choice=0, text=half, token_ids=(1,), finish_reason=reason, stop=stop, usage=USAGE)

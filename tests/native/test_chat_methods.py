@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 from tests.pictures import picture
 
-from paceline import LLM, AsyncLLM, ChatReply, FinishReason, Image
+from paceline import LLM, AsyncLLM, ChatReply, Image
 from paceline.errors import ResponseModelError, TemplateError, Unsupported
 
 PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -170,7 +170,7 @@ def test_streamed_equals_whole_with_tools(llm: LLM) -> None:
     assert "".join(call.arguments for call in calls) == reply.tool_calls[0].arguments
     assert [call.id for call in calls if call.name] == [reply.tool_calls[0].id]
     assert "".join(delta.reasoning_content for delta in deltas) == reply.reasoning_content
-    assert reply.finish_reason is FinishReason.END
+    assert reply.finish_reason == "tool_calls"
 
 
 def test_a_message_is_continued(llm: LLM) -> None:

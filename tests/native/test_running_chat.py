@@ -23,7 +23,7 @@ class OneBatch:
 
     def __init__(self, texts: list[str]) -> None:
         self._chunks = [StreamChunk(index=0, text=text, token_ids=(1,)) for text in texts]
-        self._chunks.append(StreamChunk(index=0, finish_reason=FinishReason.END, usage=USAGE))
+        self._chunks.append(StreamChunk(index=0, finish_reason=FinishReason.STOP, usage=USAGE))
 
     async def batches(self) -> AsyncIterator[list[tuple[int, StreamChunk]]]:
         """Yield the batch."""

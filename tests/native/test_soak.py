@@ -28,7 +28,7 @@ SECONDS = float(os.environ.get("PACELINE_SOAK_S", "20"))
 LONG_S = 60.0  # no wait of a test that passes takes so long
 NUM_CLIENTS = 8
 CHECKED = "tests.native.checked_worker:CheckEveryTick"
-BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
+BY_ITSELF = {FinishReason.STOP, FinishReason.LENGTH}
 
 
 class Client:
@@ -168,7 +168,7 @@ def check_counts(llm: LLM, clients: list[Client], num_kills: int) -> None:
     assert (stats.resident, stats.queued) == (0, 0)
     assert stats.submitted == stats.completed + stats.cancelled + stats.failed
     assert stats.submitted == reasons.total() + num_embedded
-    finished = {reason: stats.number("paceline_requests_finished_total", reason.value) for reason in FinishReason}
+    finished = {reason: stats.number("paceline_requests_finished_total", reason) for reason in FinishReason}
     ended_by_itself = sum(finished[reason] for reason in BY_ITSELF)
     assert ended_by_itself == sum(reasons[reason] for reason in BY_ITSELF) + num_embedded
     assert finished[FinishReason.CANCELLED] == reasons[FinishReason.CANCELLED]

@@ -40,7 +40,7 @@ from paceline.testing.fake_memory import FakeMemory
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 KINDS = ("attention", "sliding_window", "hybrid", "recurrent", "compressed")
-BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
+BY_ITSELF = {FinishReason.STOP, FinishReason.LENGTH}
 MOST_CELLS = 60
 MOST_PROMPT = 24
 

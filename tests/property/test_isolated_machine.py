@@ -27,7 +27,7 @@ from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
 
 KINDS = ("attention", "sliding_window", "hybrid", "recurrent")
-BY_ITSELF = {FinishReason.END, FinishReason.LENGTH, FinishReason.STOP}
+BY_ITSELF = {FinishReason.STOP, FinishReason.LENGTH}
 CODES = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "deadline_exceeded"}
 
 PATHS = ([7, 8, 9] * 7, [7, 8, 9] * 6 + [1, 2, 3], [65] * 20)  # what many prompts begin with

@@ -72,7 +72,7 @@ def check(seen: list[StreamChunk], pushed: dict[int, Pushed], interval: int) -> 
         assert len(chunk.logprobs) == len(chunk.token_ids)
         chunk.text.encode()
     assert read == pushed
-    assert [chunk.finish_reason for chunk in seen if chunk.usage] == [FinishReason.END]
+    assert [chunk.finish_reason for chunk in seen if chunk.usage] == [FinishReason.STOP]
     assert seen[-1].usage is not None
     last_of = {chunk.choice: place for place, chunk in enumerate(seen)}
     for place, chunk in enumerate(seen):
@@ -97,7 +97,7 @@ def test_any_reader_gets_everything_once_and_in_order(
         assert channel.num_buffered == held
     for choice in ends - {last.choice}:
         sender.push(StreamChunk(index=len(pushed[choice].ids), choice=choice, finish_reason=FinishReason.LENGTH))
-    sender.finish(placed(last, note(pushed, last), FinishReason.END))
+    sender.finish(placed(last, note(pushed, last), FinishReason.STOP))
     seen += channel
     check(seen, pushed, interval)
     assert channel.num_buffered == 0
@@ -120,7 +120,7 @@ def test_an_event_loops_reader_gets_the_same(steps: list[StreamChunk | str], las
                 sender.push(placed(step, note(pushed, step)))
             else:
                 await asyncio.sleep(0)
-        sender.finish(placed(last, note(pushed, last), FinishReason.END))
+        sender.finish(placed(last, note(pushed, last), FinishReason.STOP))
         return await task
 
     check(asyncio.run(main()), pushed, interval)

@@ -36,7 +36,7 @@ class ChatChoice:
         finish_reason: Why it ended.
         text: The generated text as it was, with the marks of the chat format.
         token_ids: The generated tokens, without those of the stop.
-        stop: The stop string or token id that ended it, with the reason STOP.
+        stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
         logprobs: One for each of token_ids; None where they were not requested.
         error: Why it failed, with the reason ERROR; the message is what was generated until then.
         warning: Why the text could not be read as a message of the chat format; the content is the raw text then, behind what
@@ -121,7 +121,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: One per token of token_ids, if requested.
         prompt_logprobs: One per prompt token but the first, if requested; in choice 0.
         finish_reason: Why the choice ended; on its last chunk.
-        stop: The stop string or token id that ended it, with the reason STOP.
+        stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
         usage: Token counts and times; on the terminal chunk, the last of the stream.
         error: Why the choice failed, with the reason ERROR.
         message: The whole message; on the choice's last chunk, and with run_tools on the last one of a message whose calls are
@@ -177,10 +177,11 @@ class ChatReader:
         ended = [] if chunk.usage is None else self._end_others(chunk)
         message = self._messages[chunk.choice]
         deltas = message.feed(chunk.text)
-        whole = None
-        if chunk.finish_reason is not None and not message.has_ended:
-            more, whole = message.finish(is_cut=_is_cut(chunk.finish_reason, chunk.stop, self._rendered))
+        whole, reason = None, chunk.finish_reason
+        if reason is not None and not message.has_ended:
+            more, whole = message.finish(is_cut=_is_cut(reason, chunk.stop, self._rendered))
             deltas += more
+            reason = _chat_reason(reason, whole)
         return [
             *ended,
             ChatChunk(
@@ -189,7 +190,7 @@ class ChatReader:
                 token_ids=chunk.token_ids,
                 logprobs=chunk.logprobs,
                 prompt_logprobs=chunk.prompt_logprobs,
-                finish_reason=chunk.finish_reason,
+                finish_reason=reason,
                 stop=chunk.stop,
                 usage=chunk.usage,
                 error=chunk.error,
@@ -276,7 +277,7 @@ def _chat_choice(choice: Choice, rendered: RenderedPrompt, make_call_id: Callabl
     return ChatChoice(
         index=choice.index,
         message=_identified(message, make_call_id, []),
-        finish_reason=choice.finish_reason,
+        finish_reason=_chat_reason(choice.finish_reason, message),
         text=choice.text,
         token_ids=choice.token_ids,
         stop=choice.stop,
@@ -288,9 +289,14 @@ def _chat_choice(choice: Choice, rendered: RenderedPrompt, make_call_id: Callabl
 
 def _is_cut(reason: FinishReason | None, stop: str | int | None, rendered: RenderedPrompt) -> bool:
     """Return whether a message did not come to its own end. The caller's stops cut it off, those of the format end it."""
-    if reason is FinishReason.STOP:
-        return stop not in (*rendered.stops, *rendered.stop_token_ids)
-    return reason is not FinishReason.END
+    if reason is not FinishReason.STOP:
+        return True
+    return stop not in (None, *rendered.stops, *rendered.stop_token_ids) and stop not in rendered.eog_ids
+
+
+def _chat_reason(reason: FinishReason, message: ParsedMessage) -> FinishReason:
+    """Return TOOL_CALLS for STOP if the message has whole tool calls, else the reason itself."""
+    return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and message.has_whole_calls else reason
 
 
 def _identified(message: ParsedMessage, make_call_id: Callable[[], str], known: list[str]) -> ParsedMessage:

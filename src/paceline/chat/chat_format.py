@@ -158,6 +158,7 @@ class RenderedPrompt:
         parser: The parser of the format, serialised; see `message_parser`.
         is_one_call: Whether only the first tool call of the message counts.
         warnings: Parts of the tools' schemas that generated arguments may violate.
+        eog_ids: End-of-generation tokens of the vocabulary, which end a turn as well; set by `prepare_chat`.
         call_grammar: Lark grammar of the calls, which holds their arguments to the schemas; None: `grammar` does.
     """
 
@@ -178,6 +179,7 @@ class RenderedPrompt:
     is_one_call: bool = False
     stop_token_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    eog_ids: frozenset[int] = frozenset()
     call_grammar: str | None = None
 
 

@@ -235,7 +235,7 @@ class ChatCall:
             return whole
         if not is_whole(completion):
             raise ResponseModelError(
-                f"the reply was cut off ({completion.finish_reason.value}) before it was a whole {response.name}; "
+                f"the reply was cut off ({completion.finish_reason}) before it was a whole {response.name}; "
                 "a larger max_tokens may help",
                 completion.content,
                 whole,

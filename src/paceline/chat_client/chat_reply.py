@@ -13,7 +13,7 @@ from paceline.streaming import FinishReason
 T = TypeVar("T")
 
 Message = dict[str, Any]
-_WHOLE = (FinishReason.END, FinishReason.STOP)
+_WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

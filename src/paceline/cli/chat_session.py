@@ -148,8 +148,8 @@ class ChatSession:
         self._last = reply.usage
         self._num_turns += 1
         self._num_tokens += reply.usage.completion_tokens
-        if reply.finish_reason.value not in ("end", "stop", "cancelled"):
-            terminal.note(f"({terminal.finish_words(reply.finish_reason.value)})")
+        if reply.finish_reason not in ("stop", "tool_calls", "cancelled"):
+            terminal.note(f"({terminal.finish_words(reply.finish_reason)})")
 
     def _system(self, text: str) -> None:
         messages = self._talk.messages

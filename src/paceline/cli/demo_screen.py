@@ -26,7 +26,6 @@ from paceline.cli.terminal import Keys
 _STYLES = {
     "prefill": "cyan",
     "decode": "green",
-    "end": "dim green",
     "stop": "dim green",
     "length": "dim green",
     "paused": "yellow",

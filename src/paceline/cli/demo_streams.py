@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DemoChoice:
-    """One choice as far as it was read. reason: the value of its `FinishReason`; None while it runs."""
+    """One choice as far as it was read. reason: its `FinishReason`; None while it runs."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class DemoChoice:
         self.texts.append(chunk.text)
         self.token_ids += chunk.token_ids
         if chunk.finish_reason is not None:
-            self.reason, self.stop = chunk.finish_reason.value, chunk.stop
+            self.reason, self.stop = chunk.finish_reason, chunk.stop
 
 
 class DemoStream:
@@ -315,7 +315,7 @@ def _choice_record(choice: DemoChoice) -> dict[str, Any]:
         "text": choice.text,
         "token_ids": choice.token_ids,
         "finish_reason": choice.reason,
-        "stop": choice.stop if isinstance(choice.stop, str) else None,
+        "stop": choice.stop,
     }
 
 

@@ -269,13 +269,13 @@ def _as_json(generated: Generated, counts: dict[str, float | int | None], seed: 
 class Generated:
     """The generated text and tokens, without the stop that matched, and the engine's usage.
 
-    finish_reason: the value of a `FinishReason`. stop: the stop string that ended generation, if one did.
+    finish_reason: a `FinishReason`. stop: the stop string, or the id of the end-of-generation token, that ended it.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
-    stop: str | None
+    stop: str | int | None
     usage: Usage
 
     @property
@@ -303,8 +303,8 @@ def collect(chunks: Iterable[StreamChunk], show: Callable[[str], object] | None)
     return Generated(
         text="".join(texts),
         token_ids=tuple(token_ids),
-        finish_reason=last.finish_reason.value,
-        stop=last.stop if isinstance(last.stop, str) else None,
+        finish_reason=last.finish_reason,
+        stop=last.stop,
         usage=last.usage,
     )
 

@@ -472,7 +472,7 @@ def model_facts(model: Model) -> ModelFacts:
 
     layers = number("block_count")
     n_swa = _window(architecture, number("attention.sliding_window"))
-    memory = model.memory_class.value
+    memory = model.memory_class
     return ModelFacts(
         name=metadata.get("general.name"),
         architecture=architecture,

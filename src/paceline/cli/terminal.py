@@ -82,16 +82,14 @@ def write_section(title: str, rows: Rows) -> None:
 
 
 def finish_words(reason: str, stop: str | int | None = None) -> str:
-    """Return why generation ended, in words. reason: the value of a `FinishReason`."""
+    """Return why generation ended, in words. reason: a `FinishReason`. stop: an int is an end-of-generation token."""
     match reason:
-        case "end":
-            return "ended by itself"
         case "length":
             return "cut at the limit"
-        case "stop" if stop is None:
-            return "complete"
-        case "stop":
+        case "stop" if isinstance(stop, str):
             return f"stopped at {stop!r}"
+        case "stop":
+            return "complete" if stop is None else "ended by itself"
         case "cancelled":
             return "interrupted"
         case _:

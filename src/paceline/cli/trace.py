@@ -81,7 +81,7 @@ def _rows(summary: TraceSummary) -> Iterator[tuple[str, str]]:
 
     embedding = f", {summary.num_embedding_ticks:,} of them embedding" if summary.num_embedding_ticks else ""
     yield "ticks", f"{summary.num_ticks:,} in {summary.duration_s:.3f} s{embedding}"
-    ended = ", ".join(f"{num} {reason.value}" for reason, num in summary.ended if num)
+    ended = ", ".join(f"{num} {reason}" for reason, num in summary.ended if num)
     yield "requests", f"{summary.num_requests:,}" + (f" ({ended})" if ended else "")
     yield "generated", f"{summary.num_generated:,} tokens, {summary.tokens_per_s:,.1f} a second"
     shared = f", {summary.num_from_memory:,} taken from memory" if summary.num_from_memory else ""

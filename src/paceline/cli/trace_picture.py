@@ -139,7 +139,7 @@ def _describe(stay: SlotStay, layout: Layout) -> str:
     if request is not None:
         words.append(f"{request.prompt_tokens} prompt tokens")
     if end is not None:
-        words.append(f"{end.usage.completion_tokens} generated, {end.reason.value}")
+        words.append(f"{end.usage.completion_tokens} generated, {end.reason}")
     return ", ".join(words)
 
 

@@ -11,7 +11,7 @@ from paceline.observability import metric_table as table
 from paceline.observability.metrics import Metrics, TokenTimes
 from paceline.observability.trace_events import Paused, RequestStarted, Trace
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
-from paceline.streaming.chunk import FinishReason
+from paceline.streaming.chunk import ENGINE_REASONS, FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def summarize(trace: Trace) -> TraceSummary:
         num_ticks=len(ticks),
         num_embedding_ticks=sum(tick.kind == "embed" for tick in ticks),
         num_requests=int(number(table.REQUESTS.name)),
-        ended=tuple((reason, int(number(table.FINISHED.name, reason.value))) for reason in FinishReason),
+        ended=tuple((reason, int(number(table.FINISHED.name, reason))) for reason in ENGINE_REASONS),
         num_prefill=int(number(table.PREFILL.name)),
         num_generated=int(number(table.GENERATED.name)),
         num_embedded=int(number(table.EMBEDDED.name)),

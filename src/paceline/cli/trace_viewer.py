@@ -74,7 +74,7 @@ def _marks(layout: Layout) -> Iterator[dict[str, Any]]:
 
 def _reason(layout: Layout, key: int) -> dict[str, str]:
     end = layout.ends.get(key)
-    return {} if end is None else {"reason": end.reason.value}
+    return {} if end is None else {"reason": end.reason}
 
 
 def _requests(layout: Layout) -> Iterator[dict[str, Any]]:
@@ -90,7 +90,7 @@ def _requests(layout: Layout) -> Iterator[dict[str, Any]]:
             "generated_tokens": 0 if end is None else end.usage.completion_tokens,
             "ttft_s": None if end is None else end.usage.ttft_s,
             "ended_at_s": None if end is None else round(end.now_s, _MS_DIGITS),
-            "reason": None if reason is None else reason.value,
+            "reason": reason,
         }
 
 

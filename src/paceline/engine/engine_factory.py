@@ -519,7 +519,7 @@ def _log_sizes(model: Model, context: Context | None, limits: Limits, arguments:
     _log.info(
         "%s with %s memory: %d slots, %d sequence ids, %d rows of logits, %d MiB of host memory",
         model.desc,
-        (model if context is None else context).memory_class.value,
+        (model if context is None else context).memory_class,
         limits.num_slots,
         limits.num_seq_ids,
         0 if context is None else context.n_outputs_max,

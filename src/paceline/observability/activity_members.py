@@ -98,7 +98,7 @@ def mark_members(marks: Iterable[Mark], tenant: str) -> list[dict[str, Any]]:
 
 
 def _mark(mark: Mark) -> dict[str, Any]:
-    reason = {} if mark.reason is None else {"reason": mark.reason.value}
+    reason = {} if mark.reason is None else {"reason": mark.reason}
     return {
         "t": round(mark.now_s, _DIGITS),
         "what": mark.what,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from paceline.streaming.chunk import FinishReason
+from paceline.streaming.chunk import ENGINE_REASONS
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -44,7 +44,7 @@ _EIGHTHS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 
 _KINDS = ("generate", "embed")
 _SOURCES = ("running", "device", "host")
-_REASONS = tuple(reason.value for reason in FinishReason)
+_REASONS = tuple(reason.value for reason in ENGINE_REASONS)
 
 
 def _counter(name: str, unit: str, text: str, label: str | None = None, known: tuple[str, ...] = ()) -> Metric:
@@ -138,7 +138,7 @@ At every moment each accepted request is in one state:
 
 `GET /metrics` of the server returns all of them in Prometheus's text format, beside its own: docs/prometheus.md.
 
-Completed requests ended with `stop`, `end` or `length`; cancelled ones with `cancelled`; failed ones otherwise.
+Completed requests ended with `stop` or `length`; cancelled ones with `cancelled`; failed ones otherwise.
 A metric has at most one label. The label values of a counter that are listed here are present from the start, as zeros.
 This page is generated from `src/paceline/observability/metric_table.py`.
 """

@@ -105,7 +105,7 @@ class Metrics(Instrument):
                 self._num_stray += 1
                 return
             self._count(table.RESIDENT if live.has_started else table.QUEUED, -1)
-            self._count(table.FINISHED, 1, record.reason.value)
+            self._count(table.FINISHED, 1, record.reason)
             self._observe(table.REQUEST_S, record.now_s - live.record.submitted_s)
             if record.error_code is not None:
                 self._count(table.ERRORS, 1, record.error_code)

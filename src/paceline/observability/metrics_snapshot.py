@@ -11,11 +11,11 @@ from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.observability import metric_table
 from paceline.observability.metric_table import NAMES, Kind
-from paceline.streaming.chunk import FinishReason
+from paceline.streaming.chunk import ENGINE_REASONS, FinishReason
 
-COMPLETED: Final = (FinishReason.STOP, FinishReason.END, FinishReason.LENGTH)
+COMPLETED: Final = (FinishReason.STOP, FinishReason.LENGTH)
 CANCELLED: Final = (FinishReason.CANCELLED,)
-FAILED: Final = tuple(reason for reason in FinishReason if reason not in (*COMPLETED, *CANCELLED))
+FAILED: Final = tuple(reason for reason in ENGINE_REASONS if reason not in (*COMPLETED, *CANCELLED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class MetricsSnapshot:
 
     @property
     def completed(self) -> int:
-        """Return the number of requests that ended with `stop`, `end` or `length`."""
+        """Return the number of requests that ended with `stop` or `length`."""
         return self._ended(COMPLETED)
 
     @property
@@ -131,7 +131,7 @@ class MetricsSnapshot:
         return int(self.number(metric_table.QUEUED.name))
 
     def _ended(self, reasons: tuple[FinishReason, ...]) -> int:
-        return int(sum(self.number(metric_table.FINISHED.name, reason.value) for reason in reasons))
+        return int(sum(self.number(metric_table.FINISHED.name, reason) for reason in reasons))
 
     def _named(self, name: str, label: str | None = None) -> list[Sample]:
         validation.choice("name", name, NAMES)

@@ -1,6 +1,6 @@
 """The events of a trace, one record for each hook of an instrument: their replay, and their lines of JSON. Pure.
 
-    {"trace": "paceline", "version": 1, "row": ["slot", "key", ...]}                      the first line
+    {"trace": "paceline", "version": 2, "row": ["slot", "key", ...]}                      the first line
     {"event": "tick_finished", "index": 0, "start_s": 0.1, ..., "rows": [[0, 7, ...]]}    any other
 
 A line has the fields of its event by name; a row of a tick is a list, in the order that the first line gives.
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NoReturn, get_args, get_origin, get_type
 
 from paceline.observability.instruments import Instrument
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, RowRecord, TickRecord
-from paceline.streaming.chunk import FinishReason, Usage
+from paceline.streaming.chunk import ENGINE_REASONS, FinishReason, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class EventInstrument(Instrument, ABC):
         self.take(record)
 
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 _DIGITS: Final = 6
 _MOMENTS: Final = frozenset({"submitted_s", "now_s", "start_s"})  # times; other seconds are durations
@@ -224,7 +224,6 @@ _ROW: Final = RowRecord.__struct_fields__
 _row_values: Final = attrgetter(*_ROW)
 _ROW_TYPES: Final = [_HINTS[RowRecord][name] for name in _ROW]
 
-_REASONS: Final = [reason.value for reason in FinishReason]
 _encode: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
@@ -273,7 +272,7 @@ def _plain(value: Any) -> Any:
         return list(map(_row_values, value))
     if isinstance(value, Usage):
         return {name: _plain(getattr(value, name)) for name in _HINTS[Usage]}
-    return value.value if isinstance(value, FinishReason) else value
+    return value
 
 
 def _object(line: str) -> dict[str, Any]:
@@ -306,7 +305,7 @@ def _value(name: str, hint: Any, value: Any) -> Any:
     if hint is Usage:
         return Usage(**_checked(Usage, value)) if isinstance(value, dict) else _refuse(name, value)
     if hint is FinishReason:
-        return FinishReason(value) if value in _REASONS else _refuse(name, value)
+        return FinishReason(value) if value in ENGINE_REASONS else _refuse(name, value)
     return _number(name, value) if hint is float else _simple(name, hint, value)
 
 

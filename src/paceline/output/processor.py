@@ -155,7 +155,7 @@ class OutputProcessor:
         self.num_generated += 1
         if token_id in self._ends or token_id in self._stop_ids:
             self.stop, self.stop_token_ids = token_id, (token_id,)
-            return FinishReason.END if token_id in self._ends else FinishReason.STOP
+            return FinishReason.STOP
         if not self._armed and self.num_generated > self._min_tokens:
             self._arm()
         if self._is_plain and (text := self._texts_by_id[token_id]) is not None:

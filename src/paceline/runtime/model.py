@@ -6,7 +6,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +31,7 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
 
 
-class MemoryClass(Enum):
+class MemoryClass(StrEnum):
     """The kind of memory a model keeps of a sequence; it decides what can be shared, truncated or only saved whole."""
 
     ATTENTION = "attention"  # keys and values of every position: any prefix can be shared, and the end truncated

@@ -32,7 +32,7 @@ FACTS = (
 def model_facts(model: Model) -> dict[str, Any]:
     """Return the facts that a `RemoteModel` needs, as plain values."""
     facts = {name: getattr(model, name) for name in FACTS}
-    return facts | {"memory_class": model.memory_class.value, "modalities": sorted(model.modalities)}
+    return facts | {"memory_class": model.memory_class, "modalities": sorted(model.modalities)}
 
 
 def _fact(name: str) -> Any:

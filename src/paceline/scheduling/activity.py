@@ -38,7 +38,6 @@ MarkKind = Literal["started", "preempted", "ended", "cancelled", "failed"]
 
 _ENDINGS: Final[Mapping[FinishReason, MarkKind]] = {
     FinishReason.STOP: "ended",
-    FinishReason.END: "ended",
     FinishReason.LENGTH: "ended",
     FinishReason.CANCELLED: "cancelled",
 }

@@ -273,7 +273,7 @@ class EmbeddingScheduler:
         item.request.num_done += item.request.vectors[item.index] is None  # else it was computed again
         item.request.vectors[item.index] = vector
         if item.request.num_done == len(item.request.texts):
-            return self._finish(item.request, FinishReason.END, now_s, None)
+            return self._finish(item.request, FinishReason.STOP, now_s, None)
         return []
 
     def _max_tokens(self, is_generating: bool) -> int:

@@ -30,7 +30,10 @@ FAILED_FINISH_REASONS = frozenset(
         FinishReason.SLOW_READER,
     }
 )
-"""Finish reasons that are reported as an error; with any other one the response is complete."""
+"""Finish reasons that are reported as an error."""
+
+COMPLETE_FINISH_REASONS = frozenset(FinishReason) - FAILED_FINISH_REASONS
+"""Finish reasons of complete responses. Their values are OpenAI's terms."""
 
 DEFAULT_RETRY_S = 1
 """Retry-After in seconds where there is no estimate."""

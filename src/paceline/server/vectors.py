@@ -62,7 +62,7 @@ async def compute_vectors(
             f"{field}: {num_tokens} tokens are more than the {most} of one request without pooling; send several"
         )
     rows = await call_engine(service, request, lambda: service.engine().embed(ids, pooling, options))
-    RequestContext.of(request.scope).finished.append((FinishReason.END, Usage(prompt_tokens=num_tokens)))
+    RequestContext.of(request.scope).finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
     return rows
 
 

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from itertools import chain
+from typing import Final
 
 import msgspec
 
 from paceline.errors import PacelineError
 
 
-class FinishReason(Enum):
-    """Why a choice ended. If several apply in one tick, the one listed first wins.
+class FinishReason(StrEnum):
+    """Why a choice ended. A member is a string: `choice.finish_reason == "length"`.
 
-    ERROR: it failed; the chunk has the error. CANCELLED: by the caller, or by leaving the stream. DEADLINE: a timeout of
-    `RequestOptions`. SHUTDOWN: the engine stopped. SLOW_READER: its reader fell behind. STOP: a stop string or stop token.
-    END: the model's end-of-generation token. LENGTH: max_tokens, or the context is full.
+    If several reasons apply in one tick, the first of these counts.
+
+    Attributes:
+        ERROR: The choice failed; its last chunk has the error.
+        CANCELLED: The caller cancelled the request or left its stream.
+        DEADLINE: A timeout of `RequestOptions` expired.
+        SHUTDOWN: The engine stopped.
+        SLOW_READER: The reader fell behind.
+        STOP: A stop string, a stop token or the model's end-of-generation token came, or a constraint was complete. `stop`
+            has the string or the token id; it is None after a complete constraint.
+        LENGTH: max_tokens were generated, or the context is full.
+        TOOL_CALLS: A message of a chat came to its end with tool calls; only chats have this reason.
     """
 
     ERROR = "error"
@@ -26,8 +36,8 @@ class FinishReason(Enum):
     SHUTDOWN = "shutdown"
     SLOW_READER = "slow_reader"
     STOP = "stop"
-    END = "end"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
     @property
     def rank(self) -> int:
@@ -36,6 +46,9 @@ class FinishReason(Enum):
 
 
 _RANKS = {reason: rank for rank, reason in enumerate(FinishReason)}
+
+ENGINE_REASONS: Final = tuple(reason for reason in FinishReason if reason is not FinishReason.TOOL_CALLS)
+"""The reasons of an engine's requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
         choice: The choice that it belongs to.
         prompt_logprobs: One per prompt token but the first, if requested; in choice 0.
         finish_reason: Why the choice ended; on its last chunk.
-        stop: The stop string or token id that ended it, with the reason STOP.
+        stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
         stop_token_ids: Tokens of the stop, which are in no token_ids.
         usage: Token counts and times; on the terminal chunk, the last of the stream.
         error: Why the choice failed, with the reason ERROR.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 from paceline import validation
@@ -26,7 +26,7 @@ from paceline.streaming.chunk import StreamChunk
 from paceline.streaming.waiting import Condition, Waiters, wake
 
 
-class StreamState(Enum):
+class StreamState(StrEnum):
     """The life of a channel."""
 
     NEW = "new"
@@ -34,7 +34,7 @@ class StreamState(Enum):
     FINISHED = "finished"
 
 
-class Nothing(Enum):
+class Nothing(StrEnum):
     """What `get` returns instead of a chunk."""
 
     TIMEOUT = "timeout"
@@ -115,7 +115,7 @@ class StreamSender:
         """Raise `InvalidParams` if the channel is attached to a request, or was."""
         if self._state is not StreamState.NEW:
             raise InvalidParams(
-                f"this channel is {self._state.value}: it serves one request in its life, make a new one with "
+                f"this channel is {self._state}: it serves one request in its life, make a new one with "
                 "StreamChannel.create()"
             )
 

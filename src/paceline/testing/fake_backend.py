@@ -164,6 +164,7 @@ class FakeTokenizer:
 
     n_vocab = BOS + 1
     bos = BOS
+    eog_ids = frozenset({EOS})
     special_tokens: Mapping[str, int] = MappingProxyType({"bos": BOS})
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002

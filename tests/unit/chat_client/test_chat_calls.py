@@ -40,7 +40,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *messages: ParsedMessage) -> None:
 
         whole = read(completion, rendered)
         message = left.pop(0) if len(left) > 1 else left[0]
-        return replace(whole, choices=(replace(whole.choices[0], message=message, finish_reason=FinishReason.END),))
+        return replace(whole, choices=(replace(whole.choices[0], message=message, finish_reason=FinishReason.STOP),))
 
     monkeypatch.setattr(chat_call, "chat_completion_of", chat_completion_of)
 

@@ -39,7 +39,7 @@ def request(text: str, ids: list[int], *inputs: tuple[int, int]) -> ChatRequest:
 
 
 def choice(ids: tuple[int, ...], text: str) -> ChatChoice:
-    return ChatChoice(index=0, message=ParsedMessage(text), finish_reason=FinishReason.END, text=text, token_ids=ids)
+    return ChatChoice(index=0, message=ParsedMessage(text), finish_reason=FinishReason.STOP, text=text, token_ids=ids)
 
 
 def after_a_turn(tokenizer: Any) -> TokenHistory:

@@ -45,7 +45,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 *before, last = super().read(chunk)
                 if last.finish_reason is FinishReason.LENGTH:
                     message = left.pop(0) if len(left) > 1 else left[0]
-                    last = msgspec.structs.replace(last, message=message, finish_reason=FinishReason.END)
+                    reason = FinishReason.TOOL_CALLS if message.tool_calls else FinishReason.STOP
+                    last = msgspec.structs.replace(last, message=message, finish_reason=reason)
                 return [*before, last]
 
         monkeypatch.setattr(chat_assembly, "ChatReader", Scripted)
@@ -81,7 +82,7 @@ def test_calls_and_results_come_between_the_messages(chats: FakeChats, script: C
         "result call_1 7",
         "calls 1",
         "result call_0 Error: RuntimeError: no",
-        "terminal end",
+        "terminal stop",
     ]
     assert chunks[-1].usage is not None
     assert (stream.usage, stream.is_finished) == (chunks[-1].usage, True)
@@ -104,7 +105,7 @@ def test_a_stream_without_calls_is_as_any_other(chats: FakeChats, script: Callab
     script(ParsedMessage("hi"))
     with chats.stream_chat(HELLO, tools=[add], **SHORT) as stream:
         assert (stream.finish_reason, stream.usage, stream.is_finished) == (None, None, False)
-        assert shape(list(stream)) == ["terminal end"]
+        assert shape(list(stream)) == ["terminal stop"]
         stream.cancel()
     assert (stream.is_cancelled, stream.is_finished) == (False, True)
 
@@ -113,7 +114,7 @@ def test_rounds_have_a_limit(chats: FakeChats, script: Callable[..., None]) -> N
     """The calls are the reply then, which are not run."""
     script(calling(ONE))
     stream = chats.stream_chat(HELLO, tools=[add], max_tool_rounds=2, **SHORT)
-    assert shape(list(stream)) == ["calls 1", "result call_0 3"] * 2 + ["terminal end"]
+    assert shape(list(stream)) == ["calls 1", "result call_0 3"] * 2 + ["terminal tool_calls"]
     reply = stream.collect()
     assert (len(reply.tool_calls), len(reply.rounds)) == (1, 2)
 
@@ -274,7 +275,7 @@ def test_an_event_loop_streams_over_calls(script: Callable[..., None], function:
             chunks = [chunk async for chunk in stream]
             assert await stream.get() is END
             reply = await stream.collect()
-        found = ["calls 2", "result call_0 3", "result call_1 7", "calls 1", "result call_0 3", "terminal end"]
+        found = ["calls 2", "result call_0 3", "result call_1 7", "calls 1", "result call_0 3", "terminal stop"]
         assert shape(chunks) == found
         assert (reply.content, len(reply.rounds)) == ("done", 2)
         assert (stream.is_finished, stream.is_cancelled) == (True, False)
@@ -308,7 +309,7 @@ def test_the_calls_of_a_message_run_concurrently_on_a_loop(script: Callable[...,
                 assert isinstance(taken, ChatChunk)
                 chunks.append(taken)
         assert timeouts
-        assert shape(chunks) == ["calls 2", "result call_0 1", "result call_1 3", "terminal end"]
+        assert shape(chunks) == ["calls 2", "result call_0 1", "result call_1 3", "terminal stop"]
 
     run_async(main)
 

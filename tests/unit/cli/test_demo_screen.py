@@ -15,7 +15,7 @@ LINES = (
     SlotLine(
         slot=2, label="#6b", state="decode", is_live=True, done=64, total=256, text="there lived\na fox called Wendy"
     ),
-    SlotLine(slot=3, label="#4", state="end", done=14, total=60, text="[b]Yo[/b] \x1b[2J :smile:"),
+    SlotLine(slot=3, label="#4", state="stop", done=14, total=60, text="[b]Yo[/b] \x1b[2J :smile:"),
     SlotLine(slot=4, label="#7", state="paused", is_live=True, done=8, text="x" * 90),
     SlotLine(slot=5),
 )
@@ -41,7 +41,7 @@ def test_a_wide_picture_is_this() -> None:
         "",
         " 1  #1     prefill    ━━━━━━╺━━━━━━━━━━━    300/900",
         " 2  #6b    decode     ━━━━╸━━━━━━━━━━━━━     64/256  there lived a fox called Wendy",
-        " 3  #4     end        ━━━━╺━━━━━━━━━━━━━      14/60  [b]Yo[/b] ␛[2J :smile:",
+        " 3  #4     stop       ━━━━╺━━━━━━━━━━━━━      14/60  [b]Yo[/b] ␛[2J :smile:",
         " 4  #7     paused                                 8  …" + "x" * 46,
         " 5         free",
         "",

@@ -36,7 +36,7 @@ class Engine:
         self.senders[index].push(StreamChunk(index=0, token_ids=(1,), text=text, choice=choice))
 
     def end(self, index: int, choice: int = 0, **changes: Any) -> None:
-        facts = {"finish_reason": FinishReason.END, "usage": Usage(prompt_tokens=3, completion_tokens=2)} | changes
+        facts = {"finish_reason": FinishReason.STOP, "usage": Usage(prompt_tokens=3, completion_tokens=2)} | changes
         self.senders[index].finish(StreamChunk(index=1, choice=choice, **facts))
 
 
@@ -72,7 +72,7 @@ def test_text_is_kept_by_completion_until_the_end() -> None:
     engine.end(0, text="!")
     streams.take()
     assert [choice.text for choice in running.choices] == ["one!", "two"] and streams.are_over
-    assert [choice.reason for choice in running.choices] == ["end", "length"]
+    assert [choice.reason for choice in running.choices] == ["stop", "length"]
 
 
 def test_a_refused_request_leaves_the_others_alone() -> None:
@@ -182,7 +182,7 @@ def test_results_are_one_line_a_completion() -> None:
     engine, streams = submitted("long", {"prompt": "b", "n": 2})
     engine.push(0, "a\n\nb", 0)
     engine.senders[0].push(StreamChunk(index=1, choice=1, finish_reason=FinishReason.STOP, stop="END"))
-    engine.end(0)
+    engine.end(0, stop=2)
     streams.take()
     lines = [line for running in streams for line in demo_streams.result_lines(running)]
     assert lines == [
@@ -202,7 +202,7 @@ def test_json_has_every_result_and_the_figures() -> None:
     refused, done = report["results"]
     assert refused["error"] == {"code": "prompt_too_long", "message": "the prompt is\ntoo long"}
     assert refused["answers"] == [] and refused["usage"] is None
-    assert done["answers"] == [{"text": "é", "token_ids": [1], "finish_reason": "end", "stop": None}]
+    assert done["answers"] == [{"text": "é", "token_ids": [1], "finish_reason": "stop", "stop": 2}]
     assert done["error"] is None and done["usage"]["completion_tokens"] == 2
     assert report["summary"]["ttft_p50_s"] is None and report["summary"]["requests"] == 2
     assert (report["summary"]["seed"], report["summary"]["load_s"]) == (7, 0.5)

@@ -31,13 +31,13 @@ def test_text_is_shown_as_it_comes_and_kept() -> None:
 
 def test_nothing_needs_to_be_shown() -> None:
     """Without a function that shows it the text is the same."""
-    assert collect([chunk(0, "a", 1), last(FinishReason.END, "b")], None).text == "ab"
+    assert collect([chunk(0, "a", 1), last(FinishReason.STOP, "b")], None).text == "ab"
 
 
-def test_a_stop_string_is_reported_and_the_models_own_end_is_not() -> None:
-    """The id of the token that ended generation is not a stop string."""
+def test_what_ended_generation_is_reported() -> None:
+    """The stop string, or the id of the end-of-generation token."""
     assert collect([last(FinishReason.STOP, stop="END")], None).stop == "END"
-    assert collect([last(FinishReason.END, stop=2)], None).stop is None
+    assert collect([last(FinishReason.STOP, stop=2)], None).stop == 2
 
 
 def test_a_stream_that_breaks_off_is_no_completion() -> None:
@@ -48,7 +48,7 @@ def test_a_stream_that_breaks_off_is_no_completion() -> None:
 
 
 def generated(**changes: object) -> Generated:
-    facts = {"text": "x", "token_ids": (1,) * 11, "finish_reason": "end", "stop": None, "usage": USAGE}
+    facts = {"text": "x", "token_ids": (1,) * 11, "finish_reason": "stop", "stop": 2, "usage": USAGE}
     return Generated(**(facts | changes))  # type: ignore[arg-type]
 
 

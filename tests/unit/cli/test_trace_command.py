@@ -47,7 +47,7 @@ def test_show_prints_embeddings_and_preemptions(tmp_path: Path) -> None:
         busy(30).replay(recorder)
     text = invoke("show", tmp_path / "run.jsonl").stdout
     assert "of them embedding" in text and "  embedded " in text and "  preemptions " in text
-    assert "30 (10 error, 10 cancelled, 10 end)" in text
+    assert "30 (10 error, 10 cancelled, 10 stop)" in text
 
 
 def test_show_writes_the_picture(path: Path) -> None:

@@ -136,12 +136,12 @@ def test_a_restart_empties_all_slots_at_the_end_of_the_last_tick() -> None:
     events = (
         *(RequestStarted(key, 0, key, 0.0) for key in (0, 1, 2)),
         SlotFreed(2, 0, 2, 0.3),
-        end(2, FinishReason.END, 0.3),
+        end(2, FinishReason.STOP, 0.3),
         tick(0.0, row(0, 8), row(1, 8)),
         EngineRestarted(5.0),
         RequestStarted(0, 0, 3, 5.5),
         end(1, FinishReason.CANCELLED, 6.0),
-        end(0, FinishReason.END, 7.0),
+        end(0, FinishReason.STOP, 7.0),
     )
     found = arrange(Trace(events), 100)
     assert [(stay.key, stay.slot, stay.end_s, stay.ending) for stay in found.stays] == [

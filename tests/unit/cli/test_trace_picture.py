@@ -110,7 +110,7 @@ def test_an_end_without_a_slot_is_marked_where_it_waited() -> None:
     simulation = Simulation(recorded)
     simulation.embed(1, 5)
     for key in (1, 2):
-        reason = (FinishReason.CANCELLED, FinishReason.END)[key - 1]
+        reason = (FinishReason.CANCELLED, FinishReason.STOP)[key - 1]
         recorded.request_ended(EndRecord(key=key, reason=reason, usage=Usage(), now_s=simulation.now_s))
     picture = draw(recorded.trace())
     ways = {

@@ -129,7 +129,7 @@ def test_all_ends_of_generation_end() -> None:
         world = World(vocabulary=Vocabulary(pieces, pieces, frozenset({2, 3})))
         outcome = world.submit([0], script=[0, end, 1])
         world.run()
-        assert (outcome.token_ids(), outcome.reason(), outcome.last().stop) == ([0], FinishReason.END, end)
+        assert (outcome.token_ids(), outcome.reason(), outcome.last().stop) == ([0], FinishReason.STOP, end)
     ignoring = world.submit([0], script=[0, 2, 3, 1], ignore_eos=True, max_tokens=4)
     world.run()
     assert (ignoring.token_ids(), ignoring.reason()) == ([0, 2, 3, 1], FinishReason.LENGTH)
@@ -653,7 +653,7 @@ def test_the_end_token_is_no_token_of_the_completion() -> None:
     world = World()
     outcome = world.submit([1], script=[65])
     world.run()
-    assert (outcome.token_ids(), outcome.reason()) == ([65], FinishReason.END)
+    assert (outcome.token_ids(), outcome.reason()) == ([65], FinishReason.STOP)
     assert (outcome.last().stop, outcome.last().stop_token_ids) == (EOS, (EOS,))
 
 

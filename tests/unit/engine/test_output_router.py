@@ -233,10 +233,10 @@ def test_a_cancel_after_the_end_notifies_no_listener() -> None:
     """A late cancel changes neither the reason nor anything in the engine."""
     door = Door()
     request, channel = door.submit()
-    door.router.deliver([Ended(request.key, ending(0, FinishReason.END)), Released(request.key)])
+    door.router.deliver([Ended(request.key, ending(0, FinishReason.STOP)), Released(request.key)])
     channel.cancel()
     assert door.inbox.take() == []
-    assert (channel.finish_reason, request.cancelled) == (FinishReason.END, False)
+    assert (channel.finish_reason, request.cancelled) == (FinishReason.STOP, False)
 
 
 def test_a_forgotten_channel_cancels_its_request() -> None:

@@ -18,7 +18,7 @@ from paceline.observability.instruments import Instrument
 from paceline.scheduling.telemetry import TickRecord
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 
-Ended = FinishReason.END, FinishReason.LENGTH, FinishReason.STOP
+Ended = FinishReason.STOP, FinishReason.LENGTH
 
 
 def reason_of(channel: StreamChannel) -> FinishReason | None:

@@ -42,7 +42,7 @@ def busy(num_requests: int, num_slots: int = 4, num_wanted: int = 30) -> Trace:
     """Many requests that end in every way, with preemptions and embedding ticks among them."""
     recorded = Recorded()
     simulation = Simulation(recorded, num_slots=num_slots)
-    reasons = (FinishReason.END, FinishReason.CANCELLED, FinishReason.ERROR)
+    reasons = (FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR)
     for key in range(num_requests):
         simulation.submit(Job(key, 20 + key % 60, num_wanted, 0.05 * key, 1 + key % 2, reason=reasons[key % 3]))
     while simulation.coming or simulation.queue or simulation.slots:

@@ -17,7 +17,7 @@ from paceline.observability.metric_table import METRICS, NAMES
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import Histogram
 from paceline.scheduling.telemetry import EndRecord, RequestRecord, RowRecord, TickRecord
-from paceline.streaming.chunk import FinishReason, Usage
+from paceline.streaming.chunk import ENGINE_REASONS, FinishReason, Usage
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -27,7 +27,7 @@ def request(key: int, **fields: Any) -> RequestRecord:
     return RequestRecord(**{"key": key, "priority": 0, "submitted_s": 0.0} | defaults | fields)
 
 
-def end(key: int, reason: FinishReason = FinishReason.END, **fields: Any) -> EndRecord:
+def end(key: int, reason: FinishReason = FinishReason.STOP, **fields: Any) -> EndRecord:
     return EndRecord(**{"key": key, "reason": reason, "usage": Usage(), "now_s": 1.0} | fields)
 
 
@@ -111,7 +111,7 @@ def test_every_metric_is_there_from_the_start() -> None:
         value = sample.value.count if isinstance(sample.value, Histogram) else sample.value
         assert value == 0
     reasons = [dict(sample.labels)["reason"] for sample in samples if sample.name == metric_table.FINISHED.name]
-    assert reasons == [reason.value for reason in FinishReason]
+    assert reasons == list(ENGINE_REASONS)
 
 
 def test_queue_time_runs_from_submit_to_the_first_slot() -> None:
@@ -231,18 +231,18 @@ def test_an_embedding_request_has_a_queue_time_without_a_slot() -> None:
 def test_an_end_is_counted_by_reason_code_and_drafts() -> None:
     """An end is counted by its reason, with the request's duration."""
     metrics = Metrics()
-    for key, reason in enumerate(FinishReason):
+    for key, reason in enumerate(ENGINE_REASONS):
         metrics.request_queued(request(key, submitted_s=0.5))
         code = "decode_error" if reason is FinishReason.ERROR else None
         usage = Usage(draft_tokens=10, accepted_tokens=7)
         metrics.request_ended(end(key, reason, usage=usage, now_s=2.0, error_code=code))
     now = metrics.snapshot()
-    assert [now.number("paceline_requests_finished_total", reason.value) for reason in FinishReason] == [1] * 8
-    assert (now.completed, now.cancelled, now.failed) == (3, 1, 4)
+    assert [now.number("paceline_requests_finished_total", reason) for reason in ENGINE_REASONS] == [1] * 7
+    assert (now.completed, now.cancelled, now.failed) == (2, 1, 4)
     assert now.number("paceline_request_errors_total", "decode_error") == 1
     assert now.number("paceline_slow_readers_total", "cancelled") == 1
-    assert (now.number("paceline_draft_tokens_total"), now.number("paceline_draft_tokens_accepted_total")) == (80, 56)
-    assert now.histogram("paceline_request_seconds").sum == 8 * 1.5
+    assert (now.number("paceline_draft_tokens_total"), now.number("paceline_draft_tokens_accepted_total")) == (70, 49)
+    assert now.histogram("paceline_request_seconds").sum == 7 * 1.5
     metrics.check()
 
 
@@ -278,7 +278,7 @@ def test_slots_in_use_follow_their_sequences() -> None:
 
 
 def jobs() -> Iterator[Job]:
-    reasons = (FinishReason.END, FinishReason.CANCELLED, FinishReason.ERROR, FinishReason.STOP)
+    reasons = (FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR, FinishReason.LENGTH)
     for key in range(40):
         reason = reasons[key % 4]
         leaves = 3 + key if reason is FinishReason.CANCELLED else None

@@ -98,7 +98,7 @@ def test_the_format_has_a_version(tmp_path: Path) -> None:
     """A change of these lines needs a new version, since trace files are kept."""
     header, *lines = written(tmp_path / "trace", Trace(ONE_OF_EACH)).read_text().splitlines()
     row = ["slot", "key", "choice", "position", "num_tokens", "num_decode", "num_drafts", "num_new", "first"]
-    assert json.loads(header) == {"trace": "paceline", "version": 1, "row": row}
+    assert json.loads(header) == {"trace": "paceline", "version": 2, "row": row}
     assert lines[1] == '{"event":"request_started","key":3,"choice":0,"slot":1,"now_s":0.25}'
     assert json.loads(lines[5]) == {
         "event": "tick_finished",
@@ -125,7 +125,9 @@ def test_times_count_from_the_first_event(tmp_path: Path) -> None:
     with TraceRecorder(tmp_path / "trace") as recorder:
         recorder.request_started(1, 0, 0, 1000.0)
         recorder.evicted(1, "host", 1002.50000049)
-        recorder.request_ended(EndRecord(key=1, reason=FinishReason.END, usage=Usage(queue_s=0.12345678), now_s=1003.0))
+        recorder.request_ended(
+            EndRecord(key=1, reason=FinishReason.STOP, usage=Usage(queue_s=0.12345678), now_s=1003.0)
+        )
     started, evicted, ended = read_trace(tmp_path / "trace").events
     assert [event_time(event) for event in (started, evicted, ended)] == [0.0, 2.5, 3.0]
     assert isinstance(ended, EndRecord) and ended.usage.queue_s == 0.123457
@@ -331,8 +333,8 @@ END = '{"event":"request_ended","key":1,"reason":%s,"usage":%s,"now_s":1,"error_
         (TICK.replace("[%s]", "7"), "invalid rows: 7"),
         (END % ('"bored"', "{}"), "invalid reason: 'bored'"),
         (END % ("[]", "{}"), r"invalid reason: \[\]"),
-        (END % ('"end"', "{}"), "Usage has missing or unknown fields"),
-        (END % ('"end"', "3"), "invalid usage: 3"),
+        (END % ('"stop"', "{}"), "Usage has missing or unknown fields"),
+        (END % ('"stop"', "3"), "invalid usage: 3"),
     ],
 )
 def test_a_damaged_line_is_named_by_its_number(tmp_path: Path, line: str, message: str) -> None:
@@ -351,7 +353,7 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path: Path, line: str, messag
         (b"hello\n", "line 1: not valid JSON"),
         (b"\xff\xfe\n", "line 1: not valid UTF-8"),
         (b'{"a": 1}\n', "line 1: this is not the first line of a trace"),
-        (b'{"trace": "paceline", "version": 2}\n', "line 1: its version is 2; this paceline reads version 1"),
+        (b'{"trace": "paceline", "version": 1}\n', "line 1: its version is 1; this paceline reads version 2"),
     ],
 )
 def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path, data: bytes, message: str) -> None:

@@ -54,13 +54,13 @@ def test_an_unfinished_character_waits_and_comes_with_the_end() -> None:
     ("params", "data", "reasons"),
     [
         ({"max_tokens": 2}, b"ab", [None, FinishReason.LENGTH]),
-        ({}, [97, 256], [None, FinishReason.END]),
+        ({}, [97, 256], [None, FinishReason.STOP]),
         ({"ignore_eos": True}, [97, 256], [None, None]),
         ({"stop_token_ids": [98]}, b"ab", [None, FinishReason.STOP]),
         ({"stop": ["b"]}, b"ab", [None, FinishReason.STOP]),
-        ({"max_tokens": 1}, [256], [FinishReason.END]),
+        ({"max_tokens": 1}, [256], [FinishReason.STOP]),
         ({"max_tokens": 2, "stop": ["ab"]}, b"ab", [None, FinishReason.STOP]),
-        ({"stop_token_ids": [256]}, [256], [FinishReason.END]),
+        ({"stop_token_ids": [256]}, [256], [FinishReason.STOP]),
     ],
 )
 def test_why_a_token_is_the_last(params: dict[str, Any], data: Any, reasons: list[FinishReason | None]) -> None:
@@ -85,9 +85,9 @@ def test_an_end_within_a_held_back_stop_gives_everything_back() -> None:
     chunk = one.chunk()
     assert chunk is not None
     assert chunk.text == "a"
-    assert one.take(256, None) is FinishReason.END
+    assert one.take(256, None) is FinishReason.STOP
     assert not one.finish()
-    last = one.last_chunk(FinishReason.END, None)
+    last = one.last_chunk(FinishReason.STOP, None)
     assert (last.text, last.token_ids, last.stop, last.stop_token_ids) == ("##", (35, 35), 256, (256,))
 
 

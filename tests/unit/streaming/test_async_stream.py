@@ -71,9 +71,9 @@ def test_entering_submits_once_and_the_loop_reads_to_the_end() -> None:
         door = OpenFrontDoor()
         async with AsyncStream(door.open) as stream:
             assert stream.num_buffered == 1
-            door.senders[0].finish(ending(1, FinishReason.END, 2))
+            door.senders[0].finish(ending(1, FinishReason.STOP, 2))
             assert [chunk.token_ids async for chunk in stream] == [(1,), (2,)]
-        assert (stream.finish_reason, stream.usage, stream.is_finished) == (FinishReason.END, Usage(), True)
+        assert (stream.finish_reason, stream.usage, stream.is_finished) == (FinishReason.STOP, Usage(), True)
         assert (door.num_opened, stream.is_cancelled) == (1, False)
 
     asyncio.run(main())

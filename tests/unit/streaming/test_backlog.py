@@ -58,7 +58,7 @@ def test_a_choice_is_ripe_with_the_interval_or_with_its_ending() -> None:
     backlog.add(delta(1, 2))
     assert not backlog.ripe
     backlog.add(delta(0, 7, choice=4))
-    backlog.add(ending(1, FinishReason.END, choice=4))
+    backlog.add(ending(1, FinishReason.STOP, choice=4))
     assert list(backlog.ripe) == [4]
     backlog.add(delta(2, 3, 4))
     assert list(backlog.ripe) == [4, 0]
@@ -130,5 +130,5 @@ def test_closing_leaves_a_ripe_choices_chunk_before_the_last() -> None:
     """A delta that could have been taken is not withheld for the ending."""
     backlog = Backlog()
     backlog.add(delta(0, 1))
-    assert backlog.close(ending(1, FinishReason.END, 2)).token_ids == (2,)
+    assert backlog.close(ending(1, FinishReason.STOP, 2)).token_ids == (2,)
     assert whole(backlog.take()).token_ids == (1,)

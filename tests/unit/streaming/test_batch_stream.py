@@ -39,7 +39,7 @@ def piece(text: str) -> StreamChunk:
 
 
 def last(error: Exception | None = None) -> StreamChunk:
-    reason = FinishReason.END if error is None else FinishReason.ERROR
+    reason = FinishReason.STOP if error is None else FinishReason.ERROR
     return StreamChunk(index=1, finish_reason=reason, usage=Usage(), error=error)  # type: ignore[arg-type]
 
 
@@ -133,7 +133,7 @@ def test_a_failure_ends_its_stream_alone_and_is_raised_at_the_end() -> None:
                 for place in (0, 2):
                     senders[place].finish(last())
     assert (1, "", error) in found and (0, "a", None) in found and len(found) == 4
-    assert raised.value.outcomes == (FinishReason.END, error, FinishReason.END)
+    assert raised.value.outcomes == (FinishReason.STOP, error, FinishReason.STOP)
 
 
 def test_one_stream_may_be_read_cancelled_or_closed_alone() -> None:
@@ -198,8 +198,8 @@ def test_a_loop_reads_whichever_comes_first() -> None:
             senders[2].finish(last())
             with pytest.raises(BatchError) as raised:
                 async for index, chunk in streams:
-                    assert chunk.finish_reason is (FinishReason.ERROR if index == 0 else FinishReason.END)
-            assert raised.value.outcomes == (error, FinishReason.END, FinishReason.END)
+                    assert chunk.finish_reason is (FinishReason.ERROR if index == 0 else FinishReason.STOP)
+            assert raised.value.outcomes == (error, FinishReason.STOP, FinishReason.STOP)
         assert cancelled == []
 
     run(main())

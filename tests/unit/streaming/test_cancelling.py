@@ -40,9 +40,9 @@ def test_a_cancel_after_the_end_changes_nothing() -> None:
     """The reason stays what it was, and the engine hears nothing."""
     calls: list[int] = []
     channel = StreamChannel.create()
-    channel.attach(on_cancel=lambda: calls.append(1)).finish(ending(0, FinishReason.END))
+    channel.attach(on_cancel=lambda: calls.append(1)).finish(ending(0, FinishReason.STOP))
     channel.cancel()
-    assert (channel.is_cancelled, channel.finish_reason, calls) == (False, FinishReason.END, [])
+    assert (channel.is_cancelled, channel.finish_reason, calls) == (False, FinishReason.STOP, [])
 
 
 def test_a_cancel_before_attach_reaches_the_engine_at_attach() -> None:

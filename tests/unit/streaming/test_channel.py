@@ -28,8 +28,12 @@ def test_a_channel_goes_from_new_to_attached_to_finished() -> None:
     sender = channel.attach(request_index=3, interval=2)
     assert (channel.state, channel.request_index, channel.interval) == (StreamState.ATTACHED, 3, 2)
     assert sender.state is StreamState.ATTACHED
-    sender.finish(ending(0, FinishReason.END))
-    assert (channel.state, channel.is_finished, channel.finish_reason) == (StreamState.FINISHED, True, FinishReason.END)
+    sender.finish(ending(0, FinishReason.STOP))
+    assert (channel.state, channel.is_finished, channel.finish_reason) == (
+        StreamState.FINISHED,
+        True,
+        FinishReason.STOP,
+    )
     assert channel.usage == Usage()
 
 
@@ -169,11 +173,11 @@ def test_choices_are_separate_and_end_one_by_one() -> None:
     sender.push(delta(0, 1, choice=0))
     sender.push(delta(0, 2, choice=1))
     sender.push(delta(1, 3, choice=0))
-    sender.push(ending(1, FinishReason.END, choice=1))
+    sender.push(ending(1, FinishReason.STOP, choice=1))
     sender.finish(ending(2, FinishReason.LENGTH, choice=0))
     assert [(chunk.choice, chunk.token_ids, chunk.finish_reason) for chunk in channel] == [
         (0, (1, 3), None),
-        (1, (2,), FinishReason.END),
+        (1, (2,), FinishReason.STOP),
         (0, (), FinishReason.LENGTH),
     ]
 
@@ -239,7 +243,7 @@ def test_in_a_forked_child_an_open_channel_raises() -> None:
     """Whatever waits raises at once; what has ended can still be read; a new channel works."""
     open_one, ended = StreamChannel.create(), StreamChannel.create()
     open_one.attach().push(delta(0, 1))
-    ended.attach().finish(ending(0, FinishReason.END))
+    ended.attach().finish(ending(0, FinishReason.STOP))
     child = os.fork()
     if child == 0:  # pragma: no cover - in the child
         status = 1
@@ -249,7 +253,7 @@ def test_in_a_forked_child_an_open_channel_raises() -> None:
                     wait()
             with pytest.raises(EngineStopped, match="forked"):
                 asyncio.run(open_one.get_async())
-            assert [chunk.finish_reason for chunk in ended] == [FinishReason.END]
+            assert [chunk.finish_reason for chunk in ended] == [FinishReason.STOP]
             new = StreamChannel.create()
             new.attach().push(delta(0, 1))
             assert new.get() is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import msgspec
 import pytest
 from tests.unit.streaming.pieces import delta
@@ -53,7 +56,18 @@ def test_a_chunk_is_not_terminal_by_default() -> None:
         chunk.index = 1  # type: ignore[misc]
 
 
+def test_a_reason_is_a_string() -> None:
+    """It compares, prints and encodes as its value, alone and within a record."""
+    reason = FinishReason.LENGTH
+    assert (reason == "length", f"{reason}", f"{reason:>8}", str(reason)) == (True, "length", "  length", "length")  # type: ignore[comparison-overlap]
+    assert {reason: 1}["length"] == 1  # type: ignore[index]
+    chunk = StreamChunk(index=0, finish_reason=reason, usage=Usage())
+    assert (
+        json.loads(json.dumps(msgspec.structs.asdict(chunk) | {"usage": asdict(Usage())}))["finish_reason"] == "length"
+    )
+
+
 def test_reasons_are_ranked_as_they_are_listed() -> None:
     """Within one tick an error wins over a cancel, and so on down to the length."""
-    order = ["ERROR", "CANCELLED", "DEADLINE", "SHUTDOWN", "SLOW_READER", "STOP", "END", "LENGTH"]
+    order = ["ERROR", "CANCELLED", "DEADLINE", "SHUTDOWN", "SLOW_READER", "STOP", "LENGTH", "TOOL_CALLS"]
     assert [reason.name for reason in sorted(FinishReason, key=lambda reason: reason.rank)] == order

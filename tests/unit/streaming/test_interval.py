@@ -124,7 +124,7 @@ def test_changes_race_pushes_and_lose_nothing() -> None:
     def push() -> None:
         for index in range(500):
             sender.push(delta(index, index))
-        sender.finish(ending(500, FinishReason.END))
+        sender.finish(ending(500, FinishReason.STOP))
 
     def change(first: int, second: int) -> None:
         for _ in range(300):

@@ -24,9 +24,9 @@ def test_a_stream_yields_every_chunk_and_then_knows_its_end() -> None:
     stream, sender = pair()
     sender.push(delta(0, 1))
     assert (stream.finish_reason, stream.usage, stream.is_finished, stream.num_buffered) == (None, None, False, 1)
-    sender.finish(ending(1, FinishReason.END, 2))
+    sender.finish(ending(1, FinishReason.STOP, 2))
     assert [chunk.token_ids for chunk in stream] == [(1,), (2,)]
-    assert (stream.finish_reason, stream.usage, stream.is_finished) == (FinishReason.END, Usage(), True)
+    assert (stream.finish_reason, stream.usage, stream.is_finished) == (FinishReason.STOP, Usage(), True)
     assert (stream.is_cancelled, stream.error) == (False, None)
     assert list(stream) == []
 
@@ -63,7 +63,7 @@ def test_the_error_of_one_choice_is_raised_after_all_have_ended() -> None:
     stream, sender = pair()
     sender.push(ending(0, FinishReason.ERROR, choice=1, error=SamplingError("first")))
     sender.push(ending(0, FinishReason.ERROR, choice=2, error=SamplingError("second")))
-    sender.finish(ending(0, FinishReason.END, 5, choice=0))
+    sender.finish(ending(0, FinishReason.STOP, 5, choice=0))
     seen: list[int] = []
     with pytest.raises(SamplingError, match="first"):
         stream.consume(lambda chunk: seen.append(chunk.choice))
@@ -125,8 +125,8 @@ def test_leaving_the_block_cancels() -> None:
     stream, sender = pair()
     with stream as entered:
         assert entered is stream
-        sender.finish(ending(0, FinishReason.END))
-    assert (sender.is_cancelled, stream.finish_reason) == (False, FinishReason.END)
+        sender.finish(ending(0, FinishReason.STOP))
+    assert (sender.is_cancelled, stream.finish_reason) == (False, FinishReason.STOP)
 
 
 def test_a_cancelled_stream_can_be_read_to_its_end() -> None:

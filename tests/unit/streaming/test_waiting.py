@@ -162,7 +162,7 @@ def test_cancel_races_the_natural_end() -> None:
         thread.start()
         barrier.wait(30)
         sender.push(delta(0, 1))
-        reason = FinishReason.CANCELLED if cancelled.is_set() else FinishReason.END
+        reason = FinishReason.CANCELLED if cancelled.is_set() else FinishReason.STOP
         assert sender.finish(ending(1, reason))
         thread.join(30)
         chunks = list(channel)

@@ -107,7 +107,7 @@ class RequestsWatch:
 
 
 def _reason(error: PacelineError | None) -> FinishReason:
-    return FinishReason.END if error is None else _REASONS.get(error.code, FinishReason.ERROR)
+    return FinishReason.STOP if error is None else _REASONS.get(error.code, FinishReason.ERROR)
 
 
 class FrontTrace(EventInstrument):

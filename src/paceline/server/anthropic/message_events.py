@@ -43,22 +43,18 @@ class MessageReply:
         """Return the members that a message begins with."""
         return {"id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content}
 
-    def ending(
-        self, reason: FinishReason, stop: str | int | None, message: ParsedMessage | None, usage: Usage
-    ) -> dict[str, Any]:
+    def ending(self, reason: FinishReason, stop: str | int | None, usage: Usage) -> dict[str, Any]:
         """Return stop_reason and stop_sequence."""
         sequence = stop if isinstance(stop, str) and stop in self.stops else None
-        return {"stop_reason": self._stop_reason(reason, sequence, message, usage), "stop_sequence": sequence}
+        return {"stop_reason": self._stop_reason(reason, sequence, usage), "stop_sequence": sequence}
 
-    def _stop_reason(
-        self, reason: FinishReason, sequence: str | None, message: ParsedMessage | None, usage: Usage
-    ) -> str:
+    def _stop_reason(self, reason: FinishReason, sequence: str | None, usage: Usage) -> str:
         if reason is FinishReason.LENGTH:
             is_full = self.max_tokens is None or usage.completion_tokens < self.max_tokens
             return "model_context_window_exceeded" if is_full else "max_tokens"
         if sequence is not None:
             return "stop_sequence"
-        return "tool_use" if message is not None and message.has_whole_calls else "end_turn"
+        return "tool_use" if reason is FinishReason.TOOL_CALLS else "end_turn"
 
 
 def message_body(reply: MessageReply, completion: ChatCompletion) -> bytes:
@@ -67,7 +63,7 @@ def message_body(reply: MessageReply, completion: ChatCompletion) -> bytes:
     warnings = [*reply.warnings, *([] if choice.warning is None else [str(choice.warning)])]
     body = {
         **reply.head(_blocks(reply, choice.message)),
-        **reply.ending(choice.finish_reason, choice.stop, choice.message, completion.usage),
+        **reply.ending(choice.finish_reason, choice.stop, completion.usage),
         "usage": usage_of(completion.usage),
     }
     return _encode(body | ({"warnings": warnings} if warnings else {}))
@@ -176,7 +172,7 @@ class MessageEvents:
     def _end(self, chunk: ChatChunk, reason: FinishReason) -> list[bytes]:
         usage = chunk.usage or self._usage
         more = {} if chunk.warning is None else {"warnings": [*self._reply.warnings, str(chunk.warning)]}
-        ending = self._reply.ending(reason, chunk.stop, chunk.message, usage)
+        ending = self._reply.ending(reason, chunk.stop, usage)
         delta = _event("message_delta", delta=ending, usage=usage_of(usage), **more)
         return [*self._close(), delta, _event("message_stop")]
 

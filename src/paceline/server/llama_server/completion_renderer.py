@@ -20,7 +20,6 @@ from paceline.server.prefill_progress import ProgressChunk
 from paceline.server.usage import RunningTimings, final_timings
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
-_STOP_TYPES = {FinishReason.END: "eos", FinishReason.LENGTH: "limit", FinishReason.STOP: "word"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -186,7 +185,7 @@ class CompletionRenderer:
             "prompt": request.texts[sequence.prompt],
             "has_new_line": sequence.has_new_line,
             "truncated": reason is FinishReason.LENGTH and is_full,
-            "stop_type": _stop_type(reason, sequence.stop),
+            "stop_type": self._stop_type(reason, sequence.stop),
             "stopping_word": sequence.stop if isinstance(sequence.stop, str) else "",
             "tokens_cached": num_prompt + max(0, num_predicted - 1),
             "timings": final_timings(usage, num_predicted),
@@ -196,6 +195,16 @@ class CompletionRenderer:
         if request.response_fields:
             body = select_fields(body, request.response_fields)
         return body | {"warnings": request.warnings} if request.warnings else body
+
+    def _stop_type(self, reason: FinishReason | None, stop: str | int | None) -> str:
+        """Return llama-server's name of an end. A complete grammar counts as the model's own end, as it does there."""
+        if reason is FinishReason.LENGTH:
+            return "limit"
+        if reason is not FinishReason.STOP:
+            return "none"
+        if stop is None:
+            return "eos"
+        return "eos" if stop in self._context.tokenizer.eog_ids and not self._request.params.ignore_eos else "word"
 
 
 def select_fields(body: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
@@ -210,10 +219,3 @@ def select_fields(body: Mapping[str, Any], fields: Sequence[str]) -> dict[str, A
         else:
             result[path] = value
     return result
-
-
-def _stop_type(reason: FinishReason | None, stop: str | int | None) -> str:
-    """Return llama-server's name of an end; a text that a grammar has completed ends there with the model's own end."""
-    if reason is FinishReason.STOP and stop is None:
-        return "eos"
-    return "none" if reason is None else _STOP_TYPES.get(reason, "none")

@@ -146,7 +146,7 @@ def _usage_fields(context: RequestContext) -> dict[str, Any]:
     """Return the sum of the choices' tokens and the maximum of their times."""
     if not context.finished:
         return {}
-    reasons = dict.fromkeys(reason.value for reason, _ in context.finished)
+    reasons = dict.fromkeys(reason for reason, _ in context.finished)
     usages = [usage for _, usage in context.finished]
     return {
         "prompt_tokens": sum(usage.prompt_tokens for usage in usages),

@@ -27,14 +27,13 @@ from paceline.chat import (
     prepare_chat,
 )
 from paceline.params import SamplingParams
-from paceline.server.api_errors import naming_param, openai_error_event
+from paceline.server.api_errors import COMPLETE_FINISH_REASONS, naming_param, openai_error_event
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import ChatLogprob, chat_logprobs
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.openai.openai_bodies import OpenAIChatBody
 from paceline.server.openai.parsing import CHAT_DEFAULTS, ParsedRequest, parse_chat
 from paceline.server.openai.responses import (
-    FINISH_REASONS,
     ChoiceBase,
     ChoiceStream,
     ResponseOptions,
@@ -46,7 +45,7 @@ from paceline.server.running_chat import ChatProgress, count_prompt_tokens, star
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
 from paceline.server.token_aligner import TokenAligner
-from paceline.streaming import FinishReason, TokenLogprobs
+from paceline.streaming import TokenLogprobs
 
 _MAX_UNREAD_BYTES = 2**16  # of tokens that no text of a message has been found for
 
@@ -251,7 +250,7 @@ def _chat_choice(options: ResponseOptions, completion: ChatCompletion, choice: C
         index=choice.index,
         message=_message(choice.message, shows_thinking=options.shows_thinking),
         logprobs=_chat_logprobs(options, choice.token_ids, choice.logprobs or ()),
-        finish_reason=_finish_reason(choice.finish_reason, choice.message),
+        finish_reason=choice.finish_reason,
         stop_reason=UNSET if choice.stop is None else choice.stop,
         token_ids=choice.token_ids if options.token_ids else UNSET,
         **prompt_extras(options, 0, completion.prompt_logprobs or ()),
@@ -267,12 +266,6 @@ def _message(message: ParsedMessage, *, shows_thinking: bool) -> ChatMessage:
         reasoning_content=(message.reasoning_content if shows_thinking else "") or UNSET,
         tool_calls=calls or UNSET,
     )
-
-
-def _finish_reason(reason: FinishReason, message: ParsedMessage | None) -> str:
-    """Return OpenAI's term; a message that was not cut off and has whole tool calls ended for them."""
-    known = FINISH_REASONS[reason]
-    return "tool_calls" if known == "stop" and message is not None and message.has_whole_calls else known
 
 
 def _chat_logprobs(
@@ -322,14 +315,14 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
             first = choices[-len(deltas)]
             first.logprobs = _chat_logprobs(options, chunk.token_ids, chunk.logprobs)
             first.token_ids = chunk.token_ids if options.token_ids else UNSET
-        if chunk.finish_reason is not None and chunk.finish_reason in FINISH_REASONS:
+        if chunk.finish_reason in COMPLETE_FINISH_REASONS:
             if chunk.warning is not None:
                 self._events.warn(str(chunk.warning))
             choices.append(
                 ChatChunkChoice(
                     index=chunk.choice,
                     delta=ChatDelta(),
-                    finish_reason=_finish_reason(chunk.finish_reason, chunk.message),
+                    finish_reason=chunk.finish_reason,
                     stop_reason=UNSET if chunk.stop is None else chunk.stop,
                 )
             )

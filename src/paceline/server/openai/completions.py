@@ -15,13 +15,12 @@ from paceline import validation
 from paceline.completion import Choice, Completion
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType
-from paceline.server.api_errors import naming_param, openai_error_event
+from paceline.server.api_errors import COMPLETE_FINISH_REASONS, naming_param, openai_error_event
 from paceline.server.json_bodies import OPENAI_STREAMS, JsonRoute
 from paceline.server.logprobs import LogprobColumns, LogprobColumnsBuilder
 from paceline.server.openai.openai_bodies import OpenAICompletionBody
 from paceline.server.openai.parsing import COMPLETION_DEFAULTS, parse_completion
 from paceline.server.openai.responses import (
-    FINISH_REASONS,
     ChoiceBase,
     ChoiceStream,
     ResponseOptions,
@@ -132,7 +131,7 @@ def _completion_choice(
         index=prompt * options.n + choice.index,
         text=choice.text,
         logprobs=_columns(options, prompt, scores, choice),
-        finish_reason=FINISH_REASONS[choice.finish_reason],
+        finish_reason=choice.finish_reason,
         stop_reason=UNSET if choice.stop is None else choice.stop,
         token_ids=choice.token_ids if options.token_ids else UNSET,
         **prompt_extras(options, prompt, scores),
@@ -177,7 +176,7 @@ class CompletionStream(ChoiceStream[StreamChunk]):
         self._writers: dict[int, LogprobColumnsBuilder] = {}
 
     def _choices(self, prompt: int, chunk: StreamChunk) -> Sequence[CompletionChoice]:
-        if not (chunk.text or chunk.finish_reason in FINISH_REASONS or self._reports_tokens(chunk)):
+        if not (chunk.text or chunk.finish_reason in COMPLETE_FINISH_REASONS or self._reports_tokens(chunk)):
             return ()
         return (self._choice(prompt, chunk),)
 
@@ -199,7 +198,7 @@ class CompletionStream(ChoiceStream[StreamChunk]):
             index=index,
             text=chunk.text,
             logprobs=logprobs,
-            finish_reason=FINISH_REASONS.get(chunk.finish_reason) if chunk.finish_reason is not None else None,
+            finish_reason=chunk.finish_reason if chunk.finish_reason in COMPLETE_FINISH_REASONS else None,
             stop_reason=UNSET if chunk.stop is None else chunk.stop,
             token_ids=chunk.token_ids if options.token_ids else UNSET,
             **extras,

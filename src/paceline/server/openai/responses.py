@@ -23,6 +23,7 @@ from paceline.chat import ChatChunk
 from paceline.completion import Completion
 from paceline.params import SamplingParams
 from paceline.runtime import build_info
+from paceline.server.api_errors import COMPLETE_FINISH_REASONS
 from paceline.server.logprobs import Pieces, prompt_logprobs
 from paceline.server.openai.openai_bodies import GenerationBody
 from paceline.server.openai.parsing import ParsedRequest, model_warning
@@ -30,7 +31,7 @@ from paceline.server.prefill_progress import ProgressChunk
 from paceline.server.running_request import RunningRequest
 from paceline.server.service import Service
 from paceline.server.usage import RunningTimings, final_timings, usage_body
-from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming import StreamChunk, TokenLogprobs, Usage
 
 
 def response_options_of(
@@ -85,9 +86,6 @@ def fingerprint(model: bytes) -> str:
     facts = f"{__version__} {build_info().llama_cpp_commit} ".encode() + model
     return "b" + hashlib.sha256(facts).hexdigest()[:12]
 
-
-FINISH_REASONS = {FinishReason.END: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-"""OpenAI's terms; the other finish reasons are reported as errors."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -276,7 +274,7 @@ class ChoiceStream(ABC, Generic[C]):
         self._events.note(chunk)
         ready = self._scores[prompt].pass_on(chunk)
         events = [self._events.of(choice) for one in ready for choice in self._choices(prompt, one)]
-        if chunk.finish_reason in FINISH_REASONS and self._events.is_over:
+        if chunk.finish_reason in COMPLETE_FINISH_REASONS and self._events.is_over:
             events[-1:] = self._events.ending(events[-1])
         return events
 

@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.chat import ChatChunk, MessageDelta, ToolCall, ToolCallDelta
 from paceline.params import SamplingParams
-from paceline.server.api_errors import ApiError
+from paceline.server.api_errors import COMPLETE_FINISH_REASONS, ApiError
 from paceline.server.logprobs import ChatLogprob
 from paceline.server.responses_api.custom_input import CustomInput
 from paceline.server.responses_api.input_items import Item, new_item_id
@@ -38,7 +38,6 @@ from paceline.streaming import FinishReason, Usage
 
 _encode = msgspec.json.Encoder().encode
 _MAX_UNFOUND_BYTES = 1 << 16  # so that looking for a text stays fast
-_ENDS = (FinishReason.END, FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class ResponseEvents:
         self._aligner.add(chunk.token_ids, chunk.logprobs)
         deltas = sorted(chunk.deltas, key=lambda delta: not self._goes_on(delta.tool_call))
         events = [event for delta in deltas for event in self._of_delta(delta)]
-        if chunk.finish_reason in _ENDS and chunk.usage is not None:  # one choice: its end is that of the stream
+        if chunk.finish_reason in COMPLETE_FINISH_REASONS and chunk.usage is not None:  # there is one choice
             events += self._ending(chunk, chunk.finish_reason, chunk.usage)
         return events
 

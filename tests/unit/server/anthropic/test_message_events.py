@@ -97,9 +97,9 @@ def test_thinking_text_and_calls_are_blocks_in_order() -> None:
         MessageDelta(tool_call=ToolCallDelta(0, arguments=': "Oslo"}')),
         MessageDelta(tool_call=ToolCallDelta(1, "time", "{}", "c2")),
     )
-    end = ChatChunk(choice=0, finish_reason=FinishReason.END, message=message, usage=USAGE)
+    end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, message=message, usage=USAGE)
     found = events(reply(), *(ChatChunk(choice=0, deltas=(delta,)) for delta in deltas), end)
-    assert accumulated(found) == whole(reply(), message, FinishReason.END)
+    assert accumulated(found) == whole(reply(), message, FinishReason.STOP)
     assert accumulated(events(reply(), ChatChunk(choice=0, deltas=deltas), end)) == accumulated(found)
     assert accumulated(found)["content"] == [
         {"type": "thinking", "thinking": "Hm, hm.", "signature": ""},
@@ -113,23 +113,23 @@ def test_thinking_text_and_calls_are_blocks_in_order() -> None:
 
 def test_a_stream_begins_with_the_message_and_counts_at_its_end() -> None:
     """What came from the cache is known then."""
-    end = ChatChunk(choice=0, finish_reason=FinishReason.END, message=ParsedMessage(), usage=USAGE)
+    end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, message=ParsedMessage(), usage=USAGE)
     first, delta, last = events(reply(warnings=("w",)), end)
     assert first["message"]["usage"] == {**dict.fromkeys(COUNTS, 0), "input_tokens": 20}
     assert (first["message"]["content"], first["message"]["warnings"]) == ([], ["w"])
     assert delta["usage"] == COUNTS
     assert last == {"type": "message_stop"}
-    assert whole(reply(), ParsedMessage(), FinishReason.END)["usage"] == COUNTS
+    assert whole(reply(), ParsedMessage(), FinishReason.STOP)["usage"] == COUNTS
 
 
 @pytest.mark.parametrize(
     ("reason", "stop", "max_tokens", "calls", "expected"),
     [
-        (FinishReason.END, None, 7, False, ("end_turn", None)),
+        (FinishReason.STOP, None, 7, False, ("end_turn", None)),
         (FinishReason.STOP, "<end>", 7, False, ("end_turn", None)),
-        (FinishReason.STOP, 17, 7, True, ("tool_use", None)),
-        (FinishReason.END, None, 7, True, ("tool_use", None)),
-        (FinishReason.STOP, "mine", 7, True, ("stop_sequence", "mine")),
+        (FinishReason.TOOL_CALLS, 17, 7, True, ("tool_use", None)),
+        (FinishReason.TOOL_CALLS, None, 7, True, ("tool_use", None)),
+        (FinishReason.TOOL_CALLS, "mine", 7, True, ("stop_sequence", "mine")),
         (FinishReason.LENGTH, None, 7, True, ("max_tokens", None)),
         (FinishReason.LENGTH, None, 8, False, ("model_context_window_exceeded", None)),
     ],
@@ -149,10 +149,10 @@ def test_omitted_thinking_is_a_block_without_text() -> None:
     """Whole and streamed."""
     message = ParsedMessage("Yes.", "Hm.")
     deltas = (MessageDelta(reasoning_content="Hm."), MessageDelta(content="Yes."))
-    end = ChatChunk(choice=0, deltas=deltas, finish_reason=FinishReason.END, message=message, usage=USAGE)
+    end = ChatChunk(choice=0, deltas=deltas, finish_reason=FinishReason.STOP, message=message, usage=USAGE)
     replying = reply(shows_thinking=False)
     found = events(replying, end)
-    assert accumulated(found) == whole(replying, message, FinishReason.END)
+    assert accumulated(found) == whole(replying, message, FinishReason.STOP)
     assert "thinking_delta" not in str(found)
     assert accumulated(found)["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
 
@@ -179,14 +179,14 @@ def test_a_text_that_is_no_message_of_the_format_is_warned_of() -> None:
     warning, message = ChatParseError("odd"), ParsedMessage("raw")
     end = ChatChunk(
         choice=0,
-        finish_reason=FinishReason.END,
+        finish_reason=FinishReason.STOP,
         message=message,
         usage=USAGE,
         warning=warning,  # type: ignore[arg-type]
     )
     replying = reply(warnings=("first",))
     assert events(replying, end)[-2]["warnings"] == ["first", "odd"]
-    whole_one = whole(replying, message, FinishReason.END, warning=warning)
+    whole_one = whole(replying, message, FinishReason.STOP, warning=warning)
     assert whole_one["warnings"] == ["first", "odd"]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import pytest
 from tests.unit.server.llama_server.letters import letters
 
 from paceline.completion import completion_of
@@ -18,7 +19,7 @@ from paceline.server.prefill_progress import ProgressChunk
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 USAGE = Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=2, prefill_s=0.5, decode_s=0.25)
-END = FinishReason.END
+END = FinishReason.STOP
 
 
 class Ticking:
@@ -78,6 +79,26 @@ def test_the_last_chunk_becomes_its_text_and_then_the_end() -> None:
     assert (end["tokens_predicted"], end["has_new_line"], end["prompt"], end["model"]) == (2, True, "abc", "it")
     assert "warnings" not in end
     assert "completion_probabilities" not in end
+
+
+@pytest.mark.parametrize(
+    ("stop", "sampling", "expected"),
+    [
+        (399, {}, ("eos", "")),
+        (399, {"stop_token_ids": [399]}, ("eos", "")),
+        (399, {"stop_token_ids": [399], "ignore_eos": True}, ("word", "")),
+        (7, {"stop_token_ids": [7]}, ("word", "")),
+        ("!", {"stop": ["!"]}, ("word", "!")),
+        (None, {"grammar": 'root ::= "a"'}, ("eos", "")),
+    ],
+)
+def test_the_stop_type_follows_from_what_ended_the_choice(
+    stop: str | int | None, sampling: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    """The model's own end and a complete grammar are "eos"; a stop string and any other stop token are "word"."""
+    chunk = StreamChunk(index=0, finish_reason=FinishReason.STOP, stop=stop, usage=USAGE)
+    for body in (whole(made(sampling=sampling), chunk), rendered(made(sampling=sampling), chunk)[-1]):
+        assert (body["stop_type"], body["stopping_word"]) == expected
 
 
 def test_choices_end_together_each_in_its_place() -> None:

@@ -75,7 +75,7 @@ def test_the_whole_prompt_is_reported_once() -> None:
 
 def test_a_completion_that_is_over_at_once_reports_what_it_took() -> None:
     """Its slot belongs to another request by then; its end reports what was cached, at once or with a later chunk."""
-    end = StreamChunk(index=0, text="b", finish_reason=FinishReason.END, usage=Usage(cached_tokens=4, prefill_s=0.25))
+    end = StreamChunk(index=0, text="b", finish_reason=FinishReason.STOP, usage=Usage(cached_tokens=4, prefill_s=0.25))
     for chunks, texts in (([end], ["b"]), ([StreamChunk(index=0, text="a"), end], ["a", "b"])):
         found = asyncio.run(reported(Slow(*chunks), [OTHERS]))
         assert shown(found) == [(4, 4), (4, 10), *texts]

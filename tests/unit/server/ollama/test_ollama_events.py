@@ -32,7 +32,7 @@ def decoded(lines: list[bytes]) -> list[dict[str, Any]]:
     return found
 
 
-def whole(message: ParsedMessage, reason: FinishReason = FinishReason.END, **options: Any) -> dict[str, Any]:
+def whole(message: ParsedMessage, reason: FinishReason = FinishReason.STOP, **options: Any) -> dict[str, Any]:
     choice = ChatChoice(index=0, message=message, finish_reason=reason, text="", token_ids=())
     (body,) = decoded(
         [chat_body(reply(**options), ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE))]
@@ -70,7 +70,7 @@ def test_lines_say_what_the_whole_says() -> None:
         MessageDelta(tool_call=ToolCallDelta(1, "time", "", "c2")),
     )
     lines = ChatLines(reply(warnings=("w",)))
-    end = ChatChunk(choice=0, finish_reason=FinishReason.END, message=message, usage=USAGE)
+    end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, message=message, usage=USAGE)
     found = decoded(
         [line for delta in deltas for line in lines(0, ChatChunk(choice=0, deltas=(delta,)))] + lines(0, end)
     )

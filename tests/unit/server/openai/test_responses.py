@@ -135,7 +135,7 @@ def test_timings_can_come_with_every_event() -> None:
 
 def test_choices_are_numbered_over_all_prompts() -> None:
     """Those of the first prompt first."""
-    two = [completion(chunk("a", choice=0), chunk("b", choice=1, finish_reason=FinishReason.END), last(choice=0))] * 2
+    two = [completion(chunk("a", choice=0), chunk("b", choice=1, finish_reason=FinishReason.STOP), last(choice=0))] * 2
     body = msgspec.json.decode(completion_body(options(n=2, prompts=((1,), (2,))), two))
     assert [(one["index"], one["text"], one["finish_reason"]) for one in body["choices"]] == [
         (0, "a", "length"), (1, "b", "stop"), (2, "a", "length"), (3, "b", "stop"),
@@ -265,7 +265,7 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None
     """Each of several choices does; the text is between."""
     stream = ChatCompletionStream(options(n=2, include_usage=True))
     payloads = events(
-        stream, [chunk("a", choice=1), chunk("b"), chunk(choice=1, finish_reason=FinishReason.END), last("c")]
+        stream, [chunk("a", choice=1), chunk("b"), chunk(choice=1, finish_reason=FinishReason.STOP), last("c")]
     )
     of = {index: [one for one in choices(payloads) if one["index"] == index] for index in (0, 1)}
     assert [one["delta"] for one in of[0]] == [
@@ -292,7 +292,7 @@ def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
     assert [one["token"] for one in whole["logprobs"]["content"]] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(("reason", "word"), [("END", "stop"), ("STOP", "stop"), ("LENGTH", "length")])
+@pytest.mark.parametrize(("reason", "word"), [("STOP", "stop"), ("LENGTH", "length")])
 def test_finish_reasons_are_openais_words(reason: str, word: str) -> None:
     """Those of responses that are not streamed."""
     ended = chunk("a", finish_reason=FinishReason[reason], usage=USAGE)
@@ -314,7 +314,7 @@ THOUGHT = (
         choice=0,
         deltas=(MessageDelta(content="No."),),
         token_ids=(78, 111, 46),
-        finish_reason=FinishReason.END,
+        finish_reason=FinishReason.STOP,
         usage=USAGE,
         message=ParsedMessage("No.", "Hm."),
     ),
@@ -331,7 +331,7 @@ def test_thinking_is_shown_apart_or_left_out() -> None:
         assert thought == ("Hm." if shows else "")
         assert [token for one in payloads for token in one.get("token_ids", ())] == [72, 109, 46, 78, 111, 46]
         choice = ChatChoice(
-            index=0, message=ParsedMessage("No.", "Hm."), finish_reason=FinishReason.END, text="", token_ids=()
+            index=0, message=ParsedMessage("No.", "Hm."), finish_reason=FinishReason.STOP, text="", token_ids=()
         )
         whole = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
         (body,) = msgspec.json.decode(chat_body(wanted, whole))["choices"]
@@ -348,7 +348,7 @@ def test_parts_of_calls_have_openais_members() -> None:
     )
     message = ParsedMessage(tool_calls=calls)
     chunks = [ChatChunk(choice=0, deltas=(MessageDelta(tool_call=part),), token_ids=(1,)) for part in parts]
-    end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, usage=USAGE, message=message)
+    end = ChatChunk(choice=0, finish_reason=FinishReason.TOOL_CALLS, usage=USAGE, message=message)
     payloads = choices(events(ChatCompletionStream(options()), [*chunks, end]))
     assert [call for one in payloads for call in one["delta"].get("tool_calls", ())] == [
         {"index": 0, "id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a'}},
@@ -356,7 +356,7 @@ def test_parts_of_calls_have_openais_members() -> None:
         {"index": 1, "id": "y", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
     assert payloads[-1]["finish_reason"] == "tool_calls"
-    choice = ChatChoice(index=0, message=message, finish_reason=FinishReason.END, text="", token_ids=())
+    choice = ChatChoice(index=0, message=message, finish_reason=FinishReason.TOOL_CALLS, text="", token_ids=())
     whole = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
     (body,) = msgspec.json.decode(chat_body(options(), whole))["choices"]
     assert body["finish_reason"] == "tool_calls"
@@ -381,10 +381,10 @@ def test_a_message_that_was_cut_off_ended_for_its_length() -> None:
 def test_a_message_that_could_not_be_read_is_warned_of() -> None:
     """At the end of a stream, and in the response."""
     warning = ChatParseError("the text is not of the format")
-    end = ChatChunk(choice=0, finish_reason=FinishReason.END, usage=USAGE, message=ParsedMessage("x"), warning=warning)
+    end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, usage=USAGE, message=ParsedMessage("x"), warning=warning)
     assert events(ChatCompletionStream(options()), [end])[-1]["warnings"] == [str(warning)]
     choice = ChatChoice(
-        index=0, message=ParsedMessage("x"), finish_reason=FinishReason.END, text="x", token_ids=(), warning=warning
+        index=0, message=ParsedMessage("x"), finish_reason=FinishReason.STOP, text="x", token_ids=(), warning=warning
     )
     whole = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
     assert msgspec.json.decode(chat_body(options(), whole))["warnings"] == [str(warning)]

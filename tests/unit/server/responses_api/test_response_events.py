@@ -47,7 +47,7 @@ def of(*deltas: MessageDelta, **options: Any) -> ChatChunk:
     return ChatChunk(choice=0, deltas=deltas, token_ids=tuple(text.encode()), **options)
 
 
-def end(reason: FinishReason = FinishReason.END, **options: Any) -> ChatChunk:
+def end(reason: FinishReason = FinishReason.STOP, **options: Any) -> ChatChunk:
     return of(finish_reason=reason, usage=USAGE, **options)
 
 
@@ -88,7 +88,7 @@ def text_of(item: dict[str, Any]) -> str:
 
 
 def whole(
-    message: ParsedMessage, reason: FinishReason = FinishReason.END, names: ToolNames | None = None, **options: Any
+    message: ParsedMessage, reason: FinishReason = FinishReason.STOP, names: ToolNames | None = None, **options: Any
 ) -> dict[str, Any]:
     text = message.reasoning_content + message.content
     choice = ChatChoice(
@@ -269,7 +269,7 @@ DELTAS = st.lists(
 )  # fmt: skip
 
 
-@given(DELTAS, st.sampled_from([FinishReason.END, FinishReason.LENGTH]))
+@given(DELTAS, st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
 def test_any_order_of_deltas_makes_whole_items(parts: list[Any], reason: FinishReason) -> None:
     """Every item is added before it grows and done once; the response has what the deltas add up to."""
     chunks, calls = [], -1
