@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+
 import pytest
-from tests.e2e.commands import Terminal, output, paceline_
+from tests.e2e.commands import COMMAND, Terminal, environment, output, paceline_
 
 from paceline import demo_model_path
 
@@ -37,3 +41,17 @@ def test_a_missing_file_is_one_line(model: str) -> None:
     done = paceline_("run", model, "Hello!")
     assert (done.returncode, done.stdout) == (1, b"")
     assert model in done.stderr.decode() and done.stderr.decode().count("\n") == 1
+
+
+def test_flags_win_over_the_environment_and_that_over_the_config_file(tmp_path: Path) -> None:
+    """In a process of its own, which reads the file's section."""
+    config = tmp_path / "config.toml"
+    config.write_text(f'model = "{tmp_path / "none.gguf"}"\n[generate]\nmax-tokens = 3\nseed = 1\nquiet = true\n')
+    variables = environment(PACELINE_CONFIG=str(config), PACELINE_MODEL=str(demo_model_path()))
+    command = [*COMMAND, "generate", "Once upon a time", "-t", "1", "--json"]
+    for flags, count in (((), 3), (("-n", "2"), 2)):
+        done = subprocess.run([*command, *flags], env=variables, capture_output=True, check=True, timeout=60)
+        assert (len(json.loads(done.stdout)["token_ids"]), done.stderr) == (count, b"")
+    del variables["PACELINE_MODEL"]
+    failed = subprocess.run(command, env=variables, capture_output=True, check=False, timeout=60)
+    assert failed.returncode == 1 and b"none.gguf" in failed.stderr

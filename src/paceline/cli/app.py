@@ -7,10 +7,11 @@ them, so `--help` and `--version` are quick.
 from __future__ import annotations
 
 import difflib
-import inspect
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli import cluster_commands, terminal, trace
 from paceline.cli.chat_command import chat
+from paceline.cli.config_file import CONFIG_VARIABLE, option_values, read_config
 from paceline.cli.demo import demo
 from paceline.cli.embed import embed
 from paceline.cli.exit_codes import FAILED, report
@@ -109,7 +111,7 @@ def _lay_out(command: Any, *, is_rich: bool) -> None:
 
         return escape(text)
 
-    paragraphs = [" ".join(text.split()) for text in inspect.cleandoc(command.help or "").split("\n\n")]
+    paragraphs = [" ".join(text.split()) for text in cleandoc(command.help or "").split("\n\n")]
     command.help = shown("\n\n".join(paragraphs))
     command.short_help = shown(re.split(r"(?<=\.)\s", paragraphs[0])[0])
     for parameter in command.params:
@@ -197,17 +199,56 @@ def _with_scheme(model: str) -> str:
         return model  # a path, for which loading reports the error
 
 
-def _signature_of_run() -> inspect.Signature:
+def _use_config(ctx: typer.Context, named: Path | None) -> None:
+    """Take the command's values of the config file as defaults, and keep the file in the context for `info`."""
+    if ctx.resilient_parsing:  # for completion
+        return
+    ctx.obj = config = read_config(named)
+    if config is not None:
+        group: Any = ctx.find_root().command
+        ctx.default_map = option_values(config, str(ctx.info_name), group.commands)
+
+
+def _signature_of_run() -> Signature:
     """Return the parameters of `chat`, with arguments of `run` in place of its message and model."""
     arguments = (
-        inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=RunModel),
-        inspect.Parameter("prompt", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=RunPrompt, default=None),
+        Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, annotation=RunModel),
+        Parameter("prompt", Parameter.POSITIONAL_OR_KEYWORD, annotation=RunPrompt, default=None),
     )
-    of_chat = inspect.signature(chat, eval_str=True).parameters
-    return inspect.Signature([*arguments, *(of_chat[name] for name in of_chat if name not in ("message", "model"))])
+    of_chat = signature(chat, eval_str=True).parameters
+    return Signature([*arguments, *(of_chat[name] for name in of_chat if name not in ("message", "model"))])
 
 
 run.__signature__ = _signature_of_run()  # type: ignore[attr-defined]
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        envvar=CONFIG_VARIABLE,
+        show_envvar=False,
+        help="Read options from this config file.",
+        show_default="~/.config/paceline/config.toml",
+        callback=_use_config,
+        expose_value=False,
+        is_eager=True,
+    ),
+]
+
+
+def _with_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with the option --config, whose file has defaults of the other options."""
+    own = signature(command, eval_str=True)
+    config = Parameter("config", Parameter.KEYWORD_ONLY, annotation=ConfigOption, default=None)
+
+    @functools.wraps(command)
+    def configured(*, config: Path | None = None, **options: Any) -> Any:  # noqa: ARG001 - its callback uses it
+        return command(**options)
+
+    configured.__signature__ = own.replace(parameters=[*own.parameters.values(), config])  # type: ignore[attr-defined]
+    return configured
 
 
 def _groups() -> Mapping[str, Mapping[str, Callable[..., Any] | typer.Typer]]:
@@ -242,7 +283,8 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
             of_text = command in (generate, tokenize, embed)
             kind = RawCommand if command is serve else TextCommand if of_text else TyperCommand
             needs_arguments = command in (run, pull, show, rm, launch)
-            app.command(name, cls=kind, no_args_is_help=needs_arguments, rich_help_panel=heading)(command)
+            configured = command if command is serve else _with_config(command)
+            app.command(name, cls=kind, no_args_is_help=needs_arguments, rich_help_panel=heading)(configured)
     return app
 
 

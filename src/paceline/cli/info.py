@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import terminal
+from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, ConfigFile, check_config, default_path, entries
 from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import ModelChoice, load, text_argument
 from paceline.config import MAX_RPC_SERVERS
@@ -31,6 +33,7 @@ _MAX_SHOWN = 160
 
 
 def info(
+    ctx: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -73,7 +76,7 @@ def info(
     if rpc is not None:
         options["rpc"] = list(addresses("--rpc", text_argument("--rpc", rpc), MAX_RPC_SERVERS))
     facts = (
-        _machine_facts(options.get("rpc", ()))
+        {**_machine_facts(options.get("rpc", ())), "configuration": _configuration(ctx)}
         if model is None
         else run(lambda stop: _described(model, stop, options, metadata=metadata))
     )
@@ -116,6 +119,20 @@ def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
             "vision": _path_or_none(demo_vision_model_path),
         },
         **({"rpc_servers": [_server_facts(address) for address in rpc]} if rpc else {}),
+    }
+
+
+def _configuration(ctx: typer.Context) -> dict[str, Any]:
+    """Return the config file, what it says, and the variables that win over it. Raises `InvalidParams` for a wrong file."""
+    config: ConfigFile | None = ctx.obj
+    group: Any = ctx.find_root().command
+    if config is not None:
+        check_config(config, group.commands)
+    return {
+        "file": None if config is None else str(config.path),
+        "default_file": str(default_path()),
+        "values": {} if config is None else dict(entries(config)),
+        "variables": {name: os.environ[name] for name in (MODEL_VARIABLE, CONFIG_VARIABLE) if os.environ.get(name)},
     }
 
 
@@ -231,9 +248,17 @@ def _write_machine(facts: Mapping[str, Any]) -> None:
         ],
     )
     terminal.write_section("this machine", _machine_rows(facts))
+    terminal.write_section("configuration", _configuration_rows(facts["configuration"]))
     if "rpc_servers" in facts:
         terminal.write_section("other hosts", _server_rows(facts["rpc_servers"]))
     terminal.write_section("demo models", [(name, path or "missing") for name, path in facts["demo_models"].items()])
+
+
+def _configuration_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "file", facts["file"] or f"none; {facts['default_file']} is read if it exists"
+    yield from facts["values"].items()
+    for name, value in facts["variables"].items():
+        yield name, value + (", which wins over the file" if name == MODEL_VARIABLE else "")
 
 
 def _page_words(page: Mapping[str, Any]) -> str:

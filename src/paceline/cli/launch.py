@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import typer
 
 from paceline.cli import terminal
-from paceline.cli.options import choosing_model, running, showing
+from paceline.cli.options import ApiKeyOption, choosing_model, running, showing
 from paceline.errors import EngineError, InvalidParams
 
 if TYPE_CHECKING:
@@ -182,10 +182,7 @@ def launch(
             show_default=f"with -m a server of its own, else {_DEFAULT_URL}",
         ),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        running("--api-key", metavar="KEY", help="The server's key; else PACELINE_API_KEY.", show_default=False),
-    ] = None,
+    api_key: ApiKeyOption = None,
     ctx_size: Annotated[
         int | None,
         running("--ctx-size", "-c", metavar="N", min=1, help="Tokens of context of the server that is started."),
@@ -210,15 +207,14 @@ def launch(
     starts = url is None and model is not None
     if not starts and (ctx_size is not None or parallel is not None):
         raise InvalidParams("--ctx-size and --parallel are for a server that is started: give -m, and no --url")
-    key = api_key or os.environ.get("PACELINE_API_KEY")
     if print_only:
         name = _name_of(str(model))
-        server = Endpoint(_DEFAULT_URL, name, ctx_size or _WANTED_TOKENS) if starts else _found(url, model, key)
+        server = Endpoint(_DEFAULT_URL, name, ctx_size or _WANTED_TOKENS) if starts else _found(url, model, api_key)
         _print(
             chosen, _setup(chosen, server), arguments or [], _serve_flags(model, ctx_size, parallel) if starts else None
         )
         return
-    served = _started(_serve_flags(model, ctx_size, parallel)) if starts else _existing(url, model, key)
+    served = _started(_serve_flags(model, ctx_size, parallel)) if starts else _existing(url, model, api_key)
     with _ended_by_signals(), served as server:
         if server.num_tokens < _WANTED_TOKENS:
             terminal.note(

@@ -39,7 +39,13 @@ ListedName = Annotated[
 HfFile = Annotated[str | None, _downloading(metavar="FILE", help="This file of the repository.", show_default=False)]
 HfToken = Annotated[
     str | None,
-    _downloading(metavar="TOKEN", help="Token of the hub.", show_default="HF_TOKEN, or that of `hf auth login`"),
+    _downloading(
+        metavar="TOKEN",
+        envvar="HF_TOKEN",
+        show_envvar=False,
+        help="Token of the hub.",
+        show_default="HF_TOKEN, or that of `hf auth login`",
+    ),
 ]
 Offline = Annotated[bool, _downloading("--offline", help="Look at the caches alone.")]
 NoProjector = Annotated[bool, _downloading("--no-mmproj", help="Leave out the projector for images.")]

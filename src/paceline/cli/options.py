@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from paceline.cli import terminal
+from paceline.cli.config_file import MODEL_VARIABLE
 from paceline.cli.interrupt import StopSignal
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
@@ -155,8 +156,10 @@ ModelOption = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
+        envvar=MODEL_VARIABLE,
+        show_envvar=False,
         help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
-        show_default="the demo model",
+        show_default="PACELINE_MODEL, or the demo model",
     ),
 ]
 PromptOption = Annotated[
@@ -166,6 +169,17 @@ PromptOption = Annotated[
 FileOption = Annotated[
     Path | None,
     reading_text("--file", "-f", metavar="FILE", help="Add the text of a file after it.", show_default=False),
+]
+ApiKeyOption = Annotated[
+    str | None,
+    running(
+        "--api-key",
+        metavar="KEY",
+        envvar="PACELINE_API_KEY",
+        show_envvar=False,
+        help="The server's key; else PACELINE_API_KEY.",
+        show_default=False,
+    ),
 ]
 GpuLayersOption = Annotated[
     int | None,

@@ -11,9 +11,10 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.cli import terminal
+from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, default_path, known_names
 
 if TYPE_CHECKING:
     from paceline.server.flags.display import Section
@@ -28,7 +29,10 @@ def run_server(args: Sequence[str]) -> int:
     from paceline.server.flags.display import config_sections, help_sections
 
     files = DiskFiles(terminal.note)
-    resolved = resolve(list(args), os.environ, files)
+    environ = {
+        name: value for name, value in os.environ.items() if value or name not in (CONFIG_VARIABLE, MODEL_VARIABLE)
+    }
+    resolved = resolve(list(args), environ, files, default_config=default_path(), other_names=_names_of_other_commands)
     match resolved.prints:
         case "help":
             _write(help_sections(min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -47,6 +51,15 @@ def run_server(args: Sequence[str]) -> int:
             presets = ModelPresets(resolved, files) if resolved.is_router else None
             return run(resolved.settings, presets)
     return 0
+
+
+def _names_of_other_commands() -> set[str]:
+    from typer.main import get_command
+
+    from paceline.cli.app import build_app  # late: a server of flags alone needs none of it
+
+    group: Any = get_command(build_app())
+    return known_names(group.commands)
 
 
 def _write(sections: Iterable[Section]) -> None:

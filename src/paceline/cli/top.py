@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from paceline.cli import terminal
+from paceline.cli.options import ApiKeyOption
 from paceline.cli.top_sources import EventSource, LocalEvents, ServerEvents
 from paceline.cli.top_state import TopState
 from paceline.errors import InvalidParams, PacelineError
@@ -35,10 +35,7 @@ def top(
         str, typer.Argument(metavar="[URL]", help="Of a paceline server, with its prefix if it has one.")
     ] = _DEFAULT_URL,
     *,
-    api_key: Annotated[
-        str | None,
-        typer.Option("--api-key", metavar="KEY", help="The server's key; else PACELINE_API_KEY.", show_default=False),
-    ] = None,
+    api_key: ApiKeyOption = None,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", metavar="NAME", help="Of a server with several models.", show_default=False),
@@ -55,12 +52,11 @@ def top(
 
     Nothing is recorded while no client reads. With tenants a key shows its own requests, and sums of the rest.
     """
-    if demo and (api_key is not None or model is not None or url != _DEFAULT_URL):
-        raise InvalidParams("--demo runs in this process: give no URL, --api-key or --model with it")
+    if demo and (model is not None or url != _DEFAULT_URL):
+        raise InvalidParams("--demo runs in this process: give no URL or --model with it")
     once = once or not terminal.can_draw(sys.stdout)
     if not demo:
-        key = api_key or os.environ.get("PACELINE_API_KEY")
-        _show(ServerEvents(url, api_key=key, model=model, interval_ms=interval_ms), once=once)
+        _show(ServerEvents(url, api_key=api_key, model=model, interval_ms=interval_ms), once=once)
         return
     with _working_demo() as llm:
         _show(LocalEvents(llm._engine, "paceline-demo", interval_ms=interval_ms), once=once)  # noqa: SLF001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -123,6 +124,18 @@ def test_run_has_the_options_of_chat() -> None:
     assert run == chat - {"--model", "-m", "message"} | {"model", "prompt"}
 
 
+def record_chats(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, str]]:
+    """Record message and model of each chat in place of running it."""
+    calls: list[tuple[str | None, str]] = []
+
+    @functools.wraps(app_module.chat)
+    def record(message: str | None, *, model: str, **_: Any) -> None:
+        calls.append((message, model))
+
+    monkeypatch.setattr(app_module, "chat", record)
+    return calls
+
+
 @pytest.mark.parametrize(
     ("given", "loaded"),
     [
@@ -137,21 +150,19 @@ def test_run_has_the_options_of_chat() -> None:
 )
 def test_run_takes_paths_and_names(monkeypatch: pytest.MonkeyPatch, given: str, loaded: str) -> None:
     """A repository of the hub needs no scheme, and the words of a prompt are one message."""
-    calls: list[tuple[str | None, str]] = []
-    monkeypatch.setattr(app_module, "chat", lambda message, *, model, **_: calls.append((message, model)))
+    calls = record_chats(monkeypatch)
     assert invoke("run", given).exit_code == invoke("run", given, "why", "blue?").exit_code == 0
     assert calls == [(None, loaded), ("why blue?", loaded)]
 
 
 def test_run_prefers_a_file_to_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A file without an extension in a folder is no repository of the hub."""
-    calls: list[str] = []
+    calls = record_chats(monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "file").touch()
-    monkeypatch.setattr(app_module, "chat", lambda _, *, model, **__: calls.append(model))
     assert invoke("run", "models/file").exit_code == 0
-    assert calls == ["models/file"]
+    assert calls == [(None, "models/file")]
 
 
 def test_help_is_plain_text_where_no_terminal_is() -> None:

@@ -204,10 +204,12 @@ known one. `--print-config` prints every setting, its source and all notes.
 
 ## Command line, environment, config file
 
-The command line wins over the environment, the environment over the file of `--config`, the file
-over the defaults. Of each flag only the strongest source counts: a list on the command line
-replaces the list of a variable. Different flags that fill one list, such as `--api-key` and
-`--api-key-file`, add up.
+The command line wins over the environment, the environment over the [config
+file](command_line.md#one-config-file-for-all-commands), the file over the defaults. Of each flag
+only the strongest source counts: a list on the command line replaces the list of a variable.
+Different flags that fill one list, such as `--api-key` and `--api-key-file`, add up. A model that
+is chosen on the command line replaces that of a variable or of the file, whichever flag names it; a
+model of a variable replaces that of the file.
 
 * **Command line:** `--name value` or `--name=value`, `_` is as good as `-` in a long name. A switch
   stands alone; many have a second name that turns them off. Given twice, the last one counts; what
@@ -216,12 +218,16 @@ replaces the list of a variable. Different flags that fill one list, such as `--
   in capitals with `_` (`PACELINE_CTX_SIZE`), which wins over the former. Switches take on, off,
   true, false, 1, 0, enabled and disabled. Where a switch has an off name, `LLAMA_ARG_NO_...` turns
   it off by being there, whatever its value.
-* **File:** TOML, on its top level, with long names as keys, with `-` or `_` and without the dashes
-  before. Values are texts, numbers, true and false; for what may be repeated also lists of them,
-  and for `strategy` also a table. Paths in it are relative to where the server starts.
+* **File:** that of `--config` or `PACELINE_CONFIG`, else `~/.config/paceline/config.toml`. TOML, in
+  its section `[serve]` or on its top level, which other commands read as well, with long names as
+  keys, with `-` or `_` and without the dashes before. Values are texts, numbers, true and false;
+  for what may be repeated also lists of them, and for `strategy` also a table. Paths in it are
+  relative to where the server starts.
 
 ```toml
 model = "model.gguf"
+
+[serve]
 ctx-size = 32768
 parallel = 8
 slots = false

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -27,10 +27,11 @@ from paceline.server.flags.flag import (
 from paceline.server.flags.sources import (
     GivenFlag,
     from_arguments,
+    from_config,
     from_environment,
-    from_file,
     from_table,
     odd_variables,
+    read_toml,
     strongest,
 )
 from paceline.server.flags.spec_types import resolve_draft_model, resolve_spec_type
@@ -75,8 +76,18 @@ class ResolvedModel:
     notes: tuple[str, ...]
 
 
-def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Resolved:
+def resolve(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    files: Files,
+    *,
+    default_config: Path | None = None,
+    other_names: Callable[[], Collection[str]] = tuple,
+) -> Resolved:
     """Return the settings. The command line wins over the environment, that over the file, that over the defaults.
+
+    default_config: the config file that is read if none is named and it exists. other_names: returns the
+    names on its top level that are for other commands.
 
     Raises `InvalidParams` for what is unknown, rejected or out of range, with the flag, the value and the way out;
     `ModelLoadError` where -c 0 needs the context length of a file that is no model, and what a download raises.
@@ -85,7 +96,9 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], files: Files) -> Re
     prints = _printed(arguments)
     if prints in ("help", "version"):
         return Resolved(ServerSettings(), prints)
-    config = _config_file((*variables, *arguments), files)
+    config = _config_file((*variables, *arguments), files, default_config, other_names)
+    variables = _without_model(variables, arguments)
+    config = _without_model(config, [*variables, *arguments])
     chosen, notes = strongest((config, variables, arguments))
     draft = Draft(files)
     draft.notes += [*notes, *odd_variables(environ)]
@@ -150,16 +163,36 @@ def _printed(arguments: Sequence[GivenFlag]) -> Literal["help", "version", "conf
     return next((what for what in wanted if what != "config"), wanted[0] if wanted else None)
 
 
-def _config_file(givens: Sequence[GivenFlag], files: Files) -> list[GivenFlag]:
-    """Read the file that was named last, the command line after the environment."""
+def _config_file(
+    givens: Sequence[GivenFlag], files: Files, default: Path | None, other_names: Callable[[], Collection[str]]
+) -> list[GivenFlag]:
+    """Read the file that was named last, the command line after the environment; without one, the default file."""
     named = [given for given in givens if isinstance(given.flag.action, ReadConfig)]
-    if not named:
+    label, path = (named[-1].label, named[-1].value()) if named else ("the config file", default)
+    if path is None or not (named or files.is_file(path)):
         return []
-    path: Path = named[-1].value()
     try:
-        return from_file(path, files.read(path))
+        data = files.read(path)
     except OSError as error:
-        raise InvalidParams(f"{named[-1].label}: cannot read {on_one_line(path)}: {error.strerror or error}") from None
+        raise InvalidParams(f"{label}: cannot read {on_one_line(path)}: {error.strerror or error}") from None
+    return from_config(path, read_toml(path, data), other_names)
+
+
+_REPLACED: Final[
+    Mapping[str, frozenset[str]]
+] = {  # by a flag of a stronger source; -m beside -mu is where its file goes
+    "--model": frozenset(("--hf-repo", "--hf-file")),
+    "--hf-repo": frozenset(("--model", "--model-url")),
+    "--model-url": frozenset(("--model", "--hf-repo", "--hf-file")),
+    "--models-preset": frozenset(("--model", "--model-url", "--hf-repo", "--hf-file")),
+    "--models-dir": frozenset(("--model", "--model-url", "--hf-repo", "--hf-file")),
+}
+
+
+def _without_model(weaker: list[GivenFlag], stronger: Sequence[GivenFlag]) -> list[GivenFlag]:
+    """Return the flags without those that name a model if a stronger source chooses another one, or several."""
+    replaced = frozenset[str]().union(*(_REPLACED.get(given.flag.long_name, ()) for given in stronger))
+    return [given for given in weaker if given.flag.long_name not in replaced]
 
 
 def _apply(draft: Draft, given: GivenFlag) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +48,7 @@ _FLAGS_ELSEWHERE: Final = {  # of vLLM and of llama-cpp-python's server: the sam
     "--trust-remote-code": "leave it out: no code of a repository is run",
     "--uvicorn-log-level": "--log-verbosity",
 }
+_SECTION: Final = "serve"
 _LLAMA_PREFIX: Final = "LLAMA_ARG_"
 # PACELINE_RPC is what a build was told, too: such words are left in shells, and are no addresses.
 _BUILD_VARIABLE: Final = "PACELINE_RPC"
@@ -106,20 +107,37 @@ def from_environment(environ: Mapping[str, str]) -> list[GivenFlag]:
     return found
 
 
-def from_file(path: Path, data: bytes) -> list[GivenFlag]:
-    """Read a TOML file. Raises `InvalidParams` that names it for invalid TOML, an unknown key or a wrong type."""
+def read_toml(path: Path, data: bytes) -> dict[str, Any]:
+    """Read a TOML file. Raises `InvalidParams` that names it for invalid TOML."""
     try:
-        table = tomllib.loads(data.decode())
+        return tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
         raise InvalidParams(f"{on_one_line(path)} is not UTF-8: stray byte at offset {error.start}") from None
     except (ValueError, RecursionError) as error:  # of a number of thousands of digits as well
         raise InvalidParams(f"{on_one_line(path)} is no TOML: {error}") from None
-    return from_table(path, table)
 
 
-def from_table(path: Path, table: Mapping[str, Any]) -> list[GivenFlag]:
+def from_config(path: Path, table: Mapping[str, Any], other_names: Callable[[], Collection[str]]) -> list[GivenFlag]:
+    """Read the config file of all commands: the flags on its top level, and those of [serve], which win.
+
+    other_names: returns the names on the top level that are for other commands. Raises `InvalidParams` that names the file
+    for an unknown key or a wrong type.
+    """
+    section = table.get(_SECTION, {})
+    if not isinstance(section, Mapping):
+        raise InvalidParams(f"{on_one_line(path)}: {_SECTION} must be a section [{_SECTION}]")
+    unknown = [key for key in table if _key(key) not in BY_KEY and key != _SECTION]
+    if unknown:
+        _reject_unknown(f"{on_one_line(path)}: ", unknown, BY_KEY.keys() | set(other_names()))
+    own = from_table(path, section, f"[{_SECTION}] ")
+    names = {given.flag.long_name for given in own}
+    common = from_table(path, {key: value for key, value in table.items() if _key(key) in BY_KEY})
+    return [given for given in common if given.flag.long_name not in names] + own
+
+
+def from_table(path: Path, table: Mapping[str, Any], section: str = "") -> list[GivenFlag]:
     """Read a table of a TOML file. Raises `InvalidParams` that names the file for an unknown key or a wrong type."""
-    return [_from_key(path, key, value) for key, value in table.items()]
+    return [_from_key(f"{on_one_line(path)}: {section}", key, value) for key, value in table.items()]
 
 
 def _is_of_a_build(name: str, text: str) -> bool:
@@ -195,14 +213,21 @@ def _values(name: str, flag: Flag, rest: list[str]) -> list[str]:
     return taken
 
 
-def _from_key(path: Path, key: str, value: Any) -> GivenFlag:
-    name = key.replace("_", "-")
+def _key(key: str) -> str:
+    return key.replace("_", "-")
+
+
+def _reject_unknown(where: str, keys: Iterable[str], known: Collection[str]) -> None:
     try:
-        validation.reject_unknown([name], BY_KEY, "docs/guide/flags.md")
+        validation.reject_unknown(map(_key, keys), known, "docs/guide/flags.md")
     except InvalidParams as error:
-        raise InvalidParams(f"{on_one_line(path)}: {error}") from None
-    flag, is_true = BY_KEY[name]
-    label = f"{on_one_line(path)}: {key}"
+        raise InvalidParams(f"{where}{error}") from None
+
+
+def _from_key(where: str, key: str, value: Any) -> GivenFlag:
+    _reject_unknown(where, [key], BY_KEY)
+    flag, is_true = BY_KEY[_key(key)]
+    label = f"{where}{key}"
     if not is_true and not isinstance(value, bool):
         raise InvalidParams(f"{label} must be true or false")
     many = isinstance(value, list) and flag.many

@@ -527,8 +527,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
     ),
     "This command": (
         Flag("--config", "FILE", read.path, ReadConfig(),
-             "A TOML file with flags: their long names, with _ or -, are its keys. What is given elsewhere wins.",
-             default="none", ours=True),
+             "The config file of all commands, TOML: the long names of flags, with _ or -, are keys of its section [serve] or "
+             "of its top level. What is given elsewhere wins.", default="~/.config/paceline/config.toml", ours=True),
         Flag("--print-config", SWITCH, read.switch, Print("config"),
              "Print every setting with where it came from, and end.", ours=True),
         Flag("-h --help --usage", SWITCH, read.switch, Print("help"), "Print this and end."),

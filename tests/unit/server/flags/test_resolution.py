@@ -321,6 +321,48 @@ def test_a_file_that_is_wrong_is_refused_by_its_name(text: str, message: str) ->
     assert message in str(error.value) and "serve.toml" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_section_of_the_file_wins_over_its_top_level() -> None:
+    """The file of all commands has the server's flags in [serve], or on its top level."""
+    found = config("port = 1\nthreads = 2\n[serve]\nport = 3\n")
+    assert (found.settings.port, found.settings.engine_options["n_threads"]) == (3, 2)
+    assert str(found.origins["server.port"]) == "serve.toml: [serve] port"
+    with pytest.raises(InvalidParams, match=r"serve.toml: \[serve\] unknown option 'prt'; did you mean 'port'"):
+        config("[serve]\nprt = 1")
+    with pytest.raises(InvalidParams, match=r"serve must be a section \[serve\]"):
+        config("serve = 1")
+
+
+def test_the_default_file_is_read_if_it_exists_and_no_other_is_named() -> None:
+    """A missing one is no error."""
+    disk = FakeFiles({**FILES, "default.toml": "port = 1", "named.toml": "threads = 2"})
+    default = Path("default.toml")
+    assert resolve([], {}, disk, default_config=default).settings.port == 1
+    assert resolve(["--config", "named.toml"], {}, disk, default_config=default).settings.port == 8080
+    assert resolve([], {"PACELINE_CONFIG": "named.toml"}, disk, default_config=default).settings.port == 8080
+    assert resolve([], {}, disk, default_config=Path("none.toml")).settings.port == 8080
+
+
+@pytest.mark.parametrize(
+    ("weaker", "argv", "model"),
+    [
+        ("model = 'm.gguf'", ["-hf", "user/repo:Q4_0"], "cache/user/repo:Q4_0/None/False/no token"),
+        ("hf-repo = 'user/repo'\nhf-file = 'x.gguf'", ["-m", "a.gguf"], "a.gguf"),
+        ("model = 'hf:user/repo'", ["-m", "a.gguf"], "a.gguf"),
+    ],
+)
+def test_a_model_of_the_command_line_replaces_a_weaker_one(weaker: str, argv: list[str], model: str) -> None:
+    """Whichever flag names it; so does a variable with a model of the file."""
+    assert config(weaker, *argv).settings.model == Path(model)
+    assert resolved(*argv, env={"PACELINE_MODEL": "m.gguf"}).settings.model == Path(model)
+    assert config(weaker, env={"PACELINE_MODEL": "x/b.gguf"}).settings.model == Path("x/b.gguf")
+
+
+def test_flags_of_several_models_replace_a_model_of_the_file() -> None:
+    """Otherwise `PACELINE_MODEL` and the file's model would keep a server of several from starting."""
+    assert config("model = 'm.gguf'", "--models-dir", "states").is_router
+    assert resolved("--models-dir", "states", env={"PACELINE_MODEL": "m.gguf"}).is_router
+
+
 def test_a_file_that_is_not_there_or_no_text_is_refused() -> None:
     """The error names the flag."""
     assert refusal("--config", "no.toml") == "--config: cannot read no.toml: No such file or directory"
