@@ -443,7 +443,10 @@ class LLM(ChatMethods):
         return self._engine.heartbeat()
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """Stop the engine and free its memory. Idempotent. Open requests end with the finish reason SHUTDOWN.
+        """Stop the engine and free its memory, weights included. Idempotent. Open requests end with the finish reason SHUTDOWN.
+
+        The memory is free when this returns, whatever of the engine the caller still holds. Requests then raise
+        `EngineStopped`; `tokenizer` still decodes, and `model` has its metadata. A `Model` of the caller stays open.
 
         Args:
             drain: Whether accepted requests may finish first.

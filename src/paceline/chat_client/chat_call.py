@@ -37,7 +37,7 @@ from paceline.chat_client.chat_reply import (
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import Completion
-from paceline.errors import GrammarError, PacelineError, PromptTooLong, ResponseModelError
+from paceline.errors import EngineStopped, GrammarError, PacelineError, PromptTooLong, ResponseModelError
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 
@@ -119,6 +119,8 @@ class ChatCall:
 
     def prepare(self, engine: EngineClient) -> Request:
         """Prepare the next round for an engine. Raises what is wrong with the conversation, its options or its length."""
+        if engine.is_closed:  # the chat format is closed with its model
+            raise EngineStopped("the engine was shut down and takes no requests; make a new one")
         images = ChatMedia(self._messages, read_attachment, self._history.nonce, engine.model.modalities)
         turn = self._arguments.turn(images.messages, len(self._rounds))
         self._messages = images.restored(turn.messages)

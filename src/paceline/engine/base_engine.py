@@ -89,11 +89,13 @@ class BaseEngine(ABC):
 
     def embeddable(self, texts: Sequence[Prompt | EmbeddingPrompt], options: RequestOptions) -> list[EmbeddingPrompt]:
         """See `EngineClient`."""
+        self._check_usable()
         longest, measure = self.limits.max_embedding_tokens, self._text_requests.measure
         return embeddable(texts, self.tokenizer, options, longest, measure)
 
     def pairs(self, query: str, documents: Sequence[str], options: RequestOptions) -> list[list[int]]:
         """See `EngineClient`."""
+        self._check_usable()
         return all_pairs(self.model, query, documents, self.limits.max_embedding_tokens, options.truncate)
 
     def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:

@@ -118,7 +118,7 @@ class DraftModel:
     def close(self) -> None:
         """Free the model, unless it belongs to the caller."""
         if self.owns_model:
-            self.model.close()
+            self.model.free()
 
 
 @dataclass(frozen=True, slots=True)

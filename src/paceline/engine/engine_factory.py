@@ -193,9 +193,9 @@ def assemble(
     shown, encoder = built.model, built.encoder
     if encoder is not None:  # the caller's model is as it was
         shown = built.model.with_modalities(encoder.modalities)
-    owned = (*([built.model] if built.owns_model else []), *([] if encoder is None else [shown]))
+    freed = (*([built.model.free] if built.owns_model else []), *([] if encoder is None else [shown.close]))
     of_draft = () if built.draft is None else (built.draft.close,)
-    at_end = (backend.close, *of_draft, *(one.close for one in owned))
+    at_end = (backend.close, *of_draft, *freed)
     try:
         lookup_files.put_in(built.model.n_vocab)
     except BaseException:
@@ -216,7 +216,7 @@ def assemble(
         fingerprint=b"" if built.context is None else built.context.fingerprint,
         calibration=calibration,
         encoder=encoder,
-        at_end=(scheduler.end_drafting, lookup_files.save, *at_end),
+        at_end=(scheduler.reset, lookup_files.save, *at_end),  # the reset frees the prefixes in host memory
     )
 
 

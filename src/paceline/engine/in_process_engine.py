@@ -32,7 +32,7 @@ from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.request import RequestOptions
-from paceline.runtime import Model
+from paceline.runtime import Model, trim_heap
 from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.telemetry import SlotsSnapshot
@@ -90,7 +90,7 @@ class InProcessEngine(BaseEngine):
         self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, self._backend.adapter_fingerprint)
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock), parts.calibration)
         self._runner = Runner(
-            engine, self._inbox, self._router, self._clock, self._backend.abort, (*at_end, *parts.at_end)
+            engine, self._inbox, self._router, self._clock, self._backend.abort, (*at_end, *parts.at_end, trim_heap)
         )
         self._thread = self._runner
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.

@@ -332,6 +332,7 @@ class LlamaBackend:
                 if one is not None:
                     one.close()
         self._masks = None
+        self.__dict__.pop("_compiler", None)  # its vocabulary takes as much memory as the tokenizer's
 
     @property
     def _generating(self) -> Context:

@@ -64,6 +64,12 @@ class EmbeddingCache:
                 _, dropped = self._found.popitem(last=False)
                 self._num_bytes -= num_bytes(dropped)
 
+    def clear(self) -> None:
+        """Drop all parts."""
+        with self._lock:
+            self._found.clear()
+            self._num_bytes = 0
+
 
 class MediaEncoder:
     """A projector with its cache. `close` frees the projector, which belongs to it."""
@@ -137,9 +143,10 @@ class MediaEncoder:
         self._projector.abort()
 
     def close(self) -> None:
-        """End what is being encoded, and free the projector."""
+        """End what is being encoded, and free the projector and the cache."""
         self.stop()
         self._projector.close()
+        self._cache.clear()
 
     def _measure(self, extent: MediaExtent) -> list[MediaPart]:
         if isinstance(extent, AudioExtent):

@@ -20,7 +20,7 @@ from paceline.runtime.memory_plan import (
     projector_weights,
 )
 from paceline.runtime.model import Adapter, MemoryClass, Model
-from paceline.runtime.native_core import BuildInfo, build_info
+from paceline.runtime.native_core import BuildInfo, build_info, trim_heap
 from paceline.runtime.projector_facts import ProjectorFacts, projector_facts
 from paceline.runtime.sampler import Sampler
 from paceline.runtime.sequence_state import CellState
@@ -69,4 +69,5 @@ __all__ = [
     "projector_facts",
     "projector_weights",
     "total_memory",
+    "trim_heap",
 ]

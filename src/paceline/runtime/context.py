@@ -239,6 +239,8 @@ class Context(Closeable):
             drawn, failed = _native.plain_step(self.native, seq_ids, positions, token_ids, natives)
         except (AttributeError, TypeError) as error:
             raise InvalidType(f"plain_step takes lists of ints, lists of ids and samplers: {error!s:.200}") from error
+        finally:
+            natives = []  # a traceback would keep the native samplers, and so the model
         for index, kind, message in failed:
             drawn[index] = native_error(kind, message)
         if len(drawn) == len(samplers):

@@ -93,11 +93,16 @@ class MediaProjector(Closeable):
         use_gpu = validation.boolean("use_gpu", use_gpu)
         flash = FLASH_ATTNS[validation.choice("flash_attn", flash_attn, FLASH_ATTNS)]
         try:
-            native = _native.MediaProjector.load(model.native, str(found), use_gpu, threads, least, most, flash)
+            projector = cls(
+                _native.MediaProjector.load(model.native, str(found), use_gpu, threads, least, most, flash), found
+            )
         except ModelLoadError as error:
             raise ModelLoadError(f"{error} (model {model.paths[0]})") from None
-        projector = cls(native, found)
-        projector._check_limits(least, most)
+        try:
+            projector._check_limits(least, most)
+        except BaseException:
+            projector.close()
+            raise
         return projector
 
     @property

@@ -18,7 +18,7 @@ from paceline.runtime.chat_layer import CompiledTemplate
 from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
 from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint
 from paceline.runtime.matmul import use_kernel_of_environment
-from paceline.runtime.native_core import Closeable
+from paceline.runtime.native_core import Closeable, SharedOwners
 from paceline.runtime.tensor_placement import tensor_placements
 from paceline.runtime.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ class Adapter(Closeable):
         self.fingerprint = fingerprint
 
     @classmethod
-    def load(cls, model: _native.Model, path: Path) -> Self:
+    def load(cls, model: Model, path: Path) -> Self:
         """Load an adapter file for a model. Raises `AdapterError` where the file is no adapter or does not fit the model.
 
         The whole file is read before llama.cpp reads it, under a lock for which passes may wait: then from the page cache.
@@ -66,7 +66,7 @@ class Adapter(Closeable):
             fingerprint = content_fingerprint(path)
         except OSError as error:
             raise AdapterError(f"cannot read the adapter {path}: {error.strerror or error}") from None
-        return cls(_native.Adapter.load(model, str(path)), path, fingerprint)
+        return cls(_native.Adapter.load(model.native, str(path)), path, fingerprint)
 
     @property
     def native(self) -> _native.Adapter:
@@ -93,6 +93,8 @@ class Model(Closeable):
 
     Constant once loaded and safe to use from any thread. `close()` (or the end of a `with` block, or garbage
     collection) releases this object's share of the memory, which is freed with the last object made from the model.
+    `free()` closes the tokenizer, the chat templates and the samplers as well. `metadata`, `paths`, `modalities` and
+    `fingerprint` can be read after either.
     """
 
     def __init__(
@@ -100,10 +102,13 @@ class Model(Closeable):
     ) -> None:
         self._native: _native.Model | None = native
         self.paths = paths
+        self.owners = SharedOwners()
         self._modalities = frozenset({"text"})
         self._overrides = {key: _as_text(value) for key, value in (overrides or {}).items()}
         facts = (f"{key}={value}" for key, value in sorted(self._overrides.items()))
         self._fingerprint = file_fingerprint(_all_files(paths), *facts)
+        self.metadata: Mapping[str, str] = MappingProxyType(dict(native.metadata) | self._overrides)
+        """The scalar metadata of the file as text, overrides included."""
 
     @classmethod
     def load(  # noqa: PLR0913 - the options of llama.cpp, all by keyword
@@ -197,11 +202,11 @@ class Model(Closeable):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return Tokenizer(self.native)
+        return self.owners.add(Tokenizer(self.native))
 
     def load_adapter(self, path: PathLike) -> Adapter:
         """Load a LoRA adapter for this model; apply it with `Context.set_adapters`. Raises `AdapterError`."""
-        return Adapter.load(self.native, validation.path("path", path))
+        return Adapter.load(self, validation.path("path", path))
 
     @property
     def desc(self) -> str:
@@ -307,18 +312,13 @@ class Model(Closeable):
         """The kind of memory that the model keeps of a sequence."""
         return MemoryClass(self.native.memory_class)
 
-    @cached_property
-    def metadata(self) -> Mapping[str, str]:
-        """The scalar metadata of the file as text, overrides included."""
-        return MappingProxyType(dict(self.native.metadata) | self._overrides)
-
     def chat_template(self, name: str | None = None) -> str | None:
         """Return the chat template of the file (Jinja), or the one of that name; None where there is none."""
         return self.native.chat_template(None if name is None else validation.text("name", name))
 
     def compile_chat_template(self, source: str) -> CompiledTemplate:
         """Compile the Jinja source of a chat template for this vocabulary; see `paceline.chat.ChatFormat`."""
-        return CompiledTemplate(self.native, source)
+        return self.owners.add(CompiledTemplate(self.native, source))
 
     @cached_property
     def chat_templates(self) -> Mapping[str, str]:
@@ -338,6 +338,15 @@ class Model(Closeable):
         """Release this object's share of the model; idempotent. Objects made from it keep working."""
         self._native = None
         self.__dict__.pop("tokenizer", None)  # holds a share as well
+
+    def free(self) -> None:
+        """Close this object with the tokenizer, the chat templates and the samplers made from it; idempotent.
+
+        The memory is free when this returns, unless a native call is running, or a `Context`, `Adapter` or `MediaProjector` of
+        the model is still open.
+        """
+        self.owners.close()
+        self.close()
 
     def __repr__(self) -> str:
         return f"Model({self.paths[0].name!r}{', closed' if self._native is None else ', ' + self.desc})"

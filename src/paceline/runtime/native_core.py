@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
+import sys
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from paceline import _native
+from paceline.errors import Closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,46 @@ class Closeable(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_Made = TypeVar("_Made", bound=Closeable)
+
+
+class SharedOwners:
+    """The objects that hold a model's memory besides the `Model`, so that `Model.free` can close them. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the other fields
+        self._owners: weakref.WeakSet[Closeable] = weakref.WeakSet()
+        self._are_closed = False
+
+    def add(self, owner: _Made) -> _Made:
+        """Record an object that was just made from the model, and return it. Raises `Closed` if the model was freed."""
+        with self._lock:
+            if not self._are_closed:
+                self._owners.add(owner)
+                return owner
+        owner.close()
+        raise Closed("the model was closed")
+
+    def close(self) -> None:
+        """Close every recorded object that still exists; idempotent."""
+        with self._lock:
+            self._are_closed = True
+            owners = list(self._owners)
+        for owner in owners:
+            owner.close()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system if the C library can (`malloc_trim` of glibc); takes some milliseconds.
+
+    A vocabulary is many small blocks, which the C library keeps for itself when they are freed.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(ctypes.c_size_t(0))
 
 
 logger = logging.getLogger("paceline.llama")

@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.runtime.json_schema import check_keywords
-from paceline.runtime.native_core import Closeable
+from paceline.runtime.model import Model
+from paceline.runtime.native_core import Closeable, SharedOwners
 
 LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]
@@ -60,15 +61,6 @@ _SAME = (
 )
 
 
-class HasNative(Protocol):
-    """A `Model`, or another object that holds the native one."""
-
-    @property
-    def native(self) -> _native.Model:
-        """The native model."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """The natural logarithm of a token's probability, with the token's bytes."""
@@ -94,7 +86,7 @@ class Sampler(Closeable):
     adaptive-p have further state, which `state` carries over.
 
     `sample` only chooses; accept each generated token exactly once. A call that raises leaves the sampler
-    as it was. Keeps the model's vocabulary alive. Safe to call from several threads; they wait for each other.
+    as it was. Keeps the model alive until it is closed. Safe to call from several threads; they wait for each other.
 
     choice: index among the `n` choices of a request; each draws independently. is_masked: whether every row comes processed by
     logits_processors, and with a mask for json_schema, regex, choice and lark (see `paceline.constraints`); otherwise it follows
@@ -104,7 +96,7 @@ class Sampler(Closeable):
     """
 
     def __init__(
-        self, params: SamplingParams, model: HasNative | _native.Model, *, choice: int = 0, is_masked: bool = False
+        self, params: SamplingParams, model: Model | _native.Model, *, choice: int = 0, is_masked: bool = False
     ) -> None:
         if not isinstance(params, SamplingParams):
             raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
@@ -113,6 +105,8 @@ class Sampler(Closeable):
         self._native: _native.Sampler | None = _native.Sampler(
             _native_model(model), _options(params, choice, is_masked)
         )
+        self._owners = model.owners if isinstance(model, Model) else SharedOwners()
+        self._owners.add(self)
 
     @property
     def native(self) -> _native.Sampler:
@@ -177,9 +171,8 @@ class Sampler(Closeable):
 
     def accept_prompt(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Add tokens that were not generated to the history for penalties, DRY and bad_words; k and grammar stay."""
-        native = self.native
         ids = validation.token_ids("token_ids", token_ids, self.n_vocab)
-        native.accept_prompt(np.array(ids, dtype=np.int32))
+        self.native.accept_prompt(np.array(ids, dtype=np.int32))
 
     def is_eog(self, token_id: int) -> bool:
         """Return whether a token ends generation."""
@@ -212,9 +205,9 @@ class Sampler(Closeable):
         """Return a copy that continues independently; with another `choice` it draws other tokens from here on."""
         if choice is not None:
             validation.integer("choice", choice, 0, 2**32 - 1)
-        native, copied = self.native.clone(choice), copy.copy(self)
-        copied._native = native  # noqa: SLF001 - a copy of our own
-        return copied
+        copied = copy.copy(self)
+        copied._native = self.native.clone(choice)  # noqa: SLF001 - a copy of our own
+        return self._owners.add(copied)
 
     def state(self) -> bytes:
         """Return its progress, seed included, as bytes for `restore` of a sampler with the same params."""
@@ -257,10 +250,9 @@ def _array(name: str, value: object, dtype: np.dtype[Any], length: int) -> npt.N
 
 
 def _native_model(model: object) -> _native.Model:
-    native = model if isinstance(model, _native.Model) else getattr(model, "native", None)
-    if not isinstance(native, _native.Model):
-        raise InvalidType(f"model must be a Model, not {type(model).__name__}")
-    return native
+    if isinstance(model, _native.Model):
+        return model
+    return validation.instance("model", model, Model).native
 
 
 def _options(params: SamplingParams, choice: int, is_masked: bool) -> _native.SamplerOptions:

@@ -1,7 +1,7 @@
 """Tokenizer: text to token ids and back, with the vocabulary of a model.
 
-A tokenizer is constant once made and may be used from any thread. It keeps its model alive, works with models that were
-loaded with `vocab_only`, and applies no chat template and no prompt format.
+A tokenizer is constant once made and may be used from any thread. It keeps its model alive until it is closed, works with
+models that were loaded with `vocab_only`, and applies no chat template and no prompt format.
 
 Cost of encoding (measured on two cores, llama.cpp as pinned, one megabyte of a single letter): 0.1 to 6 seconds and
 at most 130 bytes of memory a byte of text. Pre-tokenizers that fall back on `std::regex` also recurse once a character
@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline import _native, validation
-from paceline.errors import InvalidType
+from paceline.errors import Closed, InvalidType
+from paceline.runtime.native_core import Closeable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,19 +65,48 @@ class FimTokens:
         return None not in (self.prefix, self.suffix, self.middle)
 
 
-class Tokenizer:
+class Tokenizer(Closeable):
     """Encodes text to token ids and decodes token ids to text, with the vocabulary of one model.
 
     Every token has fixed bytes, from a table that is made once, so that bytes of tokens concatenate:
     `decode_bytes(a) + decode_bytes(b) == decode_bytes(a + b)`. Streams rely on that. It also means that nothing is
     stripped: a vocabulary of the SentencePiece kind puts a space before a text when it encodes it, and decoding shows
     that space (`decode(encode("Hi")) == " Hi"`).
+
+    An engine closes the tokenizer of its model when it closes. Decoding still works then, and so do the attributes; encoding
+    and looking up tokens by their texts raise `Closed`.
     """
 
     def __init__(self, model: _native.Model) -> None:
-        self._vocab = _native.Vocab(model)
+        self._native: _native.Vocab | None = _native.Vocab(model)
         self._n_vocab: int = self._vocab.size
         self._pieces: dict[bool, tuple[bytes, ...]] = {}
+        self.vocab_type: str = _VOCAB_TYPES[self._vocab.type]
+        """The kind of vocabulary: none, spm, bpe, wpm, ugm, rwkv, plamo2 or test."""
+        self.add_bos: bool = self._vocab.add_bos
+        """Whether `encode` puts the `bos` token first by default."""
+        self.add_eos: bool = self._vocab.add_eos
+        """Whether `encode` puts the `eos` token last by default."""
+        self.add_sep: bool = self._vocab.add_sep
+        """Whether the `sep` token stands between the two texts of a pair."""
+
+    def close(self) -> None:
+        """Free the vocabulary, but for the tables that decoding reads; idempotent."""
+        if self._native is None:
+            return
+        for special in (True, False):
+            self.pieces(special)
+        _ = self.special_tokens, self.eog_ids, self.suppressed_ids  # cached
+        self.__dict__.pop("_ids_by_text", None)
+        self._native = None
+
+    @property
+    def _vocab(self) -> _native.Vocab:
+        if self._native is None:
+            raise Closed(
+                "the tokenizer was closed with its model; Model.load(path, vocab_only=True).tokenizer needs no weights"
+            )
+        return self._native
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Encode a text to token ids.
@@ -160,11 +190,6 @@ class Tokenizer:
         """Number of tokens; ids go from 0 to n_vocab - 1."""
         return self._n_vocab
 
-    @property
-    def vocab_type(self) -> str:
-        """The kind of vocabulary: none, spm, bpe, wpm, ugm, rwkv, plamo2 or test."""
-        return _VOCAB_TYPES[self._vocab.type]
-
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
         """The special tokens this vocabulary has, by role.
@@ -216,23 +241,8 @@ class Tokenizer:
         """The tokens that the model's file says are never to be generated."""
         return frozenset(self._vocab.suppressed())
 
-    @property
-    def add_bos(self) -> bool:
-        """Whether `encode` puts the `bos` token first by default."""
-        return bool(self._vocab.add_bos)
-
-    @property
-    def add_eos(self) -> bool:
-        """Whether `encode` puts the `eos` token last by default."""
-        return bool(self._vocab.add_eos)
-
     def __repr__(self) -> str:
         return f"<Tokenizer {self.vocab_type}, {self._n_vocab} tokens>"
-
-    @property
-    def add_sep(self) -> bool:
-        """Whether the `sep` token stands between the two texts of a pair."""
-        return bool(self._vocab.add_sep)
 
     @cached_property
     def _ids_by_text(self) -> dict[bytes, int]:

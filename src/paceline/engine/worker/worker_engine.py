@@ -111,7 +111,7 @@ class LlamaFrontModel:
 
     def close(self) -> None:
         """See `FrontModel`."""
-        self.model.close()
+        self.model.free()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +165,7 @@ class WorkerEngine(BaseEngine):
                     front.close()
             raise
         self._front = front
+        self._supervisor.ended.add_done_callback(partial(_close_front, front))
         self.tokenizer, self.model = front.tokenizer, front.model
         self.sampling_defaults = front.sampling_defaults
         self._take_limits(ready)
@@ -271,6 +272,7 @@ class WorkerEngine(BaseEngine):
 
     def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
         """See `EngineClient`."""
+        self._check_usable()
         keyed = self._text_requests.keyed(prompt, options)
         return self._ask_prefix("save", name, keyed, options).num_saved
 
@@ -360,6 +362,10 @@ class WorkerEngine(BaseEngine):
     def worker_pid(self) -> int | None:
         """The worker's process id; None while there is none."""
         return self._supervisor.worker_pid
+
+
+def _close_front(front: FrontModel, _ended: Future[EngineStopped | None]) -> None:
+    front.close()
 
 
 def _replaced(engine: weakref.ref[WorkerEngine], ready: messages.Ready) -> None:
