@@ -168,6 +168,8 @@ class ChatReader:
     def needs_parser(self, chunk: StreamChunk) -> bool:
         """Return whether reading this chunk takes time, because the parser is called on more than a short text."""
         stream = self._messages[chunk.choice].stream
+        if chunk.finish_reason is not None and stream.is_holding_content:
+            return True
         if chunk.usage is None and len(stream.text) + len(chunk.text) <= _SHORT_CHARS:
             return False
         return chunk.finish_reason is not None or stream.needs_parser(chunk.text)

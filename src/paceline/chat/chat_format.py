@@ -101,6 +101,7 @@ class ChatOptions:
         reasoning_format: "none": thinking stays in the content; otherwise it is parsed apart from it.
         skip_parsing: Whether all generated text stays in the content, thinking and tool calls as the model spells them; tools
             are rendered, and nothing makes the model call them.
+        untagged_calls: Whether content that is nothing but the JSON of calls is read as calls; see `UntaggedCalls`.
         json_schema: What the message's content has to conform to; None: anything.
         thinking_budget: Most tokens of thinking; 0: none; None: no limit.
         thinking_message: Text that is written where the budget is used up, before the end of thinking.
@@ -112,6 +113,7 @@ class ChatOptions:
     parallel_tool_calls: bool | None = None
     reasoning_format: str = "auto"
     skip_parsing: bool = False
+    untagged_calls: bool = True
     json_schema: Mapping[str, Any] | None = None
     kwargs: Mapping[str, Any] | None = None
     thinking_budget: int | None = None
@@ -160,6 +162,7 @@ class RenderedPrompt:
         warnings: Parts of the tools' schemas that generated arguments may violate.
         eog_ids: End-of-generation tokens of the vocabulary, which end a turn as well; set by `prepare_chat`.
         call_grammar: Lark grammar of the calls, which holds their arguments to the schemas; None: `grammar` does.
+        untagged_tools: Tools whose calls may also be the JSON alone; see `UntaggedCalls`.
     """
 
     text: str
@@ -181,6 +184,7 @@ class RenderedPrompt:
     warnings: tuple[str, ...] = ()
     eog_ids: frozenset[int] = frozenset()
     call_grammar: str | None = None
+    untagged_tools: tuple[CallTool, ...] = ()
 
 
 class ChatFormat:
@@ -270,7 +274,7 @@ class ChatFormat:
         """Render a turn that `next_turn` returned; otherwise as `render`.
 
         With `has_call_grammar` the `grammar` of a format that allows it says how calls are spelt, and `call_grammar` has the
-        schemas of their arguments, of which it enforces more.
+        schemas of their arguments, of which it enforces more. Calls may be untagged then, if the options allow it.
         """
         chosen = _checked_options(options)
         tools = parse_tools(chosen.tools)
@@ -304,6 +308,8 @@ class ChatFormat:
         if offered:
             rendered, removed = self._render_tools(template, render, offered, choice, has_call_grammar=has_call_grammar)
             rendered = replace(rendered, warnings=(*rendered.warnings, *_warnings(tools, offered, removed)))
+            if not validation.boolean("untagged_calls", chosen.untagged_calls):
+                rendered = replace(rendered, untagged_tools=())
         else:
             rendered = render([])
         if validation.boolean("skip_parsing", chosen.skip_parsing):
@@ -383,6 +389,7 @@ class ChatFormat:
         is_nested, known = _NESTED_ARGUMENTS in template.source, self._forms.get(template.source, "objects")
         is_split = has_call_grammar and choice != "none"
         names, removed = relax(described, check_arguments)
+        untagged_tools = names.tools if is_split else ()
         for form in sorted(_FORMS, key=lambda one: one != known) if is_split and not is_nested else ():
             rendered = render(names.described(form))
             controls = ((text, self._control_id(text)) for text in rendered.preserved_tokens)
@@ -390,8 +397,15 @@ class ChatFormat:
             syntax = syntax_of(rendered.parser, rendered.grammar, names, control_ids)
             if syntax is not None:
                 self._forms[template.source] = form
-                named = replace(rendered, parser=syntax.parser, grammar=syntax.grammar, call_grammar=syntax.lark)
-                return replace(named, triggers=_named_triggers(rendered, names)), (*removed, *syntax.unenforced)
+                named = replace(
+                    rendered,
+                    parser=syntax.parser,
+                    grammar=syntax.grammar,
+                    triggers=_named_triggers(rendered, names),
+                    call_grammar=syntax.lark,
+                    untagged_tools=untagged_tools,
+                )
+                return named, (*removed, *syntax.unenforced)
         names, removed = relax(described, self._check_followed)
         rendered = render(names.described("schemas"))
         if is_split:
@@ -402,6 +416,7 @@ class ChatFormat:
             parser=names.in_parser(rendered.parser),
             grammar=rendered.grammar and names.in_grammar(rendered.grammar, is_loose=False),
             triggers=_named_triggers(rendered, names),
+            untagged_tools=untagged_tools,
         )
         return named, () if choice == "none" else removed
 

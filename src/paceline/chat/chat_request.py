@@ -141,7 +141,10 @@ def _with_tools(
         raise InvalidParams(
             f"{constraint} and tools exclude each other: the tools have a grammar of their own; leave one of them out"
         )
-    return rendered, _with_grammar(chat_format, turn, options, params, rendered)
+    params = _with_grammar(chat_format, turn, options, params, rendered)
+    if rendered.grammar is None and params.grammar_lazy:  # calls of this format are bare JSON, which its parser reads
+        rendered = replace(rendered, untagged_tools=())
+    return rendered, params
 
 
 def _with_either(

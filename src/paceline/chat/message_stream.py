@@ -2,7 +2,8 @@
 
 llama.cpp's parser reads the whole text each time, so it is called where the format may change: at the beginning, where a text
 that ends content or thinking has come, and within tool calls as often as the work stays in proportion to the text. Between,
-content and thinking go through as they come, without any part of a text that may end them.
+content and thinking go through as they come, without any part of a text that may end them. Content that may be the JSON of
+untagged calls is held back until it cannot be, or until the end.
 
 Pure but for the parser; one thread at a time, not the event loop's.
 """
@@ -10,14 +11,14 @@ Pure but for the parser; one thread at a time, not the event loop's.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
-from paceline.chat.message_parser import MAX_KEPT_CHARS, MessageParser, ParsedMessage, ToolCall
+from paceline.chat.message_parser import MAX_KEPT_CHARS, MessageParser, ParsedMessage, ToolCall, UntaggedCalls
 from paceline.errors import ChatParseError, Closed
 
 _FREE_CHARS = 1 << 18  # that may be parsed in all, beside ...
@@ -77,6 +78,9 @@ class MessageStream:
         self._num_passed = 0  # characters of the text up to there
         self._num_read = 0  # characters of the text that the parser had read when something was sent last
         self._num_parsed = 0
+        self._untagged = UntaggedCalls(prompt.untagged_tools) if prompt.untagged_tools else None
+        self._is_holding = self._untagged is not None and not self._prefill.content.strip()
+        self._held_content: list[str] = []  # which may be untagged calls
         self._has_ended = False
         self.warning: ChatParseError | None = None
 
@@ -84,6 +88,11 @@ class MessageStream:
     def text(self) -> str:
         """The text so far, as the model generated it."""
         return self._text
+
+    @property
+    def is_holding_content(self) -> bool:
+        """Whether the end decides if the content is untagged calls, which takes time."""
+        return self._is_holding
 
     def needs_parser(self, text: str) -> bool:
         """Return whether feeding this text would call the parser, which takes time, instead of passing the text on."""
@@ -106,9 +115,7 @@ class MessageStream:
         self._text += text
         if self._is_whole:
             return []
-        if self._passing is None:
-            return self._parse_some()
-        return self._pass_on(text)
+        return self._with_content_held(self._parse_some() if self._passing is None else self._pass_on(text))
 
     def finish(self, *, is_cut: bool = False) -> tuple[list[MessageDelta], ParsedMessage]:
         """End the message and return what was still missing, and the whole message.
@@ -126,6 +133,37 @@ class MessageStream:
         if self._has_ended:
             raise Closed("the message has ended; make a new MessageStream")
         self._has_ended = True
+        deltas, whole = self._finished(is_cut=is_cut)
+        deltas = self._with_content_held(deltas)
+        if self._untagged is not None and not whole.tool_calls:
+            calls, reason = self._untagged.read(whole.content, is_cut=is_cut)
+            if calls and self._is_holding:
+                self.warning = None
+                whole = self._limited(replace(whole, content="", tool_calls=calls))
+                return [*deltas, *_call_deltas(whole.tool_calls)], whole
+            if reason and self.warning is None:
+                self.warning = ChatParseError(reason)
+        return [*deltas, *self._released()], whole
+
+    def _with_content_held(self, deltas: list[MessageDelta]) -> list[MessageDelta]:
+        """Return the deltas without content that may be untagged calls. Content held before comes first once it is none."""
+        found: list[MessageDelta] = []
+        for delta in deltas:
+            if self._untagged is None or not self._is_holding:
+                found.append(delta)
+            elif delta.content:
+                self._held_content.append(delta.content)
+                found += [] if self._untagged.feed(delta.content) else self._released()
+            else:
+                found += [*(self._released() if self._held_content or delta.tool_call else ()), delta]
+        return found
+
+    def _released(self) -> list[MessageDelta]:
+        """Return the content that was held, and hold no more."""
+        held, self._held_content, self._is_holding = "".join(self._held_content), [], False
+        return [MessageDelta(content=held)] if held else []
+
+    def _finished(self, *, is_cut: bool) -> tuple[list[MessageDelta], ParsedMessage]:
         try:
             # Not as a part: the parser would leave out what is not of the format. It reads what is cut all the same.
             whole = self._limited(self._parser.parse(self._text))
@@ -322,6 +360,14 @@ def _continues(sent: ParsedMessage, now: ParsedMessage) -> bool:
             for before, after in zip(sent.tool_calls, now.tool_calls, strict=False)
         )
     )
+
+
+def _call_deltas(calls: Sequence[ToolCall]) -> list[MessageDelta]:
+    """Return each of the calls as one delta."""
+    return [
+        MessageDelta(tool_call=ToolCallDelta(index, call.name, call.arguments, call.id))
+        for index, call in enumerate(calls)
+    ]
 
 
 def _added(sent: str, now: str) -> str:

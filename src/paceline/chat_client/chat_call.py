@@ -168,6 +168,9 @@ class ChatCall:
             self.request, completion.prompt_token_ids, completion.choices[0], self._format.tokenizer, self._segments
         )
         self._completion = completion
+        for choice in completion.choices:
+            if choice.warning is not None:
+                _log.warning("%s", choice.warning)
         self._messages = self._with(completion.message)
         if self._messages_before is not None:
             if not completion.tool_calls:  # the reply that failed is no part of the conversation

@@ -6,7 +6,7 @@ thinks. `LogitsProcessors` are functions of a user's own that change logits. GBN
 for llguidance's own threads; nothing here knows an engine.
 """
 
-from paceline.constraints.compiler import ConstraintCompiler, check_constraint, has_constraint
+from paceline.constraints.compiler import ConstraintCompiler, check_constraint, first_violation, has_constraint
 from paceline.constraints.constraint import Constraint, ConstraintFactory, TokenTable
 from paceline.constraints.logits_processors import LogitsProcessor, LogitsProcessors, logits_processors_of
 from paceline.constraints.thinking import ThinkingConstraint
@@ -20,6 +20,7 @@ __all__ = [
     "ThinkingConstraint",
     "TokenTable",
     "check_constraint",
+    "first_violation",
     "has_constraint",
     "logits_processors_of",
 ]

@@ -14,7 +14,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -77,6 +77,24 @@ def check_constraint(params: SamplingParams) -> None:
     spec = spec_of(params)
     if spec is not None:
         _bytes_compiler().matcher(spec)
+
+
+def first_violation(schema: Mapping[str, Any], text: str) -> int | None:
+    """Return the place of the first character of a JSON text that violates a schema; None if the text conforms.
+
+    Args:
+        schema: The schema.
+        text: JSON without blanks. The properties of objects come in the order of the schema, as they are generated.
+
+    Raises:
+        GrammarError: As `check_constraint`.
+    """
+    matcher = _bytes_compiler().matcher(("json_schema", json.dumps(schema), True))
+    data = text.encode()
+    num_allowed = matcher.try_consume_tokens(list(data))
+    if num_allowed == len(data) and matcher.is_accepting():
+        return None
+    return len(data[:num_allowed].decode(errors="ignore"))
 
 
 class ConstraintCompiler:

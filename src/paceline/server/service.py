@@ -349,6 +349,7 @@ class Service:
             thinking_budget=budget if wanted.thinking_budget is None else wanted.thinking_budget,
             thinking_message=wanted.thinking_message or settings.reasoning_budget_message,
             skip_parsing=wanted.skip_parsing or settings.skip_chat_parsing,
+            untagged_calls=wanted.untagged_calls and settings.untagged_calls,
         )
 
     def template_variables(self, variables: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class ServerSettings:
     None: the model's), chat_template_kwargs (variables for the template; a request's win over them), prefill_assistant (default
     of requests: whether to continue an assistant's last message; None: as llama-server does in its routes and OpenAI in its
     own), reasoning_format (default of requests: "none" leaves thinking in the content), skip_chat_parsing (whether thinking and
-    tool calls stay in the content),
+    tool calls stay in the content), untagged_calls (whether content that is nothing but the JSON of calls is read as calls),
     reasoning_budget (default of requests: most tokens of thinking; -1: no limit), reasoning_budget_message (what ends it then),
     pooling (default of embeddings; None: the model's), embd_normalize (default of llama-server's embeddings: -1 none, 0 by
     the greatest, 1 taxicab, 2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its
@@ -83,6 +83,7 @@ class ServerSettings:
     special: bool = False
     reasoning_format: str = "auto"
     skip_chat_parsing: bool = False
+    untagged_calls: bool = True
     reasoning_budget: int = -1
     reasoning_budget_message: str = ""
 

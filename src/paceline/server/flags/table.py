@@ -400,6 +400,9 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--skip-chat-parsing", SWITCH, read.switch, Store("server.skip_chat_parsing"),
              "Leave all generated text in the content, thinking and tool calls included.",
              env="LLAMA_ARG_SKIP_CHAT_PARSING", off="--no-skip-chat-parsing"),
+        Flag("--untagged-calls", SWITCH, read.switch, Store("server.untagged_calls"),
+             "Read content that is nothing but the JSON of tool calls as calls, although the model left out their tags.",
+             off="--no-untagged-calls", default="on", ours=True),
         Flag("--prefill-assistant", SWITCH, read.switch, Store("server.prefill_assistant"),
              "Continue a conversation's last message where it is the assistant's and the request does not say. By "
              "itself /apply-template does, as in llama-server, and OpenAI's chat does not.",

@@ -315,6 +315,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--prefill-assistant": ([], {"server.prefill_assistant": True}),
     "--reasoning-format": (["none"], {"server.reasoning_format": "none"}),
     "--skip-chat-parsing": ([], {"server.skip_chat_parsing": True}),
+    "--untagged-calls": ([], {"server.untagged_calls": True}),
     "--reasoning-budget": (["9"], {"server.reasoning_budget": 9}),
     "--reasoning-budget-message": (["So."], {"server.reasoning_budget_message": "So."}),
     "--ssl-key-file": (["k.pem", "--ssl-cert-file", "c.pem"], {"server.ssl_keyfile": Path("k.pem")}),
