@@ -13,12 +13,16 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from paceline import validation
 from paceline.chat_client.async_chat_methods import AsyncChatMethods
 from paceline.completion import Classification, Completion, Score
+from paceline.config import EngineConfig
 from paceline.engine.arguments import (
+    GenerateKeywords,
+    LLMKeywords,
+    StreamKeywords,
     batch_entries,
     check_channel,
     checked_index,
@@ -44,7 +48,11 @@ from paceline.engine.results import (
     submit_streams,
     vectors,
 )
+from paceline.keywords import EmbedKeywords, PrefixKeywords, RerankKeywords, with_keywords
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.runtime import Model
+from paceline.runtime.context_options import ContextOptions
 from paceline.streaming import AsyncBatchStream, AsyncStream, StreamChannel
 
 if TYPE_CHECKING:
@@ -56,7 +64,7 @@ if TYPE_CHECKING:
     from paceline.media import Attachment
     from paceline.observability.heartbeat import Heartbeat
     from paceline.observability.metrics_snapshot import MetricsSnapshot
-    from paceline.runtime import Model, Tokenizer
+    from paceline.runtime import Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
     from paceline.scheduling.sequence import Request
@@ -79,6 +87,7 @@ class AsyncLLM(AsyncChatMethods):
                 print(chunk.text, end="", flush=True)
     """
 
+    @with_keywords(EngineConfig, ContextOptions, Model.load, lora=(), instruments=())
     def __init__(
         self,
         model: Model | str | os.PathLike[str] | None = None,
@@ -86,7 +95,7 @@ class AsyncLLM(AsyncChatMethods):
         chat_template: str | None = None,
         offline: bool = False,
         hf_token: str | None = None,
-        **options: Any,
+        **options: Unpack[LLMKeywords],
     ) -> None:
         """Check the options; nothing is loaded yet.
 
@@ -127,21 +136,24 @@ class AsyncLLM(AsyncChatMethods):
         return self
 
     @overload
-    async def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
+    async def generate(  # type: ignore[overload-overlap] # a str is a sequence of texts, too: the first match counts
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> Completion: ...
     @overload
-    async def generate(
+    async def generate(  # type: ignore[overload-overlap]
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
         params: SamplingParams | None = None,
-        **options: Any,
+        **options: Unpack[GenerateKeywords],
     ) -> list[Completion]: ...
     @overload
-    async def generate(self, prompt: Segments, params: SamplingParams | None = None, **options: Any) -> Completion: ...
-
     async def generate(
-        self, prompt: Any, params: SamplingParams | None = None, **options: Any
+        self, prompt: Segments, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
+    ) -> Completion: ...
+
+    @with_keywords(SamplingParams, RequestOptions)
+    async def generate(
+        self, prompt: Any, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> Completion | list[Completion]:
         """Generate as `LLM.generate` does, without a progress bar."""
         engine = await self._engine()
@@ -156,24 +168,24 @@ class AsyncLLM(AsyncChatMethods):
         return await collect_async(request, engine.accept(request))
 
     @overload
-    def stream(
+    def stream(  # type: ignore[overload-overlap]
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
         request_index: int = 0,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> AsyncStream: ...
     @overload
-    def stream(
+    def stream(  # type: ignore[overload-overlap]
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         channel: Sequence[StreamChannel | None] | None = None,
         request_index: int = 0,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> AsyncBatchStream: ...
     @overload
     def stream(
@@ -183,11 +195,18 @@ class AsyncLLM(AsyncChatMethods):
         *,
         channel: StreamChannel | None = None,
         request_index: int = 0,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> AsyncStream: ...
 
+    @with_keywords(SamplingParams, RequestOptions)
     def stream(
-        self, prompt: Any, params: Any = None, *, channel: Any = None, request_index: int = 0, **options: Any
+        self,
+        prompt: Any,
+        params: Any = None,
+        *,
+        channel: Any = None,
+        request_index: int = 0,
+        **options: Unpack[StreamKeywords],
     ) -> AsyncStream | AsyncBatchStream:
         """Stream as `LLM.stream` does. The requests are submitted when the stream is entered or first read.
 
@@ -217,6 +236,7 @@ class AsyncLLM(AsyncChatMethods):
         interval = given_options(options).get("interval", 1) if channel is None else channel.interval
         return AsyncStream(submit, interval=interval, request_index=index, keep_alive=self)
 
+    @with_keywords(RequestOptions)
     async def embed(
         self,
         texts: str | Sequence[str | Attachment | Sequence[int] | Segments],
@@ -225,7 +245,7 @@ class AsyncLLM(AsyncChatMethods):
         normalize: bool | Normalization = True,
         dimensions: int | None = None,
         prompt_name: str | None = None,
-        **options: Any,
+        **options: Unpack[EmbedKeywords],
     ) -> npt.NDArray[np.float32]:
         """Embed texts, and prompts with images or audio, as `LLM.embed` does."""
         engine, kind = await self._engine(), one_vector_pooling(pooling)
@@ -237,12 +257,16 @@ class AsyncLLM(AsyncChatMethods):
         found = vectors(rows, normalize, engine.model.n_embd_out, wanted)
         return found[0] if is_single else found
 
-    async def classify(self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Classification]:
+    @with_keywords(RequestOptions)
+    async def classify(
+        self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[EmbedKeywords]
+    ) -> list[Classification]:
         """Classify texts as `LLM.classify` does."""
         engine, rest = await self._engine(), embedding_options(options)
         return classifications(engine.model, await submit_async(lambda: engine.embed(texts, "rank", rest)))
 
-    async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
+    @with_keywords(RequestOptions)
+    async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankKeywords]) -> list[Score]:
         """Score documents as `LLM.rerank` does."""
         engine = await self._engine()
         rest = reranking_options(options)
@@ -262,12 +286,14 @@ class AsyncLLM(AsyncChatMethods):
         """Return the LoRA adapters as `LLM.loras` does."""
         return self._started.loras()
 
-    async def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
+    @with_keywords(RequestOptions)
+    async def save_prefix(self, name: str, prompt: Prompt, **options: Unpack[PrefixKeywords]) -> int:
         """Save a cached prefix as `LLM.save_prefix` does."""
         engine = await self._engine()
         return await asyncio.to_thread(engine.save_prefix, name, prompt, prefix_options(options))
 
-    async def load_prefix(self, name: str, **options: Any) -> list[int]:
+    @with_keywords(RequestOptions)
+    async def load_prefix(self, name: str, **options: Unpack[PrefixKeywords]) -> list[int]:
         """Load a saved prefix as `LLM.load_prefix` does."""
         engine = await self._engine()
         return await asyncio.to_thread(engine.load_prefix, name, prefix_options(options))

@@ -6,10 +6,11 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
+from paceline.keywords import EngineConfigKeywords, set_constructor
 
 _MAX_DRAFT = 64
 MAX_RPC_SERVERS = 15  # llama.cpp's scheduler has 16 backends, and the CPU is one
@@ -117,6 +118,10 @@ class EngineConfig:
     media_cache_bytes: int = 256 << 20
     state_folder: str | os.PathLike[str] | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[EngineConfigKeywords]) -> None: ...
+
     def __new__(cls, **options: Any) -> Self:
         """Refuse unknown options, naming the nearest known one."""
         validation.reject_unknown(options, CONFIG_NAMES, "EngineConfig")
@@ -210,3 +215,4 @@ class EngineConfig:
 
 
 CONFIG_NAMES = frozenset(field.name for field in dataclasses.fields(EngineConfig))
+set_constructor(EngineConfig, EngineConfigKeywords)

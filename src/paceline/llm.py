@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from paceline import validation
 from paceline.chat_client.chat_arguments import ChatFormats
 from paceline.chat_client.chat_methods import ChatMethods
 from paceline.completion import Classification, Completion, Score
+from paceline.config import EngineConfig
 from paceline.engine.arguments import (
+    GenerateKeywords,
+    LLMKeywords,
+    StreamKeywords,
     batch_entries,
     checked_index,
     collected_arguments,
@@ -36,7 +40,11 @@ from paceline.engine.results import (
     submit_streams,
     vectors,
 )
+from paceline.keywords import EmbedKeywords, PrefixKeywords, RerankKeywords, with_keywords
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.runtime import Model
+from paceline.runtime.context_options import ContextOptions
 from paceline.streaming import BatchStream, Stream, StreamChannel
 
 if TYPE_CHECKING:
@@ -48,7 +56,7 @@ if TYPE_CHECKING:
     from paceline.media import Attachment
     from paceline.observability.heartbeat import Heartbeat
     from paceline.observability.metrics_snapshot import MetricsSnapshot
-    from paceline.runtime import Model, Tokenizer
+    from paceline.runtime import Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
     from paceline.scheduling.sequence import Request
@@ -65,6 +73,7 @@ class LLM(ChatMethods):
             print(llm.generate("Once upon a time", max_tokens=40).text)
     """
 
+    @with_keywords(EngineConfig, ContextOptions, Model.load, lora=(), instruments=())
     def __init__(
         self,
         model: Model | str | os.PathLike[str] | None = None,
@@ -72,7 +81,7 @@ class LLM(ChatMethods):
         chat_template: str | None = None,
         offline: bool = False,
         hf_token: str | None = None,
-        **options: Any,
+        **options: Unpack[LLMKeywords],
     ) -> None:
         """Load a model and start its engine.
 
@@ -112,23 +121,31 @@ class LLM(ChatMethods):
             raise
 
     @overload
-    def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
+    def generate(  # type: ignore[overload-overlap] # a str is a sequence of texts, too: the first match counts
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> Completion: ...
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
         params: SamplingParams | None = None,
         *,
         progress: bool = False,
-        **options: Any,
+        **options: Unpack[GenerateKeywords],
     ) -> list[Completion]: ...
     @overload
-    def generate(self, prompt: Segments, params: SamplingParams | None = None, **options: Any) -> Completion: ...
-
     def generate(
-        self, prompt: Any, params: SamplingParams | None = None, *, progress: bool = False, **options: Any
+        self, prompt: Segments, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
+    ) -> Completion: ...
+
+    @with_keywords(SamplingParams, RequestOptions)
+    def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+        **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion]:
         """Generate the completion of a prompt, or of each prompt of a list, all in one batch.
 
@@ -163,24 +180,24 @@ class LLM(ChatMethods):
         return collect(request, self._engine.accept(request))
 
     @overload
-    def stream(
+    def stream(  # type: ignore[overload-overlap]
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
         request_index: int = 0,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> Stream: ...
     @overload
-    def stream(
+    def stream(  # type: ignore[overload-overlap]
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         channel: Sequence[StreamChannel | None] | None = None,
         request_index: int = 0,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> BatchStream: ...
     @overload
     def stream(
@@ -190,11 +207,18 @@ class LLM(ChatMethods):
         *,
         channel: StreamChannel | None = None,
         request_index: int = 0,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> Stream: ...
 
+    @with_keywords(SamplingParams, RequestOptions)
     def stream(
-        self, prompt: Any, params: Any = None, *, channel: Any = None, request_index: int = 0, **options: Any
+        self,
+        prompt: Any,
+        params: Any = None,
+        *,
+        channel: Any = None,
+        request_index: int = 0,
+        **options: Unpack[StreamKeywords],
     ) -> Stream | BatchStream:
         """Stream the completion of a prompt, or of each prompt of a list, as it is generated. Leaving it cancels the requests.
 
@@ -225,6 +249,7 @@ class LLM(ChatMethods):
         request = self._engine.prepare(prompt, sampling, rest)
         return Stream(self._engine.accept(request, index, channel), keep_alive=self)
 
+    @with_keywords(RequestOptions)
     def embed(
         self,
         texts: str | Sequence[str | Attachment | Sequence[int] | Segments],
@@ -233,7 +258,7 @@ class LLM(ChatMethods):
         normalize: bool | Normalization = True,
         dimensions: int | None = None,
         prompt_name: str | None = None,
-        **options: Any,
+        **options: Unpack[EmbedKeywords],
     ) -> npt.NDArray[np.float32]:
         """Embed texts, and prompts with images or audio, as vectors.
 
@@ -269,7 +294,10 @@ class LLM(ChatMethods):
             found = vectors(future.result(), normalize, engine.model.n_embd_out, wanted)
         return found[0] if is_single else found
 
-    def classify(self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Classification]:
+    @with_keywords(RequestOptions)
+    def classify(
+        self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[EmbedKeywords]
+    ) -> list[Classification]:
         """Classify texts. Needs a model with a classification head.
 
         Args:
@@ -289,7 +317,8 @@ class LLM(ChatMethods):
         with cancelled_if_left(future.cancel):
             return classifications(self._engine.model, future.result())
 
-    def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Score]:
+    @with_keywords(RequestOptions)
+    def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankKeywords]) -> list[Score]:
         """Score how well documents match a query. Needs a reranking model.
 
         Args:
@@ -347,7 +376,8 @@ class LLM(ChatMethods):
         """
         return self._engine.loras()
 
-    def save_prefix(self, name: str, prompt: Prompt, **options: Any) -> int:
+    @with_keywords(RequestOptions)
+    def save_prefix(self, name: str, prompt: Prompt, **options: Unpack[PrefixKeywords]) -> int:
         """Save the cached prefix of a prompt to a file in `state_folder`.
 
         Args:
@@ -365,7 +395,8 @@ class LLM(ChatMethods):
         """
         return self._engine.save_prefix(name, prompt, prefix_options(options))
 
-    def load_prefix(self, name: str, **options: Any) -> list[int]:
+    @with_keywords(RequestOptions)
+    def load_prefix(self, name: str, **options: Unpack[PrefixKeywords]) -> list[int]:
         """Load a saved prefix into the cache, for requests that begin with its tokens.
 
         Args:

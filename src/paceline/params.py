@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, Self, Unpack
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
+from paceline.keywords import Int, PlainSamplingKeywords, TokenIds, set_constructor
 
 LogprobsMode = Literal["raw", "sampled"]
 
@@ -340,7 +341,7 @@ class SamplingParams:
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     seed: int | None = None
     stop: tuple[str, ...] | str = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[int, ...], TokenIds] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
     n: int = 1
@@ -361,9 +362,13 @@ class SamplingParams:
     constraint: Any = None
     call_grammar: CallGrammar | Mapping[str, Any] | None = None
     thinking: ThinkingParams | Mapping[str, Any] | None = None
-    logits_processors: tuple[Any, ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
+    logits_processors: Annotated[tuple[Any, ...], Sequence[Callable[[Never, Never], object] | str]] = ()
+    allowed_token_ids: Annotated[tuple[int, ...] | None, TokenIds] = None
     bad_words: tuple[str, ...] = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[SamplingKeywords]) -> None: ...
 
     def __new__(cls, **options: Any) -> Self:
         """Refuse unknown options, naming the nearest known one."""
@@ -377,7 +382,7 @@ class SamplingParams:
         self._check_constraint()
         self._check_together()
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Unpack[SamplingKeywords]) -> Self:
         """Return a copy with some fields changed.
 
         Args:
@@ -390,7 +395,8 @@ class SamplingParams:
             InvalidParams: A value is out of its range, or a field is unknown.
         """
         validation.reject_unknown(changes, FIELDS, "SamplingParams", NAMES_ELSEWHERE)
-        return dataclasses.replace(self, **changes)
+        wanted: dict[str, Any] = {**changes}  # the constructor takes more types than the fields have
+        return dataclasses.replace(self, **wanted)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -473,6 +479,23 @@ class SamplingParams:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+
+
+class ChatSamplingKeywords(PlainSamplingKeywords, total=False):
+    """Fields of `SamplingParams` that a chat takes."""
+
+    grammar_triggers: Sequence[str | Int | PatternTrigger | Mapping[str, object]] | None
+    call_grammar: CallGrammar | Mapping[str, object] | None
+    thinking: ThinkingParams | Mapping[str, object] | None
+
+
+class SamplingKeywords(ChatSamplingKeywords, total=False):
+    """Fields of `SamplingParams`."""
+
+    echo: bool | None
+
+
+set_constructor(SamplingParams, SamplingKeywords)
 
 
 def _items(name: str, values: object) -> Sequence[Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
+from paceline.keywords import Float, RequestKeywords, set_constructor
 
 Truncate = Literal["left", "right", "middle"]
 SlowReader = Literal["pause", "cancel"]
@@ -75,7 +76,7 @@ class RequestOptions:
     timeout_s: float | None = None
     truncate: Truncate | None = None
     interval: int = 1
-    lora: Any = ()
+    lora: Annotated[Any, Mapping[str, Float] | tuple[tuple[str, Float], ...]] = ()
     max_buffered_tokens: int | None = None
     slow_reader: SlowReader = "pause"
     add_special: bool = True
@@ -88,6 +89,10 @@ class RequestOptions:
     tenant: str = ""
     cache_salt: str = ""
     request_id: str | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[RequestKeywords]) -> None: ...
 
     def __new__(cls, **options: Any) -> Self:
         """Refuse unknown options, naming the nearest known one."""
@@ -131,6 +136,7 @@ def _token_ids(ids: object) -> tuple[int, ...]:
 
 
 OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(RequestOptions))
+set_constructor(RequestOptions, RequestKeywords)
 
 
 def _scales(lora: object) -> tuple[tuple[str, float], ...]:

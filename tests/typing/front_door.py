@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import assert_type
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, Unpack, assert_type
 
 import numpy as np
 import numpy.typing as npt
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionUserMessageParam
+from pydantic import BaseModel, Field
 
 import paceline
 from paceline.chat import MessageDelta
+from paceline.chat_client.chat_arguments import ChatKeywords
+from paceline.engine.arguments import GenerateKeywords
 
 
 def blocking(llm: paceline.LLM) -> None:
@@ -74,6 +80,79 @@ async def awaiting() -> None:
             async for part in chat:
                 assert_type(part.finish_reason, paceline.FinishReason | None)
         assert_type(await llm.embed("one"), npt.NDArray[np.float32])
+
+
+def options_of_every_type(llm: paceline.LLM) -> None:
+    """Options take NumPy's numbers, lists for tuples, and None for the default."""
+    llm.generate("a", temperature=np.float32(0.5), max_tokens=np.int64(3), top_k=np.argmax([1]), seed=None)
+    llm.generate("a", stop=["x"], bad_words=("y",), stop_token_ids=np.array([1, 2]), logit_bias={3: -1})
+    llm.generate("a", stop="x", logit_bias=[(3, 1.5)], samplers=["top_k", "temperature"], choice=["yes", "no"])
+    llm.generate("a", json_schema={"type": "object"}, thinking={"start": "<think>", "ends": ["</think>"]})
+    llm.generate("a", grammar="root ::= [a-z]", grammar_lazy=True, grammar_triggers=["x", 3, {"pattern": "y"}])
+    llm.generate("a", temperature=None, stop=None, n=None, lora=None, priority=None, truncate=None)
+    llm.generate("a", lora={"style": 0.5}, truncate="left", logits_processors=[lambda _, logits: logits])
+    given: dict[str, Any] = {"temperature": 0.1}
+    llm.generate("a", **given)
+    paceline.SamplingParams(stop=["x"], choice=None).replace(stop=None, top_p=1, bad_words=["y"])
+    paceline.RequestOptions(preserved_tokens=[1], lora={"style": 1})
+
+
+def answer(llm: paceline.LLM, question: str, **options: Unpack[GenerateKeywords]) -> str:
+    """A function of the user's own hands keywords on."""
+    assert_type(llm.chat([{"role": "user", "content": question}], temperature=0).content, str)
+    return llm.generate(question, **options).text
+
+
+def reply(llm: paceline.LLM, question: str, **options: Unpack[ChatKeywords]) -> str:
+    talk = paceline.Conversation(llm, **options)
+    return talk.say(question, **options).content
+
+
+def engines(path: Path) -> None:
+    paceline.LLM(path, num_slots=np.int32(2), n_ctx=4096, lora=[path], mmproj=True, trace=path, flash_attn="on")
+    paceline.LLM("a.gguf", strategy="paced:patience=4", lora={"style": "b.gguf"}, n_gpu_layers=None, rpc=("a:1", "b:2"))
+    paceline.LLM(strategy={"name": "paced", "patience": 4}, draft_model=path, draft_options={"n_gpu_layers": 0})
+    paceline.LLM(speculation=["ngram", {"name": "ngram-mod"}, paceline.NgramDrafter()], kv_overrides={"a.b": 3})
+    paceline.LLM(cancel=threading.Event(), progress=print, tensor_split=[1, 2.5], fit_target_bytes=[1 << 30])
+    paceline.AsyncLLM(n_ctx=None, isolation="process")
+    paceline.estimate_memory("a.gguf", n_ctx=1024, type_k="q8_0")
+
+
+class Animal(BaseModel):
+    name: str
+
+
+class Place(TypedDict):
+    name: str
+
+
+def multiply(a: int, b: int) -> int:
+    return a * b
+
+
+def replies(llm: paceline.LLM, maybe: type[Animal] | None, kind: Literal["auto", "none"]) -> None:
+    texts = [{"role": "user", "content": "Hello!"}]
+    objects: list[dict[str, object]] = [{"role": "user", "content": [{"type": "text", "text": "Hello!"}]}]
+    openai: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello!"}]
+    said: ChatCompletionUserMessageParam = {"role": "user", "content": "Hello!"}
+    assert_type(llm.chat(objects), paceline.ChatReply[None])
+    assert_type(llm.chat(openai), paceline.ChatReply[None])
+    assert_type(llm.chat([said]), paceline.ChatReply[None])
+    assert_type(llm.chat([openai, openai]), list[paceline.ChatReply[None]])
+    assert_type(llm.chat(texts, response_model=Animal).parsed, Animal)
+    assert_type(llm.chat(texts, response_model=Animal | None).parsed, Animal | None)
+    assert_type(llm.chat(texts, response_model=Animal | Place).parsed, Animal | Place)
+    assert_type(llm.chat(texts, response_model=list[Animal]).parsed, list[Animal])
+    assert_type(llm.chat(texts, response_model=Literal["yes", "no"]).parsed, Literal["yes", "no"])
+    assert_type(llm.chat(texts, response_model=Annotated[int, Field(ge=1)]).parsed, int)
+    assert_type(llm.chat([texts], response_model=Animal | None)[0].parsed, Animal | None)
+    llm.chat(texts, response_model=maybe)
+    llm.chat(texts, tools=[multiply, {"type": "function", "function": {"name": "f"}}], tool_choice=multiply)
+    llm.chat(texts, tools=None, tool_choice="auto", run_tools=True, max_tool_rounds=3, reasoning_format=kind)
+    llm.chat(texts, response_format={"type": "json_object"}, chat_template_kwargs={"enable_thinking": False})
+    talk = paceline.Conversation(llm, "Be brief.", tools=[multiply], temperature=0.2)
+    talk.say("Hello!", response_model=Animal, max_tokens=5)
+    talk.stream("Hello!", interval=4)
 
 
 class First:

@@ -110,8 +110,10 @@ def sections(docstring: str | None) -> dict[str, str]:
 
 
 def parameters(method: Callable[..., object]) -> list[str]:
-    """The names of a method's parameters but self."""
-    return [name for name in inspect.signature(method).parameters if name != "self"]
+    """The names of a method's parameters but self, as they are written: `**options`, where `help` shows each option."""
+    written = inspect.getargs(method.__code__)  # type: ignore[attr-defined]
+    variadic = [name for name in (written.varargs, written.varkw) if name]
+    return [name for name in (*written.args, *variadic) if name != "self"]
 
 
 def documenting(method: Callable[..., object]) -> Callable[..., object]:

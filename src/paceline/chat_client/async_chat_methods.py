@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from paceline.chat_client.chat_arguments import ChatArguments, ChatFormats, chat_arguments
+from paceline.chat_client.chat_arguments import (
+    ChatArguments,
+    ChatFormats,
+    ChatKeywords,
+    PlainChatKeywords,
+    StreamChatKeywords,
+    chat_arguments,
+    with_chat_keywords,
+)
 from paceline.chat_client.chat_assembly import ChatAssembly
 from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_methods import (
@@ -29,6 +37,9 @@ from paceline.runtime import Model
 from paceline.scheduling.sequence import Request
 from paceline.streaming import AsyncStream, StreamChannel
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm  # known to type checkers without the package
+
 T = TypeVar("T")
 
 
@@ -44,11 +55,21 @@ class AsyncChatMethods(ABC):
 
     @overload
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, response_model: None = None, **options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        response_model: None = None,
+        **options: Unpack[PlainChatKeywords],
     ) -> ChatReply[None]: ...
     @overload
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, response_model: type[T], **options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        response_model: TypeForm[T],
+        **options: Unpack[PlainChatKeywords],
     ) -> ChatReply[T]: ...
     @overload
     async def chat(
@@ -57,7 +78,7 @@ class AsyncChatMethods(ABC):
         params: SamplingParams | None = None,
         *,
         response_model: None = None,
-        **options: Any,
+        **options: Unpack[PlainChatKeywords],
     ) -> list[ChatReply[None]]: ...
     @overload
     async def chat(
@@ -65,12 +86,13 @@ class AsyncChatMethods(ABC):
         messages: Sequence[Messages],
         params: SamplingParams | None = None,
         *,
-        response_model: type[T],
-        **options: Any,
+        response_model: TypeForm[T],
+        **options: Unpack[PlainChatKeywords],
     ) -> list[ChatReply[T]]: ...
 
+    @with_chat_keywords
     async def chat(
-        self, messages: Any, params: SamplingParams | None = None, **options: Any
+        self, messages: Any, params: SamplingParams | None = None, **options: Unpack[ChatKeywords]
     ) -> ChatReply[Any] | list[ChatReply[Any]]:
         """Chat as `LLM.chat` does, without a progress bar.
 
@@ -83,8 +105,14 @@ class AsyncChatMethods(ABC):
         calls = [await self._call(one, arguments) for one in messages]
         return batch_outcome(await _run_calls(await self._engine(), calls, arguments))
 
+    @with_chat_keywords
     def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, request_index: int = 0, **options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_index: int = 0,
+        **options: Unpack[StreamChatKeywords],
     ) -> AsyncChatStream:
         """Stream a chat as `LLM.stream_chat` does. The request is submitted when the stream is entered or first read.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from paceline import validation
 from paceline.chat import ChatFormat, ChatOptions, Tool, Turn, next_turn, parse_tool_choice, template_kwargs
@@ -15,30 +15,53 @@ from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.response_models import ResponseModel
 from paceline.engine.arguments import collected_arguments, given_options, names_elsewhere, request_arguments
 from paceline.errors import InvalidParams, InvalidType
-from paceline.params import FIELDS, SamplingParams
+from paceline.keywords import ChatRequestKeywords, Int, ReadingKeywords, with_keywords
+from paceline.params import FIELDS, ChatSamplingKeywords, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
 from paceline.runtime import Model
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm  # known to type checkers without the package
 
 DEFAULT_TOOL_ROUNDS = 8
 MAX_TOOL_ROUNDS = 1000
 
-CHAT_NAMES = frozenset(
-    (
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "reasoning_format",
-        "reasoning_effort",
-        "chat_template",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "add_generation_prompt",
-        "response_format",
-        "response_model",
-        "run_tools",
-        "max_tool_rounds",
-    )
+
+class ChatOwnKeywords(TypedDict, total=False):
+    """Keywords of chats alone. `response_model` is in `ChatKeywords`."""
+
+    tools: Sequence[Callable[..., object] | Tool | Mapping[str, object]] | None
+    tool_choice: str | Callable[..., object] | Tool | Mapping[str, object] | None
+    parallel_tool_calls: bool | None
+    run_tools: bool | None
+    max_tool_rounds: Int | None
+    response_format: Mapping[str, object] | None
+    reasoning_format: Literal["auto", "none"] | None
+    reasoning_effort: str | None
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, object] | None
+    continue_final_message: bool | None
+    add_generation_prompt: bool | None
+
+
+class PlainChatKeywords(ChatOwnKeywords, ChatSamplingKeywords, ChatRequestKeywords, total=False):
+    """Keywords of a chat without response_model, from which the type of the reply follows."""
+
+
+class ChatKeywords(PlainChatKeywords, total=False):
+    """Keywords of `LLM.chat`."""
+
+    response_model: TypeForm[object] | None
+
+
+class StreamChatKeywords(ChatKeywords, ReadingKeywords, total=False):
+    """Keywords of `LLM.stream_chat`."""
+
+
+with_chat_keywords = with_keywords(
+    SamplingParams, RequestOptions, ChatOptions, max_tokens=None, run_tools=False, max_tool_rounds=DEFAULT_TOOL_ROUNDS
 )
+CHAT_NAMES = frozenset({*ChatOwnKeywords.__annotations__, "response_model"})
 _MEANINGLESS = ("echo", "add_special", "parse_special", "preserved_tokens")  # the chat format defines them
 _MAX_FORMATS = 8
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from paceline import validation
-from paceline.chat_client.chat_arguments import ChatArguments, ChatFormats, chat_arguments
+from paceline.chat_client.chat_arguments import (
+    ChatArguments,
+    ChatFormats,
+    ChatKeywords,
+    PlainChatKeywords,
+    StreamChatKeywords,
+    chat_arguments,
+    with_chat_keywords,
+)
 from paceline.chat_client.chat_assembly import ChatAssembly
 from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_reply import ChatReply
@@ -20,6 +28,9 @@ from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model
 from paceline.streaming import Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm  # known to type checkers without the package
 
 T = TypeVar("T")
 
@@ -46,11 +57,21 @@ class ChatMethods:
 
     @overload
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, response_model: None = None, **options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        response_model: None = None,
+        **options: Unpack[PlainChatKeywords],
     ) -> ChatReply[None]: ...
     @overload
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, response_model: type[T], **options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        response_model: TypeForm[T],
+        **options: Unpack[PlainChatKeywords],
     ) -> ChatReply[T]: ...
     @overload
     def chat(
@@ -60,7 +81,7 @@ class ChatMethods:
         *,
         response_model: None = None,
         progress: bool = False,
-        **options: Any,
+        **options: Unpack[PlainChatKeywords],
     ) -> list[ChatReply[None]]: ...
     @overload
     def chat(
@@ -68,13 +89,19 @@ class ChatMethods:
         messages: Sequence[Messages],
         params: SamplingParams | None = None,
         *,
-        response_model: type[T],
+        response_model: TypeForm[T],
         progress: bool = False,
-        **options: Any,
+        **options: Unpack[PlainChatKeywords],
     ) -> list[ChatReply[T]]: ...
 
+    @with_chat_keywords
     def chat(
-        self, messages: Any, params: SamplingParams | None = None, *, progress: bool = False, **options: Any
+        self,
+        messages: Any,
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+        **options: Unpack[ChatKeywords],
     ) -> ChatReply[Any] | list[ChatReply[Any]]:
         """Generate the next message of a conversation, or of each of a list of conversations, all in one batch.
 
@@ -117,8 +144,14 @@ class ChatMethods:
         with progress_bar(len(calls), is_shown) as advance:
             return batch_outcome(run_calls(self._engine, calls, arguments, advance))
 
+    @with_chat_keywords
     def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, request_index: int = 0, **options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_index: int = 0,
+        **options: Unpack[StreamChatKeywords],
     ) -> ChatStream:
         """Stream the next message of a conversation as it is generated. Leaving the stream cancels the request.
 

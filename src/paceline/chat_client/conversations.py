@@ -7,10 +7,11 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
 from paceline import validation
 from paceline.chat_client.async_chat_methods import AsyncChatMethods
+from paceline.chat_client.chat_arguments import ChatKeywords, StreamChatKeywords, with_chat_keywords
 from paceline.chat_client.chat_attachments import parsed_with_attachments, saved_part
 from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_methods import ChatMethods
@@ -183,6 +184,7 @@ class Conversation(_BaseConversation):
         print(other.say([Image("map.png"), {"type": "text", "text": "Where is it?"}]).content)
     """
 
+    @with_chat_keywords
     def __init__(
         self,
         llm: ChatMethods,
@@ -190,7 +192,7 @@ class Conversation(_BaseConversation):
         *,
         messages: Sequence[Mapping[str, Any]] = (),
         params: SamplingParams | None = None,
-        **options: Any,
+        **options: Unpack[ChatKeywords],
     ) -> None:
         """Begin a conversation.
 
@@ -207,7 +209,8 @@ class Conversation(_BaseConversation):
         super().__init__(system, messages, params, options)
         self._llm = llm
 
-    def say(self, content: Content, **options: Any) -> ChatReply[Any]:
+    @with_chat_keywords
+    def say(self, content: Content, **options: Unpack[ChatKeywords]) -> ChatReply[Any]:
         """Say something and return the reply.
 
         Args:
@@ -226,7 +229,8 @@ class Conversation(_BaseConversation):
         self._add(turn, reply.messages, history, self._model)
         return reply
 
-    def stream(self, content: Content, **options: Any) -> ChatStream:
+    @with_chat_keywords
+    def stream(self, content: Content, **options: Unpack[StreamChatKeywords]) -> ChatStream:
         """Say something and stream the reply.
 
         Args:
@@ -262,8 +266,14 @@ class Conversation(_BaseConversation):
         return other
 
     @classmethod
+    @with_chat_keywords
     def load(
-        cls, llm: ChatMethods, path: str | os.PathLike[str], *, params: SamplingParams | None = None, **options: Any
+        cls,
+        llm: ChatMethods,
+        path: str | os.PathLike[str],
+        *,
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatKeywords],
     ) -> Self:
         """Read a conversation from a file of `save`. Token ids of another model are left out.
 
@@ -296,6 +306,7 @@ class AsyncConversation(_BaseConversation):
     print((await talk.say("Hello!")).content)
     """
 
+    @with_chat_keywords
     def __init__(
         self,
         llm: AsyncChatMethods,
@@ -303,7 +314,7 @@ class AsyncConversation(_BaseConversation):
         *,
         messages: Sequence[Mapping[str, Any]] = (),
         params: SamplingParams | None = None,
-        **options: Any,
+        **options: Unpack[ChatKeywords],
     ) -> None:
         """Begin a conversation, as `Conversation`.
 
@@ -320,7 +331,8 @@ class AsyncConversation(_BaseConversation):
         super().__init__(system, messages, params, options)
         self._llm = llm
 
-    async def say(self, content: Content, **options: Any) -> ChatReply[Any]:
+    @with_chat_keywords
+    async def say(self, content: Content, **options: Unpack[ChatKeywords]) -> ChatReply[Any]:
         """Say something and return the reply, as `Conversation.say` does."""
         messages, turn = self._begin(content), self._turn
         model = await self._llm._chat_model()
@@ -328,7 +340,8 @@ class AsyncConversation(_BaseConversation):
         self._add(turn, reply.messages, history, model)
         return reply
 
-    def stream(self, content: Content, **options: Any) -> AsyncChatStream:
+    @with_chat_keywords
+    def stream(self, content: Content, **options: Unpack[StreamChatKeywords]) -> AsyncChatStream:
         """Say something and stream the reply, as `Conversation.stream` does; submitted when it is entered or first read."""
         messages, turn = self._begin(content), self._turn
         stream = self._llm._stream_turn(
@@ -348,13 +361,14 @@ class AsyncConversation(_BaseConversation):
         return other
 
     @classmethod
+    @with_chat_keywords
     def load(
         cls,
         llm: AsyncChatMethods,
         path: str | os.PathLike[str],
         *,
         params: SamplingParams | None = None,
-        **options: Any,
+        **options: Unpack[ChatKeywords],
     ) -> Self:
         """Read a conversation from a file, as `Conversation.load` does."""
         made = cls(llm, params=params, **options)

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.engine.adapters import adapter_paths
 from paceline.engine.draft_arguments import DRAFT_NAMES, DraftArguments, draft_arguments, with_draft
 from paceline.errors import InvalidParams, InvalidType
-from paceline.params import FIELDS, HAS_NONE, NAMES_ELSEWHERE, SamplingParams
+from paceline.keywords import (
+    EngineContextKeywords,
+    EngineKeywords,
+    GenerateRequestKeywords,
+    ModelKeywords,
+    RequestKeywords,
+)
+from paceline.params import FIELDS, HAS_NONE, NAMES_ELSEWHERE, SamplingKeywords, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
 from paceline.scheduling.named_drafter import check_drafter_name, draft_heads_of
 from paceline.scheduling.named_strategy import check_strategy_name
 from paceline.streaming import StreamChannel
+
+if TYPE_CHECKING:
+    from paceline.observability.instruments import Instrument
+    from paceline.runtime import Model
+    from paceline.scheduling.drafter import BatchDrafter, Drafter
+    from paceline.scheduling.view import BatchStrategy
+
+    AnyDrafter: TypeAlias = str | Mapping[str, Any] | Drafter | BatchDrafter
 
 _log = logging.getLogger("paceline.engine")
 
@@ -127,6 +143,25 @@ _NAMES_ELSEWHERE = {  # options of models and engines in other packages: the sam
 _OF_REQUESTS = {
     name: f"it is an option of a request: llm.generate(prompt, {name}=...)" for name in (*FIELDS, *OPTION_NAMES)
 }
+
+
+class GenerateKeywords(SamplingKeywords, GenerateRequestKeywords, total=False):
+    """Keywords of `LLM.generate`."""
+
+
+class StreamKeywords(SamplingKeywords, RequestKeywords, total=False):
+    """Keywords of `LLM.stream`."""
+
+
+class LLMKeywords(EngineKeywords, ModelKeywords, EngineContextKeywords, total=False):
+    """Keywords of `LLM`."""
+
+    strategy: str | Mapping[str, Any] | BatchStrategy | None
+    speculation: AnyDrafter | Sequence[AnyDrafter] | None
+    lora: Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str]] | None
+    draft_model: str | os.PathLike[str] | Model | None
+    draft_options: Mapping[str, Any] | None
+    instruments: Sequence[Instrument] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

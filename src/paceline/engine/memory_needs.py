@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from paceline import validation
 from paceline.config import EngineConfig
-from paceline.engine.arguments import EngineArguments, engine_arguments
+from paceline.engine.arguments import EngineArguments, LLMKeywords, engine_arguments
 from paceline.engine.context_sizes import default_n_ctx, has_doubled_seq_ids, sized_options
 from paceline.engine.draft_arguments import DraftArguments
 from paceline.engine.memory_fit import CELL_STEP, LEAST_CTX, FittedMemory, MemoryChoice, greatest
@@ -26,6 +26,7 @@ from paceline.engine.memory_report import DraftQuestion, MemoryQuestion, MemoryR
 from paceline.engine.projector_file import projector_file
 from paceline.errors import EngineError, InvalidType, ModelLoadError, NotEnoughMemory, PacelineError, named_error
 from paceline.hub import check_is_path, is_reference
+from paceline.keywords import with_keywords
 from paceline.runtime import (
     Device,
     MemoryEstimate,
@@ -60,13 +61,14 @@ _PROJECTOR_BUFFERS: Final = (
 _BYTES_OF_ACTIVATIONS: Final = 256  # for each value of a hidden state, an upper bound
 
 
+@with_keywords(EngineConfig, ContextOptions, Model.load, lora=(), instruments=())
 def estimate_memory(
     model: ModelPath | None = None,
     *,
     dry_run: bool = True,
     offline: bool = False,
     hf_token: str | None = None,
-    **options: Any,
+    **options: Unpack[LLMKeywords],
 ) -> MemoryEstimate:
     """Return what a model will need, without loading it.
 

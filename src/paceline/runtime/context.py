@@ -6,13 +6,14 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, PacelineError, PromptTooLong, StateError, Unsupported
+from paceline.keywords import ContextKeywords, with_keywords
 from paceline.runtime.attention import use_kernel_of_environment
 from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
 from paceline.runtime.model import Adapter, MemoryClass, Model
@@ -72,6 +73,7 @@ class Context(Closeable):
     A context keeps its model alive. `close()`, the end of a `with` block or garbage collection frees its memory.
     """
 
+    @with_keywords(ContextOptions)
     def __init__(
         self,
         model: Model,
@@ -79,7 +81,7 @@ class Context(Closeable):
         draft_heads: Model | None = None,
         is_checked: bool = True,
         times_operations: bool = False,
-        **options: Any,
+        **options: Unpack[ContextKeywords],
     ) -> None:
         """draft_heads: a model whose draft heads follow every pass, for `draft`: this one, or one of its heads alone.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from paceline import _native, validation
 from paceline.errors import NotEnoughMemory
+from paceline.keywords import ContextKeywords
 from paceline.runtime.device import available_memory, physical_cores
 from paceline.runtime.model import MemoryClass, Model
 
@@ -91,6 +92,10 @@ class ContextOptions:
     embeddings: bool = False
     pooling: Pooling | None = None
     max_rollback: int = 0
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[ContextKeywords]) -> None: ...
 
     def __post_init__(self) -> None:
         validation.set_defaults(self)

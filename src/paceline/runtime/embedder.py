@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, PromptTooLong, Unsupported
+from paceline.keywords import EmbedderKeywords, with_keywords
 from paceline.runtime.context import Context
-from paceline.runtime.context_options import Pooling
+from paceline.runtime.context_options import ContextOptions, Pooling
 from paceline.runtime.gguf_file import read_gguf
 from paceline.runtime.model import MemoryClass, Model
 from paceline.runtime.native_core import Closeable
@@ -25,6 +26,8 @@ _FIRST_ROOM = 2048  # tokens of a text that there is memory for from the beginni
 _PIECE = 512  # tokens of a pass: more gain nothing, and each costs two rows of the vocabulary's size
 
 _POOLING_NAMES: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
+# Context options that follow from the arguments of an embedder.
+RESERVED = frozenset({"embeddings", "n_batch", "n_ubatch", "n_ctx", "n_seq_max", "n_outputs_max", "pooling"})
 
 
 class Embedder(Closeable):
@@ -41,6 +44,7 @@ class Embedder(Closeable):
     One call at a time: a second thread waits. `close()` frees the memory; the model stays.
     """
 
+    @with_keywords(ContextOptions)
     def __init__(
         self,
         model: Model,
@@ -48,10 +52,9 @@ class Embedder(Closeable):
         pooling: Pooling | None = None,
         max_tokens: int | None = None,
         max_texts: int = 64,
-        **options: Any,
+        **options: Unpack[EmbedderKeywords],
     ) -> None:
-        reserved = {"embeddings", "n_batch", "n_ubatch", "n_ctx", "n_seq_max", "n_outputs_max"}
-        taken = sorted(reserved & options.keys())
+        taken = sorted(RESERVED & options.keys())
         if taken:
             raise InvalidParams(f"{taken[0]} follows from max_tokens and max_texts in an Embedder; set those")
         if model.has_encoder and model.has_decoder:
@@ -59,7 +62,7 @@ class Embedder(Closeable):
         longest = longest_text(model)
         self.max_tokens = longest if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, longest)
         self._model = model
-        self._options = {**options, "pooling": _checked_pooling(model, pooling)}
+        self._options: dict[str, Any] = {**options, "pooling": _checked_pooling(model, pooling)}
         self._max_texts = validation.integer("max_texts", max_texts, 1, 128)
         self._in_pieces = model.memory_class is not MemoryClass.NONE
         self._growing = threading.Lock()

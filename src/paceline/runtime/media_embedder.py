@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline import validation
 from paceline.errors import Aborted, InvalidParams, NotEnoughMemory, PromptTooLong, Unsupported
+from paceline.keywords import SharedContextKeywords, with_keywords
 from paceline.runtime.context import Context
+from paceline.runtime.context_options import ContextOptions
 from paceline.runtime.embedder import longest_text, own_pooling
 from paceline.runtime.media_projector import MediaPart
 from paceline.runtime.model import MemoryClass, Model
@@ -38,7 +40,10 @@ class MediaEmbedder(Closeable):
     Raises `Unsupported` for a model without a causal decoder.
     """
 
-    def __init__(self, model: Model, *, max_tokens: int | None = None, **options: Any) -> None:
+    @with_keywords(ContextOptions)
+    def __init__(
+        self, model: Model, *, max_tokens: int | None = None, **options: Unpack[SharedContextKeywords]
+    ) -> None:
         longest = longest_text(model)
         self.max_tokens = longest if max_tokens is None else validation.integer("max_tokens", max_tokens, 1, longest)
         if model.has_encoder or model.memory_class is MemoryClass.NONE:

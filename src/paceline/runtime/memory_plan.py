@@ -10,9 +10,10 @@ import dataclasses
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from paceline import _native, validation
+from paceline.keywords import ContextKeywords, with_keywords
 from paceline.runtime.context import Context
 from paceline.runtime.context_options import ContextOptions
 from paceline.runtime.device import available_memory, devices, usable_memory
@@ -24,13 +25,14 @@ from paceline.runtime.tensor_placement import HOST_BUFFER
 _LOGIT_BYTES = 4
 
 
+@with_keywords(ContextOptions)
 def plan_memory(
     model: Model,
     *,
     num_slots: int = 1,
     load_mode: LoadMode = "auto",
     draft_heads: Model | None = None,
-    **options: Any,
+    **options: Unpack[ContextKeywords],
 ) -> MemoryEstimate:
     """Return what a model and a context with these options would need. The model may have been loaded with `no_alloc`.
 

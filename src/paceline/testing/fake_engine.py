@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from paceline import validation
 from paceline.engine.adapters import AdapterRegistry
-from paceline.engine.arguments import request_arguments
+from paceline.engine.arguments import StreamKeywords, request_arguments
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import Prompt, TextRequests
+from paceline.keywords import with_keywords
 from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.params import SamplingParams
+from paceline.request import RequestOptions
 from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.view import BatchStrategy
@@ -100,7 +102,10 @@ class FakeEngine:
             clock=self.clock,
         )
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> StreamChannel:
+    @with_keywords(SamplingParams, RequestOptions)
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[StreamKeywords]
+    ) -> StreamChannel:
         """Submit a request; it starts with the next tick.
 
         Args:
