@@ -201,6 +201,18 @@ def test_a_slow_pipe_is_waited_for() -> None:
     assert done.stdout == b"A\n\nfoxx\n"
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_terminal_breaks_lines_between_words(columns: int) -> None:
+    """The lines are those of the same text from a pipe, and none fills the terminal."""
+    args = ("generate", PROMPT, "-t", "1", "-n", "120", "-s", "1", "-q", "--temp", "0")
+    text = output(*args, "--echo")
+    screen = Terminal(*args, COLUMNS=str(columns))
+    assert screen.finish() == 0
+    lines = screen.plain_text.split("\n")
+    assert max(map(len, lines)) < columns < len(max(text.split("\n"), key=len))
+    assert screen.plain_text.split() == text.split()
+
+
 def test_echo_shows_the_prompt_first() -> None:
     """With the flag it is shown without a terminal, too."""
     assert output("generate", PROMPT, "-t", "1", "-n", "3", "--echo").startswith(PROMPT)

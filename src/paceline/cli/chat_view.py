@@ -38,30 +38,32 @@ def make_view(*, is_plain: bool, shows_thinking: bool) -> ReplyView:
 
 
 class PlainView:
-    """Text as it is; thinking only on a terminal, since a program that reads the output wants the content."""
+    """Text as it is, with thinking on a terminal alone: a program that reads the output wants the content."""
 
     def __init__(self, shows_thinking: bool = True) -> None:
         self._shows_thinking = shows_thinking and terminal.is_terminal(sys.stdout)
         self._last, self._is_thinking = "", False
+        self._wrap = terminal.WordWrap(sys.stdout)
 
     def thinking(self, text: str) -> None:
         """See `ReplyView`."""
         if self._shows_thinking:
             self._is_thinking, self._last = True, text
-            terminal.write(text, style="dim")
+            self._wrap.write(text, style="dim")
 
     def content(self, text: str) -> None:
         """See `ReplyView`."""
         if self._is_thinking:
-            terminal.write("\n" if self._last.endswith("\n") else "\n\n")
+            self._wrap.write("\n" if self._last.endswith("\n") else "\n\n")
             self._is_thinking = False
         self._last = text
-        terminal.write(text)
+        self._wrap.write(text)
 
     def finish(self) -> None:
         """See `ReplyView`."""
         if not self._last.endswith("\n"):
-            terminal.write("\n")
+            self._wrap.write("\n")
+        self._wrap.finish()
 
 
 class MarkdownView:
@@ -74,6 +76,7 @@ class MarkdownView:
             file=sys.stdout, force_terminal=True, highlight=False, emoji=False, markup=False, legacy_windows=False
         )
         self._shows_thinking = shows_thinking
+        self._wrap = terminal.WordWrap(sys.stdout)  # of thinking
         self._thinking = self._rest = ""
         self._has_printed = False
         self._num_drawn = 0  # lines of the last block that are on the screen
@@ -86,7 +89,7 @@ class MarkdownView:
         if not self._thinking:
             text = text.lstrip()
         self._thinking += text
-        terminal.write(text, style="dim italic")
+        self._wrap.write(text, style="dim italic")
 
     def content(self, text: str) -> None:
         """See `ReplyView`."""
@@ -109,7 +112,7 @@ class MarkdownView:
 
     def _end_thinking(self) -> None:
         if self._thinking:
-            sys.stdout.write("\n" if self._thinking.endswith("\n") else "\n\n")
+            self._wrap.write("\n" if self._thinking.endswith("\n") else "\n\n")
             self._thinking = ""
 
     def _print(self, block: str) -> None:

@@ -238,9 +238,13 @@ def _generate(llm: LLM, job: GenerateJob, prompt: list[int] | Segments, interrup
         ) as stream,
         interrupted.aborting(stream.cancel),
     ):
+        wrap = terminal.WordWrap(sys.stdout)
         if job.showing.echo:
-            terminal.write(job.prompt, style="dim")
-        return collect(stream, None if job.showing.as_json else terminal.write)
+            wrap.write(job.prompt, style="dim")
+        try:
+            return collect(stream, None if job.showing.as_json else wrap.write)
+        finally:
+            wrap.finish()
 
 
 def _finish(job: GenerateJob, generated: Generated, load_s: float) -> None:

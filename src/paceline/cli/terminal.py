@@ -28,6 +28,7 @@ Rows = Iterable[tuple[str, str]]
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
+_MAX_MARKER = 8  # characters of a line that say whether it is code
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -61,14 +62,121 @@ def write(text: str, *, style: str | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """Write a line beside the result, to stderr."""
-    _put(sys.stderr, text + "\n", "dim")
+    """Write a line beside the result, to stderr; a terminal breaks it between words."""
+    WordWrap(sys.stderr).write(text + "\n", style="dim")
 
 
 def report(text: str) -> None:
-    """Write an error as one line to stderr."""
-    _put(sys.stderr, "Error: ", "bold red")
-    _put(sys.stderr, " ".join(text.split()) + "\n", None)
+    """Write an error to stderr: one line, which a terminal breaks between words."""
+    wrap = WordWrap(sys.stderr)
+    wrap.write("Error: ", style="bold red")
+    wrap.write(" ".join(text.split()) + "\n")
+
+
+class WordWrap:
+    """Text that is written as it comes, with line breaks between words if the stream is a terminal.
+
+    A word is written once the next one begins, or by `finish`. A word that is wider than the terminal starts on a line of its
+    own, and the terminal breaks it. Indented lines and fenced code are left to the terminal, so that they can be copied. A
+    line may break before each wide character, since Chinese and Japanese have no blanks between words.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._ready: list[tuple[str, str | None]] = []  # to be written, with styles
+        self._word: list[tuple[str, str | None]] = []
+        self._width = self._column = 0  # of the word, and the column at which it or the blanks before it begin
+        self._blanks = ""
+        self._blanks_style: str | None = None
+        self._line = ""  # the beginning of the line, as far as it says whether it is code
+        self._fence = ""
+        self._is_long = False  # the word is being written already
+
+    def write(self, text: str, *, style: str | None = None) -> None:
+        """Write a piece of the text, but for a word at its end that may go on."""
+        if not is_terminal(self._stream):
+            _put(self._stream, text, style)
+            return
+        most = self._most
+        for character in printable(text):
+            self._add(character, style, most)
+        self._put_ready()
+
+    def finish(self) -> None:
+        """Write the rest."""
+        if is_terminal(self._stream):
+            self._end_word(self._most)
+        self._take(self._blanks, self._blanks_style)
+        self._blanks = ""
+        self._put_ready()
+
+    @property
+    def _most(self) -> int:
+        """The columns of a line, without the last one: a full line would move some cursors to the next."""
+        return max(20, console(self._stream).width - 1)
+
+    def _add(self, character: str, style: str | None, most: int) -> None:
+        from rich.cells import cell_len
+
+        width = cell_len(character)
+        if character == "\n":
+            self._end_word(most)
+            self._take(self._blanks + character, style)
+            self._end_line()
+            return
+        self._line += character if len(self._line) < _MAX_MARKER else ""
+        if self._fence or self._line.startswith(("    ", "\t")):
+            self._take(self._blanks + character, style)
+            self._blanks = ""
+        elif character in " \t":
+            self._end_word(most)
+            self._blanks, self._blanks_style = self._blanks + character, style
+        elif width > 1:
+            self._end_word(most)
+            self._word, self._width = [(character, style)], width
+            self._end_word(most)
+        elif self._is_long or (width == 0 and not self._word):
+            self._take(character, style)
+        else:
+            self._word.append((character, style))
+            self._width += width
+            if self._width > most:
+                self._end_word(most)
+                self._is_long = True
+
+    def _end_word(self, most: int) -> None:
+        """Write the blanks and the word after them, or the word on the next line if it does not fit."""
+        self._is_long = False
+        if not self._word:
+            return
+        if self._column and self._column + len(self._blanks.expandtabs()) + self._width > most:
+            self._take("\n", None)
+            self._column = 0
+        else:
+            self._take(self._blanks, self._blanks_style)
+            self._column += len(self._blanks.expandtabs())
+        for character, style in self._word:
+            self._take(character, style)
+        self._column = (self._column + self._width) % (most + 1)
+        self._word, self._width, self._blanks = [], 0, ""
+
+    def _end_line(self) -> None:
+        marker = self._line.strip()[:3]
+        if marker in ("```", "~~~") and self._fence in ("", marker):
+            self._fence = "" if self._fence else marker
+        self._line = self._blanks = ""
+        self._column = 0
+
+    def _take(self, text: str, style: str | None) -> None:
+        if self._ready and self._ready[-1][1] == style:
+            self._ready[-1] = (self._ready[-1][0] + text, style)
+        elif text:
+            self._ready.append((text, style))
+
+    def _put_ready(self) -> None:
+        for text, style in self._ready:
+            _put(self._stream, text, style)
+        self._ready = []
 
 
 def write_section(title: str, rows: Rows) -> None:

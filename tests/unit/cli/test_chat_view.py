@@ -9,8 +9,10 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from paceline.cli.chat_view import MarkdownView, PlainView, make_view, split_blocks
+from paceline.cli.terminal import WordWrap
 
 TEXT = "# Title\n\nSome **bold** text\nof two lines.\n\n- one\n- two\n\n```python\na = 1\n\nb = 2\n```\n\nThe end."
 
@@ -136,3 +138,69 @@ def test_a_pipe_gets_the_content_alone(capsys: pytest.CaptureFixture[str]) -> No
     view.content("**a**\n")
     view.finish()
     assert capsys.readouterr().out == "**a**\n"
+
+
+URL = "https://example.org/" + "path/" * 20
+WORDS = (
+    f"The internationalization of a terminal, {URL} and then 日本語のテキストは単語の間に空白がありません。 "
+    "Done, e\u0301t\u0301e\u0301!"
+)
+
+
+def wrapped(monkeypatch: pytest.MonkeyPatch, text: str, size: int, columns: int = 24) -> str:
+    """Return the lines that a terminal gets of a text in pieces."""
+    screen = on_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    wrap = WordWrap(screen)
+    for start in range(0, len(text), size):
+        wrap.write(text[start : start + size])
+    wrap.finish()
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 400])
+def test_lines_break_between_words(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """No line is wider than the terminal but for a word that is; it begins a line. Wide characters count as two."""
+    written = wrapped(monkeypatch, WORDS, size)
+    assert written == wrapped(monkeypatch, WORDS, len(WORDS))
+    assert "".join(written.split()) == "".join(WORDS.split())
+    lines = written.split("\n")
+    assert [line for line in lines if cell_len(line) > 23] == [next(line for line in lines if line.startswith(URL))]
+    assert lines[:3] == ["The", "internationalization of", "a terminal,"]
+    assert len([line for line in lines if "日" in line or "の" in line]) > 1
+
+
+@pytest.mark.parametrize("size", [1, 5, 400])
+def test_code_is_left_to_the_terminal(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Fenced and indented lines can be copied as they are."""
+    text = "Look:\n\n```python\nprint('a line that is wider than it')\n```\n\n    value = 1 + 2 + 3 + 4 + 5 + 6\n\ttab\nend"
+    assert wrapped(monkeypatch, text, size) == text
+
+
+def test_blanks_stay_where_the_text_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A break takes the place of the blanks between two words; others are written."""
+    assert wrapped(monkeypatch, "a  b \n\n  c ", 1) == "a  b \n\n  c "
+    assert wrapped(monkeypatch, "word " * 5, 3) == "word word word word\nword "
+
+
+@given(st.text(alphabet="ab \n`日\u0301-", max_size=200), st.integers(1, 9))
+def test_wrapping_loses_nothing(text: str, size: int) -> None:
+    """Whatever the pieces are, all characters but blanks are written, in order."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        written = wrapped(monkeypatch, text, size)
+        assert written == wrapped(monkeypatch, text, 1000)
+    assert "".join(written.split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("view", [MarkdownView, PlainView])
+def test_thinking_breaks_between_words(monkeypatch: pytest.MonkeyPatch, view: type[MarkdownView | PlainView]) -> None:
+    """In both views, on a terminal of 60 columns."""
+    screen = on_terminal(monkeypatch)
+    made = view()
+    for word in WORDS.split():
+        made.thinking(f" {word}")
+    made.content("Yes.")
+    made.finish()
+    shown = seen(screen.getvalue())
+    assert max(cell_len(line) for line in shown if URL not in line) < 60
+    assert shown[-2:] == ["Yes.", ""] and sum(bool(line) for line in shown) == 4
