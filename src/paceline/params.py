@@ -76,10 +76,10 @@ _OPTIONAL_INTEGERS: dict[str, tuple[int, int]] = {
     "prompt_logprobs": (0, 1000),
 }
 _BOOLEANS = ("ignore_eos", "echo", "grammar_lazy", "disable_any_whitespace")
-_TEXTS: dict[str, tuple[int, int]] = {  # most of them, most characters of each
-    "stop": (256, 4096),
-    "bad_words": (1024, 256),
-    "dry_sequence_breakers": (64, 40),
+_TEXTS: dict[str, tuple[int, int, int]] = {  # most of them, most characters of each, and of all together
+    "stop": (256, 4096, 2**14),
+    "bad_words": (1024, 256, 2**15),
+    "dry_sequence_breakers": (64, 40, 2**11),
 }
 HAS_NONE = frozenset({"max_tokens"})
 """Fields in which None is not the default: until the context is full."""
@@ -418,8 +418,8 @@ class SamplingParams:
     def _check_sequences(self) -> None:
         if isinstance(self.stop, str):
             self._set("stop", (self.stop,))
-        for name, (count, length) in _TEXTS.items():
-            self._set(name, _texts(name, getattr(self, name), count, length))
+        for name, (count, length, total) in _TEXTS.items():
+            self._set(name, _texts(name, getattr(self, name), count, length, total))
         self._set("stop_token_ids", tuple(validation.token_ids("stop_token_ids", self.stop_token_ids, _INT32)))
         if self.allowed_token_ids is not None:
             allowed = tuple(validation.token_ids("allowed_token_ids", self.allowed_token_ids, _INT32))
@@ -504,7 +504,7 @@ def _items(name: str, values: object) -> Sequence[Any]:
     return values
 
 
-def _texts(name: str, values: object, count: int, length: int) -> tuple[str, ...]:
+def _texts(name: str, values: object, count: int, length: int, total: int | None = None) -> tuple[str, ...]:
     items = _items(name, values)
     if len(items) > count:
         raise InvalidParams(f"{name} must have at most {count} texts, not {len(items)}")
@@ -512,6 +512,8 @@ def _texts(name: str, values: object, count: int, length: int) -> tuple[str, ...
     for index, text in enumerate(texts):
         if not 1 <= len(text) <= length:
             raise InvalidParams(f"{name}[{index}] must have 1 to {length} characters, not {len(text)}")
+    if total is not None and (found := sum(map(len, texts))) > total:
+        raise InvalidParams(f"{name} must have at most {total} characters together, not {found}")
     return texts
 
 

@@ -156,6 +156,8 @@ def test_optional_integers_may_be_none_but_not_true(name: str) -> None:
         ({"stop": ("",)}, r"stop\[0\] must have 1 to"),
         ({"stop": "x" * 5000}, r"stop\[0\] must have 1 to"),
         ({"stop": ("x",) * 257}, "stop must have at most 256 texts"),
+        ({"stop": ("x" * 4096,) * 4 + ("x",)}, "stop must have at most 16384 characters together, not 16385"),
+        ({"bad_words": ("x" * 256,) * 129}, "bad_words must have at most 32768 characters together"),
         ({"stop": ("\ud800",)}, r"stop\[0\] has a lone surrogate"),
         ({"bad_words": ("",)}, r"bad_words\[0\]"),
         ({"bad_words": ("x" * 257,)}, r"bad_words\[0\]"),
