@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import paceline
+from paceline import errors
 
 
 def test_every_export_exists_and_the_list_is_sorted() -> None:
@@ -16,6 +17,17 @@ def test_every_export_exists_and_the_list_is_sorted() -> None:
     for name in paceline.__all__:
         assert getattr(paceline, name) is not None
     assert set(paceline.__all__) <= set(dir(paceline))
+
+
+def test_every_error_is_exported() -> None:
+    """An `except paceline.QueueFull` needs no second import."""
+    classes = [
+        one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, paceline.PacelineError)
+    ]
+    assert len(classes) > 40
+    for one in classes:
+        assert getattr(paceline, one.__name__) is one
+        assert one.__name__ in paceline.__all__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
