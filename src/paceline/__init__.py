@@ -87,6 +87,8 @@ if TYPE_CHECKING:
         Stream,
         StreamChannel,
         StreamChunk,
+        TokenLogprobs,
+        TokenText,
         Usage,
     )
 
@@ -140,6 +142,8 @@ _HOMES = {
     "TextPipe": "paceline.output",
     "TickRecord": "paceline.scheduling.telemetry",
     "TokenAllocation": "paceline.scheduling.view",
+    "TokenLogprobs": "paceline.streaming",
+    "TokenText": "paceline.streaming",
     "Tokenizer": "paceline.runtime",
     "Usage": "paceline.streaming",
     "demo_draft_model_path": "paceline.demo",
@@ -238,6 +242,8 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "TextTooLong",
     "TickRecord",
     "TokenAllocation",
+    "TokenLogprobs",
+    "TokenText",
     "Tokenizer",
     "TraceError",
     "Unsupported",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import json
 import os
 import threading
 import weakref
@@ -227,6 +229,19 @@ def test_logprobs_and_prompt_logprobs(llama: LLM) -> None:
         assert list(entry.values) == sorted(entry.values, reverse=True)
     assert len(one.prompt_logprobs) == len(one.prompt_token_ids) - 1
     assert one.text.startswith("The quick brown fox")
+    pieces = llama.tokenizer.pieces(True)
+    scored = [
+        *zip(one.token_ids, one.logprobs, strict=True),
+        *zip(one.prompt_token_ids[1:], one.prompt_logprobs, strict=True),
+    ]
+    for token_id, entry in scored:
+        for token, number in ((entry.token, token_id), *zip(entry.tokens, entry.token_ids, strict=True)):
+            assert (token.id, bytes(token.bytes)) == (number, pieces[number])
+            assert token.text == pieces[number].decode("utf-8", "replace")
+        assert entry.top == tuple(zip(entry.tokens, entry.values, strict=True))
+    assert (
+        json.loads(json.dumps(dataclasses.asdict(one)))["choices"][0]["logprobs"][0]["token"]["id"] == one.token_ids[0]
+    )
     plain = llama.generate("The quick brown fox", **GREEDY)
     assert plain.logprobs is None
     assert plain.prompt_logprobs is None

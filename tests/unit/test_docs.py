@@ -59,7 +59,10 @@ def test_every_public_name_is_in_the_reference() -> None:
         )
         if name != "errors"
     ]
-    public = {*paceline.__all__} - {"__version__"}
+    in_one_place = {
+        one.__name__ for one in vars(paceline.errors).values() if isinstance(one, type)
+    }  # ::: paceline.errors
+    public = {name for name in paceline.__all__ if name not in in_one_place or name in documented} - {"__version__"}
     chat = [f"chat.{name}" for name in paceline.chat.__all__]
     cluster = [f"cluster.{name}" for name in paceline.cluster.__all__]
     engine = [f"engine.{name}" for name in paceline.engine.__all__]

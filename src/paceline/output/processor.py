@@ -120,7 +120,7 @@ class OutputProcessor:
 
     __slots__ = (
         "_armed", "_choice", "_ends", "_has_stops", "_held", "_ids", "_is_plain", "_logprobs", "_max_tokens",
-        "_min_tokens", "_num_emitted", "_pipe", "_stop_ids", "_stopping_pipe", "_texts", "_texts_by_id",
+        "_min_tokens", "_num_emitted", "_pipe", "_stop_ids", "_stopping_pipe", "_texts", "_texts_by_id", "_vocabulary",
         "interval", "num_generated", "prompt_logprobs", "stop", "stop_token_ids",
     )  # fmt: skip
 
@@ -128,6 +128,7 @@ class OutputProcessor:
         self, params: SamplingParams, vocabulary: Vocabulary, choice: int, options: RequestOptions, echo: str
     ) -> None:
         self._choice = choice
+        self._vocabulary = vocabulary
         self.interval = options.interval
         # Without stop strings a token that is text by itself needs no pipe, as long as the pipe holds nothing back.
         pieces, self._texts_by_id = vocabulary.shown(options)
@@ -162,7 +163,7 @@ class OutputProcessor:
             self._ids.append(token_id)
             self._texts.append(text)
             if logprobs is not None:
-                self._logprobs.append(logprobs)
+                self._logprobs.append(self._vocabulary.with_texts(token_id, logprobs))
         elif self._push(token_id, logprobs):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_generated >= self._max_tokens else None
@@ -171,10 +172,14 @@ class OutputProcessor:
         """Take the next token by way of the text pipe; return whether a stop string is complete."""
         pipe = self._pipe
         if logprobs is not None:
-            self._held.append(logprobs)
+            self._held.append(self._vocabulary.with_texts(token_id, logprobs))
         self._add(pipe.push(token_id))
         self._is_plain = not self._has_stops and pipe.is_empty
         return pipe.match is not None
+
+    def add_prompt_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take the log-probabilities of prompt tokens."""
+        self.prompt_logprobs += map(self._vocabulary.with_texts, token_ids, logprobs)
 
     def finish(self) -> bool:
         """Flush what was held back, however the choice ended; return whether a stop string is complete."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from paceline.request import RequestOptions
+from paceline.streaming.chunk import TokenLogprobs, TokenText
 
 _MAX_SHOWN = 8  # combinations of preserved tokens whose tables are kept
 
@@ -32,6 +33,21 @@ class TokenTexts(dict[int, str | None]):
         return text
 
 
+class _Tokens(dict[int, TokenText]):
+    """The tokens with their texts by id, made and kept when they are first needed. Any thread."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> TokenText:
+        piece = self._pieces[token_id]
+        token = self[token_id] = TokenText(token_id, piece.decode("utf-8", "replace"), tuple(piece))
+        return token
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The bytes of a model's tokens, without and with the text of control tokens, and its end-of-generation tokens."""
@@ -50,6 +66,15 @@ class Vocabulary:
     @cached_property
     def _texts_special(self) -> TokenTexts:
         return TokenTexts(self.pieces_special)
+
+    @cached_property
+    def _tokens(self) -> _Tokens:
+        return _Tokens(self.pieces_special)
+
+    def with_texts(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprobs:
+        """Return the log-probabilities at the position of this token with the texts of all their tokens."""
+        tokens, top = self._tokens, logprobs.token_ids
+        return TokenLogprobs(logprobs.own, top, logprobs.values, tokens[token_id], tuple([tokens[one] for one in top]))
 
     def shown(self, options: RequestOptions) -> tuple[Sequence[bytes], TokenTexts]:
         """Return the bytes and the texts of all tokens, as the options of a request want control tokens shown."""

@@ -388,8 +388,8 @@ class Scheduler:
             self.kv_cache.commit(sequence, len(row.token_ids) - row.num_drafts + result.num_accepted)
         sequence.last_tick = self._tick
         if result.scored:
-            sequence.num_scored += len(result.scored)
-            sequence.output.prompt_logprobs += result.scored
+            first, sequence.num_scored = sequence.num_scored + 1, sequence.num_scored + len(result.scored)
+            sequence.output.add_prompt_logprobs(sequence.token_ids[first : sequence.num_scored + 1], result.scored)
         if result.token_ids:
             self._accept(sequence, result, now_s)
         elif sequence.num_uncomputed_tokens == 0:

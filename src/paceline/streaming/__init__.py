@@ -5,7 +5,7 @@ Knows nothing of models or scheduling.
 
 from paceline.streaming.batch_stream import AsyncBatchStream, BatchStream
 from paceline.streaming.channel import StreamChannel
-from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs, TokenText, Usage
 from paceline.streaming.sender import END, TIMEOUT, Nothing, StreamSender, StreamState
 from paceline.streaming.stream import AsyncStream, Stream
 
@@ -23,5 +23,6 @@ __all__ = [
     "StreamSender",
     "StreamState",
     "TokenLogprobs",
+    "TokenText",
     "Usage",
 ]

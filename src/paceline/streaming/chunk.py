@@ -52,18 +52,48 @@ ENGINE_REASONS: Final = tuple(reason for reason in FinishReason if reason is not
 
 
 @dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token of the vocabulary as text.
+
+    Attributes:
+        id: Token id.
+        text: Text of the token, also of a control token. U+FFFD stands for bytes that are no whole character.
+        bytes: Bytes of the token as numbers; `bytes(token.bytes)` makes bytes of them.
+    """
+
+    id: int = -1
+    text: str = ""
+    bytes: tuple[int, ...] = ()
+
+
+_NO_TOKEN = TokenText()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities at the position of one token, natural logarithms.
+
+        for one in llm.generate("A fox", logprobs=2).logprobs:
+            print(repr(one.token.text), one.own, [(top.text, value) for top, value in one.top])
 
     Attributes:
         own: Log-probability of the token itself.
         token_ids: Ids of the most likely tokens, most likely first.
         values: Their log-probabilities.
+        token: The token itself.
+        tokens: The most likely tokens, in the order of token_ids.
     """
 
     own: float
     token_ids: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
+    token: TokenText = _NO_TOKEN
+    tokens: tuple[TokenText, ...] = ()
+
+    @property
+    def top(self) -> tuple[tuple[TokenText, float], ...]:
+        """The most likely tokens, each with its log-probability."""
+        return tuple(zip(self.tokens, self.values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

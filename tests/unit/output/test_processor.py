@@ -9,7 +9,7 @@ import pytest
 from paceline.output import OutputProcessor, Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.streaming import FinishReason, TokenLogprobs
+from paceline.streaming import FinishReason, TokenLogprobs, TokenText
 
 PIECES = (*(bytes([byte]) for byte in range(256)), b"", b"\xc3\xa9")
 VOCABULARY = Vocabulary(PIECES, (*PIECES[:256], b"<eos>", PIECES[257]), frozenset({256}))
@@ -111,6 +111,19 @@ def test_logprobs_go_out_with_their_tokens() -> None:
     one.finish()
     last = one.last_chunk(FinishReason.STOP, None)
     assert (last.token_ids, last.logprobs) == ((), ())
+
+
+def test_logprobs_have_the_texts_of_their_tokens() -> None:
+    """Of the token itself and of the most likely ones; control tokens have text, and parts of characters have bytes."""
+    one = processor(logprobs=2)
+    one.take(0xC3, TokenLogprobs(-1.0, (97, 256), (-0.5, -1.0)))
+    one.add_prompt_logprobs([98, 99], [TokenLogprobs(-2.0), TokenLogprobs(-3.0)])
+    chunk = one.chunk()
+    assert chunk is not None
+    (scored,) = chunk.logprobs
+    assert scored.token == TokenText(0xC3, "\ufffd", (0xC3,))
+    assert scored.top == ((TokenText(97, "a", (97,)), -0.5), (TokenText(256, "<eos>", tuple(b"<eos>")), -1.0))
+    assert [(entry.token.text, entry.own) for entry in chunk.prompt_logprobs] == [("b", -2.0), ("c", -3.0)]
 
 
 def test_stops_are_armed_after_min_tokens_within_a_character() -> None:
