@@ -180,9 +180,7 @@ def _tool_rounds(options: Mapping[str, Any], toolbox: Toolbox, params: SamplingP
 
 def _tool_choice(choice: object, toolbox: Toolbox) -> object:
     """Return the choice as OpenAI's API spells it; a function, or a name that is no word of that API, names a tool."""
-    name = (
-        choice.name if isinstance(choice, Tool) else getattr(choice, "__name__", choice) if callable(choice) else choice
-    )
+    name = choice.name if isinstance(choice, Tool) else toolbox.name_of(choice) if callable(choice) else choice
     if isinstance(name, str) and name not in ("auto", "none", "required"):
         name = {"type": "function", "function": {"name": name}}
     parse_tool_choice(name, toolbox.tools)  # raises here what it would raise when the template is rendered

@@ -5,6 +5,7 @@ What goes wrong in a call becomes its result, which the model reads: an unknown 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
@@ -12,8 +13,9 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
+from paceline import validation
 from paceline.chat import Tool, ToolCall, parse_tools
 from paceline.chat_client.response_models import closed_schema
 from paceline.errors import InvalidParams, InvalidType
@@ -21,8 +23,15 @@ from paceline.errors import InvalidParams, InvalidType
 _log = logging.getLogger("paceline.chat")
 
 _MAX_RESULT_CHARS = 1 << 20
-_SECTION = re.compile(r"(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Attributes):\s*")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SECTION = re.compile(
+    r"((?:Keyword )?Arg(?:ument)?s|(?:Other )?Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Attributes)(:?)\s*"
+)
+_PARAMETERS = frozenset(("Args", "Arguments", "Keyword Args", "Keyword Arguments", "Parameters", "Other Parameters"))
+_UNDERLINE = re.compile(r"-{3,}\s*")
 _ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+_NUMPY_ENTRY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
+_FIELD = re.compile(r":(?:(?:param|parameter|arg|argument|key|keyword)\s+(?:[^:]*\s)?[\\*]*(\w+)|\w+[^:]*):\s*(.*)")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY,)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -48,20 +57,23 @@ class FunctionTool(Tool):
         """Derive a tool from a function.
 
         Its type hints define the schema (what pydantic knows is allowed, `Annotated` and `Literal` included; no hint allows
-        any JSON), its docstring describes it: the text before the first section, and the entries of `Args:`.
+        any JSON). Its docstring describes it: the text before the first section, and the parameters in the style of Google,
+        NumPy or Sphinx. `Annotated[str, "text"]` and pydantic's `Field(description=...)` describe a parameter, too.
 
         Args:
             function: The function. It may be async, for `AsyncLLM`.
-            name: The tool's name; None: the function's.
+            name: The tool's name, 1 to 64 ASCII letters, digits, _ and -; None: the name of the function. A partial has the name
+                of its function.
             description: Its description; None: of the docstring.
 
         Raises:
-            InvalidParams: The function takes *args or **kwargs, or has a hint of which there is no JSON schema.
+            InvalidParams: The function takes *args or **kwargs, has a hint of which there is no JSON schema, or has no name that
+                a tool can have.
         """
         if not callable(function):
             raise InvalidType(f"a tool must be a function, a Tool or an object, not {type(function).__name__}")
-        called = name or getattr(function, "__name__", None) or type(function).__name__
-        text, of_arguments = parse_docstring(inspect.getdoc(function) or "")
+        called = _name_of(function) if name is None else _checked_name(validation.text("name", name))
+        text, of_arguments = _documentation(function)
         arguments = _Arguments(function, called, of_arguments)
         described = text if description is None else description
         return cls(called, described, arguments.schema, function=function, _arguments=arguments)
@@ -83,17 +95,25 @@ class _Arguments:
 
     def __init__(self, function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> None:
         import pydantic
+        from pydantic.fields import FieldInfo
 
         parameters = _parameters(function, name)
         hints = _hints(function, name)
         self._by_position = {one.name: one.default for one in parameters if one.kind in _BY_POSITION}
         self._fields = {one.name: f"field_{index}" for index, one in enumerate(parameters)}
+        self._with_field = {one.name for one in parameters if isinstance(one.default, FieldInfo)}
         defined: dict[str, Any] = {}
         for one in parameters:
-            about: dict[str, Any] = {"alias": one.name, "description": descriptions.get(one.name)}
-            if one.default is not inspect.Parameter.empty:  # one that is no JSON stays out of the schema
-                about |= {"default": one.default} if _is_plain_json(one.default) else {"default_factory": lambda: None}
-            defined[self._fields[one.name]] = (hints.get(one.name, Any), pydantic.Field(**about))
+            about: dict[str, Any] = {"alias": one.name}
+            hint, default = hints.get(one.name, Any), one.default
+            if one.name in self._with_field:  # pydantic makes the default, and the function is always called with it
+                hint = Annotated[hint, default]
+            elif default is not inspect.Parameter.empty:  # one that is no JSON stays out of the schema
+                about |= {"default": default} if _is_plain_json(default) else {"default_factory": lambda: None}
+            description = _annotated_description(hint) or descriptions.get(one.name)
+            if description is not None:  # None would replace the description of a field within the hint
+                about["description"] = description
+            defined[self._fields[one.name]] = (hint, pydantic.Field(**about))
         try:
             self._model = pydantic.create_model(
                 "Arguments", __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False), **defined
@@ -105,13 +125,61 @@ class _Arguments:
     def bind(self, arguments: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = self._model.model_validate_json(arguments or "{}")
         given = values.model_fields_set
-        by_name = {name: getattr(values, its) for name, its in self._fields.items() if its in given}
+        by_name = {
+            name: getattr(values, its) for name, its in self._fields.items() if its in given or name in self._with_field
+        }
         positional = []
         for name, default in self._by_position.items():
             if not any(other in by_name for other in self._by_position):
                 break
             positional.append(by_name.pop(name, default))
         return tuple(positional), by_name
+
+
+def _plain(function: Callable[..., Any]) -> Any:
+    """Return the function of a functools.partial."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    plain = _plain(function)
+    found = str(getattr(plain, "__name__", None) or type(plain).__name__)
+    if found == "<lambda>":
+        raise InvalidParams("a lambda has no name for the model; give it one: FunctionTool.of(function, name=...)")
+    return _checked_name(found)
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidParams(
+            f"the name of a tool must have 1 to 64 ASCII letters, digits, _ and -, not {name[:80]!r}; give it another one: "
+            "FunctionTool.of(function, name=...)"
+        )
+    return name
+
+
+def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return the description of a function, and those of its parameters by name."""
+    plain = _plain(function)
+    text, arguments = parse_docstring(inspect.getdoc(plain) or "")
+    if not inspect.isroutine(plain):  # an object or a class
+        method = plain.__init__ if inspect.isclass(plain) else type(plain).__call__
+        more = parse_docstring(inspect.getdoc(method) or "") if inspect.isfunction(method) else ("", {})
+        text, arguments = text or more[0], more[1] | arguments
+    return text, arguments
+
+
+def _annotated_description(hint: Any) -> str | None:
+    """Return the text of `Annotated[..., "text"]`, or the description of a pydantic field in there."""
+    for extra in reversed(getattr(hint, "__metadata__", ())):
+        found = (
+            extra if isinstance(extra, str) else getattr(extra, "description", getattr(extra, "documentation", None))
+        )
+        if isinstance(found, str):
+            return found
+    return None
 
 
 def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
@@ -127,7 +195,7 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the evaluated hints of the parameters; that of the result may name what exists for type checkers alone."""
-    plain = getattr(function, "func", function)  # of functools.partial
+    plain = _plain(function)
     if inspect.isclass(plain):
         plain = plain.__init__
     target: Any = inspect.unwrap(plain if inspect.isroutine(plain) else type(plain).__call__)
@@ -142,32 +210,43 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 def _is_plain_json(value: object) -> bool:
     try:
-        return bool(json.loads(json.dumps(value)) == value)
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError, RecursionError):
         return False
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the text of a docstring before its first section, and the descriptions of its `Args:` by name."""
+    """Return the text of a docstring before its first section, and the descriptions of its parameters by name.
+
+    The parameters may be described in the style of Google, NumPy or Sphinx.
+    """
     described: list[str] = []
-    arguments: dict[str, str] = {}
-    section, depth, last = "", None, ""
-    for line in text.splitlines():
-        found = _SECTION.fullmatch(line) if line[:1] not in (" ", "\t") else None
-        if found:
-            section, depth, last = found.group(1), None, ""
+    found: dict[str, str] = {}
+    section, style, depth, last = "", "", None, list[str]()
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines, ""][1:], strict=True):
+        is_outer, header, is_field = line[:1] not in (" ", "\t"), _SECTION.fullmatch(line), _FIELD.fullmatch(line)
+        if header and (header[2] or _UNDERLINE.fullmatch(following)):
+            section, style, depth, last = header[1], "google" if header[2] else "numpy", None, []
+        elif is_field and (style == "sphinx" or not section):
+            section, style, last = "Parameters", "sphinx", [is_field[1]] if is_field[1] else []
+            found |= dict.fromkeys(last, is_field[2].strip())
         elif not section:
             described.append(line)
-        elif section in ("Args", "Arguments", "Parameters") and line.strip():
+        elif section in _PARAMETERS and line.strip() and not _UNDERLINE.fullmatch(line):
             indent = len(line) - len(line.lstrip())
             depth = indent if depth is None else depth
-            entry = _ENTRY.fullmatch(line.strip()) if indent <= depth else None
+            entry = None
+            if style == "google" and not is_outer and indent <= depth:
+                entry = _ENTRY.fullmatch(line.strip())
+            elif style == "numpy" and is_outer:
+                entry = _NUMPY_ENTRY.fullmatch(line)
             if entry:
-                last = entry.group(1)
-                arguments[last] = entry.group(2).strip()
-            elif last and indent > depth:
-                arguments[last] = f"{arguments[last]} {line.strip()}".strip()
-    return "\n".join(described).strip(), arguments
+                last = [name.strip("* ") for name in entry[1].split(",")]
+                found |= dict.fromkeys(last, entry[2].strip() if style == "google" else "")
+            elif not is_outer and (style != "google" or indent > depth):
+                found |= {name: f"{found[name]} {line.strip()}".strip() for name in last}
+    return "\n".join(described).strip(), {name: described for name, described in found.items() if described}
 
 
 class Toolbox:
@@ -181,6 +260,12 @@ class Toolbox:
         if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
             raise InvalidType(f"tools must be a list, not {type(tools).__name__}")
         made = [one if isinstance(one, (Tool, Mapping)) or not callable(one) else FunctionTool.of(one) for one in tools]
+        names = [one.name for one in made if isinstance(one, FunctionTool)]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidParams(
+                    f"two tools have the name {name!r}; give one another name: FunctionTool.of(function, name=...)"
+                )
         parsed = parse_tools(made)  # also checks that their names differ
         self.tools = tuple(
             given if isinstance(given, FunctionTool) else tool for given, tool in zip(made, parsed, strict=True)
@@ -195,6 +280,13 @@ class Toolbox:
     def has_async_functions(self) -> bool:
         """Whether any of them has to be awaited."""
         return any(isinstance(tool, FunctionTool) and tool.is_async for tool in self.tools)
+
+    def name_of(self, function: Callable[..., Any]) -> str:
+        """Return the name of a function's tool. Raises `InvalidParams` if it is none of the tools."""
+        for tool in self.tools:
+            if isinstance(tool, FunctionTool) and tool.function == function:
+                return tool.name
+        return _name_of(function)
 
     def can_run(self, calls: Sequence[ToolCall]) -> bool:
         """Return whether none of these calls is one of a tool without a function. Unknown names count as run."""

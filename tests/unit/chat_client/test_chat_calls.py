@@ -110,7 +110,7 @@ def test_messages_have_no_limit_unless_params_say(chats: FakeChats) -> None:
         ([{"role": "tool", "tool_call_id": "x"}], {}, "content is missing"),
         (HELLO, {"tool": [add]}, "did you mean 'tools'"),
         (HELLO, {"tools": [3]}, "must be an object"),
-        (HELLO, {"tools": [add, add]}, "earlier one"),
+        (HELLO, {"tools": [add, add]}, "two tools have the name"),
         (HELLO, {"tools": [print]}, "tool 'print'"),
         (HELLO, {"tools": [add], "tool_choice": "sub"}, "'sub'"),
         (HELLO, {"run_tools": True}, "run_tools needs Python functions"),

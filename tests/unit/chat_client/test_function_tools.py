@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +11,7 @@ import pydantic
 import pytest
 
 from paceline import FunctionTool
-from paceline.chat_client.function_tools import parse_docstring
+from paceline.chat_client.function_tools import Toolbox, parse_docstring
 from paceline.errors import InvalidParams, InvalidType
 
 if TYPE_CHECKING:
@@ -157,3 +158,168 @@ def test_a_docstring_may_have_any_form() -> None:
         "b": "Two lines.",
     }
     assert parse_docstring("Do it.\n\nArgs:\nunindented")[1] == {}
+
+
+NUMPY = """Look up.
+
+By the service.
+
+Parameters
+----------
+city, town : str
+    The name,
+    in English.
+days : int, optional
+
+    How many.
+*more
+    Others.
+
+Returns
+-------
+str
+    No parameter.
+"""
+SPHINX = """Look up.
+
+By the service.
+
+:param city: The name,
+    in English.
+:param str town: The name, in English.
+:type city: str
+:param days: How many.
+:param \\*more: Others.
+:returns: No parameter.
+"""
+
+
+@pytest.mark.parametrize("text", [NUMPY, SPHINX], ids=["numpy", "sphinx"])
+def test_docstrings_of_other_styles_describe_parameters(text: str) -> None:
+    """Sections and fields are no part of the description."""
+    english = "The name, in English."
+    assert parse_docstring(text) == (
+        "Look up.\n\nBy the service.",
+        {"city": english, "town": english, "days": "How many.", "more": "Others."},
+    )
+
+
+def test_words_of_a_text_are_no_sections() -> None:
+    """A line with the name of a section needs a colon or an underline; a field needs its colons."""
+    text = "Notes\n\nReturns\nparameters: none\n:ref without an end\n---\n  Args:\n  x: y"
+    assert parse_docstring(text) == (text, {})
+
+
+def test_hints_describe_parameters() -> None:
+    """A text or a pydantic field within `Annotated`, before the docstring; a field as the default also has the value."""
+
+    def search(
+        text: Annotated[str, "The words."],
+        limit: Annotated[int, pydantic.Field(description="Most results.", ge=1)] = 3,
+        page: int = pydantic.Field(default=4, description="From 1.", le=9),
+        words: list[str] = pydantic.Field(default_factory=list),  # noqa: B008 - pydantic's own way
+        where: str = "",
+    ) -> None:
+        """Search.
+
+        Args:
+            text: No.
+            limit: No.
+            page: No.
+            words: More words.
+            where: The place.
+        """
+
+    tool = FunctionTool.of(search)
+    properties = tool.parameters["properties"]  # type: ignore[index]
+    assert {name: schema["description"] for name, schema in properties.items()} == {
+        "text": "The words.",
+        "limit": "Most results.",
+        "page": "From 1.",
+        "words": "More words.",
+        "where": "The place.",
+    }
+    assert (properties["limit"]["minimum"], properties["page"]["maximum"], properties["page"]["default"]) == (1, 9, 4)
+    assert tool.parameters["required"] == ["text"]  # type: ignore[index]
+    assert tool.bind('{"text": "fox"}') == ((), {"text": "fox", "page": 4, "words": []})
+    with pytest.raises(ValueError, match="less than or equal to 9"):
+        tool.bind('{"text": "fox", "page": 10}')
+
+
+def test_names_and_descriptions_of_all_callables() -> None:
+    """A partial has those of its function, an object those of its class, or of its call."""
+
+    class Finder:
+        def __init__(self, folder: str = ".") -> None:
+            """Open.
+
+            Args:
+                folder: Of the files.
+            """
+
+        def __call__(self, pattern: str) -> str:
+            """Find files.
+
+            Args:
+                pattern: With stars.
+            """
+            return pattern
+
+        @classmethod
+        def all(cls, pattern: str) -> str:
+            """Find all."""
+            return pattern
+
+    partial = FunctionTool.of(functools.partial(functools.partial(forecast, days=2), unit="F"))
+    assert (partial.name, partial.description) == ("forecast", "Forecast the weather.\n\nBy the national service.")
+    assert partial.parameters["properties"]["days"]["description"] == "How many days."  # type: ignore[index]
+    found = FunctionTool.of(Finder())
+    assert (found.name, found.description) == ("Finder", "Find files.")
+    assert found.parameters["properties"]["pattern"]["description"] == "With stars."  # type: ignore[index]
+    made = FunctionTool.of(Finder)
+    assert made.parameters["properties"]["folder"]["description"] == "Of the files."  # type: ignore[index]
+    cached = functools.lru_cache(Finder().__call__)
+    names = [FunctionTool.of(function).name for function in (Finder.all, Finder().all, cached, len, math.sqrt)]
+    assert names == ["all", "all", "__call__", "len", "sqrt"]
+
+
+def test_a_name_that_no_api_takes_is_refused_with_the_way_out() -> None:
+    """Derived or given: OpenAI's rule holds for both."""
+    way_out = r"FunctionTool.of\(function, name=...\)"
+    with pytest.raises(InvalidParams, match=f"^a lambda has no name for the model; give it one: {way_out}"):
+        FunctionTool.of(lambda city: city)
+    assert FunctionTool.of(lambda city: city, name="city").name == "city"
+
+    def measure(x: int) -> int:
+        return x
+
+    measure.__name__ = "größe"
+
+    for name in (None, "", "a b", "a.b", "a" * 65, "ö", 'a"'):
+        with pytest.raises(InvalidParams, match=f"1 to 64 ASCII letters, digits, _ and -, not '.*{way_out}"):
+            FunctionTool.of(measure, name=name)
+    assert FunctionTool.of(measure, name="a" * 64).name == "a" * 64
+    with pytest.raises(InvalidType, match="name"):
+        FunctionTool.of(measure, name=3)  # type: ignore[arg-type]
+
+
+def test_two_functions_of_one_name_are_refused_with_the_way_out() -> None:
+    """Methods of two objects, for example."""
+    with pytest.raises(InvalidParams, match=r"two tools have the name 'forecast'.*FunctionTool.of"):
+        Toolbox([forecast, functools.partial(forecast, days=2)])
+    assert len(Toolbox([forecast, FunctionTool.of(functools.partial(forecast, days=2), name="two_days")]).tools) == 2
+
+
+def test_a_function_chooses_its_tool() -> None:
+    """Also if the tool has another name than the function, and for a partial."""
+    partial = functools.partial(forecast, days=2)
+    toolbox = Toolbox([FunctionTool.of(forecast, name="weather"), FunctionTool.of(partial, name="two_days")])
+    assert [toolbox.name_of(function) for function in (forecast, partial)] == ["weather", "two_days"]
+
+
+def test_an_infinite_default_is_no_json() -> None:
+    """It stays out of the schema, which clients parse."""
+
+    def wait(seconds: float = math.inf) -> None: ...
+
+    assert FunctionTool.of(wait).parameters["properties"] == {"seconds": {"type": "number"}}  # type: ignore[index]
