@@ -29,6 +29,7 @@ from paceline.cli.info import info
 from paceline.cli.launch import launch
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
 from paceline.cli.options import stdin_is_redirected, usual_name
+from paceline.cli.ps import ps
 from paceline.cli.rpc_serve import rpc_serve
 from paceline.cli.serve import run_server
 from paceline.cli.tokenize import tokenize
@@ -256,7 +257,7 @@ def _groups() -> Mapping[str, Mapping[str, Callable[..., Any] | typer.Typer]]:
     return {
         "Everyday": {"run": run, "chat": chat, "generate": generate, "serve": serve, "launch": launch, "demo": demo},
         "Models on this machine": {"pull": pull, "list": list_models, "show": show, "rm": rm, "prune": prune},
-        "Watching an engine": {"top": top, "trace": trace.commands, "info": info},
+        "Watching an engine": {"ps": ps, "top": top, "trace": trace.commands, "info": info},
         "Tokens and vectors": {"tokenize": tokenize, "embed": embed},
         "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands.commands},
     }

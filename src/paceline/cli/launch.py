@@ -239,7 +239,7 @@ def _found(url: str | None, model: str | None, api_key: str | None) -> Endpoint:
 
     root = (url or _DEFAULT_URL).rstrip("/").removesuffix("/v1")
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    with httpx.Client(headers=headers, timeout=10, trust_env=not _is_loopback(root)) as client:
+    with httpx.Client(headers=headers, timeout=10, trust_env=not is_loopback(root)) as client:
         try:
             response = client.get(f"{root}/v1/models")
         except (httpx.TransportError, httpx.InvalidURL) as error:
@@ -282,7 +282,8 @@ def _endpoint(
     return Endpoint(root, str(chosen["id"]), num_tokens, api_key or _NO_KEY)
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Return whether a URL is of this machine."""
     return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
 
 
@@ -360,7 +361,7 @@ def _ended_by_signals() -> Iterator[None]:
 def _setup(agent: Agent, server: Endpoint) -> AgentSetup:
     """Return the agent's setup. A server of this machine is reached without the proxy that the environment may name."""
     setup = agent.setup(server)
-    if not _is_loopback(server.url):
+    if not is_loopback(server.url):
         return setup
     hosts = [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1", "::1", "localhost"]
     direct = ",".join(host for host in hosts if host)

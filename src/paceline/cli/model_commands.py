@@ -84,7 +84,7 @@ def list_models(*, as_json: AsJson = False) -> None:
     elif not models:
         terminal.note(f"There are no models in {settings.cache} and the other caches; `paceline pull` downloads one.")
     else:
-        _write_table(("NAME", "SIZE", "DOWNLOADED", "BY"), [_row(each) for each in models])
+        terminal.write_table(("NAME", "SIZE", "DOWNLOADED", "BY"), [_row(each) for each in models])
 
 
 def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = False, as_json: AsJson = False) -> None:
@@ -210,13 +210,6 @@ def _row(model: FoundModel) -> tuple[str, str, str, str]:
 
     day = datetime.fromtimestamp(model.modified, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     return model.name, shown_bytes(model.size), day, model.source
-
-
-def _write_table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
-    for index, row in enumerate((heading, *rows)):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        terminal.write("  ".join(cells).rstrip() + "\n", style=None if index else "bold")
 
 
 def _facts(model: FoundModel) -> dict[str, Any]:

@@ -189,6 +189,14 @@ def write_section(title: str, rows: Rows) -> None:
         write(f"{value}\n")
 
 
+def write_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write rows in columns that are as wide as their longest cells, below a heading."""
+    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    for index, row in enumerate((heading, *rows)):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        write("  ".join(cells).rstrip() + "\n", style=None if index else "bold")
+
+
 def finish_words(reason: str, stop: str | int | None = None) -> str:
     """Return why generation ended, in words. reason: a `FinishReason`. stop: an int is an end-of-generation token."""
     match reason:

@@ -12,7 +12,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from paceline.server.api_errors import api_error_of
 from paceline.server.connection import Connection
 from paceline.server.in_flight import InFlight
 from paceline.server.listeners import Listeners, url_of
+from paceline.server.running_servers import registered
 from paceline.server.settings import ServerSettings
 from paceline.server.stop_signals import StopSignals, say
 
@@ -69,8 +70,12 @@ class UvicornServer(uvicorn.Server):
 
 
 class Served(Protocol):
-    """What is served: the `Service` of one model, or the router of several. loaded: set when it is ready, or has failed."""
+    """What is served: the `Service` of one model, or the router of several.
 
+    names: of the one model, the first is its id. loaded: set when it is ready, or has failed.
+    """
+
+    names: tuple[str, ...]
     settings: ServerSettings
     in_flight: InFlight
     loaded: asyncio.Event
@@ -115,6 +120,7 @@ class Serving:
         self._listeners = listeners
         self._signals = signals
         self._code = 0
+        self._registration = ExitStack()
 
     async def run(self) -> int:
         """Serve until a signal, a failure to load, or the engine gives up; return the exit code."""
@@ -123,6 +129,7 @@ class Serving:
         watching = asyncio.create_task(self._watch())
         await self._signals.requested.wait()
         watching.cancel()
+        self._registration.close()
         await self._drain()
         self._server.should_exit = True
         await running
@@ -146,6 +153,8 @@ class Serving:
         """Print when it listens and when the model is loaded; shut down where it cannot be."""
         await self._server.is_up.wait()
         urls = [url_of(one, self._settings) for one in self._listeners.sockets]
+        model = self._service.names[0] if self._service.names else None
+        self._registration.enter_context(registered(urls, model, time.time()))
         say(f"listening on {' and '.join(urls)}")
         if not self._settings.api_keys and not self._listeners.are_private:
             say("warning: every client that reaches this address may use the server; set an API key, or bind 127.0.0.1")

@@ -30,7 +30,7 @@ class RouterService:
         self, settings: ServerSettings, presets: ModelPresets, loader: ModelLoader[AsyncLLM] | None = None
     ) -> None:
         """Read the presets. loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets."""
-        self.settings = settings
+        self.settings, self.names = settings, ()
         self.created = int(time.time())
         self.in_flight, self.http_metrics = InFlight(), HttpMetrics()
         self.body_budget = ByteBudget(max_body_bytes(settings))
