@@ -47,6 +47,7 @@ from paceline.engine.results import (
     submit_async,
     submit_streams,
     vectors,
+    waits,
 )
 from paceline.keywords import EmbedKeywords, PrefixKeywords, RerankKeywords, with_keywords
 from paceline.params import SamplingParams
@@ -165,7 +166,7 @@ class AsyncLLM(AsyncChatMethods):
         if is_batch(prompt):
             return batch_outcome(await AsyncBatch(engine, prepare).run(prompt))
         request = await asyncio.to_thread(prepare, prompt)
-        return await collect_async(request, engine.accept(request))
+        return await collect_async(request, engine.accept(request, waits=waits(engine)))
 
     @overload
     def stream(  # type: ignore[overload-overlap]
@@ -231,7 +232,7 @@ class AsyncLLM(AsyncChatMethods):
             engine = await self._engine()
             sampling, rest = streamed_arguments(engine.sampling_defaults, params, options, channel)
             request = await asyncio.to_thread(engine.prepare, prompt, sampling, rest)
-            return engine.accept(request, index, channel)
+            return engine.accept(request, index, channel, waits=waits(engine))
 
         interval = given_options(options).get("interval", 1) if channel is None else channel.interval
         return AsyncStream(submit, interval=interval, request_index=index, keep_alive=self)
@@ -253,7 +254,7 @@ class AsyncLLM(AsyncChatMethods):
         wanted = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
         is_single, rest = is_single_text(texts), embedding_options(options)
         many: Any = [texts] if is_single else texts
-        rows = await submit_async(lambda: engine.embed(many, kind, rest))
+        rows = await submit_async(lambda: engine.embed(many, kind, rest, waits=waits(engine)))
         found = vectors(rows, normalize, engine.model.n_embd_out, wanted)
         return found[0] if is_single else found
 
@@ -263,14 +264,15 @@ class AsyncLLM(AsyncChatMethods):
     ) -> list[Classification]:
         """Classify texts as `LLM.classify` does."""
         engine, rest = await self._engine(), embedding_options(options)
-        return classifications(engine.model, await submit_async(lambda: engine.embed(texts, "rank", rest)))
+        rows = await submit_async(lambda: engine.embed(texts, "rank", rest, waits=waits(engine)))
+        return classifications(engine.model, rows)
 
     @with_keywords(RequestOptions)
     async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankKeywords]) -> list[Score]:
         """Score documents as `LLM.rerank` does."""
         engine = await self._engine()
         rest = reranking_options(options)
-        return scores(await submit_async(lambda: engine.rerank(query, documents, rest)))
+        return scores(await submit_async(lambda: engine.rerank(query, documents, rest, waits=waits(engine))))
 
     async def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
         """Load a LoRA adapter as `LLM.load_lora` does."""

@@ -42,8 +42,10 @@ class EngineConfig:
         max_tick_ms: Longest tick of "paced" while no sequence decodes, so that admission and cancelling stay prompt; also the
             most that its target yields to while too much time is lost to small batches.
         max_queue: Requests that may be open beyond num_slots of them. Open requests are those that have not ended, waiting
-            or running, embeddings included, each counted once whatever its n. Beyond: `QueueFull`.
+            or running, embeddings included, each counted once whatever its n. Beyond: see when_full.
         max_queue_tokens: Prompt tokens that may wait; None: no limit. An empty queue takes a prompt of any length.
+        when_full: What `LLM` and `AsyncLLM` do with a request beyond these two limits: "wait" keeps it, in order of arrival,
+            until requests before it make room; "refuse" raises `QueueFull`. Servers refuse in any case.
         max_embedding_tokens: Most tokens of a text to embed or rerank; None: as many as the model was trained for. A text is
             computed in one tick, which delays streams; memory for more than 2048 tokens is allocated with the first such text.
         isolation: "thread" computes in this process, "process" in a worker process whose crash this one survives.
@@ -96,6 +98,7 @@ class EngineConfig:
     max_tick_ms: float = 1000.0
     max_queue: int = 256
     max_queue_tokens: int | None = None
+    when_full: Literal["wait", "refuse"] = "wait"
     max_embedding_tokens: int | None = None
     isolation: Literal["thread", "process"] = "thread"
     on_engine_death: Literal["replay", "fail"] | None = None
@@ -139,6 +142,7 @@ class EngineConfig:
         validation.integer("max_queue", self.max_queue, 0)
         if self.max_queue_tokens is not None:
             validation.integer("max_queue_tokens", self.max_queue_tokens, 1)
+        validation.choice("when_full", self.when_full, ("wait", "refuse"))
         if self.max_embedding_tokens is not None:
             validation.integer("max_embedding_tokens", self.max_embedding_tokens, 1)
         validation.choice("isolation", self.isolation, ("thread", "process"))

@@ -39,6 +39,7 @@ from paceline.engine.results import (
     scores,
     submit_streams,
     vectors,
+    waits,
 )
 from paceline.keywords import EmbedKeywords, PrefixKeywords, RerankKeywords, with_keywords
 from paceline.params import SamplingParams
@@ -163,7 +164,7 @@ class LLM(ChatMethods):
 
         Raises:
             RequestError: The prompt or an option is invalid.
-            QueueFull: The queue is full. For a list, only if none of its prompts is running.
+            QueueFull: The queue is full, and `when_full` is "refuse". For a list, only if none of its prompts is running.
             EngineError: The engine has stopped, or the request failed in all its choices.
             BatchError: Some prompts of a list failed; `outcomes` has the completion or the error of each.
         """
@@ -177,7 +178,7 @@ class LLM(ChatMethods):
             with progress_bar(len(prompt), is_shown) as advance:
                 return batch_outcome(Batch(self._engine, prepare, advance).run(prompt))
         request = prepare(prompt)
-        return collect(request, self._engine.accept(request))
+        return collect(request, self._engine.accept(request, waits=waits(self._engine)))
 
     @overload
     def stream(  # type: ignore[overload-overlap]
@@ -232,13 +233,13 @@ class LLM(ChatMethods):
             **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`.
 
         Returns:
-            The stream, with the request already queued. For a list a `BatchStream`, in which a prompt that is refused ends
-                with the error (too long, or no place in the queue).
+            The stream, with the request already queued, or in line for the queue. For a list a `BatchStream`, in which a prompt
+                that is refused, such as one that is too long, ends with the error.
 
         Raises:
             RequestError: The prompt, an option or the channel is invalid. For a list: `params`, `channel` or an option is
                 invalid, or has not one entry for each prompt; nothing is submitted then.
-            QueueFull: The queue is full; not for a list.
+            QueueFull: The queue is full, and `when_full` is "refuse"; not for a list.
             EngineStopped: The engine accepts no requests any more.
         """
         index = checked_index(request_index)
@@ -247,7 +248,8 @@ class LLM(ChatMethods):
             return BatchStream(submit_streams(self._engine, prompt, entries, options, index), keep_alive=self)
         sampling, rest = streamed_arguments(self._engine.sampling_defaults, params, options, channel)
         request = self._engine.prepare(prompt, sampling, rest)
-        return Stream(self._engine.accept(request, index, channel), keep_alive=self)
+        channel = self._engine.accept(request, index, channel, waits=waits(self._engine))
+        return Stream(channel, keep_alive=self)
 
     @with_keywords(RequestOptions)
     def embed(
@@ -281,7 +283,7 @@ class LLM(ChatMethods):
             InvalidParams: `dimensions` is more than a vector has, or an image or audio cannot be decoded, or nothing follows it.
             PromptTooLong: A text has more than max_embedding_tokens tokens, and truncate is not set.
             Unsupported: The model cannot embed, or not with this pooling, or takes no images or audio.
-            QueueFull: The queue is full.
+            QueueFull: The queue is full, and `when_full` is "refuse".
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
         engine, kind = self._engine, one_vector_pooling(pooling)
@@ -289,7 +291,7 @@ class LLM(ChatMethods):
         wanted = None if dimensions is None else checked_dimensions(dimensions, engine.model.n_embd_out)
         is_single, rest = is_single_text(texts), embedding_options(options)
         many: Any = [texts] if is_single else texts
-        future = engine.embed(many, kind, rest)
+        future = engine.embed(many, kind, rest, waits=waits(engine))
         with cancelled_if_left(future.cancel):
             found = vectors(future.result(), normalize, engine.model.n_embd_out, wanted)
         return found[0] if is_single else found
@@ -310,10 +312,11 @@ class LLM(ChatMethods):
         Raises:
             PromptTooLong: A text has more than max_embedding_tokens tokens, and truncate is not set.
             Unsupported: The model has no classification head.
-            QueueFull: The queue is full.
+            QueueFull: The queue is full, and `when_full` is "refuse".
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
-        future = self._engine.embed(texts, "rank", embedding_options(options))
+        rest = embedding_options(options)
+        future = self._engine.embed(texts, "rank", rest, waits=waits(self._engine))
         with cancelled_if_left(future.cancel):
             return classifications(self._engine.model, future.result())
 
@@ -332,10 +335,11 @@ class LLM(ChatMethods):
         Raises:
             PromptTooLong: Query and document have more than max_embedding_tokens tokens, and truncate is not set.
             Unsupported: The model is no reranker, but for instance a classification model of several classes.
-            QueueFull: The queue is full.
+            QueueFull: The queue is full, and `when_full` is "refuse".
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
-        future = self._engine.rerank(query, documents, reranking_options(options))
+        rest = reranking_options(options)
+        future = self._engine.rerank(query, documents, rest, waits=waits(self._engine))
         with cancelled_if_left(future.cancel):
             return scores(future.result())
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.native.conftest import TinyModels
 
-from paceline import LLM, AsyncLLM, FinishReason, StreamChannel
+from paceline import LLM, AsyncLLM, AsyncStream, FinishReason, StreamChannel
 from paceline.errors import BatchError, EngineStopped, InvalidParams, ModelLoadError, QueueFull
 
 pytestmark = pytest.mark.native
@@ -142,7 +142,7 @@ def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_model
     """What is refused is tried again when there is room; a failure is raised with all outcomes."""
 
     async def main() -> None:
-        async with AsyncLLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1) as llm:
+        async with AsyncLLM(tiny_models("llama"), **{**SMALL, "num_slots": 1}, max_queue=1, when_full="refuse") as llm:
             many = await llm.generate(PROMPTS * 3, **GREEDY)
             assert [one.finish_reason for one in many] == [FinishReason.LENGTH] * 9
             assert [one.index for one in many] == list(range(9))
@@ -160,6 +160,36 @@ def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_model
                 await streams[2].__aenter__()
             for stream in streams:
                 await stream.aclose()
+
+    run(main)
+
+
+def test_more_tasks_than_places_wait_for_room(tiny_models: TinyModels) -> None:
+    """Three hundred at once, of every kind of request; a task that is cancelled while it waits leaves nothing behind."""
+
+    async def main() -> None:
+        async with AsyncLLM(tiny_models("llama"), **SMALL, max_queue=4) as llm:
+            expected = (await llm.generate("Hello", **GREEDY)).token_ids
+            tasks = [asyncio.ensure_future(llm.generate("Hello", **GREEDY)) for _ in range(300)]
+            streamed = [asyncio.ensure_future(tokens_of(llm.stream("Hello", **GREEDY))) for _ in range(20)]
+            embedded = [asyncio.ensure_future(llm.embed("Hello")) for _ in range(20)]
+            late = asyncio.ensure_future(llm.generate("Hello", **GREEDY, queue_timeout_s=0.001))
+            await asyncio.sleep(0.05)
+            for task in tasks[1::3]:
+                task.cancel()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(one, asyncio.CancelledError) for one in found[1::3])
+            assert {one.token_ids for one in [*found[::3], *found[2::3]]} == {expected}  # type: ignore[union-attr]
+            assert set(await asyncio.gather(*streamed)) == {expected}
+            vectors = await asyncio.gather(*embedded)
+            assert all(np.allclose(vector, vectors[0], atol=1e-4) for vector in vectors)
+            assert (await late).finish_reason is FinishReason.DEADLINE
+            while llm.engine.num_open:
+                await asyncio.sleep(0.01)
+            assert (llm.stats().resident, llm.stats().queued) == (0, 0)
+
+    async def tokens_of(stream: AsyncStream) -> tuple[int, ...]:
+        return tuple([token async for chunk in stream for token in chunk.token_ids])
 
     run(main)
 

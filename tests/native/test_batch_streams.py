@@ -146,8 +146,12 @@ def test_leaving_the_loop_cancels_all(llm: LLM) -> None:
 
 
 def test_a_full_queue_ends_the_streams_that_have_no_place(path: Path) -> None:
-    """The others run."""
+    """With when_full="refuse"; the others run. Otherwise all wait for room."""
     with LLM(path, max_queue=0, **SMALL) as llm:
+        expected = [llm.generate(prompt, **GREEDY).text for prompt in PROMPTS]
+        with llm.stream(PROMPTS, **GREEDY) as streams:
+            assert texts([(index, chunk.text) for index, chunk in streams], 3) == expected
+    with LLM(path, max_queue=0, when_full="refuse", **SMALL) as llm:
         streams = llm.stream(PROMPTS, **GREEDY)
         with pytest.raises(BatchError) as raised:
             list(streams)

@@ -402,16 +402,43 @@ def leave(llm: LLM) -> None:
 
 
 def test_a_list_may_be_longer_than_the_queue(tiny_models: TinyModels) -> None:
-    """`generate` feeds the engine as it takes them; a stream too many is refused at once."""
-    with LLM(tiny_models("llama"), **{**ROOMY, "num_slots": 1}, max_queue=1) as llm:
+    """`generate` feeds the engine as it takes them; with when_full="refuse" a stream too many is refused at once."""
+    with LLM(tiny_models("llama"), **{**ROOMY, "num_slots": 1}, max_queue=1, when_full="refuse") as llm:
         many = llm.generate(PROMPTS * 3, **GREEDY)
         assert [one.token_ids for one in many[:4]] == [one.token_ids for one in many[8:]]
         assert {one.finish_reason for one in many} == {FinishReason.LENGTH}
         streams = [llm.stream("Hello", **ENDLESS) for _ in range(2)]
-        with pytest.raises(QueueFull):
-            llm.stream("Hello")
+        for call in (llm.stream, llm.generate, llm.embed):
+            with pytest.raises(QueueFull):
+                call("Hello")
         for stream in streams:
             stream.close()
+
+
+def test_threads_wait_for_room(tiny_models: TinyModels) -> None:
+    """More of them than may be open, each with another kind of request; `engine` refuses as before."""
+    with LLM(tiny_models("llama"), **{**ROOMY, "num_slots": 1}, max_queue=1) as llm:
+        expected = llm.generate("Hello", **GREEDY).token_ids
+        vector = llm.embed("Hello")
+        streams = [llm.stream("Hello", **ENDLESS) for _ in range(2)]
+        waiting = llm.stream("Hello", **GREEDY)
+        with pytest.raises(QueueFull):
+            llm.engine.accept(llm.engine.prepare("Hello", SamplingParams(**GREEDY), RequestOptions()))
+        late = llm.generate("Hello", timeout_s=0.1)
+        assert (late.finish_reason, late.text) == (FinishReason.DEADLINE, "")
+        found: list[object] = []
+
+        def work() -> None:
+            found.append(llm.generate("Hello", **GREEDY).token_ids == expected)
+            found.append([one.token_ids for one in llm.generate(["Hello"] * 2, **GREEDY)] == [expected] * 2)
+            found.append(np.allclose(llm.embed("Hello"), vector, atol=1e-4))
+            with llm.stream("Hello", **GREEDY) as stream:
+                found.append(tuple(token for chunk in stream for token in chunk.token_ids) == expected)
+
+        threading.Timer(0.2, lambda: [stream.close() for stream in streams]).start()
+        in_threads(*[work] * 20)
+        assert found == [True] * 80
+        assert tuple(token for chunk in waiting for token in chunk.token_ids) == expected
 
 
 def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:

@@ -295,7 +295,7 @@ def test_slots_of_a_recurrent_model_are_chosen(free: Callable[[int], None], tiny
     path = tiny_models("mamba")
     least, wanted = (estimate_memory(path, num_slots=slots).devices[-1].needed_bytes for slots in (1, 8))
     free((least + wanted) // 2)
-    with LLM(path, max_queue=0) as llm:
+    with LLM(path, max_queue=0, when_full="refuse") as llm:
         chosen = llm.limits.num_slots
         assert 1 <= chosen < 8
         assert llm._engine.config.num_slots == chosen  # what /props, /slots, /health and the server's limits show

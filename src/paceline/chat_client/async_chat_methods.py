@@ -30,7 +30,7 @@ from paceline.chat_client.chat_streams import AsyncChatStream
 from paceline.chat_client.token_history import TokenHistory
 from paceline.engine.arguments import checked_index, given_options
 from paceline.engine.client import EngineClient
-from paceline.engine.results import AsyncBatch, batch_outcome
+from paceline.engine.results import AsyncBatch, batch_outcome, waits
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model
@@ -178,7 +178,7 @@ class AsyncChatMethods(ABC):
                     made.append(await make_call(engine))
                 request = await asyncio.to_thread(made[0].prepare, engine)
                 opened.append(ChatAssembly(made[0], request.prompt, lambda ended: on_end(ended, engine.model)))
-                return engine.accept(request, index)
+                return engine.accept(request, index, waits=waits(engine))
 
             interval = given_options(options).get("interval", 1)
             stream = AsyncStream(submit, interval=interval, request_index=index, keep_alive=self)

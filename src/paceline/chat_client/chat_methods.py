@@ -23,7 +23,7 @@ from paceline.chat_client.token_history import TokenHistory
 from paceline.engine.arguments import checked_index
 from paceline.engine.client import EngineClient
 from paceline.engine.progress_bar import progress_bar
-from paceline.engine.results import Batch, batch_outcome
+from paceline.engine.results import Batch, batch_outcome, waits
 from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model
@@ -132,7 +132,7 @@ class ChatMethods:
         Raises:
             RequestError: A message, tool or option is invalid, or the template refuses the conversation.
             ResponseModelError: The reply is no instance of response_model; the error has its text.
-            QueueFull: The queue is full. For a list, only if none of its conversations is running.
+            QueueFull: The queue is full, and `when_full` is "refuse". For a list, only if none of its conversations is running.
             EngineError: The engine has stopped, or the request failed in all its choices.
             BatchError: Some conversations of a list failed; `outcomes` has the reply or the error of each.
         """
@@ -167,7 +167,7 @@ class ChatMethods:
 
         Raises:
             RequestError: A message, tool or option is invalid, or the template refuses the conversation.
-            QueueFull: The queue is full.
+            QueueFull: The queue is full, and `when_full` is "refuse".
             EngineStopped: The engine accepts no requests any more.
         """
         arguments = self._streamed_arguments(messages, params, options)
@@ -216,7 +216,7 @@ class ChatMethods:
     def _stream(self, call: ChatCall, index: int = 0, on_end: Callable[[ChatCall], object] | None = None) -> ChatStream:
         def open_round() -> tuple[Stream, ChatAssembly]:
             request = call.prepare(self._engine)
-            stream = Stream(self._engine.accept(request, index), keep_alive=self)
+            stream = Stream(self._engine.accept(request, index, waits=waits(self._engine)), keep_alive=self)
             return stream, ChatAssembly(call, request.prompt, on_end)
 
         return ChatStream(open_round)

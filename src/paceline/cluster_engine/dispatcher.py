@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -71,6 +72,7 @@ class Dispatcher(EngineThread):
         self._described: dict[str, messages.Ready] = {}
         self._num_lost = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._line_timer: asyncio.TimerHandle | None = None  # of the first deadline in the inbox's line
         self._calls: ReplicaCalls | None = None
         self._asked_lock = threading.Lock()
         self._asked: set[Future[Any]] = set()
@@ -252,9 +254,15 @@ class Dispatcher(EngineThread):
     def _take_commands(self) -> None:
         self._pulse.tick()
         self._inbox.calm()
+        self._inbox.end_overdue_waits(self._clock.now())
         for command in self._inbox.take():
             self._do(command)
         self._rest()
+        if self._line_timer is not None:
+            self._line_timer.cancel()
+        wait_s = self._inbox.next_deadline_s() - self._clock.now()
+        loop = asyncio.get_running_loop()
+        self._line_timer = None if math.isinf(wait_s) else loop.call_later(max(0.0, wait_s), self._take_commands)
 
     def _do(self, command: Command) -> None:
         match command:

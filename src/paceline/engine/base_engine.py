@@ -68,24 +68,31 @@ class BaseEngine(ABC):
         self._check_usable()
         return self._text_requests.prepare(prompt, params, options)
 
-    def accept(self, request: Request, request_index: int = 0, channel: StreamChannel | None = None) -> StreamChannel:
+    def accept(
+        self, request: Request, request_index: int = 0, channel: StreamChannel | None = None, *, waits: bool = False
+    ) -> StreamChannel:
         """See `EngineClient`."""
         request.submitted_s = self._clock.now()
         lora = self._adapters.renew(request.lora)
         while True:
             request.set_lora(lora)
             try:
-                return self._router.submit(request, request_index, channel)
+                return self._router.submit(request, request_index, channel, waits=waits)
             except InvalidParams:
                 lora = self._adapters.renew(request.lora)
                 if lora == request.lora:  # no adapter was replaced just now
                     raise
 
     def embed(
-        self, texts: Sequence[Prompt | EmbeddingPrompt], pooling: str | None, options: RequestOptions
+        self,
+        texts: Sequence[Prompt | EmbeddingPrompt],
+        pooling: str | None,
+        options: RequestOptions,
+        *,
+        waits: bool = False,
     ) -> Future[list[Any]]:
         """See `EngineClient`."""
-        return self._embed_prompts(self.embeddable(texts, options), pooling, options)
+        return self._embed_prompts(self.embeddable(texts, options), pooling, options, waits=waits)
 
     def embeddable(self, texts: Sequence[Prompt | EmbeddingPrompt], options: RequestOptions) -> list[EmbeddingPrompt]:
         """See `EngineClient`."""
@@ -98,12 +105,14 @@ class BaseEngine(ABC):
         self._check_usable()
         return all_pairs(self.model, query, documents, self.limits.max_embedding_tokens, options.truncate)
 
-    def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
+    def rerank(
+        self, query: str, documents: Sequence[str], options: RequestOptions, *, waits: bool = False
+    ) -> Future[list[Any]]:
         """See `EngineClient`."""
-        return self._embed_prompts(self.pairs(query, documents, options), "rank", options)
+        return self._embed_prompts(self.pairs(query, documents, options), "rank", options, waits=waits)
 
     def _embed_prompts(
-        self, prompts: Sequence[EmbeddingPrompt], pooling: str | None, options: RequestOptions
+        self, prompts: Sequence[EmbeddingPrompt], pooling: str | None, options: RequestOptions, *, waits: bool
     ) -> Future[list[Any]]:
         self._check_usable()
         if not prompts:
@@ -113,7 +122,7 @@ class BaseEngine(ABC):
         request = embedding_request(self._inbox.next_key(), prompts, pooling, options)
         request.pooling = self._checked_pooling(request)
         request.submitted_s = self._clock.now()
-        return self._router.submit_embedding(request)
+        return self._router.submit_embedding(request, waits=waits)
 
     @abstractmethod
     def _checked_pooling(self, request: EmbeddingRequest) -> str | None:

@@ -60,8 +60,13 @@ class EngineClient(Protocol):
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """Check and tokenise a request for text; `accept` starts it. Raises `RequestError`s."""
 
-    def accept(self, request: Request, request_index: int = 0, channel: StreamChannel | None = None) -> StreamChannel:
+    def accept(
+        self, request: Request, request_index: int = 0, channel: StreamChannel | None = None, *, waits: bool = False
+    ) -> StreamChannel:
         """Start a prepared request, once, and return its channel: the given one, or else a new one.
+
+        waits: whether a request for which there is no room waits in line until requests before it have ended; it never raises
+        `QueueFull` then, and `EngineStopped` ends its channel if the engine is closed before its turn.
 
         Cancelling the channel cancels the request. The request's times begin here. It runs with the adapters that its names
         have now, where one was replaced since it was prepared. Raises `QueueFull`, `EngineStopped`, or `InvalidParams` for a
@@ -69,9 +74,16 @@ class EngineClient(Protocol):
         """
 
     def embed(
-        self, texts: Sequence[Prompt | EmbeddingPrompt], pooling: str | None, options: RequestOptions
+        self,
+        texts: Sequence[Prompt | EmbeddingPrompt],
+        pooling: str | None,
+        options: RequestOptions,
+        *,
+        waits: bool = False,
     ) -> Future[list[Any]]:
         """Accept texts to embed and return a future of one vector each, not normalised; cancelling it cancels the request.
+
+        waits: as for `accept`; the future fails with `EngineStopped`.
 
         A text may be segments with images or audio, which are embedded with pooling "last" alone.
 
@@ -86,7 +98,9 @@ class EngineClient(Protocol):
         does not take.
         """
 
-    def rerank(self, query: str, documents: Sequence[str], options: RequestOptions) -> Future[list[Any]]:
+    def rerank(
+        self, query: str, documents: Sequence[str], options: RequestOptions, *, waits: bool = False
+    ) -> Future[list[Any]]:
         """Accept documents to score for a query and return a future of one score each: the first number of an array.
 
         Raises as `pairs` and `embed`.

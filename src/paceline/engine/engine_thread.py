@@ -201,7 +201,7 @@ class Runner(EngineThread):
 
     def _idle(self) -> None:
         """Wait for a command or a deadline; before the first request, time passes for the cost model."""
-        now, at = self._clock.now(), self._engine.next_deadline_s()
+        now, at = self._clock.now(), min(self._engine.next_deadline_s(), self._inbox.next_deadline_s())
         if self._engine.is_calibrating:
             if now >= self._calibrate_at_s:
                 self._engine.calibrate()
@@ -213,6 +213,7 @@ class Runner(EngineThread):
     def _tick(self) -> bool:
         """Run a tick and deliver its events; return whether the next one may have work at once."""
         try:
+            self._inbox.end_overdue_waits(self._clock.now())
             events = self._engine.tick()
             self._sink.deliver(events)
         except Exception as error:  # noqa: BLE001 - the thread survives failures of a tick
@@ -225,7 +226,8 @@ class Runner(EngineThread):
     def _recover(self, error: PacelineError) -> None:
         """End every request, with what it held back where possible, and reset the engine; give up after failures in a row."""
         self._num_failures += 1
-        self._end_requests(error)
+        with self._inbox.holding_line():
+            self._end_requests(error)
         if self._num_failures < _MAX_FAILURES:
             self._engine.reset()
         else:

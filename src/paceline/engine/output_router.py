@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from paceline.engine.commands import Cancel, EndSlow, Question, SetInterval, SetPaused
-from paceline.engine.inbox import Inbox
+from paceline.engine.inbox import Inbox, Wait
 from paceline.engine.pending_results import PendingResults, end_each
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
@@ -41,8 +41,12 @@ class OutputRouter:
         self._senders: dict[int, StreamSender] = {}
         self._results = PendingResults()
 
-    def submit(self, request: Request, request_index: int, channel: StreamChannel | None = None) -> StreamChannel:
+    def submit(
+        self, request: Request, request_index: int, channel: StreamChannel | None = None, *, waits: bool = False
+    ) -> StreamChannel:
         """Accept a request and return its channel, which may be one that the caller made.
+
+        waits: whether it waits in line if there is no room.
 
         Raises `QueueFull` or `EngineStopped`, and `InvalidParams` for a channel that has served before. A channel is as new
         as it was after that.
@@ -63,6 +67,10 @@ class OutputRouter:
             with self._sending:  # so that the last command has the last interval
                 inbox.put(SetInterval(key, sender.interval))
 
+        def check_interval() -> None:
+            if sender.interval != interval:  # set just now, perhaps before the engine had the request
+                send_interval()
+
         sender = channel.attach(
             request_index=request_index,
             interval=options.interval,
@@ -76,17 +84,17 @@ class OutputRouter:
             request.set_interval(interval)
         self._senders[key] = sender
         try:
-            inbox.submit(request, len(request.prompt))
+            wait = Wait(check_interval, lambda error: self._end(key, error)) if waits else None
+            inbox.submit(request, len(request.prompt), wait=wait)
         except PacelineError:
             self._senders.pop(key, None)
             sender.detach()  # else it would cancel when it is dropped, and the request may be tried again
             raise
-        if sender.interval != interval:  # set just now, perhaps before the engine had the request
-            send_interval()
+        check_interval()
         return channel
 
-    def submit_embedding(self, request: EmbeddingRequest) -> Future[list[Any]]:
-        """Accept an embedding request; the future gives the vectors, and cancels when it is cancelled."""
+    def submit_embedding(self, request: EmbeddingRequest, *, waits: bool = False) -> Future[list[Any]]:
+        """Accept an embedding request; the future gives the vectors, and cancels when it is cancelled. waits: see `submit`."""
         future = self._results.add(request.key)
 
         def cancel_if_wanted(done: Future[list[Any]]) -> None:
@@ -95,7 +103,8 @@ class OutputRouter:
                 self._inbox.put(Cancel(request.key))
 
         try:
-            self._inbox.submit(request, request.num_tokens)
+            wait = Wait(lambda: None, lambda error: self._end(request.key, error)) if waits else None
+            self._inbox.submit(request, request.num_tokens, wait=wait)
         except PacelineError:
             self._results.discard(request.key)
             raise
@@ -150,23 +159,23 @@ class OutputRouter:
             sender.push(chunk)
 
     def end_all(self, error: PacelineError) -> None:
-        """End what is still open with an error; in good order nothing is.
+        """End what the engine has still open with an error; in good order nothing is. Requests in the line go on waiting.
 
         Raises what kept a stream from being ended, after all others were.
         """
-        last = StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error)
+        keys = [key for key in (*self._senders, *self._results) if not self._inbox.is_in_line(key)]
+        end_each(keys, lambda key: self._end(key, error))
 
-        def end(key: int) -> None:  # in an order in which it can be tried again
-            sender = self._senders.get(key)
-            if sender is not None:
-                sender.finish(last)
-            self._results.resolve(key, [], error)
-            self._inbox.ended(key)
-            if sender is not None:
-                sender.release()
-            self._senders.pop(key, None)
-
-        end_each([*self._senders, *self._results], end)
+    def _end(self, key: int, error: PacelineError) -> None:
+        """End a request or a question with an error, in an order in which it can be tried again."""
+        sender = self._senders.get(key)
+        if sender is not None:
+            sender.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error))
+        self._results.resolve(key, [], error)
+        self._inbox.ended(key)
+        if sender is not None:
+            sender.release()
+        self._senders.pop(key, None)
 
     def close(self) -> None:
         """End what is still open, and from now on every new question, as the thread has ended."""

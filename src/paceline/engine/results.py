@@ -21,7 +21,7 @@ import numpy.typing as npt
 from paceline import validation
 from paceline.completion import Classification, Completion, Score, completion_of
 from paceline.engine.arguments import streamed_arguments
-from paceline.errors import BatchError, EngineStopped, PacelineError, QueueFull, Unsupported
+from paceline.errors import BatchError, EngineStopped, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.embedder import Normalization, normalized
 from paceline.scheduling.sequence import Request
@@ -97,15 +97,21 @@ async def submit_async(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
         raise
 
 
-class Batch(Generic[_P]):
-    """Requests of one call for several prompts: as many run at once as the engine takes, each with an outcome of its own.
+def waits(engine: EngineClient) -> bool:
+    """Return whether requests of the library wait for room in this engine, by its option `when_full`."""
+    return engine.config.when_full == "wait"
 
-    prepare: makes the request of a prompt. A prompt that the engine has no place for waits for those before it. `QueueFull` is
-    its outcome only where all of these have given their places back and other callers have filled the engine.
+
+class Batch(Generic[_P]):
+    """Requests of one call for several prompts: as many are open at once as the engine takes, each with an outcome of its own.
+
+    prepare: makes the request of a prompt, when there is room for it among the requests of the call. `QueueFull` is the outcome
+    only with when_full="refuse", if other callers fill the engine and no request of the call is open.
     """
 
     def __init__(self, engine: EngineClient, prepare: Callable[[_P], Request], advance: Callable[[], object]) -> None:
         self._engine, self._prepare, self._advance = engine, prepare, advance
+        self._most = engine.config.num_slots + engine.config.max_queue
         self._running: deque[tuple[int, Request, StreamChannel]] = deque()
         self._outcomes: dict[int, Outcome] = {}
 
@@ -113,6 +119,8 @@ class Batch(Generic[_P]):
         """Return the outcomes, in the order of the prompts."""
         with cancelled_if_left(self._cancel):
             for index, prompt in enumerate(prompts):
+                if len(self._running) >= self._most:
+                    self._finish_oldest()
                 try:
                     self._start(index, prompt)
                 except PacelineError as error:
@@ -124,15 +132,8 @@ class Batch(Generic[_P]):
 
     def _start(self, index: int, prompt: _P) -> None:
         request = self._prepare(prompt)
-        while True:
-            try:
-                self._running.append((index, request, self._engine.accept(request, index)))
-            except QueueFull:
-                if not self._running:
-                    raise
-                self._finish_oldest()
-            else:
-                return
+        may_wait = bool(self._running) or waits(self._engine)
+        self._running.append((index, request, self._engine.accept(request, index, waits=may_wait)))
 
     def _finish_oldest(self) -> None:
         index, request, channel = self._running[0]
@@ -154,6 +155,8 @@ class AsyncBatch(Generic[_P]):
 
     def __init__(self, engine: EngineClient, prepare: Callable[[_P], Request]) -> None:
         self._engine, self._prepare = engine, prepare
+        self._room = asyncio.Semaphore(engine.config.num_slots + engine.config.max_queue)
+        self._num_open = 0
         self._tasks: list[asyncio.Task[Outcome]] = []
 
     async def run(self, prompts: Sequence[_P]) -> list[Outcome]:
@@ -167,38 +170,33 @@ class AsyncBatch(Generic[_P]):
                 task.cancel()
 
     async def _start(self, index: int, prompt: _P) -> None:
+        await self._room.acquire()
         try:
             request = await asyncio.to_thread(self._prepare, prompt)
-            channel = await self._accept(request, index)
+            may_wait = self._num_open > 0 or waits(self._engine)
+            channel = self._engine.accept(request, index, waits=may_wait)
         except PacelineError as error:
+            self._room.release()
             self._tasks.append(asyncio.create_task(_refused(error)))
         else:
-            self._tasks.append(asyncio.create_task(_outcome(request, channel)))
+            self._num_open += 1
+            self._tasks.append(asyncio.create_task(self._outcome(request, channel)))
 
-    async def _accept(self, request: Request, index: int) -> StreamChannel:
-        while True:
-            try:
-                return self._engine.accept(request, index)
-            except QueueFull:
-                running = [task for task in self._tasks if not task.done()]
-                if not running:
-                    raise
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    async def _outcome(self, request: Request, channel: StreamChannel) -> Outcome:
+        """Return once the engine has a place again, a moment after the terminal chunk."""
+        outcome: Outcome
+        try:
+            outcome = await collect_async(request, channel)
+        except PacelineError as error:
+            outcome = error
+        await channel.released()
+        self._num_open -= 1
+        self._room.release()
+        return outcome
 
 
 async def _refused(error: PacelineError) -> Outcome:
     return error
-
-
-async def _outcome(request: Request, channel: StreamChannel) -> Outcome:
-    """Return once the engine has a place again, a moment after the terminal chunk."""
-    outcome: Outcome
-    try:
-        outcome = await collect_async(request, channel)
-    except PacelineError as error:
-        outcome = error
-    await channel.released()
-    return outcome
 
 
 def submit_streams(
@@ -227,7 +225,7 @@ def submit_streams(
 
     with cancelled_if_left(cancel):
         for index, (found, (_, given)) in enumerate(zip(prepared, entries, strict=True), first_index):
-            accept = partial(engine.accept, request_index=index, channel=given)
+            accept = partial(engine.accept, request_index=index, channel=given, waits=waits(engine))
             channel = _unless_refused(partial(accept, found)) if isinstance(found, Request) else found
             channels.append(_ended(channel, index, given) if isinstance(channel, PacelineError) else channel)
     return channels

@@ -152,7 +152,7 @@ def test_a_full_queue_refuses_a_chat() -> None:
     """Nothing begins, and the next one works when there is a place."""
     from paceline.config import EngineConfig
 
-    engine = FakeEngineClient(backend=FakeBackend(num_seq_ids=2), config=EngineConfig(max_queue=0))
+    engine = FakeEngineClient(backend=FakeBackend(num_seq_ids=2), config=EngineConfig(max_queue=0, when_full="refuse"))
     chats = FakeChats(engine)
     running = [
         chats.stream_chat(HELLO, max_tokens=3000, ignore_eos=True, max_buffered_tokens=1)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,52 +39,44 @@ def within(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, LONG_S))
 
 
-class OnePlace:
-    """An engine with one place, whose results are there at once, and the place only when a caller waits for it."""
+class FewPlaces:
+    """The engine of a list: how many requests may be open at once, and how many were."""
 
-    def __init__(self, running: Running, *, is_taken: bool = False) -> None:
-        self._running, self.is_taken = running, is_taken
+    def __init__(self, running: Running, *, when_full: str = "wait") -> None:
+        self._running, self.waits = running, list[bool]()
+        self.config = SimpleNamespace(num_slots=1, max_queue=1, when_full=when_full)
 
     def prepare(self, prompt: str, params: SamplingParams, options: RequestOptions) -> Request:
         return self._running.request(prompt, max_tokens=params.max_tokens)
 
-    def accept(self, request: Request, request_index: int = 0) -> StreamChannel:
-        if self.is_taken:
-            raise QueueFull("full")
-        self.is_taken = True
-        channel = _Released(self)
-        sender = channel.attach(request_index=request_index)
-        sender.finish(StreamChunk(index=0, finish_reason=FinishReason.LENGTH))
-        return channel
-
-
-class _Released(StreamChannel):
-    def __init__(self, engine: OnePlace) -> None:
-        super().__init__()
-        self._engine = engine
-
-    def wait_released(self, timeout_s: float | None = None) -> bool:
-        self._engine.is_taken = False
-        return True
-
-    async def released(self) -> None:
-        self._engine.is_taken = False
+    def accept(self, request: Request, request_index: int = 0, *, waits: bool) -> StreamChannel:
+        self.waits.append(waits)
+        return self._running.router.submit(request, request_index, waits=waits)
 
 
 @pytest.mark.parametrize("run", [run_blocking, run_async])
-def test_a_list_waits_for_the_places_of_its_own_requests(run: Run) -> None:
-    """That a result is there does not mean that its place is: no request is refused in between."""
-    with Running() as running:
-        outcomes = run(OnePlace(running), ["a", "b", "c"])
+def test_a_list_has_as_many_open_requests_as_the_engine_takes(run: Run) -> None:
+    """Its own requests give places back before the next one is prepared: none of them waits in line."""
+    with Running(max_requests=2) as running:
+        engine = FewPlaces(running, when_full="refuse")
+        outcomes = run(engine, [f"prompt {index}" for index in range(20)])
+    assert [type(one) for one in outcomes] == [Completion] * 20
+    assert running.inbox.num_refused == 0
+
+
+@pytest.mark.parametrize("run", [run_blocking, run_async])
+def test_a_list_waits_for_the_requests_of_others(run: Run) -> None:
+    """In line, while others fill the engine; with when_full="refuse" each prompt is refused."""
+    with Running(max_requests=2) as running:
+        running.hold()
+        others = [running.submit("other", max_tokens=1) for _ in range(2)]
+        running.wait_for_pass()
+        refused = run(FewPlaces(running, when_full="refuse"), ["a", "b", "c"])
+        threading.Timer(0.1, running.backend.gate.set).start()
+        outcomes = run(FewPlaces(running), ["a", "b", "c"])
+        assert all(channel.is_finished for channel in others)
+    assert [type(one) for one in refused] == [QueueFull] * 3
     assert [type(one) for one in outcomes] == [Completion] * 3
-
-
-@pytest.mark.parametrize("run", [run_blocking, run_async])
-def test_where_others_fill_the_engine_each_prompt_is_refused(run: Run) -> None:
-    """A list that has no request of its own to wait for gives up."""
-    with Running() as running:
-        outcomes = run(OnePlace(running, is_taken=True), ["a", "b"])
-    assert [type(one) for one in outcomes] == [QueueFull] * 2
 
 
 def ended_with(*errors: PacelineError | None) -> StreamChannel:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import threading
+from typing import Any
 
 import pytest
 from tests.engine_world import make_request
 from tests.running_engine import LONG_S, in_threads
 
 from paceline.engine.commands import Cancel, EndSlow, SetPaused, Stop, Submit
-from paceline.engine.inbox import Inbox
+from paceline.engine.inbox import Inbox, Wait
 from paceline.errors import EngineStopped, QueueFull
 from paceline.scheduling.sequence import Request
 from paceline.testing.fake_backend import FakeBackend, ManualClock
@@ -214,3 +216,114 @@ def test_what_another_front_has_accepted_finds_room() -> None:
     inbox.close()
     with pytest.raises(EngineStopped):
         inbox.submit(request_of(inbox), 1, is_accepted=True)
+
+
+class Line:
+    """An inbox with room for one request, the requests that wait in its line, and what became of their waits."""
+
+    def __init__(self, inbox: Inbox | None = None) -> None:
+        self.inbox = Inbox(1) if inbox is None else inbox
+        self.accepted: list[int] = []
+        self.refused: list[tuple[int, str]] = []
+        self.first = self.submit()
+
+    def submit(self, prompt: str = "hello", **options: Any) -> Request:
+        request = make_request(BACKEND, CLOCK, self.inbox.next_key(), prompt, **options)
+        key = request.key
+        wait = Wait(lambda: self.accepted.append(key), lambda error: self.refused.append((key, str(error))))
+        self.inbox.submit(request, len(request.prompt), wait=wait)
+        return request
+
+
+def test_requests_wait_in_line_in_order_of_arrival() -> None:
+    """The engine gets each of them when one before it has ended; nothing polls."""
+    line = Line()
+    inbox, requests = line.inbox, [line.submit() for _ in range(3)]
+    assert inbox.take() == [Submit(line.first)]
+    assert (inbox.num_open, [inbox.is_in_line(one.key) for one in requests]) == (1, [True] * 3)
+    for before, request in itertools.pairwise([line.first, *requests]):
+        inbox.started(before.key)
+        assert inbox.take() == []
+        inbox.ended(before.key)
+        assert inbox.take() == [Submit(request)]
+        assert line.accepted[-1] == request.key
+    inbox.ended(requests[-1].key)
+    assert (inbox.num_open, line.refused) == (0, [])
+
+
+def test_no_request_overtakes_the_line() -> None:
+    """While a long prompt waits for its tokens, a short one is refused, or waits after it."""
+    line = Line(Inbox(10, max_queue_tokens=8))
+    long, short = line.submit("0123456789"), line.submit("a")
+    with pytest.raises(QueueFull, match="2 requests wait in line for room; try again later"):
+        submit(line.inbox, "a")
+    assert line.inbox.num_refused == 1
+    assert line.inbox.take() == [Submit(line.first)]
+    line.inbox.started(line.first.key)  # its tokens wait no more
+    assert line.inbox.take() == [Submit(long)]
+    line.inbox.started(long.key)
+    assert line.inbox.take() == [Submit(short)]
+
+
+def test_a_cancelled_wait_ends_out_of_turn() -> None:
+    """The scheduler gets the request and its cancel, in this order; the line goes on without it."""
+    line = Line()
+    one, other = line.submit(), line.submit()
+    line.inbox.take()
+    other.cancelled = True
+    line.inbox.put(Cancel(other.key))
+    assert line.inbox.take() == [Cancel(other.key)]
+    assert line.inbox.take() == [Submit(other), Cancel(other.key)]
+    line.inbox.ended(other.key)
+    assert line.inbox.take() == []
+    one.cancelled = True
+    line.inbox.put(Cancel(one.key))
+    line.inbox.ended(line.first.key)  # its turn comes before its cancel is taken
+    assert line.inbox.take() == [Cancel(one.key), Submit(one), Cancel(one.key)]
+
+
+def test_a_wait_ends_at_its_deadline() -> None:
+    """The engine's thread is woken to note the deadline, and accepts the request then."""
+    line = Line()
+    patient, hasty = line.submit(timeout_s=60), line.submit(queue_timeout_s=5)
+    line.submit()
+    assert line.inbox.take() == [Submit(line.first)]
+    assert line.inbox.next_deadline_s() == hasty.submitted_s + 5
+    line.inbox.end_overdue_waits(hasty.submitted_s + 4.9)
+    assert line.inbox.take() == []
+    line.inbox.end_overdue_waits(hasty.submitted_s + 5)
+    assert line.inbox.take() == [Submit(hasty)]
+    assert line.inbox.next_deadline_s() == patient.submitted_s + 60
+    line.inbox.ended(hasty.key)
+    line.inbox.ended(line.first.key)
+    assert line.inbox.take() == [Submit(patient)]
+    assert line.inbox.next_deadline_s() == math.inf
+
+
+def test_a_new_deadline_wakes_the_thread_that_waits() -> None:
+    """Also if it waits without a limit, since all open requests are paused."""
+    line = Line()
+    line.inbox.take()
+    in_threads(lambda: line.inbox.wait(LONG_S), lambda: line.submit(timeout_s=60))
+    assert line.inbox.take() == []
+
+
+def test_closing_refuses_the_line() -> None:
+    """With `EngineStopped`, at once, and for good; what was accepted stays."""
+    line = Line()
+    requests = [line.submit(timeout_s=5) for _ in range(2)]
+    line.inbox.close()
+    assert line.refused == [
+        (one.key, "the engine was shut down and takes no requests; make a new one") for one in requests
+    ]
+    line.inbox.ended(line.first.key)
+    line.inbox.end_overdue_waits(math.inf)
+    assert (line.inbox.take(), line.accepted, line.inbox.num_open) == ([], [], 0)
+
+
+def test_larger_bounds_serve_the_line() -> None:
+    """Of a worker or of replicas that have more slots than those before."""
+    line = Line()
+    requests = [line.submit() for _ in range(3)]
+    line.inbox.set_bounds(3, None)
+    assert line.inbox.take() == [Submit(line.first), Submit(requests[0]), Submit(requests[1])]

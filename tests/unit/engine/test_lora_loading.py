@@ -216,12 +216,12 @@ def test_an_adapter_that_is_replaced_while_a_request_is_accepted_is_renewed(
     request, submit = prepared(engine, "a", "b"), engine._inbox.submit
     is_late = [True]
 
-    def submit_late(request: Any, num_tokens: int) -> None:
+    def submit_late(request: Any, num_tokens: int, **options: Any) -> None:
         if is_late:
             is_late.pop()
             engine.unload_lora("a")
             engine.load_lora("a", files[1])
-        submit(request, num_tokens)
+        submit(request, num_tokens, **options)
 
     monkeypatch.setattr(engine._inbox, "submit", submit_late)
     _, last = read(engine.accept(request))

@@ -137,9 +137,9 @@ def test_an_interval_set_while_the_request_is_submitted_is_not_lost() -> None:
     request = door.request()
     submit = door.inbox.submit
 
-    def submit_late(*args: Any) -> None:
+    def submit_late(*args: Any, **options: Any) -> None:
         channel.interval = 7
-        submit(*args)
+        submit(*args, **options)
 
     door.inbox.submit = submit_late  # type: ignore[method-assign]
     door.router.submit(request, 0, channel)

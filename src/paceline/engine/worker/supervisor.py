@@ -161,6 +161,7 @@ class Supervisor(EngineThread):
         self._note_use()
         if self._inbox in ready:
             self._inbox.calm()
+        self._inbox.end_overdue_waits(self._clock.now())
         for command in self._inbox.take():
             self._do(command)
         worker = self._worker
@@ -180,7 +181,7 @@ class Supervisor(EngineThread):
         times = [time for time in (self._start_at, self._stop_by) if time is not None]
         if self._worker is None:  # else it may be loading, with its servers
             times.append(self._away.next_s())
-        at = min([*times, self._requests.next_deadline_s(), self._sleep.next_s()])
+        at = min([*times, self._requests.next_deadline_s(), self._inbox.next_deadline_s(), self._sleep.next_s()])
         return None if math.isinf(at) else max(0.0, at - self._clock.now())
 
     def _do(self, command: Command) -> None:
