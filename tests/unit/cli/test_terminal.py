@@ -59,7 +59,7 @@ def test_no_color_leaves_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys, "stderr", Screen())
     terminal.report("x")
-    assert "31m" not in sys.stderr.getvalue() and "Error: " in sys.stderr.getvalue()
+    assert "31m" not in sys.stderr.getvalue() and "Error:" in sys.stderr.getvalue()
 
 
 def test_characters_that_stdout_cannot_show_become_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
