@@ -197,6 +197,46 @@ def test_calls_that_are_required_are_held_as_well(
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("arguments", "is_taken"),
+    [
+        ('{"n": 1234567890123456, "x": 0.5}', True),
+        ('{"n":\n  5,\n  "x": 1.5e-10}', True),
+        ('{"n": 12345678901234567, "x": 0.5}', False),
+        ('{"n": 5, "x": 0.123456789012345678}', False),
+        ('{"n": 5 , "x": 1}', False),
+        ('{"n" : 5, "x": 1}', False),
+        ('{"n":\n                 5, "x": 1}', False),
+        ('{"n": 7, "x": 1, "long": 123456789012345678}', False),
+    ],
+)
+def test_arguments_have_few_digits_and_blanks(
+    llama_cpp_source: Path, compiler: ConstraintCompiler, choice: str, arguments: str, is_taken: bool
+) -> None:
+    """Numbers have 16 digits before the point and after it, and blanks come after separators alone."""
+    chat = formats(llama_cpp_source)[JSON_FORMAT]
+    properties = {"n": {"type": "integer"}, "x": {"type": "number"}, "long": {"type": "integer"}}
+    tool = tool_of("order", type="object", properties=properties)
+    request = request_for(chat, tools=[tool], tool_choice=choice)
+    assert request is not None
+    text = f'<tool_call>\n{{"name": "order", "arguments": {arguments}}}\n</tool_call>'
+    assert (Follower(request.params, compiler).refused(text) is None) is is_taken
+
+
+LONG = {"n": {"type": "integer", "maximum": 10**17}}
+
+
+def test_arguments_with_longer_bounds_have_longer_numbers(llama_cpp_source: Path, compiler: ConstraintCompiler) -> None:
+    """One digit more than the longest number of the tools' schemas."""
+    chat = formats(llama_cpp_source)[JSON_FORMAT]
+    request = request_for(chat, tools=[tool_of("order", type="object", properties=LONG)])
+    assert request is not None
+    for number, is_taken in ((10**17, True), (10**17 + 1, False), (10**18, False)):
+        text = f'<tool_call>\n{{"name": "order", "arguments": {{"n": {number}}}}}\n</tool_call>'
+        assert (Follower(request.params, compiler).refused(text) is None) is is_taken
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("name", ["Qwen3.5-4B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "StepFun3.5-Flash"])
 def test_a_call_that_ends_thinking_is_held(
     llama_cpp_source: Path, compiler: ConstraintCompiler, name: str, choice: str

@@ -13,7 +13,7 @@ from paceline import _native
 from paceline.errors import GrammarError, PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler
-from paceline.runtime.sampler import compact_grammar
+from paceline.runtime.sampler import spaced_grammar
 
 
 def grammar_of(schema: Any) -> str:
@@ -123,16 +123,19 @@ def test_a_property_that_is_called_pattern_is_none() -> None:
     assert "\\d" not in grammar
 
 
-def test_a_compact_grammar_has_no_blanks(vocabulary: Model) -> None:
-    """The rule of blanks that llama.cpp writes is replaced."""
+def test_a_grammar_has_few_blanks_or_none(vocabulary: Model) -> None:
+    """The rule of blanks that llama.cpp writes is replaced, by a rule with 16 blanks of indentation or with none."""
     schema = {"type": "array", "items": {"enum": ["a"]}, "maxItems": 2}
     plain = grammar_of(schema)
     assert "space ::= " in plain
-    assert compact_grammar(plain) != plain
+    assert len({plain, *(spaced_grammar(plain, is_compact=is_compact) for is_compact in (False, True))}) == 3
     params = SamplingParams(json_schema=schema, disable_any_whitespace=True, seed=1)
     for text, is_taken in (('["a","a"]', True), ('["a", "a"]', False), ('[ "a"]', False)):
         assert takes(vocabulary, params, text) is is_taken
         assert takes(vocabulary, params.replace(disable_any_whitespace=False), text)
+    for num_blanks, is_taken in ((16, True), (17, False)):
+        indented = '["a",\n' + " " * num_blanks + '"a"]'
+        assert takes(vocabulary, params.replace(disable_any_whitespace=False), indented) is is_taken
 
 
 def takes(model: Model, params: SamplingParams, text: str) -> bool:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from paceline.chat.tool_schemas import escaped
+from paceline.constraints.json_schema_rules import max_digits
 from paceline.constraints.nesting import reference_resolver
 
 ALIAS: Final = re.compile(r"pacelinetool(\d+)x(?:arg(\d+)x)?")
@@ -25,8 +26,8 @@ _GBNF_TEXT: Final = re.compile(r'\[(?:\\.|[^\]\\])*\]|"(?:\\.|[^"\\])*"', re.DOT
 _LOOSE_RULES: Final[Mapping[str, str]] = {
     "object": '"{" blanks (string blanks ":" blanks value (blanks "," blanks string blanks ":" blanks value)* blanks)? "}"',
     "array": '"[" blanks (value (blanks "," blanks value)* blanks)? "]"',
-    "integral-part": "[0-9]+",
-    "decimal-part": "[0-9]+",
+    "integral-part": "[0-9]{1,%d}",
+    "decimal-part": "[0-9]{1,%d} [1-9]?",  # the last digit for numbers that cannot end with zeros
 }
 _JSON_RULE: Final = re.compile(rf"^({'|'.join(_LOOSE_RULES)}) ::= .*$", re.MULTILINE)
 _TYPES: Final = ("null", "boolean", "number", "integer", "string", "array", "object")
@@ -115,11 +116,13 @@ class CallNames:
     def in_grammar(self, grammar: str, *, is_loose: bool) -> str:
         """Replace the aliases in a GBNF grammar by the real names.
 
-        With `is_loose` the grammar allows every spelling of JSON's white space and numbers. Two grammars with different
-        spellings would come to texts that neither of them continues.
+        With `is_loose` the grammar allows every spelling of JSON's white space and numbers, but for too many digits. Two
+        grammars with different spellings would come to texts that neither of them continues.
         """
         if is_loose:
-            grammar = _JSON_RULE.sub(lambda match: f"{match[1]} ::= {_LOOSE_RULES[match[1]]}", grammar)
+            limit = str(max((max_digits(tool.schema) for tool in self.tools), default=16))
+            loose = {name: rule.replace("%d", limit) for name, rule in _LOOSE_RULES.items()}
+            grammar = _JSON_RULE.sub(lambda match: f"{match[1]} ::= {loose[match[1]]}", grammar)
             grammar = f"{grammar.rstrip()}\nblanks ::= [ \\t\\n\\r]*\n"
 
         def replaced(match: re.Match[str]) -> str:

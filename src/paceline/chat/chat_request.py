@@ -17,7 +17,7 @@ from paceline.chat.tools import ToolChoice, parse_tool_choice, parse_tools
 from paceline.errors import ChatParseError, InvalidParams, Unsupported
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
-from paceline.runtime.sampler import compact_grammar, grammar_of_schema
+from paceline.runtime.sampler import grammar_of_schema, spaced_grammar
 
 _NO_CONTENT = "json_schema: the schema was left out, since tool_choice demands a call, and a call has no content"
 _PROBE, _WORD = '{"a":1}', "x"
@@ -203,7 +203,7 @@ def _with_constraint(
 
 def _spaced(grammar: str, params: SamplingParams) -> str:
     """Return a grammar of a schema's JSON with the blanks that the params allow."""
-    return compact_grammar(grammar) if params.disable_any_whitespace else grammar
+    return spaced_grammar(grammar, is_compact=params.disable_any_whitespace)
 
 
 def _with_fixed(params: SamplingParams, grammar: str, prefix: str) -> SamplingParams:

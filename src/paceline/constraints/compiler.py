@@ -23,8 +23,8 @@ from paceline import validation
 from paceline.constraints.call_constraint import CallConstraint, CallTriggers
 from paceline.constraints.constraint import Constraint, TokenTable
 from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
-from paceline.constraints.json_blanks import BlankTokens, JsonConstraint
-from paceline.constraints.json_schema_rules import place_of, prepared_schema
+from paceline.constraints.json_constraint import JsonConstraint, JsonTokens
+from paceline.constraints.json_schema_rules import max_digits, place_of, prepared_schema
 from paceline.constraints.nesting import lark_nesting
 from paceline.constraints.pattern_rules import is_too_large
 from paceline.constraints.schema_rewrites import types_of
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 Spec = tuple[str, str, bool]
-"""The key of a compiled grammar: its kind, its text, and whether JSON of a schema is compact."""
+"""The key of a compiled grammar: its kind, its text, and whether its JSON has fewer blanks."""
 
 _MAX_COMPILES = 2
 _CACHED_GRAMMARS = 64
+_MAX_DIGIT_LIMITS = 4  # of which the tokens are kept
 _CACHED_CHARS = 2**22
 _MAX_GRAMMAR_CHARS = 2**20
 _MAX_LARK_NESTING = 2000
@@ -47,12 +48,19 @@ _JSON_OPTIONS: Final[dict[str, Any]] = {  # all of them, so that a schema's own 
     "lenient": False,
     "coerce_one_of": False,
     "whitespace_flexible": True,
-    "whitespace_pattern": r"\x20|\x0A{1,2}[\x20\x09]{0,20}",
+    "whitespace_pattern": r"\x20|\x0A{1,2}[\x20\x09]{0,16}",
     "item_separator": ",",
     "key_separator": ":",
     # One spelling of each character: a name could else be spelt so that its property's schema would not apply.
     "json_allowed_escapes": '"\\bfnrt',
     "json_allow_general_unicode_escapes": False,
+}
+_CALL_OPTIONS: Final[dict[str, Any]] = {  # of arguments of tools; no blanks that a bracket would have to follow
+    **_JSON_OPTIONS,
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": f",(?:{_JSON_OPTIONS['whitespace_pattern']})?",
+    "key_separator": f":(?:{_JSON_OPTIONS['whitespace_pattern']})?",
 }
 # What llguidance may spend, beyond which it refuses a grammar or ends a row with an error. Its fuel is counted in steps of its
 # automata, not in time: a compile cannot be interrupted, so that a limit of time would leave its thread running.
@@ -106,6 +114,7 @@ class ConstraintCompiler:
         self._compiles = threading.BoundedSemaphore(_MAX_COMPILES)
         self._matchers: OrderedDict[Spec, LLMatcher] = OrderedDict()
         self._compiling: dict[Spec, Future[LLMatcher]] = {}
+        self._tokens_by_digits: OrderedDict[int, JsonTokens] = OrderedDict()
         self._triggers: OrderedDict[tuple[object, ...], CallTriggers] = OrderedDict()
         self._thinking: OrderedDict[tuple[str, tuple[str, ...], str], ThinkingTokens] = OrderedDict()
 
@@ -119,10 +128,13 @@ class ConstraintCompiler:
         spec = spec_of(params)
         inner: Constraint | None = None
         if spec is not None:
-            kind, _, is_compact = spec
+            kind, text, _ = spec
             matcher = self.matcher(spec)
-            has_blanks = kind == "json_schema" and not is_compact
-            inner = JsonConstraint(matcher, self._blanks) if has_blanks else GrammarConstraint(matcher)
+            inner = (
+                JsonConstraint(matcher, self._json_tokens(text))
+                if kind == "json_schema"
+                else GrammarConstraint(matcher)
+            )
         elif params.constraint is not None:
             inner = self._own(params.constraint)
         calls = self._calls(params.call_grammar) if isinstance(params.call_grammar, CallGrammar) else None
@@ -185,7 +197,7 @@ class ConstraintCompiler:
 
     def _calls(self, grammar: CallGrammar) -> CallConstraint:
         # Kept here: the cache may drop the grammar before a call begins, and compiling it again would hold up an engine.
-        matcher = self.matcher(("lark", grammar.lark, False))
+        matcher = self.matcher(("lark", grammar.lark, True))
         with self._lock:
             triggers = self._triggers.get(grammar.triggers)
             if triggers is None:
@@ -216,9 +228,15 @@ class ConstraintCompiler:
                     self._thinking.popitem(last=False)
             return found
 
-    @cached_property
-    def _blanks(self) -> BlankTokens:
-        return BlankTokens(self.table, self._index)
+    def _json_tokens(self, schema: str) -> JsonTokens:
+        limit = max_digits(json.loads(schema))
+        with self._lock:
+            found = self._tokens_by_digits.get(limit)
+            if found is None:
+                found = self._tokens_by_digits[limit] = JsonTokens(self.table, self._index, limit)
+                while len(self._tokens_by_digits) > _MAX_DIGIT_LIMITS:
+                    self._tokens_by_digits.popitem(last=False)
+            return found
 
     @cached_property
     def _index(self) -> PieceIndex:
@@ -295,14 +313,16 @@ def _grammar(kind: str, text: str, *, is_compact: bool) -> str:
         return LLMatcher.grammar_from_regex("|".join(map(_literal, json.loads(text))))
     if kind == "regex" and is_too_large(text):
         raise GrammarError("regex: its counted repetitions are too large")
-    return LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(_with_schemas(text))
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    return LLMatcher.grammar_from_lark(_with_schemas(text, _CALL_OPTIONS if is_compact else _JSON_OPTIONS))
 
 
 _JSON_RULE = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)""")
 
 
-def _with_schemas(lark: str) -> str:
-    """Return a Lark grammar whose JSON schemas are prepared as others are."""
+def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
+    """Return a Lark grammar whose JSON schemas are prepared as others are, with options of llguidance."""
     nesting = lark_nesting(lark)
     if nesting > _MAX_LARK_NESTING:
         raise GrammarError(
@@ -319,7 +339,7 @@ def _with_schemas(lark: str) -> str:
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"lark: what follows %json is no JSON schema: {error}") from None
         prepared = json.loads(prepared_schema(json.dumps(schema)))
-        found += [lark[start : match.end()], json.dumps({**prepared, "x-guidance": _JSON_OPTIONS})]
+        found += [lark[start : match.end()], json.dumps({**prepared, "x-guidance": options})]
         start = at = end
     return "".join([*found, lark[start:]])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Container, Iterator, Mapping
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ _MAX_PATTERNS: Final = 16  # in one allOf
 _MAX_PROPERTIES: Final = 1000  # of an object that may have others
 _EXCLUSIVE: Final = ("exclusiveMinimum", "exclusiveMaximum")
 _BOUNDS: Final = ("minimum", "maximum", *_EXCLUSIVE)
+_OF_NUMBERS: Final = (*_BOUNDS, "multipleOf", "const", "enum")
+_MAX_DIGITS: Final = 16
 _MAX_NESTING: Final = 400  # through references; some 1500 overflow the native stack
 
 ANNOTATIONS: Final = frozenset(
@@ -128,6 +131,23 @@ def relaxed_schema(schema: Schema, keywords: Container[str] | None = None) -> tu
     return preparation.run(), preparation.left_out
 
 
+def max_digits(schema: Any) -> int:
+    """Return the digits that a generated number may have before the point, and after it.
+
+    These are 16, as in llama.cpp, or one more than the longest number of the schema has.
+    """
+    numbers = (
+        number
+        for _, node in schema_objects("#", schema)
+        for keyword in _OF_NUMBERS
+        if keyword in node
+        for number in _numbers_in(node[keyword])
+    )
+    parts = (part for number in numbers for part in f"{abs(Decimal(str(number))):f}".split("."))
+    longest = max(map(len, parts), default=0)
+    return max(_MAX_DIGITS, longest + 1 if longest >= _MAX_DIGITS else 0)
+
+
 def place_of(
     text: str, keywords: tuple[str, ...], concerns: Callable[[Schema, str], bool] = lambda _node, _keyword: True
 ) -> str:
@@ -213,7 +233,7 @@ class _Preparation:
             return node
         _check_types(path, node)
         is_shown = self._leaves_out is not None  # to a model, for which a format says more than its pattern
-        node = rewritten(node, self._resolve, self._shared, self._steps, keeps_dates=is_shown)
+        node = rewritten(node, self._resolve, self._shared, self._steps, is_shown=is_shown)
         for keyword, reason in _unenforced(path, node):
             if self._leaves_out is None:
                 raise _refused(path, keyword, reason)
@@ -321,7 +341,7 @@ def _constants(_: str, node: Schema) -> _Reasons:
 
 def _numbers(_: str, node: Schema) -> _Reasons:
     """Yield numbers that would be rounded."""
-    for keyword in (*_BOUNDS, "multipleOf", "const", "enum"):
+    for keyword in _OF_NUMBERS:
         if keyword in node and not all(map(_is_exact, _numbers_in(node[keyword]))):
             yield keyword, "integers of more than 53 bits would be rounded; leave this out"
 

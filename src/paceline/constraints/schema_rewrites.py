@@ -7,6 +7,7 @@ becomes `properties` if it lists the names, and formats of pydantic become patte
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from itertools import combinations, islice
@@ -26,6 +27,7 @@ _MAX_DEPTH: Final = 6  # of the properties that are compared
 MAX_STEPS: Final = 200_000  # of comparing the alternatives of one schema
 _EXCLUSIVE: Final = {"exclusiveMinimum": ("minimum", 1e-9), "exclusiveMaximum": ("maximum", -1e-9)}
 _MAX_EXACT: Final = 2**20  # numbers up to which a bound can be moved by 1e-9
+_LARGEST: Final = 9_999_999_999_999_998  # integer of 16 digits that a float has exactly
 
 _HEX: Final = "[0-9a-fA-F]"
 _IPV4: Final = r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -74,7 +76,7 @@ _DECIMAL: Final = re.compile(  # the patterns that pydantic 2.10 to 2.13 writes 
 )
 
 
-def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps, *, keeps_dates: bool = False) -> Schema:
+def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps, *, is_shown: bool = False) -> Schema:
     """Return an object of a schema in which the keywords that llguidance lacks are written with others, if they can be.
 
     Args:
@@ -83,9 +85,9 @@ def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps, *, kee
         share: Takes an object of the schema and the name of a property, or None; returns a reference to a definition of the
             object, in which that property is required.
         steps: The steps that are left. When none is left, a `oneOf` stays.
-        keeps_dates: Whether the formats of dates and times stay.
+        is_shown: Whether the schema is shown to a model. Formats of dates and times, and multiples without bounds, then stay.
     """
-    changed = dict(node) if keeps_dates else _with_real_dates(node)
+    changed = dict(node) if is_shown else _with_real_dates(node)
     if isinstance(changed.get("oneOf"), list):
         changed = _without_one_of(changed, resolve, share, steps)
     if "propertyNames" in changed:
@@ -96,7 +98,8 @@ def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps, *, kee
         changed["pattern"] = FORMAT_PATTERNS[changed.pop("format")]
     if isinstance(changed.get("pattern"), str):
         changed["pattern"] = _decimal_pattern(changed["pattern"]) or changed["pattern"]
-    return _with_exact_bounds(changed)
+    changed = _with_exact_bounds(changed)
+    return changed if is_shown else _with_bounded_multiples(changed)
 
 
 def _with_real_dates(node: Schema) -> Schema:
@@ -382,3 +385,22 @@ def _with_exact_bounds(node: Schema) -> Schema:
         if not value % 1 and abs(value) <= _MAX_EXACT and inclusive not in node:
             changed[inclusive] = changed.pop(keyword) + step
     return changed
+
+
+def _with_bounded_multiples(node: Schema) -> Schema:
+    """Return the node with bounds of 16 digits beside multipleOf, if it has none: a multiple may need any number of digits."""
+    step = node.get("multipleOf")
+    limits = {name: node[name] for name in ("minimum", "maximum", *_EXCLUSIVE) if name in node}
+    if not all(map(_is_float, (step, *limits.values()))):
+        return node
+    most = max(_LARGEST, 9 * max(abs(value) for value in (step, *limits.values())))
+    low = {} if {"minimum", "exclusiveMinimum"} & limits.keys() else {"minimum": -most}
+    high = {} if {"maximum", "exclusiveMaximum"} & limits.keys() else {"maximum": most}
+    return {**node, **low, **high}
+
+
+def _is_float(value: Any) -> bool:
+    try:
+        return _is_number(value) and math.isfinite(float(value))
+    except OverflowError:
+        return False

@@ -27,6 +27,7 @@ LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]
 
 _SPACE_RULE = re.compile(r"^space ::= .*$", re.MULTILINE)
+_NO_BLANKS, _FEW_BLANKS = '""', '| " " | "\\\\n"{1,2} [ \\\\t]{0,16}'
 # Params whose native options have the same name and meaning.
 _SAME = (
     "temperature",
@@ -282,9 +283,7 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
     elif params.choice is not None:
         text = "root ::= " + " | ".join(map(_literal, params.choice))
     elif isinstance(params.json_schema, str):  # SamplingParams keeps it as text
-        text = grammar_of_schema(params.json_schema)
-        if params.disable_any_whitespace:
-            text = compact_grammar(text)
+        text = spaced_grammar(grammar_of_schema(params.json_schema), is_compact=params.disable_any_whitespace)
     if text is None:
         return None
     grammar = _native.GrammarOptions()
@@ -306,9 +305,9 @@ def grammar_of_schema(schema: str) -> str:
     return _native.grammar_of_json_schema(schema)
 
 
-def compact_grammar(grammar: str) -> str:
-    """Return a grammar of a JSON schema without blanks between the tokens of JSON."""
-    return _SPACE_RULE.sub('space ::= ""', grammar)
+def spaced_grammar(grammar: str, *, is_compact: bool) -> str:
+    """Return a grammar of a JSON schema with at most 16 blanks of indentation, or without blanks between the tokens of JSON."""
+    return _SPACE_RULE.sub(f"space ::= {_NO_BLANKS if is_compact else _FEW_BLANKS}", grammar)
 
 
 def _literal(text: str) -> str:
