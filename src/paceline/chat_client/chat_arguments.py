@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from paceline import validation
 from paceline.chat import ChatFormat, ChatOptions, Tool, Turn, next_turn, parse_tool_choice, template_kwargs
 from paceline.chat_client.function_tools import Toolbox
-from paceline.chat_client.response_models import ResponseModel
+from paceline.chat_client.response_models import ResponseModel, SchemaNotice
 from paceline.engine.arguments import collected_arguments, given_options, names_elsewhere, request_arguments
 from paceline.errors import InvalidParams, InvalidType
 from paceline.keywords import ChatRequestKeywords, Int, ReadingKeywords, with_keywords
@@ -36,6 +37,7 @@ class ChatOwnKeywords(TypedDict, total=False):
     run_tools: bool | None
     max_tool_rounds: Int | None
     response_format: Mapping[str, object] | None
+    schema_in_prompt: bool | None
     reasoning_format: Literal["auto", "none"] | None
     reasoning_effort: str | None
     chat_template: str | None
@@ -94,6 +96,7 @@ class ChatArguments:
     """The checked keywords of a call.
 
     params: how to generate; a schema of response_format or response_model is in it. response: what the content becomes.
+    notice: the sentence that shows the schema to the model; None: the prompt has no schema.
     max_tool_rounds: how often calls are run; 0: never.
     """
 
@@ -105,6 +108,7 @@ class ChatArguments:
     generates: bool | None
     toolbox: Toolbox
     response: ResponseModel[Any] | None
+    notice: SchemaNotice | None
     max_tool_rounds: int
 
     def turn(self, messages: object, num_rounds: int) -> Turn:
@@ -112,6 +116,10 @@ class ChatArguments:
         if num_rounds:
             return next_turn(messages)
         return next_turn(messages, continues=self.continues, generates=self.generates)
+
+    def shown(self, turn: Turn) -> Turn:
+        """Return a turn with the schema in its prompt, if it has one."""
+        return turn if self.notice is None else dataclasses.replace(turn, messages=self.notice.added_to(turn.messages))
 
     def options_after(self, num_rounds: int) -> ChatOptions:
         """Return the options of a round; after the first, no call is required, since the model would never reply."""
@@ -144,6 +152,7 @@ def chat_arguments(
         raise InvalidParams("echo means nothing in a chat; the prompt is in prompt_token_ids")
     response = ResponseModel.of(options.get("response_model"))
     toolbox = Toolbox(options.get("tools"))
+    sampling = _with_schema(sampling, options.get("response_format"), response)
     return ChatArguments(
         template=_optional_text("chat_template", options.get("chat_template")),
         chat_options=ChatOptions(
@@ -153,12 +162,13 @@ def chat_arguments(
             reasoning_format=options.get("reasoning_format", "auto"),
             kwargs=_template_kwargs(options),
         ),
-        params=_with_schema(sampling, options.get("response_format"), response),
+        params=sampling,
         request_options=rest,
         continues=_optional_bool("continue_final_message", options.get("continue_final_message")),
         generates=_optional_bool("add_generation_prompt", options.get("add_generation_prompt")),
         toolbox=toolbox,
         response=response,
+        notice=_schema_notice(options, sampling, response, toolbox),
         max_tool_rounds=_tool_rounds(options, toolbox, sampling),
     )
 
@@ -208,6 +218,18 @@ def _with_schema(
     if params.json_schema is not None:
         raise InvalidParams("response_format and json_schema exclude each other; leave one of them out")
     return params.replace(json_schema=schema)
+
+
+def _schema_notice(
+    options: Mapping[str, Any], params: SamplingParams, response: ResponseModel[Any] | None, toolbox: Toolbox
+) -> SchemaNotice | None:
+    if not validation.boolean("schema_in_prompt", options.get("schema_in_prompt", response is not None)):
+        return None
+    if params.json_schema is None:
+        raise InvalidParams("schema_in_prompt needs a schema: response_model, response_format or json_schema")
+    schema = json.loads(str(params.json_schema)) if response is None else response.shown_schema
+    has_tools = bool(toolbox.tools) and options.get("tool_choice") != "none"
+    return SchemaNotice(schema, has_tools=has_tools, response=response)
 
 
 def _schema_of_format(response_format: object) -> Mapping[str, Any] | None:

@@ -125,7 +125,7 @@ class ChatCall:
         turn = self._arguments.turn(images.messages, len(self._rounds))
         self._messages = images.restored(turn.messages)
         options = self._arguments.options_after(len(self._rounds))
-        prepared = self._prepared(turn, options)
+        prepared = self._prepared(self._arguments.shown(turn), options)
         if not self._rounds:
             for warning in (*images.warnings, *prepared.warnings):
                 _log.warning("%s", warning)

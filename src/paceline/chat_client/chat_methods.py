@@ -118,6 +118,8 @@ class ChatMethods:
                 run_tools: Whether to run the calls of Python functions and go on with their results until there is a reply.
                 max_tool_rounds: How often (8); after that the calls themselves are the reply.
                 response_model: A pydantic model, dataclass or TypedDict; the reply has an instance of it, `parsed`.
+                schema_in_prompt: Whether the prompt shows the schema to the model, with its descriptions; None: if it is that
+                    of response_model.
                 response_format: As OpenAI's API has it: json_object, or json_schema with a schema.
                 reasoning_format: "auto" parses thinking apart from the content, "none" leaves it there.
                 reasoning_effort: For templates that know one; "none" is enable_thinking=False.

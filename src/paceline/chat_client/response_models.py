@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar, get_args, get_origin, is_typeddict
 
+from paceline.chat.message_rewrites import joined_text
 from paceline.chat.tool_schemas import relaxed
 from paceline.constraints.json_schema_rules import relaxed_schema
 from paceline.errors import InvalidParams, InvalidType
@@ -21,6 +22,7 @@ _SCHEMA = ("items", "additionalProperties", "not")
 _SCHEMA_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _FOR_READERS = ("title", "discriminator")  # oneOf says what a discriminator does
 _MAX_NESTING = 64
+_MAX_SHOWN_PATTERN = 80  # characters; longer patterns are of types such as HttpUrl
 
 
 class ResponseModel(Generic[T]):
@@ -51,6 +53,18 @@ class ResponseModel(Generic[T]):
             raise InvalidParams(f"response_model: there is no JSON schema of {self.name}: {reason}") from None
         enforceable, _ = relaxed_schema(narrowed(schema))
         self.json_schema = closed_schema(enforceable)
+        self._described = schema
+
+    @cached_property
+    def shown_schema(self) -> dict[str, Any]:
+        """The schema for a prompt: with descriptions, and without titles that repeat a name."""
+        shown: dict[str, Any] = _shown(self._described, self.name)
+        return shown
+
+    @property
+    def schema_of_pydantic(self) -> dict[str, Any]:
+        """The schema as pydantic writes it, which callers put into prompts of their own."""
+        return self._adapter.json_schema()
 
     @cached_property
     def schema_in_chat_grammars(self) -> dict[str, Any]:
@@ -90,6 +104,71 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     return closed
 
 
+def _shown(node: Any, name: str) -> Any:
+    """Return a schema for a prompt. name: of the property or definition that it describes."""
+    if isinstance(node, list):
+        return [_shown(child, name) for child in node]
+    if not isinstance(node, Mapping):
+        return node
+    shown: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in _SCHEMAS and isinstance(value, Mapping):
+            shown[key] = {child: _shown(described, child) for child, described in value.items()}
+        elif key in ("const", "enum", "default", "examples"):
+            shown[key] = value
+        elif key == "title" and isinstance(value, str) and _letters(value) == _letters(name):
+            continue
+        elif not (key == "pattern" and len(str(value)) > _MAX_SHOWN_PATTERN):
+            shown[key] = _shown(value, name)
+    return shown
+
+
+def _letters(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+class SchemaNotice:
+    """The sentence that shows a schema to the model."""
+
+    def __init__(self, schema: Any, *, has_tools: bool, response: ResponseModel[Any] | None = None) -> None:
+        """Write the sentence.
+
+        Args:
+            schema: The schema that the model reads.
+            has_tools: Whether a reply may be calls of tools instead.
+            response: The type of the schema; None: it is the caller's own.
+        """
+        text = json.dumps(schema, ensure_ascii=False)
+        begin = "When you call no tool, answer" if has_tools else "Answer"
+        self._text = f"{begin} with JSON that fits this schema: {text}"
+        schemas = [schema] if response is None else [schema, response.schema_of_pydantic]
+        self._schemas = {
+            _squeezed(json.dumps(known, ensure_ascii=is_ascii)) for known in schemas for is_ascii in (True, False)
+        }
+
+    def added_to(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return a conversation with the sentence at the end of its first message, if that is the system's, or as a new one.
+
+        A conversation that has the schema in a message stays as it is.
+        """
+        found = [dict(message) for message in messages]
+        texts = (_squeezed(joined_text(message["content"])) for message in found)
+        if any(schema in text for text in texts for schema in self._schemas):
+            return found
+        if found[0]["role"] not in ("system", "developer"):
+            return [{"role": "system", "content": self._text}, *found]
+        content = found[0]["content"]
+        if isinstance(content, str):
+            found[0]["content"] = f"{content}\n\n{self._text}" if content else self._text
+        else:
+            found[0]["content"] = [*content, {"type": "text", "text": self._text}]
+        return found
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
 def _readable(kind: Any, depth: int) -> Any:
     """Return the type with `typing.TypedDict`s in it replaced by those that pydantic can read before Python 3.12."""
     if sys.version_info >= (3, 12) or depth > _MAX_NESTING:
@@ -99,7 +178,9 @@ def _readable(kind: Any, depth: int) -> Any:
 
         hints = typing_extensions.get_type_hints(kind, include_extras=True)
         fields = {name: _key(kind, name, hint, depth + 1) for name, hint in hints.items()}
-        return typing_extensions.TypedDict(kind.__name__, fields)  # type: ignore[operator]
+        made: Any = typing_extensions.TypedDict(kind.__name__, fields)  # type: ignore[misc]
+        made.__doc__ = kind.__doc__
+        return made
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (list, dict, tuple, set, frozenset) and arguments:
         return origin[tuple(_readable(one, depth + 1) for one in arguments)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.chat_world import FakeAsyncChats, FakeChats, run_async
 from paceline.chat import ParsedMessage, ToolCall
 from paceline.chat_client import chat_call
 from paceline.chat_client.chat_arguments import CHAT_NAMES
+from paceline.chat_client.conversations import Conversation
 from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, PromptTooLong, ResponseModelError
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES
@@ -257,9 +259,9 @@ def test_a_reply_that_is_no_instance_is_asked_for_once_more(chats: FakeChats, mo
     assert reply.messages == [*HELLO, {"role": "assistant", "content": '{"number": 4}'}]
     assert [one.content for one in reply.rounds] == ['{"number": 3}']
     turn, _ = chats._formats.format.turns[-1]
-    assert [one["role"] for one in turn.messages] == ["user", "assistant", "user"]
-    assert "the number must be even" in turn.messages[2]["content"]
-    assert "errors.pydantic.dev" not in turn.messages[2]["content"]
+    assert [message["role"] for message in turn.messages] == ["system", "user", "assistant", "user"]
+    assert "the number must be even" in turn.messages[3]["content"]
+    assert "errors.pydantic.dev" not in turn.messages[3]["content"]
 
 
 def test_it_is_asked_for_once_alone(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +313,125 @@ def test_an_async_chat_asks_again_as_well(monkeypatch: pytest.MonkeyPatch) -> No
     async def main(chats: FakeAsyncChats) -> None:
         reply = await chats.chat(HELLO, response_model=Even)
         assert (reply.parsed.number, len(reply.rounds), len(reply.messages)) == (4, 1, 2)
+
+    run_async(main)
+
+
+class Trip(pydantic.BaseModel):
+    """A trip by train."""
+
+    km: int = pydantic.Field(description="distance in kilometres", title="Length")
+    to: str
+
+
+SHOWN = (
+    'Answer with JSON that fits this schema: {"description": "A trip by train.", "properties": {"km": {"description": '
+    '"distance in kilometres", "title": "Length", "type": "integer"}, "to": {"type": "string"}}, "required": ["km", "to"], '
+    '"type": "object"}'
+)
+WHERE = ParsedMessage(content='{"km": 3, "to": "Rome"}')
+
+
+def prompted(chats: FakeChats, round_number: int = -1) -> list[Any]:
+    """Return role and content of the messages of a prompt."""
+    turn, _ = chats._formats.format.turns[round_number]
+    return [(message["role"], message["content"]) for message in turn.messages]
+
+
+def test_a_prompt_shows_the_response_model_and_the_conversation_does_not(
+    chats: FakeChats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With descriptions, the docstring and titles that say more than the name; after the system's own text."""
+    scripted(monkeypatch, WHERE)
+    first = chats.chat(HELLO, response_model=Trip)
+    assert prompted(chats) == [("system", SHOWN), ("user", "Hello!")]
+    assert first.messages == [*HELLO, {"role": "assistant", "content": WHERE.content}]
+    chats.chat([*first.messages, *HELLO], response_model=Trip)
+    assert [content.count("this schema") for _, content in prompted(chats)] == [1, 0, 0, 0]
+    for role in ("system", "developer"):
+        chats.chat([{"role": role, "content": "Be brief."}, *HELLO], response_model=Trip)
+        assert prompted(chats) == [(role, f"Be brief.\n\n{SHOWN}"), ("user", "Hello!")]
+    parts = [{"type": "text", "text": "Be brief."}]
+    chats.chat([{"role": "system", "content": parts}, *HELLO], response_model=Trip)
+    assert prompted(chats)[0] == ("system", [*parts, {"type": "text", "text": SHOWN}])
+    assert parts == [{"type": "text", "text": "Be brief."}]
+
+
+def test_a_schema_is_shown_as_asked(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response_model unless it is turned off, other schemas if it is turned on."""
+    scripted(monkeypatch, WHERE)
+    chats.chat(HELLO, response_model=Trip, schema_in_prompt=False)
+    assert prompted(chats) == [("user", "Hello!")]
+    chats.chat(HELLO, json_schema={"type": "object"})
+    assert prompted(chats) == [("user", "Hello!")]
+    shown = 'Answer with JSON that fits this schema: {"type": "object"}'
+    for options in ({"json_schema": {"type": "object"}}, {"response_format": {"type": "json_object"}}):
+        chats.chat(HELLO, schema_in_prompt=True, **options)
+        assert prompted(chats)[0] == ("system", shown)
+    for wrong, reason in (
+        ({}, "schema_in_prompt needs a schema"),
+        ({"response_model": Trip}, "schema_in_prompt must be"),
+    ):
+        with pytest.raises(InvalidParams, match=reason):
+            chats.chat(HELLO, schema_in_prompt=True if not wrong else "yes", **wrong)
+
+
+@pytest.mark.parametrize(
+    "written", [json.dumps(Trip.model_json_schema(), indent=2), SHOWN.partition(": ")[2], SHOWN.replace(" ", "")]
+)
+def test_a_schema_that_a_message_has_is_not_shown_again(
+    chats: FakeChats, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    """As pydantic writes it, or as it would be shown, with any blanks."""
+    scripted(monkeypatch, WHERE)
+    asked = [{"role": "user", "content": f"Fill in: {written}"}]
+    chats.chat(asked, response_model=Trip)
+    assert prompted(chats) == [("user", f"Fill in: {written}")]
+
+
+def test_beside_tools_the_schema_is_that_of_a_reply_without_calls(
+    chats: FakeChats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the prompt of every round, at the same place."""
+    prepare = chat_call.prepare_chat  # the fake format has no grammar for both
+
+    def prepare_unconstrained(chat_format: Any, turn: Any, options: Any, params: SamplingParams) -> Any:
+        return prepare(chat_format, turn, options, params.replace(json_schema=None))
+
+    monkeypatch.setattr(chat_call, "prepare_chat", prepare_unconstrained)
+    scripted(monkeypatch, calling(("add", '{"a": 1, "b": 2}')), WHERE)
+    reply = chats.chat(HELLO, tools=[add], run_tools=True, response_model=Trip)
+    assert reply.parsed == Trip(km=3, to="Rome")
+    first, second = prompted(chats, 0), prompted(chats, -1)
+    assert first[0] == second[0]
+    assert first[0][1].startswith('When you call no tool, answer with JSON that fits this schema: {"description"')
+    assert not any("this schema" in str(message["content"]) for message in reply.messages)
+    chats.chat(HELLO, tools=[add], tool_choice="none", response_model=Trip)
+    assert prompted(chats)[0] == ("system", SHOWN)
+
+
+def test_a_stream_and_a_conversation_show_the_schema(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a chat does; the turn that is remembered has no schema."""
+    monkeypatch.setattr(chats._engine.model, "fingerprint", b"", raising=False)
+    with chats.stream_chat(HELLO, response_model=Trip, **SHORT) as stream:
+        for _ in stream:
+            pass
+    assert prompted(chats)[0] == ("system", SHOWN)
+    talk = Conversation(chats, system="Be brief.")
+    talk.say("Hello!", **SHORT)
+    talk.stream("Where?", response_model=Trip, **SHORT).consume(lambda _: None)
+    assert prompted(chats)[0] == ("system", f"Be brief.\n\n{SHOWN}")
+    assert talk.messages[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_an_async_chat_shows_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a chat does."""
+    scripted(monkeypatch, WHERE)
+
+    async def main(chats: FakeAsyncChats) -> None:
+        await chats.chat(HELLO, response_model=Trip)
+        turn, _ = chats._formats.format.turns[-1]
+        assert turn.messages[0] == {"role": "system", "content": SHOWN}
 
     run_async(main)
 
