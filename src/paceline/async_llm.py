@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
@@ -23,6 +24,7 @@ from paceline.engine.arguments import (
     GenerateKeywords,
     LLMKeywords,
     StreamKeywords,
+    batch_arguments,
     batch_entries,
     check_channel,
     checked_index,
@@ -68,7 +70,6 @@ if TYPE_CHECKING:
     from paceline.runtime import Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
-    from paceline.scheduling.sequence import Request
     from paceline.scheduling.telemetry import SlotsSnapshot
 
 
@@ -144,7 +145,7 @@ class AsyncLLM(AsyncChatMethods):
     async def generate(  # type: ignore[overload-overlap]
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]: ...
     @overload
@@ -154,18 +155,16 @@ class AsyncLLM(AsyncChatMethods):
 
     @with_keywords(SamplingParams, RequestOptions)
     async def generate(
-        self, prompt: Any, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
+        self, prompt: Any, params: Any = None, **options: Unpack[GenerateKeywords]
     ) -> Completion | list[Completion]:
         """Generate as `LLM.generate` does, without a progress bar."""
         engine = await self._engine()
-        sampling, rest = collected_arguments(engine.sampling_defaults, params, options)
-
-        def prepare(one: Prompt) -> Request:
-            return engine.prepare(one, sampling, rest)
-
+        sort = partial(collected_arguments, engine.sampling_defaults, options=options)
         if is_batch(prompt):
-            return batch_outcome(await AsyncBatch(engine, prepare).run(prompt))
-        request = await asyncio.to_thread(prepare, prompt)
+            arguments = batch_arguments(params, len(prompt), sort)
+            batch = AsyncBatch[Any](engine, lambda one: engine.prepare(one[0], *one[1]))
+            return batch_outcome(await batch.run(list(zip(prompt, arguments, strict=True))))
+        request = await asyncio.to_thread(engine.prepare, prompt, *sort(params))
         return await collect_async(request, engine.accept(request, waits=waits(engine)))
 
     @overload

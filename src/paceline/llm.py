@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
@@ -16,6 +17,7 @@ from paceline.engine.arguments import (
     GenerateKeywords,
     LLMKeywords,
     StreamKeywords,
+    batch_arguments,
     batch_entries,
     checked_index,
     collected_arguments,
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from paceline.runtime import Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.limits import Limits
-    from paceline.scheduling.sequence import Request
     from paceline.scheduling.telemetry import SlotsSnapshot
 
 
@@ -129,7 +130,7 @@ class LLM(ChatMethods):
     def generate(  # type: ignore[overload-overlap]
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         progress: bool = False,
         **options: Unpack[GenerateKeywords],
@@ -143,7 +144,7 @@ class LLM(ChatMethods):
     def generate(
         self,
         prompt: Any,
-        params: SamplingParams | None = None,
+        params: Any = None,
         *,
         progress: bool = False,
         **options: Unpack[GenerateKeywords],
@@ -153,7 +154,7 @@ class LLM(ChatMethods):
         Args:
             prompt: A text, token ids, a list of segments (texts, lists of token ids, and at least one `Image` or `Audio`), or
                 a list of prompts of any of these kinds. A list may be longer than the queue.
-            params: The sampling parameters; None: the defaults.
+            params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
             progress: Whether to show a progress bar on a terminal while a list runs.
             **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, except interval,
                 max_buffered_tokens and slow_reader, which concern streams.
@@ -169,16 +170,15 @@ class LLM(ChatMethods):
             BatchError: Some prompts of a list failed; `outcomes` has the completion or the error of each.
         """
         is_shown = validation.boolean("progress", progress, default=False)
-        sampling, rest = collected_arguments(self._engine.sampling_defaults, params, options)
-
-        def prepare(one: Prompt) -> Request:
-            return self._engine.prepare(one, sampling, rest)
-
+        engine = self._engine
+        sort = partial(collected_arguments, engine.sampling_defaults, options=options)
         if is_batch(prompt):
+            arguments = batch_arguments(params, len(prompt), sort)
             with progress_bar(len(prompt), is_shown) as advance:
-                return batch_outcome(Batch(self._engine, prepare, advance).run(prompt))
-        request = prepare(prompt)
-        return collect(request, self._engine.accept(request, waits=waits(self._engine)))
+                batch = Batch[Any](engine, lambda one: engine.prepare(one[0], *one[1]), advance)
+                return batch_outcome(batch.run(list(zip(prompt, arguments, strict=True))))
+        request = engine.prepare(prompt, *sort(params))
+        return collect(request, engine.accept(request, waits=waits(engine)))
 
     @overload
     def stream(  # type: ignore[overload-overlap]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.native.conftest import TinyModels
 
-from paceline import LLM, AsyncLLM, AsyncStream, FinishReason, StreamChannel
+from paceline import LLM, AsyncLLM, AsyncStream, FinishReason, SamplingParams, StreamChannel
 from paceline.errors import BatchError, EngineStopped, InvalidParams, ModelLoadError, QueueFull
 
 pytestmark = pytest.mark.native
@@ -160,6 +160,19 @@ def test_a_list_may_be_longer_than_the_queue_and_each_has_its_outcome(tiny_model
                 await streams[2].__aenter__()
             for stream in streams:
                 await stream.aclose()
+
+    run(main)
+
+
+def test_prompts_of_a_list_have_params_of_their_own(tiny_models: TinyModels) -> None:
+    """As with `LLM`."""
+
+    async def main() -> None:
+        async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
+            many = await llm.generate(["a", "b"], [SamplingParams(max_tokens=3), None], ignore_eos=True)
+            assert [len(one.token_ids) for one in many] == [3, 256]
+            with pytest.raises(InvalidParams, match="params has 1 entries for 2 prompts"):
+                await llm.generate(["a", "b"], [None])
 
     run(main)
 

@@ -441,6 +441,24 @@ def test_threads_wait_for_room(tiny_models: TinyModels) -> None:
         assert tuple(token for chunk in waiting for token in chunk.token_ids) == expected
 
 
+def test_prompts_of_a_list_have_params_of_their_own(llama: LLM) -> None:
+    """None: the defaults; keywords change all of them. A list of another length, or with another type, is refused before."""
+    params = [SamplingParams(max_tokens=2), None, SamplingParams(max_tokens=4, n=2), SamplingParams(max_tokens=2)]
+    many = llama.generate(PROMPTS, params, temperature=0, ignore_eos=True)
+    assert [[len(choice.token_ids) for choice in one.choices] for one in many] == [[2], [256], [4, 4], [2]]
+    assert many[0].token_ids == llama.generate(PROMPTS[0], temperature=0, max_tokens=2, ignore_eos=True).token_ids
+    assert llama.generate([], []) == []
+    for wrong, message in (
+        (params[:3], r"^params has 3 entries for 4 prompts; give one for each prompt$"),
+        ([*params, None], r"^params has 5 entries for 4 prompts"),
+        ([*params[:3], {"n": 1}], r"^params\[3\] must be SamplingParams, not dict$"),
+    ):
+        with pytest.raises(InvalidParams, match=message):
+            llama.generate(PROMPTS, wrong)  # type: ignore[call-overload]
+    with pytest.raises(InvalidType, match="not list; a list of them goes with a list of prompts"):
+        llama.generate("Hello", params)  # type: ignore[call-overload]
+
+
 def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:
     """A bad prompt among good ones raises after the others ended, with all outcomes."""
     with pytest.raises(BatchError, match="2 of 4 prompts failed, the first is number 1") as caught:

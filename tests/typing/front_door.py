@@ -31,6 +31,7 @@ def blocking(llm: paceline.LLM) -> None:
     assert_type(llm.generate([pictured, pictured]), list[paceline.Completion])
     assert_type(llm.model.modalities, frozenset[str])
     assert_type(llm.generate([[1, 2], [3]], paceline.SamplingParams(n=2)), list[paceline.Completion])
+    assert_type(llm.generate(["a", "b"], [paceline.SamplingParams(n=2), None]), list[paceline.Completion])
     with llm.stream("A fox", interval=4) as stream:
         for chunk in stream:
             assert_type(chunk, paceline.StreamChunk)
@@ -59,6 +60,7 @@ def chatting(llm: paceline.LLM) -> None:
     assert_type(llm.chat(messages, response_model=Person).parsed, Person)
     assert_type(llm.chat([messages, messages], progress=True), list[paceline.ChatReply[None]])
     assert_type(llm.chat([messages], response_model=Person)[0].parsed, Person)
+    assert_type(llm.chat([messages], [paceline.SamplingParams(n=2)]), list[paceline.ChatReply[None]])
     with llm.stream_chat(messages) as stream:
         for chunk in stream:
             assert_type(chunk.deltas, tuple[MessageDelta, ...])

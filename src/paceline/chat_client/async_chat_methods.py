@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from paceline.chat_client.chat_arguments import (
@@ -28,7 +29,7 @@ from paceline.chat_client.chat_methods import (
 from paceline.chat_client.chat_reply import ChatReply
 from paceline.chat_client.chat_streams import AsyncChatStream
 from paceline.chat_client.token_history import TokenHistory
-from paceline.engine.arguments import checked_index, given_options
+from paceline.engine.arguments import batch_arguments, checked_index, given_options
 from paceline.engine.client import EngineClient
 from paceline.engine.results import AsyncBatch, batch_outcome, waits
 from paceline.errors import PacelineError
@@ -75,7 +76,7 @@ class AsyncChatMethods(ABC):
     async def chat(
         self,
         messages: Sequence[Messages],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         response_model: None = None,
         **options: Unpack[PlainChatKeywords],
@@ -84,7 +85,7 @@ class AsyncChatMethods(ABC):
     async def chat(
         self,
         messages: Sequence[Messages],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         response_model: TypeForm[T],
         **options: Unpack[PlainChatKeywords],
@@ -92,18 +93,20 @@ class AsyncChatMethods(ABC):
 
     @with_chat_keywords
     async def chat(
-        self, messages: Any, params: SamplingParams | None = None, **options: Unpack[ChatKeywords]
+        self, messages: Any, params: Any = None, **options: Unpack[ChatKeywords]
     ) -> ChatReply[Any] | list[ChatReply[Any]]:
         """Chat as `LLM.chat` does, without a progress bar.
 
         With run_tools, functions may be async, and the calls of one message run concurrently: async functions on the loop,
         plain ones in threads.
         """
-        arguments = await self._arguments(params, options)
         if not is_batch_of_chats(messages):
-            return await self._run(await self._call(messages, arguments), arguments)
-        calls = [await self._call(one, arguments) for one in messages]
-        return batch_outcome(await _run_calls(await self._engine(), calls, arguments))
+            return await self._run(await self._call(messages, await self._arguments(params, options)))
+        engine = await self._engine()
+        sort = partial(chat_arguments, engine.sampling_defaults, options=options, is_streamed=False)
+        arguments = await asyncio.to_thread(batch_arguments, params, len(messages), sort)
+        calls = [await self._call(*one) for one in zip(messages, arguments, strict=True)]
+        return batch_outcome(await _run_calls(engine, calls))
 
     @with_chat_keywords
     def stream_chat(
@@ -135,7 +138,7 @@ class AsyncChatMethods(ABC):
         """Run a turn of an `AsyncConversation` and return the reply, and what is known of its tokens then."""
         arguments = await self._arguments(params, options)
         call = await self._call(messages, arguments, history)
-        return await self._run(call, arguments), call.history
+        return await self._run(call), call.history
 
     def _stream_turn(
         self,
@@ -190,8 +193,8 @@ class AsyncChatMethods(ABC):
         defaults = (await self._engine()).sampling_defaults
         return await asyncio.to_thread(chat_arguments, defaults, params, options, is_streamed=False)
 
-    async def _run(self, call: ChatCall, arguments: ChatArguments) -> ChatReply[Any]:
-        (outcome,) = await _run_calls(await self._engine(), [call], arguments)
+    async def _run(self, call: ChatCall) -> ChatReply[Any]:
+        (outcome,) = await _run_calls(await self._engine(), [call])
         if isinstance(outcome, PacelineError):
             raise outcome
         return outcome
@@ -202,7 +205,7 @@ class AsyncChatMethods(ABC):
         return ChatCall(messages, arguments, await asyncio.to_thread(self._formats.get, arguments.template), history)
 
 
-async def _run_calls(engine: EngineClient, calls: Sequence[ChatCall], arguments: ChatArguments) -> list[ChatOutcome]:
+async def _run_calls(engine: EngineClient, calls: Sequence[ChatCall]) -> list[ChatOutcome]:
     """Run conversations, round after round all those that are open together; return what became of each."""
     outcomes: dict[int, ChatOutcome] = {}
     open_calls = list(enumerate(calls))
@@ -219,7 +222,7 @@ async def _run_calls(engine: EngineClient, calls: Sequence[ChatCall], arguments:
                 continue
             pending = await asyncio.to_thread(call.take, outcome, index)
             if pending:
-                running = (arguments.toolbox.run_async(one, asyncio.to_thread) for one in pending)
+                running = (call.toolbox.run_async(one, asyncio.to_thread) for one in pending)
                 call.add_results(zip(pending, await asyncio.gather(*running), strict=True))
                 next_calls.append((index, call))
             elif await asyncio.to_thread(call.asks_again):

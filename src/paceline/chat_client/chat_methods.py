@@ -20,7 +20,7 @@ from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_reply import ChatReply
 from paceline.chat_client.chat_streams import ChatStream
 from paceline.chat_client.token_history import TokenHistory
-from paceline.engine.arguments import checked_index
+from paceline.engine.arguments import batch_arguments, checked_index
 from paceline.engine.client import EngineClient
 from paceline.engine.progress_bar import progress_bar
 from paceline.engine.results import Batch, batch_outcome, waits
@@ -77,7 +77,7 @@ class ChatMethods:
     def chat(
         self,
         messages: Sequence[Messages],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         response_model: None = None,
         progress: bool = False,
@@ -87,7 +87,7 @@ class ChatMethods:
     def chat(
         self,
         messages: Sequence[Messages],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         response_model: TypeForm[T],
         progress: bool = False,
@@ -98,7 +98,7 @@ class ChatMethods:
     def chat(
         self,
         messages: Any,
-        params: SamplingParams | None = None,
+        params: Any = None,
         *,
         progress: bool = False,
         **options: Unpack[ChatKeywords],
@@ -108,7 +108,8 @@ class ChatMethods:
         Args:
             messages: A list of messages as OpenAI's API has them: {"role": "user", "content": "Hello!"}. Or a list of such
                 lists, which may be longer than the queue.
-            params: The sampling parameters; None: the defaults, without a limit on the message's length.
+            params: The sampling parameters; for a list of conversations also a list with one for each; None: the defaults,
+                without a limit on the message's length.
             progress: Whether to show a progress bar on a terminal while a list runs.
             **options: Fields of `SamplingParams`, which override `params`, of `RequestOptions` except those that concern
                 streams, and:
@@ -139,12 +140,12 @@ class ChatMethods:
             BatchError: Some conversations of a list failed; `outcomes` has the reply or the error of each.
         """
         is_shown = validation.boolean("progress", progress, default=False)
-        arguments = self._arguments(params, options)
         if not is_batch_of_chats(messages):
-            return self._run(self._call(messages, arguments), arguments)
-        calls = [self._call(one, arguments) for one in messages]
+            return self._run(self._call(messages, self._arguments(params, options)))
+        arguments = batch_arguments(params, len(messages), lambda one: self._arguments(one, options))
+        calls = [self._call(*one) for one in zip(messages, arguments, strict=True)]
         with progress_bar(len(calls), is_shown) as advance:
-            return batch_outcome(run_calls(self._engine, calls, arguments, advance))
+            return batch_outcome(run_calls(self._engine, calls, advance))
 
     @with_chat_keywords
     def stream_chat(
@@ -186,7 +187,7 @@ class ChatMethods:
         """Run a turn of a `Conversation` and return the reply, and what is known of its tokens then."""
         arguments = self._arguments(params, options)
         call = self._call(messages, arguments, history)
-        return self._run(call, arguments), call.history
+        return self._run(call), call.history
 
     def _stream_turn(
         self,
@@ -208,9 +209,9 @@ class ChatMethods:
     ) -> ChatArguments:
         return _without_loop(streamed_chat_arguments(self._engine.sampling_defaults, messages, params, options))
 
-    def _run(self, call: ChatCall, arguments: ChatArguments) -> ChatReply[Any]:
+    def _run(self, call: ChatCall) -> ChatReply[Any]:
         """Run one conversation."""
-        (outcome,) = run_calls(self._engine, [call], arguments, lambda: None)
+        (outcome,) = run_calls(self._engine, [call], lambda: None)
         if isinstance(outcome, PacelineError):
             raise outcome
         return outcome
@@ -242,9 +243,7 @@ def streamed_chat_arguments(
     return chat_arguments(defaults, params, options, is_streamed=True)
 
 
-def run_calls(
-    engine: EngineClient, calls: Sequence[ChatCall], arguments: ChatArguments, advance: Callable[[], object]
-) -> list[ChatOutcome]:
+def run_calls(engine: EngineClient, calls: Sequence[ChatCall], advance: Callable[[], object]) -> list[ChatOutcome]:
     """Run conversations, round after round all those that are open together; return what became of each."""
     outcomes: dict[int, ChatOutcome] = {}
     open_calls = list(enumerate(calls))
@@ -258,7 +257,7 @@ def run_calls(
                 continue
             pending = call.take(outcome, index)
             if pending:
-                call.add_results([(one, arguments.toolbox.run(one)) for one in pending])
+                call.add_results([(one, call.toolbox.run(one)) for one in pending])
                 next_calls.append((index, call))
             elif call.asks_again():
                 next_calls.append((index, call))

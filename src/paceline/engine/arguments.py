@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     AnyDrafter: TypeAlias = str | Mapping[str, Any] | Drafter | BatchDrafter
 
 _log = logging.getLogger("paceline.engine")
+_T = TypeVar("_T")
 
 _READING_NAMES = ("interval", "max_buffered_tokens", "slow_reader")
 _MODEL_NAMES = frozenset(
@@ -235,11 +236,12 @@ def _loaded_heads(speculation: Any) -> dict[str, Any]:
 
 
 def request_arguments(
-    defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
+    defaults: SamplingParams, params: object, options: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
     """Sort the keywords of a request. Sampling keywords change `params`, or `defaults` without params; None changes nothing."""
     if params is not None and not isinstance(params, SamplingParams):
-        raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}")
+        hint = "; a list of them goes with a list of prompts" if isinstance(params, (list, tuple)) else ""
+        raise InvalidType(f"params must be SamplingParams, not {type(params).__name__}{hint}")
     known = frozenset(FIELDS) | OPTION_NAMES
     validation.reject_unknown(options, known, "SamplingParams and RequestOptions", names_elsewhere())
     options = given_options(options)
@@ -294,16 +296,42 @@ def batch_entries(
     """
     if isinstance(channel, StreamChannel):
         raise InvalidType(f"channel must be a list with a StreamChannel for each of the {num_prompts} prompts")
-    channels, all_params = _per_prompt("channel", channel, num_prompts), _per_prompt("params", params, num_prompts)
-    for place, given in enumerate(all_params):
-        if given is not None and not isinstance(given, SamplingParams):
-            raise InvalidType(f"params[{place}] must be SamplingParams, not {type(given).__name__}")
+    channels, all_params = _per_prompt("channel", channel, num_prompts), _batch_params(params, num_prompts)
     places: dict[int, int] = {}
     for place, given in enumerate(channels):
         check_channel(given, f"channel[{place}]")
         if given is not None and (first := places.setdefault(id(given), place)) < place:
             raise InvalidParams(f"channel[{place}] is channel[{first}], and a channel serves one request")
     return list(zip(all_params, channels, strict=True))
+
+
+def _batch_params(params: object, num_prompts: int) -> list[SamplingParams | None]:
+    """Return the parameters of each of several prompts. Raises as `batch_entries`."""
+    all_params = _per_prompt("params", params, num_prompts)
+    for place, given in enumerate(all_params):
+        if given is not None and not isinstance(given, SamplingParams):
+            name = f"params[{place}]" if isinstance(params, Sequence) else "params"
+            raise InvalidType(f"{name} must be SamplingParams, not {type(given).__name__}")
+    return all_params
+
+
+def batch_arguments(params: object, num_prompts: int, sort: Callable[[SamplingParams | None], _T]) -> list[_T]:
+    """Return the arguments of each of several prompts.
+
+    Args:
+        params: A list with an entry for each prompt, or the parameters of all prompts.
+        num_prompts: The number of prompts.
+        sort: Returns the arguments of a prompt with these parameters; called once for each object.
+
+    Raises:
+        InvalidType: An entry has the wrong type.
+        InvalidParams: The list has another length, or `sort` raises it.
+    """
+    all_params = _batch_params(params, num_prompts)
+    if not all_params:
+        sort(None)  # raises for wrong options
+    made = {key: sort(given) for key, given in {id(given): given for given in all_params}.items()}
+    return [made[id(given)] for given in all_params]
 
 
 def _per_prompt(name: str, given: object, num_prompts: int) -> list[Any]:
@@ -329,7 +357,7 @@ def check_channel(channel: object, name: str = "channel") -> None:
 
 
 def collected_arguments(
-    defaults: SamplingParams, params: SamplingParams | None, options: Mapping[str, Any]
+    defaults: SamplingParams, params: object, options: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
     """As `request_arguments`, for a completion that is only read at its end: no chunk wakes a reader, no reader is slow."""
     for name in _READING_NAMES:

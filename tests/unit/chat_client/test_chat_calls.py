@@ -443,3 +443,22 @@ def test_a_keyword_of_a_chat_that_is_none_counts_as_left_out(chats: FakeChats) -
     params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
     assert chats.chat(HELLO, params, progress=None, **nothing).content == chats.chat(HELLO, params).content
     assert chats.stream_chat(HELLO, params, request_index=None, **nothing).request_index == 0  # type: ignore[arg-type]
+
+
+def test_conversations_of_a_list_have_params_of_their_own(chats: FakeChats) -> None:
+    """None: the defaults; keywords change all of them. Another length, or an entry of another type, is refused."""
+    params = [SamplingParams(max_tokens=2), SamplingParams(max_tokens=5)]
+    asynchronous: list[Any] = []
+
+    async def main(async_chats: FakeAsyncChats) -> None:
+        asynchronous.extend(await async_chats.chat([HELLO, HELLO], params, ignore_eos=True))
+
+    run_async(main)
+    for replies in (chats.chat([HELLO, HELLO], params, ignore_eos=True), asynchronous):
+        assert [len(reply.choices[0].token_ids) for reply in replies] == [2, 5]
+    short = chats.chat([HELLO, HELLO], [None, SamplingParams(max_tokens=5)], max_tokens=3, ignore_eos=True)
+    assert [len(reply.choices[0].token_ids) for reply in short] == [3, 3]
+    with pytest.raises(InvalidParams, match="params has 2 entries for 3 prompts"):
+        chats.chat([HELLO] * 3, params)
+    with pytest.raises(InvalidType, match=r"params\[1\] must be SamplingParams, not int"):
+        chats.chat([HELLO] * 2, [None, 5])  # type: ignore[list-item]
