@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.native.chat_templates import CHATML, Messages, demo
+from tests.native.chat_templates import CHATML, TURNS, Messages, demo
 
 from paceline.chat import ChatFormat, ChatOptions
 from paceline.chat.chat_media import OmittedAttachment
@@ -296,14 +296,45 @@ def test_nothing_of_any_conversation_is_missing_from_its_prompt(llama_cpp_source
     ],
 )
 def test_a_role_that_the_template_leaves_out_is_refused(llama_cpp_source: Path, role: str, words: str) -> None:
-    """With its place and the nearest role; templates that render any role take it."""
+    """With its place and the nearest role. Templates that render any role take it, but for another case of a known role."""
     talk = [SYSTEM, message("system", 5), {**USER, "role": role}, message("user", 6)]
     source = (llama_cpp_source / "models" / "templates" / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text()
     chat = ChatFormat(demo(), source)
     for _ in range(2):  # also when the shape is known
         with pytest.raises(InvalidParams, match=words):
             chat.render(talk)
-    assert f"<|im_start|>{role}\n{mark(2)}" in ChatFormat(demo(), CHATML).render(talk).text
+    verbatim = ChatFormat(demo(), CHATML)
+    if role == "User":
+        with pytest.raises(InvalidParams, match=words):
+            verbatim.render(talk)
+    else:
+        assert f"<|im_start|>{role}\n{mark(2)}" in verbatim.render(talk).text
+
+
+@pytest.mark.parametrize("role", ["USER", "System", "Assistant", "Tool", "Developer"])
+def test_another_case_of_a_role_is_refused_by_templates_that_tell_them_apart(role: str) -> None:
+    """Also if the template renders any role. A template that ignores the case takes it."""
+    talk = [message("user", 1), message(role, 2), message("user", 3)]
+    for _ in range(2):
+        with pytest.raises(InvalidParams, match=rf"messages\[1\]\.role: .*{role!r}; did you mean {role.lower()!r}\?"):
+            ChatFormat(demo(), CHATML).render(talk)
+    lower = ChatFormat(demo(), CHATML.replace("message.role", "message.role | lower"))
+    assert f"<|im_start|>{role.lower()}\n{mark(2)}" in lower.render(talk).text
+
+
+@pytest.mark.parametrize(("role", "near"), [("human", "user"), ("Human", "user"), ("bot", "assistant")])
+def test_a_refusal_of_a_conversation_names_a_role_that_is_none_of_the_known(role: str, near: str) -> None:
+    """In place of the template's words about roles that alternate."""
+    with pytest.raises(InvalidParams, match=rf"messages\[0\]\.role: .*refuses .*{role!r}; did you mean {near!r}\?"):
+        ChatFormat(demo(), TURNS).render([message(role, 1)])
+
+
+def test_a_role_with_blanks_is_refused_with_the_nearest_role() -> None:
+    """It is no plain word."""
+    with pytest.raises(InvalidParams, match=r"messages\[0\]\.role .*not ' System'; did you mean 'system'\?"):
+        ChatFormat(demo(), CHATML).render([message(" System", 1)])
+    with pytest.raises(InvalidParams, match=r"not ''$"):
+        ChatFormat(demo(), CHATML).render([message("", 1)])
 
 
 def test_a_message_without_a_trace_is_an_error() -> None:

@@ -159,8 +159,10 @@ def _parse_role(place: str, message: Mapping[Any, Any]) -> str:
         raise InvalidParams(f"{place}.role is missing; it is one of {', '.join(map(repr, ROLES))}")
     role = validation.text(f"{place}.role", message["role"])
     if not _PLAIN_ROLE.fullmatch(role):
+        near = role.strip().lower()
+        hint = f"; did you mean {near!r}?" if near in ROLES else ""
         raise InvalidParams(
-            f"{place}.role must be one of {', '.join(map(repr, ROLES))}, or a plain word, not {role[:80]!r}"
+            f"{place}.role must be one of {', '.join(map(repr, ROLES))}, or a plain word, not {role[:80]!r}{hint}"
         )
     return "tool" if role == "function" else role
 

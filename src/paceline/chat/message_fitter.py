@@ -124,6 +124,10 @@ class MessageFitter:
             InvalidParams: The template does not know the role of a message.
             TemplateError: The template refuses the conversation, or leaves out a message, under every plan.
         """
+        for index, message in enumerate(messages):
+            role = message["role"]
+            if role not in ROLES and role.lower() in ROLES and not self._spells(role, options, probe):
+                raise _unknown_role(role, index + num_merged if index else 0, "this model's chat template has no role")
         kinds = _kinds_of(messages)
         indices = _without_repetitions(kinds)
         shape = [kinds[index] for index in indices]
@@ -178,6 +182,12 @@ class MessageFitter:
         prompt, _ = _attempt(probe, messages)
         if prompt is not None:
             _check_traces(prompt, marks, places)
+            return ()
+        for kind, place in zip(shape, places, strict=True):
+            if kind.role not in ROLES:  # such as a role that the template has, and refuses at this place
+                raise _unknown_role(
+                    kind.role, place, "this model's chat template refuses the conversation with the role"
+                )
         return ()
 
     def _check_role(self, role: str, place: int, options: Options, probe: Apply) -> None:
@@ -186,10 +196,22 @@ class MessageFitter:
         reply = {"role": "assistant", "content": "y"}
         conversations = [[user, other], [other, user], [user, reply, other], [user, other, user]]
         if not self._renders((role, options), conversations, probe):
-            lower = role.lower()
-            near = _NEAREST_ROLES.get(lower) or next(iter(difflib.get_close_matches(lower, ROLES, n=1)), None)
-            hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(map(repr, ROLES))}"
-            raise InvalidParams(f"messages[{place}].role: this model's chat template has no role {role!r}; {hint}")
+            raise _unknown_role(role, place, "this model's chat template has no role")
+
+    def _spells(self, role: str, options: Options, probe: Apply) -> bool:
+        """Return whether the template treats a role as it treats the same role in lower case."""
+        key = (("spelling", role), options)
+        found: bool | None = self._find(key)
+        if found is None:
+            user = {"role": "user", "content": "x"}
+            shown = []
+            for spelt in (role, role.lower()):
+                other = {"role": spelt, "content": _mark(0)}
+                prompts = (_attempt(probe, messages)[0] for messages in ([other, user], [user, other]))
+                shown.append([prompt and _text_of(prompt) for prompt in prompts])
+            found = shown[0] == shown[1]
+            self._keep(key, found)
+        return found
 
     def _renders(self, key: Key, conversations: list[list[Message]], probe: Apply, mark: str | None = None) -> bool:
         """Return whether the prompt of any of the conversations has a mark, by default the first one; kept under the key."""
@@ -215,6 +237,14 @@ class MessageFitter:
             self._kept[key] = value
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
+
+
+def _unknown_role(role: str, place: int, reason: str) -> InvalidParams:
+    """Return the error for a role of a message, with the nearest role."""
+    lower = role.lower()
+    near = _NEAREST_ROLES.get(lower) or next(iter(difflib.get_close_matches(lower, ROLES, n=1)), None)
+    hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(map(repr, ROLES))}"
+    return InvalidParams(f"messages[{place}].role: {reason} {role!r}; {hint}")
 
 
 @cache
