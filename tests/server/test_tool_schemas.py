@@ -60,6 +60,41 @@ def test_a_keyword_that_no_grammar_can_have_is_relaxed_with_a_warning(world: Ope
     assert warning.startswith("tools[0] (run): arguments may violate #/properties/script/not: ")
 
 
+@pytest.mark.parametrize("dialect", ["openai-chat", "responses", "anthropic"])
+def test_counts_of_tokens_have_the_warnings_of_the_request(world: OpenAIServer, dialect: str) -> None:
+    """About the tools and about the conversation."""
+    path, body = BODIES[dialect]
+    field, limits = ("input" if dialect == "responses" else "messages"), ("max_tokens", "max_output_tokens")
+    asked = {name: value for name, value in body.items() if name not in limits}
+    asked[field] = [{**MESSAGES[0], "moood": "sad"}]
+    count = {"openai-chat": "/input_tokens", "responses": "/input_tokens", "anthropic": "/count_tokens"}[dialect]
+    with httpx.Client(base_url=world.url, timeout=60) as client:
+        counted = client.post(path + count, json={"model": "tale", **asked}).json()
+        generated = client.post(path, json={"model": "tale", **body, field: asked[field]}).json()
+    assert counted["warnings"] == generated["warnings"]
+    assert counted["input_tokens"] > 0
+    for words in ("moood", "tools[0] (run): arguments may violate #/properties/script/not: "):
+        assert sum(words in one for one in counted["warnings"]) == 1
+
+
+@pytest.mark.parametrize("dialect", ["openai-chat", "ollama"])
+def test_unknown_members_of_tools_have_a_warning(world: OpenAIServer, dialect: str) -> None:
+    """One for each kind; members that clients send, and null, have none."""
+    path, body = BODIES[dialect]
+    function = {"name": "run", "input_schema": {}, "strict": True, "examples": None}
+    tools = [
+        {"type": "function", "function": function, "cache_control": {"type": "ephemeral"}, "x": 1},
+        {"type": "function", "function": {**function, "name": "other"}},
+    ]
+    with httpx.Client(base_url=world.url, timeout=60) as client:
+        response = client.post(path, json={"model": "tale", **body, "tools": tools})
+    assert response.status_code == 200, response.text
+    assert [one for one in response.json()["warnings"] if "tools" in one] == [
+        "tools[0].x has no effect here and was ignored",
+        "tools[0].function.input_schema has no effect here and was ignored",
+    ]
+
+
 def test_what_cannot_be_enforced_in_a_response_format_is_refused(world: OpenAIServer) -> None:
     """Only tools are relaxed."""
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCRIPT}}

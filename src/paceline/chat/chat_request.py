@@ -13,6 +13,7 @@ from paceline.chat.chat_format import ChatFormat, ChatOptions, RenderedPrompt
 from paceline.chat.chat_media import ChatMedia, Segment
 from paceline.chat.conversation import Turn
 from paceline.chat.message_parser import MessageParser
+from paceline.chat.message_parts import IgnoredMembers
 from paceline.chat.tools import ToolChoice, parse_tool_choice, parse_tools
 from paceline.errors import ChatParseError, InvalidParams, Unsupported
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams
@@ -86,7 +87,9 @@ def prepare_chat(
     chosen, params = options or ChatOptions(), params or SamplingParams()
     if params.json_schema is None and chosen.json_schema is not None:
         params = params.replace(json_schema=chosen.json_schema)
-    chosen, warnings = replace(chosen, json_schema=None), turn.warnings
+    ignored = IgnoredMembers()
+    parse_tools(chosen.tools, ignored)
+    chosen, warnings = replace(chosen, json_schema=None), (*turn.warnings, *ignored.warnings())
     choice = _choice_of(chosen)
     if params.json_schema is not None and choice == "required":
         params, warnings = params.replace(json_schema=None), (*warnings, _NO_CONTENT)

@@ -49,10 +49,10 @@ _ATTACHMENT_MEMBERS = ("url", "detail", "data", "format")
 
 @dataclass(slots=True)
 class IgnoredMembers:
-    """Collects members of messages, parts and calls that have no effect here; one warning for each kind, at most 17.
+    """Collects members of messages, parts, calls and tools that have no effect here; one warning for each kind, at most 17.
 
     Attributes:
-        places: The first place of each kind, by owner ("message", "part", "call") and name.
+        places: The first place of each kind, by owner ("message", "part", "call", "tool", "function") and name.
         num_more: Further members, after 16 kinds.
     """
 
@@ -76,7 +76,7 @@ class IgnoredMembers:
         """Return a sentence for each kind of collected member, and the number of the others."""
         found = [f"{place} has no effect here and was ignored" for place in self.places.values()]
         if self.num_more:
-            found.append(f"{self.num_more} more members of messages have no effect here and were ignored")
+            found.append(f"{self.num_more} more members have no effect here and were ignored")
         return found
 
 

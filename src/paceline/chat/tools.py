@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 from paceline import validation
 from paceline.chat.json_values import checked_schema
+from paceline.chat.message_parts import IgnoredMembers
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
 MAX_TOOLS = 1024
 
 ToolChoice = Literal["auto", "none", "required"]
 _WORDS = ("auto", "none", "required", "any")
+_TOOL_MEMBERS = ("type", "function", "strict", "cache_control")
+_FUNCTION_MEMBERS = ("name", "description", "parameters", "strict", "cache_control")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -38,12 +41,13 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-def parse_tools(tools: object) -> tuple[Tool, ...]:
+def parse_tools(tools: object, ignored: IgnoredMembers | None = None) -> tuple[Tool, ...]:
     """Check the tools of a request.
 
     Args:
         tools: A list of `Tool`, or of objects {"type": "function", "function": {"name", "description", "parameters"}} as
             OpenAI's API has them; None for none. `strict` is accepted: arguments always conform to their schema.
+        ignored: Collects the members that have no effect here; None: they are not reported.
 
     Raises:
         InvalidParams: A tool is malformed, or two have one name; the message names the place.
@@ -55,7 +59,8 @@ def parse_tools(tools: object) -> tuple[Tool, ...]:
         raise InvalidType(f"tools must be a list, not {type(tools).__name__}")
     if len(tools) > MAX_TOOLS:
         raise InvalidParams(f"tools must be at most {MAX_TOOLS}, not {len(tools)}; leave some out")
-    parsed = tuple(_parse_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
+    ignored = IgnoredMembers() if ignored is None else ignored
+    parsed = tuple(_parse_tool(f"tools[{index}]", tool, ignored) for index, tool in enumerate(tools))
     _check_names(parsed)
     return parsed
 
@@ -103,7 +108,7 @@ def _parse_allowed(choice: Mapping[Any, Any], tools: Sequence[Tool]) -> tuple[To
     return _parse_word(f"{place}.mode", mode, [tool for tool in tools if tool in named])
 
 
-def _parse_tool(place: str, tool: object) -> Tool:
+def _parse_tool(place: str, tool: object, ignored: IgnoredMembers) -> Tool:
     if isinstance(tool, Tool):
         function: Mapping[Any, Any] = {
             "name": tool.name,
@@ -119,6 +124,8 @@ def _parse_tool(place: str, tool: object) -> Tool:
         if not isinstance(found, Mapping):
             raise InvalidType(f"{place}.function must be an object with a name, not {type(found).__name__}")
         function, place_of = found, f"{place}.function"
+        ignored.check(place, "tool", tool, _TOOL_MEMBERS)
+        ignored.check(place_of, "function", function, _FUNCTION_MEMBERS)
     else:
         raise InvalidType(f"{place} must be an object with type and function, not {type(tool).__name__}")
     name = validation.text(f"{place_of}.name", function.get("name"))

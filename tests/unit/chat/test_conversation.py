@@ -202,7 +202,7 @@ def test_unknown_members_are_reported_once_for_each_kind() -> None:
     ]
     parse_messages([{"role": "user", "content": "x", **{f"m{i}": 1 for i in range(50)}}], ignored=ignored)
     assert len(ignored.warnings()) == 17
-    assert ignored.warnings()[-1] == "36 more members of messages have no effect here and were ignored"
+    assert ignored.warnings()[-1] == "36 more members have no effect here and were ignored"
 
 
 def test_the_older_form_of_a_call_is_a_call() -> None:

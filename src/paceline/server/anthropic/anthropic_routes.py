@@ -17,6 +17,7 @@ from paceline.server.anthropic.message_events import MESSAGE_FRAMING, MessageEve
 from paceline.server.api_errors import anthropic_error_event
 from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, JsonRoute, json_response
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
+from paceline.server.request_body import cap_warnings
 from paceline.server.running_chat import count_prompt_tokens, start_chat
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
@@ -75,7 +76,8 @@ def routes(service: Service) -> APIRouter:
             parsed = _parsed(service, body, SamplingParams(), media)
             options = service.chat_options(parsed.chat)
             chat = prepare_chat(chat_format, _turn(service, parsed), options, parsed.params)
-            return count_prompt_tokens(service.engine(), chat.prompt(chat_format.tokenizer)), parsed.warnings
+            num_tokens = count_prompt_tokens(service.engine(), chat.prompt(chat_format.tokenizer))
+            return num_tokens, (*parsed.warnings, *cap_warnings(chat.warnings))
 
         num_tokens, warnings = await asyncio.to_thread(counted)
         return json_response({"input_tokens": num_tokens, **({"warnings": warnings} if warnings else {})})

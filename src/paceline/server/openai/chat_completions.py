@@ -41,6 +41,7 @@ from paceline.server.openai.responses import (
     response_options_of,
     wants_prompt_logprobs,
 )
+from paceline.server.request_body import cap_warnings
 from paceline.server.running_chat import ChatProgress, count_prompt_tokens, start_chat
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
@@ -128,7 +129,8 @@ def _count(
     options = service.chat_options(chat_options(service, body))
     chat_format = service.chat_format()
     prepared = prepare_chat(chat_format, _turn(service, body, media), options, parsed.params)
-    return count_prompt_tokens(service.engine(), prepared.prompt(chat_format.tokenizer)), parsed.warnings
+    num_tokens = count_prompt_tokens(service.engine(), prepared.prompt(chat_format.tokenizer))
+    return num_tokens, (*parsed.warnings, *cap_warnings(prepared.warnings))
 
 
 def _turn(service: Service, body: OpenAIChatBody, media: RequestMedia) -> Turn:

@@ -18,6 +18,7 @@ from paceline.server.api_errors import ApiError, ApiException, invalid_request, 
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute, large_json_response
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.openai.parsing import CHAT_DEFAULTS, model_warning
+from paceline.server.request_body import cap_warnings
 from paceline.server.request_context import RequestContext
 from paceline.server.responses_api.input_items import Item
 from paceline.server.responses_api.response_events import ResponseEvents
@@ -108,7 +109,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
                 turn = turns.make(asked, prefills=service.settings.prefill_assistant is True)
                 chat = prepare_chat(turns.chat_format, turn, asked.chat_options, asked.parsed.params)
                 num_tokens = count_prompt_tokens(engine, chat.prompt(turns.chat_format.tokenizer))
-                warnings = [*asked.parsed.warnings, *turns.warnings]
+                warnings = [*asked.parsed.warnings, *turns.warnings, *cap_warnings(chat.warnings)]
                 counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
                 return counted | ({"warnings": warnings} if warnings else {})
 
