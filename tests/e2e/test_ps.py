@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,13 @@ def rows(state: Path, *args: str, **env: str) -> list[dict[str, Any]]:
     return json.loads(done.stdout)
 
 
+def ask_for_long(url: str) -> None:
+    """Keep all slots busy until the server ends: the reader of a whole reply never makes it pause."""
+    body = {"prompt": "Once", "max_tokens": 900, "n": 64, "ignore_eos": True}
+    with suppress(httpx.HTTPError):
+        httpx.post(f"{url}/v1/completions", json=body, timeout=LONG_S)
+
+
 def test_servers_their_models_and_slots(tmp_path: Path) -> None:
     """Busy slots are counted, keys are needed and not stored, and neither a crash nor an end leaves a row."""
     state = {"XDG_STATE_HOME": str(tmp_path)}
@@ -42,13 +51,14 @@ def test_servers_their_models_and_slots(tmp_path: Path) -> None:
     assert "`paceline serve` starts one" in run_ps(tmp_path).stderr
     began = time.time()
     with (
-        Served("-np", "3", "-t", "1", **state) as first,
+        Served("-np", "3", "-t", "1", "--drain-s", "0", **state) as first,
         Served("-np", "2", "--api-key", KEY, "-a", "kept", **state) as second,
     ):
-        body = {"prompt": "Once", "max_tokens": 900, "stream": True, "ignore_eos": True, "n": 64}
-        with httpx.stream("POST", f"{first.url}/v1/completions", json=body, timeout=LONG_S) as stream:
-            next(stream.iter_lines())
-            busy, closed = sorted(rows(tmp_path), key=lambda row: row["pid"] != first.pid)
+        threading.Thread(target=ask_for_long, args=(first.url,), daemon=True).start()
+        with first.client() as client:
+            while not all(slot["is_processing"] for slot in client.get("/slots").json()):
+                time.sleep(0.05)
+        busy, closed = sorted(rows(tmp_path), key=lambda row: row["pid"] != first.pid)
         assert (busy["model"], busy["url"], busy["pid"]) == ("paceline-demo", first.url, first.pid)
         assert (busy["busy"], busy["slots"], busy["state"]) == (3, 3, "ready")
         assert busy["size"] > 4_000_000 and began < busy["started"] < time.time()
