@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli import cluster_commands, terminal, trace
+from paceline.cli.bench import bench
 from paceline.cli.chat_command import chat
 from paceline.cli.config_file import CONFIG_VARIABLE, option_values, read_config
 from paceline.cli.demo import demo
@@ -257,7 +258,7 @@ def _groups() -> Mapping[str, Mapping[str, Callable[..., Any] | typer.Typer]]:
     return {
         "Everyday": {"run": run, "chat": chat, "generate": generate, "serve": serve, "launch": launch, "demo": demo},
         "Models on this machine": {"pull": pull, "list": list_models, "show": show, "rm": rm, "prune": prune},
-        "Watching an engine": {"ps": ps, "top": top, "trace": trace.commands, "info": info},
+        "Watching an engine": {"ps": ps, "top": top, "bench": bench, "trace": trace.commands, "info": info},
         "Tokens and vectors": {"tokenize": tokenize, "embed": embed},
         "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands.commands},
     }

@@ -23,7 +23,7 @@ from paceline.errors import InvalidParams
 
 CONFIG_VARIABLE: Final = "PACELINE_CONFIG"
 MODEL_VARIABLE: Final = "PACELINE_MODEL"
-LOADING_COMMANDS: Final = ("run", "chat", "generate", "serve", "demo", "tokenize", "embed")
+LOADING_COMMANDS: Final = ("run", "chat", "generate", "serve", "demo", "bench", "tokenize", "embed")
 _GUIDE: Final = "docs/guide/command_line.md"
 
 

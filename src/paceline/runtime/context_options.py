@@ -164,9 +164,13 @@ def _resolve_size(name: str, value: int | None, default: int, high: int, hint: s
     return default if value is None else validation.integer(name, value, 1, high, hint)
 
 
+def default_threads(model: Model) -> int:
+    """Return the threads of a context that is given none: the physical cores, or fewer for a small model."""
+    return min(physical_cores(), max(1, model.size_bytes // _MIN_BYTES_PER_THREAD))
+
+
 def _resolve_threads(options: ContextOptions, model: Model) -> dict[str, int]:
-    useful = max(1, model.size_bytes // _MIN_BYTES_PER_THREAD)
-    n_threads = options.n_threads if options.n_threads is not None else min(physical_cores(), useful)
+    n_threads = options.n_threads if options.n_threads is not None else default_threads(model)
     n_threads_batch = options.n_threads_batch if options.n_threads_batch is not None else n_threads
     return {
         "n_threads": validation.integer("n_threads", n_threads, 1, _MAX_THREADS),

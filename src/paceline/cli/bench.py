@@ -1,0 +1,348 @@
+"""`paceline bench`: how fast a model reads prompts and generates, with the names of llama-bench."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from paceline.cli import terminal
+from paceline.cli.interrupt import StopSignal, run
+from paceline.cli.options import (
+    DeviceOption,
+    GpuLayersOption,
+    ModelChoice,
+    ModelOption,
+    ThreadsOption,
+    VerboseOption,
+    load,
+    running,
+    showing,
+)
+from paceline.errors import EngineError, InvalidParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+    from paceline.runtime import Model
+
+_MOST_SLOTS: Final = 250
+_CELLS: Final = 256  # by which llama.cpp rounds contexts up
+_SEED: Final = 1  # of the prompts' tokens
+
+
+class OutputFormat(StrEnum):
+    """How the figures are written."""
+
+    MD = "md"
+    CSV = "csv"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """A test. n_prompt or n_gen is 0. n_streams: prompts or generations at once."""
+
+    n_prompt: int
+    n_gen: int
+    n_streams: int
+
+    @property
+    def name(self) -> str:
+        """The name that llama-bench gives it, such as "pp512" or "tg128"."""
+        return f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRow:
+    """The result of a test; the fields have llama-bench's names, apart from `n_streams`.
+
+    Attributes:
+        build_commit: The commit of llama.cpp.
+        cpu_info: The CPUs.
+        gpu_info: The GPUs.
+        backends: What llama.cpp was built for.
+        model_filename: The first file.
+        model_type: Architecture, size and quantisation.
+        model_size: Bytes of the weights.
+        model_n_params: Parameters.
+        n_threads: CPU threads.
+        n_gpu_layers: Layers on the GPU, -1 for as many as fit.
+        n_prompt: Tokens of a prompt.
+        n_gen: Tokens of a generation.
+        n_streams: Prompts or generations at once.
+        test_time: When the test began, in UTC.
+        avg_ns: Mean time of a repetition.
+        stddev_ns: Its standard deviation.
+        avg_ts: Mean of the tokens a second of all streams together.
+        stddev_ts: Its standard deviation.
+        samples_ns: The time of each repetition.
+        samples_ts: The tokens a second of each.
+    """
+
+    build_commit: str
+    cpu_info: str
+    gpu_info: str
+    backends: str
+    model_filename: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    n_threads: int
+    n_gpu_layers: int
+    n_prompt: int
+    n_gen: int
+    n_streams: int
+    test_time: str
+    avg_ns: int
+    stddev_ns: int
+    avg_ts: float
+    stddev_ts: float
+    samples_ns: Sequence[int]
+    samples_ts: Sequence[float]
+
+
+def bench(
+    *,
+    model: ModelOption = None,
+    n_gpu_layers: GpuLayersOption = None,
+    device: DeviceOption = None,
+    n_prompt: Annotated[
+        str, running("--n-prompt", "-p", metavar="N,...", help="Tokens of a prompt; 0 leaves the test out.")
+    ] = "512",
+    n_gen: Annotated[
+        str, running("--n-gen", "-n", metavar="N,...", help="Tokens that are generated; 0 leaves the test out.")
+    ] = "128",
+    parallel: Annotated[
+        str, running("--parallel", "-np", metavar="N,...", help="Streams at once: prompts, or generations.")
+    ] = "1,8",
+    repetitions: Annotated[
+        int, running("--repetitions", "-r", metavar="N", min=1, help="How often each test is repeated.")
+    ] = 5,
+    no_warmup: Annotated[bool, running("--no-warmup", help="Do not run each test once before it is measured.")] = False,
+    threads: ThreadsOption = None,
+    verbose: VerboseOption = False,
+    output: Annotated[OutputFormat, showing("--output", "-o", help="How the figures are written.")] = OutputFormat.MD,
+) -> None:
+    """Measure how many tokens a second a model reads and generates, alone and with several streams.
+
+    The tests have the names of llama-bench: pp512 reads a prompt of 512 tokens, tg128 generates 128 tokens. They run
+    through the engine, as requests do, without cached prefixes; the figures are of all streams together. Ctrl-C ends the
+    run and keeps the tests that are complete.
+    """
+    prompts, lengths = _counts("-p", n_prompt, 0), _counts("-n", n_gen, 0)
+    streams = _counts("-np", parallel, 1, _MOST_SLOTS)
+    sizes = [(count, 0) for count in prompts if count] + [(0, count) for count in lengths if count]
+    tests = [BenchTest(*size, number) for number in streams for size in sizes]
+    if not tests:
+        raise InvalidParams("there is nothing to measure: -p and -n are both 0")
+    choice = ModelChoice(path=model, n_gpu_layers=n_gpu_layers, devices=device, verbose=verbose)
+    writer = _WRITERS[output]()
+
+    def work(stop: StopSignal) -> None:
+        loaded = load(choice, stop).model
+        for row in _measure(loaded, tests, threads, choice, stop, repetitions=repetitions, warms_up=not no_warmup):
+            writer.add(row)
+
+    try:
+        run(work)
+    except KeyboardInterrupt:
+        writer.end()
+        raise
+    writer.end()
+
+
+def _counts(name: str, text: str, low: int, high: int = 2**20) -> list[int]:
+    """Parse numbers between commas. Raises `InvalidParams`."""
+    counts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and low <= int(part[:9]) <= high for part in counts):
+        raise InvalidParams(f"{name} must be numbers from {low} to {high} between commas, not {text!r:.80}")
+    return [int(part) for part in counts]
+
+
+def _measure(
+    model: Model,
+    tests: Sequence[BenchTest],
+    threads: int | None,
+    choice: ModelChoice,
+    stop: StopSignal,
+    *,
+    repetitions: int,
+    warms_up: bool,
+) -> Iterator[BenchRow]:
+    """Yield the result of each test, until a stop is requested."""
+    from paceline.llm import LLM
+    from paceline.runtime import build_info, devices
+    from paceline.runtime.context_options import default_threads
+
+    for test in tests:
+        if model.n_ctx_train and max(test.n_prompt, test.n_gen) >= model.n_ctx_train:
+            raise InvalidParams(
+                f"{test.name} needs more tokens than the {model.n_ctx_train} that the model was trained with; "
+                f"give -{'p' if test.n_prompt else 'n'} a smaller number"
+            )
+    n_threads = default_threads(model) if threads is None else threads
+    cells = max(test.n_streams * -(-(test.n_prompt + test.n_gen + 1) // _CELLS) * _CELLS for test in tests)
+    facts = {
+        "build_commit": build_info().llama_cpp_commit,
+        "cpu_info": ", ".join(each.description for each in devices() if each.kind == "cpu"),
+        "gpu_info": ", ".join(each.description for each in devices() if each.kind != "cpu"),
+        "backends": build_info().backend.upper(),
+        "model_filename": str(model.paths[0]),
+        "model_type": model.desc,
+        "model_size": model.size_bytes,
+        "model_n_params": model.n_params,
+        "n_threads": n_threads,
+        "n_gpu_layers": -1 if choice.n_gpu_layers is None else choice.n_gpu_layers,
+    }
+    tokens = random.Random(_SEED)  # noqa: S311 - no secrets
+    slots = max(test.n_streams for test in tests)
+    with LLM(model, num_slots=slots, n_ctx=cells, n_threads=n_threads, mmproj=False) as llm:
+        for test in tests:
+            began = datetime.now(UTC)
+            samples = []
+            for number in range(repetitions + warms_up):
+                elapsed_ns = _time_ns(llm, test, tokens, stop)
+                if stop.requested:
+                    return
+                if number >= warms_up:
+                    samples.append(elapsed_ns)
+            yield _row(facts, test, began, samples)
+
+
+def _time_ns(llm: LLM, test: BenchTest, tokens: random.Random, stop: StopSignal) -> int:
+    """Run a test once, and return the nanoseconds that it took."""
+    n_vocab = llm.tokenizer.n_vocab
+    prompts = [[tokens.randrange(n_vocab) for _ in range(test.n_prompt or 1)] for _ in range(test.n_streams)]
+    began_ns = time.perf_counter_ns()
+    with (
+        llm.stream(prompts, max_tokens=test.n_gen or 1, ignore_eos=True, cache_prompt=False) as streams,
+        stop.aborting(streams.cancel),
+    ):
+        count = sum(len(chunk.token_ids) for _, chunk in streams)
+    elapsed_ns = time.perf_counter_ns() - began_ns
+    if count != test.n_streams * (test.n_gen or 1) and not stop.requested:
+        raise EngineError(f"{test.name} ended after {count} of {test.n_streams * (test.n_gen or 1)} tokens")
+    return elapsed_ns
+
+
+def _row(facts: dict[str, Any], test: BenchTest, began: datetime, samples_ns: Sequence[int]) -> BenchRow:
+    num_tokens = (test.n_prompt or test.n_gen) * test.n_streams
+    samples_ts = [num_tokens * 1e9 / each for each in samples_ns]
+    spread: Callable[[Sequence[float]], float] = statistics.stdev if len(samples_ns) > 1 else lambda _: 0.0
+    return BenchRow(
+        **facts,
+        **asdict(test),
+        test_time=f"{began:%Y-%m-%dT%H:%M:%SZ}",
+        avg_ns=round(statistics.fmean(samples_ns)),
+        stddev_ns=round(spread(samples_ns)),
+        avg_ts=statistics.fmean(samples_ts),
+        stddev_ts=spread(samples_ts),
+        samples_ns=samples_ns,
+        samples_ts=samples_ts,
+    )
+
+
+class _MarkdownWriter:
+    """Writes a table, each row as soon as it is measured."""
+
+    _HEADING = ("model", "size", "params", "backend", "threads", "streams", "test", "t/s")
+    _WIDTHS = (30, -10, -10, 10, -7, -7, -15, -20)  # below 0: aligned to the right
+
+    def __init__(self) -> None:
+        self._commit: str | None = None
+
+    def add(self, row: BenchRow) -> None:
+        """Write a row, the first below the heading."""
+        if self._commit is None:
+            self._commit = row.build_commit
+            self._write(self._HEADING)
+            terminal.write("".join(f"| {'-' * (abs(width) - 1)}{':-'[width > 0]} " for width in self._WIDTHS) + "|\n")
+        gib = row.model_size / 2**30
+        self._write(
+            (
+                row.model_type,
+                f"{gib:.2f} GiB" if gib >= 1 else f"{row.model_size / 2**20:.2f} MiB",
+                f"{row.model_n_params / 1e9:.2f} B"
+                if row.model_n_params >= 1e9
+                else f"{row.model_n_params / 1e6:.2f} M",
+                row.backends,
+                str(row.n_threads),
+                str(row.n_streams),
+                f"pp{row.n_prompt}" if row.n_prompt else f"tg{row.n_gen}",
+                f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}",
+            )
+        )
+
+    def end(self) -> None:
+        """Write which llama.cpp it was."""
+        if self._commit is not None:
+            terminal.write(f"\nbuild: {self._commit[:9]}\n")
+
+    def _write(self, cells: Sequence[str]) -> None:
+        padded = (f"{cell:{'<>'[width < 0]}{abs(width)}}" for cell, width in zip(cells, self._WIDTHS, strict=True))
+        terminal.write("".join(f"| {cell} " for cell in padded) + "|\n")
+
+
+class _LineWriter:
+    """Writes an object a line, each as soon as it is measured."""
+
+    def add(self, row: BenchRow) -> None:
+        """Write a line."""
+        terminal.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+
+    def end(self) -> None:
+        """There is nothing to add."""
+
+
+class _ListWriter:
+    """Writes one JSON list at the end."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, row: BenchRow) -> None:
+        """Keep a row."""
+        self._rows.append(asdict(row))
+
+    def end(self) -> None:
+        """Write the list."""
+        terminal.write(json.dumps(self._rows, ensure_ascii=False, indent=2) + "\n")
+
+
+class _CsvWriter:
+    """Writes a line of names, and a line for each row as soon as it is measured. Samples are left out, as by llama-bench."""
+
+    def __init__(self) -> None:
+        self._has_heading = False
+
+    def add(self, row: BenchRow) -> None:
+        """Write a line."""
+        values = {name: value for name, value in asdict(row).items() if not name.startswith("samples")}
+        text = io.StringIO()
+        writer = csv.DictWriter(text, values, quoting=csv.QUOTE_ALL, lineterminator="\n")
+        if not self._has_heading:
+            csv.writer(text, lineterminator="\n").writerow(values)
+            self._has_heading = True
+        writer.writerow(values)
+        terminal.write(text.getvalue())
+
+    def end(self) -> None:
+        """There is nothing to add."""
+
+
+_Writer = _MarkdownWriter | _LineWriter | _ListWriter | _CsvWriter
+_WRITERS: Final[dict[OutputFormat, Callable[[], _Writer]]] = {
+    OutputFormat.MD: _MarkdownWriter,
+    OutputFormat.CSV: _CsvWriter,
+    OutputFormat.JSON: _ListWriter,
+    OutputFormat.JSONL: _LineWriter,
+}
