@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm  # known to type checkers without the package
 
 DEFAULT_TOOL_ROUNDS = 8
+DEFAULT_RETRIES = 1
+MAX_RETRIES = 100
 MAX_TOOL_ROUNDS = 1000
 
 
@@ -38,6 +40,7 @@ class ChatOwnKeywords(TypedDict, total=False):
     max_tool_rounds: Int | None
     response_format: Mapping[str, object] | None
     schema_in_prompt: bool | None
+    max_retries: Int | None
     reasoning_format: Literal["auto", "none"] | None
     reasoning_effort: str | None
     chat_template: str | None
@@ -97,7 +100,8 @@ class ChatArguments:
 
     params: how to generate; a schema of response_format or response_model is in it. response: what the content becomes.
     notice: the sentence that shows the schema to the model; None: the prompt has no schema.
-    max_tool_rounds: how often calls are run; 0: never.
+    max_tool_rounds: how often calls are run; 0: never. max_retries: how often a reply that is no instance of response_model is
+    asked for again.
     """
 
     template: str | None
@@ -110,6 +114,7 @@ class ChatArguments:
     response: ResponseModel[Any] | None
     notice: SchemaNotice | None
     max_tool_rounds: int
+    max_retries: int
 
     def turn(self, messages: object, num_rounds: int) -> Turn:
         """Return the next turn of a conversation after so many rounds of tools; only the first one continues a message."""
@@ -170,6 +175,7 @@ def chat_arguments(
         response=response,
         notice=_schema_notice(options, sampling, response, toolbox),
         max_tool_rounds=_tool_rounds(options, toolbox, sampling),
+        max_retries=_max_retries(options, sampling, response, is_streamed=is_streamed),
     )
 
 
@@ -185,6 +191,22 @@ def _tool_rounds(options: Mapping[str, Any], toolbox: Toolbox, params: SamplingP
         raise InvalidParams("run_tools needs Python functions among tools; there are none")
     if params.n != 1:
         raise InvalidParams(f"run_tools follows one choice, and n is {params.n}; leave n out")
+    return limit
+
+
+def _max_retries(
+    options: Mapping[str, Any], params: SamplingParams, response: ResponseModel[Any] | None, *, is_streamed: bool
+) -> int:
+    may_retry = response is not None and params.n == 1 and not is_streamed
+    limit = validation.integer("max_retries", options.get("max_retries", DEFAULT_RETRIES * may_retry), 0, MAX_RETRIES)
+    if limit and is_streamed:
+        raise InvalidParams(
+            "max_retries: a stream is not asked for again, since its text was read; use chat, or leave it out"
+        )
+    if limit and response is None:
+        raise InvalidParams("max_retries needs a response_model, by which replies are checked")
+    if limit and params.n != 1:
+        raise InvalidParams(f"max_retries asks again for one choice, and n is {params.n}; leave one of them out")
     return limit
 
 

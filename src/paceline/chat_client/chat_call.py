@@ -73,8 +73,9 @@ class ChatCall:
         self._completion: ChatCompletion | None = None
         self._is_cut_off = False
         self._parsed: Any = None
-        self._failed: ValueError | None = None  # of the first reply, if another one was asked for
-        self._messages_before: list[Message] | None = None  # the reply that failed
+        self._failed: ValueError | None = None  # why the last reply was refused, if another one was asked for
+        self._messages_before: list[Message] | None = None  # the first reply that was refused
+        self._num_retries = 0
 
     @property
     def request(self) -> ChatRequest:
@@ -172,10 +173,8 @@ class ChatCall:
             if choice.warning is not None:
                 _log.warning("%s", choice.warning)
         self._messages = self._with(completion.message)
-        if self._messages_before is not None:
-            if not completion.tool_calls:  # the reply that failed is no part of the conversation
-                self._messages = [*self._messages_before, self._messages[-1]]
-            self._messages_before = None
+        if completion.tool_calls:
+            self._messages_before = None  # the calls follow the reply that was refused
         calls = completion.tool_calls
         runs = calls and self.may_run_tools and is_whole(completion)
         return calls if runs and self._arguments.toolbox.can_run(calls) else ()
@@ -196,15 +195,16 @@ class ChatCall:
         return self._completion
 
     def asks_again(self) -> bool:
-        """Return whether another round follows since the content is no instance of response_model, which happens once."""
-        error = self._parse_error()
-        if error is None or self._failed is not None or self._arguments.params.n != 1:
+        """Return whether another round follows, since the content is no instance of response_model."""
+        problem = self._problem()
+        if problem is None or self._num_retries == self._arguments.max_retries:
             return False
-        self._failed = error
-        self._messages_before = list(self._messages[:-1])
         assert self._completion is not None  # noqa: S101 - our own invariant
+        self._failed, self._num_retries = problem, self._num_retries + 1
+        if self._messages_before is None:
+            self._messages_before = list(self._messages[:-1])
         self._rounds.append(self._completion)
-        self._messages = [*self._messages, {"role": "user", "content": _correction(error)}]
+        self._messages = [*self._messages, {"role": "user", "content": _correction(problem)}]
         return True
 
     def error_of_round(self, error: PacelineError) -> PacelineError:
@@ -216,15 +216,22 @@ class ChatCall:
         return ResponseModelError(
             f"the reply is no {response.name}: {self._failed}; the context has no place to ask for it once more: {error}",
             completion.content,
-            reply_of(completion, self._messages[:-1], self._rounds[:-1]),
+            reply_of(
+                completion, [*self._messages_before, self._messages[-2]], self._rounds[:-1], attempts=self._num_retries
+            ),
         )
 
-    def _parse_error(self) -> ValueError | None:
-        """Parse the content of a whole reply; return why it is no instance of response_model, if it is none."""
+    def _problem(self) -> ValueError | None:
+        """Parse the content of a reply; return why it is no instance of response_model, if it is none."""
         completion, response = self._completion, self._arguments.response
         assert completion is not None  # noqa: S101 - our own invariant
-        if response is None or completion.tool_calls or not is_whole(completion):
+        if response is None or completion.tool_calls:
             return None
+        if not is_whole(completion):
+            return ValueError(
+                f"it was cut off ({completion.finish_reason.value}) after {completion.usage.completion_tokens} tokens, before "
+                f"it was a whole {response.name}"
+            )
         try:
             self._parsed = response.parse(completion.content)
         except ValueError as error:
@@ -235,23 +242,26 @@ class ChatCall:
         """Return the reply. Raises `ResponseModelError` if its content is no instance of response_model."""
         completion, response = self._completion, self._arguments.response
         assert completion is not None  # noqa: S101 - our own invariant
-        whole = reply_of(completion, self._messages, self._rounds)
-        if response is None or completion.tool_calls:
+        messages = self._messages
+        if self._messages_before is not None:  # the replies that were refused are no part of the conversation
+            messages = [*self._messages_before, self._messages[-1]]
+        problem = self._problem()
+        is_parsed = response is not None and problem is None and not completion.tool_calls
+        whole = reply_of(
+            completion,
+            messages,
+            self._rounds,
+            attempts=self._num_retries + 1,
+            parsed=self._parsed if is_parsed else None,
+            is_parsed=is_parsed,
+        )
+        if problem is None or response is None:
             return whole
-        if not is_whole(completion):
-            raise ResponseModelError(
-                f"the reply was cut off ({completion.finish_reason}) before it was a whole {response.name}; "
-                "a larger max_tokens may help",
-                completion.content,
-                whole,
-            )
-        error = self._parse_error()
-        if error is not None:
-            again = "" if self._failed is None else ", also after it was asked for once more"
-            raise ResponseModelError(
-                f"the reply is no {response.name}{again}: {error}", completion.content, whole
-            ) from error
-        return reply_of(completion, self._messages, self._rounds, parsed=self._parsed, is_parsed=True)
+        tried = f" in {self._num_retries + 1} attempts" if self._num_retries else ""
+        advice = "" if is_whole(completion) else "; a larger max_tokens may help"
+        raise ResponseModelError(
+            f"the reply is no {response.name}{tried}: {problem}{advice}", completion.content, whole
+        ) from problem
 
     def _with(self, message: ParsedMessage) -> list[Message]:
         """Return the conversation with a message; one that continues the last message has its text, too."""
@@ -267,7 +277,7 @@ class ChatCall:
         return [*before, made]
 
 
-def _correction(error: ValueError) -> str:
+def _correction(problem: ValueError) -> str:
     """Return the message that tells the model why its reply is no instance of response_model."""
-    lines = [line for line in str(error).splitlines() if "For further information" not in line]
+    lines = [line for line in str(problem).splitlines() if "For further information" not in line]
     return "The reply is not valid:\n" + "\n".join(lines)[:_MAX_ERROR_CHARS] + "\nWrite the corrected reply."

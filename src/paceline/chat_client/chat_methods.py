@@ -121,6 +121,8 @@ class ChatMethods:
                 response_model: A pydantic model, dataclass or TypedDict; the reply has an instance of it, `parsed`.
                 schema_in_prompt: Whether the prompt shows the schema to the model, with its descriptions; None: if it is that
                     of response_model.
+                max_retries: How often the model is asked again, with the errors, for a reply that is no instance of
+                    response_model or was cut off (1).
                 response_format: As OpenAI's API has it: json_object, or json_schema with a schema.
                 reasoning_format: "auto" parses thinking apart from the content, "none" leaves it there.
                 reasoning_effort: For templates that know one; "none" is enable_thinking=False.

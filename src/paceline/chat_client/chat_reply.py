@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar, cast
 
 from paceline.chat import ChatCompletion, ParsedMessage, ToolCall
 from paceline.errors import ResponseModelError
-from paceline.streaming import FinishReason
+from paceline.streaming import FinishReason, Usage
 
 T = TypeVar("T")
 
@@ -24,11 +24,13 @@ class ChatReply(ChatCompletion, Generic[T]):
         messages: The whole conversation: the messages that were passed, calls of tools and their results, the reply of the
             first choice. A list for the next call.
         rounds: The completions before this one: their calls were run by run_tools, or their content was no instance of
-            response_model. Their usage is not in this one's.
+            response_model. Their usage is not in `usage`, but in `total_usage`.
+        attempts: How many completions were parsed as response_model: 1 more than max_retries at most.
     """
 
     messages: list[Message]
     rounds: tuple[ChatCompletion, ...] = ()
+    attempts: int = 1
     _parsed: T | None = None
     _is_parsed: bool = False
 
@@ -47,18 +49,31 @@ class ChatReply(ChatCompletion, Generic[T]):
             )
         return cast("T", self._parsed)  # which is None without a response_model
 
+    @property
+    def total_usage(self) -> Usage:
+        """Token counts and times of this completion and its rounds together; the first round's `ttft_s`."""
+        usages = [completion.usage for completion in (*self.rounds, self)]
+        numbers = (field.name for field in fields(Usage) if isinstance(getattr(self.usage, field.name), (int, float)))
+        sums: dict[str, Any] = {
+            name: sum(getattr(usage, name) for usage in usages) for name in numbers if name != "ttft_s"
+        }
+        return replace(usages[0], cached_from=self.usage.cached_from, **sums)
+
 
 def reply_of(
     completion: ChatCompletion,
     messages: Sequence[Message],
     rounds: Sequence[ChatCompletion],
     *,
+    attempts: int = 1,
     parsed: object = None,
     is_parsed: bool = False,
 ) -> ChatReply[Any]:
     """Return a completion with its conversation. messages: up to and with it."""
     known = {field.name: getattr(completion, field.name) for field in fields(ChatCompletion)}
-    return ChatReply(**known, messages=list(messages), rounds=tuple(rounds), _parsed=parsed, _is_parsed=is_parsed)
+    return ChatReply(
+        **known, messages=list(messages), rounds=tuple(rounds), attempts=attempts, _parsed=parsed, _is_parsed=is_parsed
+    )
 
 
 def is_whole(completion: ChatCompletion) -> bool:

@@ -14,6 +14,7 @@ from paceline.chat import ParsedMessage, ToolCall
 from paceline.chat_client import chat_call
 from paceline.chat_client.chat_arguments import CHAT_NAMES
 from paceline.chat_client.conversations import Conversation
+from paceline.chat_client.token_history import TokenHistory
 from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, PromptTooLong, ResponseModelError
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES
@@ -267,10 +268,101 @@ def test_a_reply_that_is_no_instance_is_asked_for_once_more(chats: FakeChats, mo
 def test_it_is_asked_for_once_alone(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the second reply."""
     scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 5}'))
-    with pytest.raises(ResponseModelError, match="no Even, also after it was asked for once more") as caught:
+    with pytest.raises(ResponseModelError, match="no Even in 2 attempts: 1 validation error") as caught:
         chats.chat(HELLO, response_model=Even)
     assert caught.value.text == '{"number": 5}'
     assert len(chats._formats.format.turns) == 2
+
+
+def test_a_reply_is_asked_for_as_often_as_asked(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model sees all that was refused; the reply counts the attempts and adds up their usage."""
+    scripted(monkeypatch, *(ParsedMessage(content=f'{{"number": {number}}}') for number in (1, 3, 5, 8)))
+    reply = chats.chat(HELLO, response_model=Even, max_retries=3, **SHORT)
+    assert (reply.parsed.number, reply.attempts) == (8, 4)
+    assert [completion.content for completion in reply.rounds] == [f'{{"number": {number}}}' for number in (1, 3, 5)]
+    assert reply.messages == [*HELLO, {"role": "assistant", "content": '{"number": 8}'}]
+    turn, _ = chats._formats.format.turns[-1]
+    assert [message["role"] for message in turn.messages[1:]] == ["user", *["assistant", "user"] * 3]
+    usages = [completion.usage for completion in (*reply.rounds, reply)]
+    for field in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        assert getattr(reply.total_usage, field) == sum(getattr(usage, field) for usage in usages)
+    assert (reply.total_usage.completion_tokens, reply.usage.completion_tokens) == (16, 4)
+    assert reply.total_usage.decode_s == pytest.approx(sum(usage.decode_s for usage in usages))
+    assert reply.total_usage.ttft_s == usages[0].ttft_s
+
+
+def test_a_reply_is_not_asked_for_again_without_retries(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the only reply, and the error of its validation as its cause."""
+    scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 4}'))
+    with pytest.raises(ResponseModelError, match="the reply is no Even: 1 validation error") as caught:
+        chats.chat(HELLO, response_model=Even, max_retries=0)
+    assert isinstance(caught.value.__cause__, pydantic.ValidationError)
+    assert (caught.value.text, caught.value.reply.attempts) == ('{"number": 3}', 1)
+    assert len(chats._formats.format.turns) == 1
+
+
+def test_a_reply_that_was_cut_off_is_asked_for_again(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model reads that it was cut off; the error has the last reply."""
+    monkeypatch.setattr(
+        TokenHistory, "continued", lambda _, request, __: request
+    )  # the fake tokenizer has no control tokens
+    with pytest.raises(
+        ResponseModelError, match=r"no Even in 3 attempts: it was cut off \(length\) after 4 tok.*max_tokens"
+    ) as caught:
+        chats.chat(HELLO, response_model=Even, max_retries=2, **SHORT)
+    assert caught.value.reply.attempts == 3
+    assert len(caught.value.reply.messages) == 2
+    turn, _ = chats._formats.format.turns[-1]
+    assert "it was cut off" in turn.messages[-1]["content"]
+
+
+def test_a_retry_may_call_tools(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refused reply stays in the conversation, as the calls follow it."""
+    prepare = chat_call.prepare_chat  # the fake format has no grammar for both
+
+    def prepare_unconstrained(chat_format: Any, turn: Any, options: Any, params: SamplingParams) -> Any:
+        return prepare(chat_format, turn, options, params.replace(json_schema=None))
+
+    monkeypatch.setattr(chat_call, "prepare_chat", prepare_unconstrained)
+    wrong, right = ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 4}')
+    scripted(monkeypatch, wrong, calling(("add", '{"a": 1, "b": 3}')), wrong, right)
+    reply = chats.chat(HELLO, response_model=Even, tools=[add], run_tools=True, max_retries=2)
+    assert (reply.parsed.number, reply.attempts, len(reply.rounds)) == (4, 3, 3)
+    roles = [message["role"] for message in reply.messages]
+    assert roles == ["user", "assistant", "user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_retries": 1}, "max_retries needs a response_model"),
+        ({"max_retries": 1, "response_model": Even, "n": 2}, "one choice, and n is 2"),
+        ({"max_retries": -1, "response_model": Even}, "max_retries must be"),
+        ({"max_retries": 101, "response_model": Even}, "max_retries must be"),
+    ],
+)
+def test_retries_that_cannot_be_are_refused(chats: FakeChats, options: dict[str, Any], reason: str) -> None:
+    """Before anything runs."""
+    with pytest.raises(InvalidParams, match=reason):
+        chats.chat(HELLO, **options)
+    assert not chats._formats.format.turns
+
+
+def test_a_stream_is_not_asked_for_again(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With retries it is refused; without, `collect` raises the error of its only reply."""
+    with pytest.raises(InvalidParams, match="max_retries: a stream is not asked for again"):
+        chats.stream_chat(HELLO, response_model=Even, max_retries=1)
+    with pytest.raises(ResponseModelError, match="the reply is no Even: it was cut off"):
+        chats.stream_chat(HELLO, response_model=Even, max_retries=0, **SHORT).collect()
+
+
+def test_a_conversation_keeps_the_last_attempt_alone(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next turn follows the reply that was an instance."""
+    monkeypatch.setattr(chats._engine.model, "fingerprint", b"", raising=False)
+    scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 4}'))
+    talk = Conversation(chats)
+    talk.say("Hello!", response_model=Even, max_retries=1)
+    assert talk.messages == [*HELLO, {"role": "assistant", "content": '{"number": 4}'}]
 
 
 def test_without_place_to_ask_again_the_error_has_the_first_reply(
