@@ -23,6 +23,7 @@ from paceline.config import EngineConfig
 from paceline.engine.arguments import (
     GenerateKeywords,
     LLMKeywords,
+    ModelPath,
     StreamKeywords,
     batch_arguments,
     batch_entries,
@@ -92,7 +93,7 @@ class AsyncLLM(AsyncChatMethods):
     @with_keywords(EngineConfig, ContextOptions, Model.load, lora=(), instruments=())
     def __init__(
         self,
-        model: Model | str | os.PathLike[str] | None = None,
+        model: Model | ModelPath | None = None,
         *,
         chat_template: str | None = None,
         offline: bool = False,
@@ -174,7 +175,7 @@ class AsyncLLM(AsyncChatMethods):
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
     ) -> AsyncStream: ...
     @overload
@@ -184,7 +185,7 @@ class AsyncLLM(AsyncChatMethods):
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         channel: Sequence[StreamChannel | None] | None = None,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
     ) -> AsyncBatchStream: ...
     @overload
@@ -194,7 +195,7 @@ class AsyncLLM(AsyncChatMethods):
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
     ) -> AsyncStream: ...
 
@@ -205,7 +206,7 @@ class AsyncLLM(AsyncChatMethods):
         params: Any = None,
         *,
         channel: Any = None,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
     ) -> AsyncStream | AsyncBatchStream:
         """Stream as `LLM.stream` does. The requests are submitted when the stream is entered or first read.
@@ -242,7 +243,7 @@ class AsyncLLM(AsyncChatMethods):
         texts: str | Sequence[str | Attachment | Sequence[int] | Segments],
         *,
         pooling: str | None = None,
-        normalize: bool | Normalization = True,
+        normalize: bool | Normalization | None = True,
         dimensions: int | None = None,
         prompt_name: str | None = None,
         **options: Unpack[EmbedKeywords],

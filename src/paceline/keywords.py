@@ -225,6 +225,7 @@ class EngineKeywords(TypedDict, total=False):
     max_tick_ms: Float | None
     max_queue: Int | None
     max_queue_tokens: Int | None
+    when_full: Literal["wait", "refuse"] | None
     max_embedding_tokens: Int | None
     isolation: Literal["thread", "process"] | None
     on_engine_death: Literal["replay", "fail"] | None

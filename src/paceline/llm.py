@@ -16,6 +16,7 @@ from paceline.config import EngineConfig
 from paceline.engine.arguments import (
     GenerateKeywords,
     LLMKeywords,
+    ModelPath,
     StreamKeywords,
     batch_arguments,
     batch_entries,
@@ -78,7 +79,7 @@ class LLM(ChatMethods):
     @with_keywords(EngineConfig, ContextOptions, Model.load, lora=(), instruments=())
     def __init__(
         self,
-        model: Model | str | os.PathLike[str] | None = None,
+        model: Model | ModelPath | None = None,
         *,
         chat_template: str | None = None,
         offline: bool = False,
@@ -132,7 +133,7 @@ class LLM(ChatMethods):
         prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
-        progress: bool = False,
+        progress: bool | None = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]: ...
     @overload
@@ -146,7 +147,7 @@ class LLM(ChatMethods):
         prompt: Any,
         params: Any = None,
         *,
-        progress: bool = False,
+        progress: bool | None = False,
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion]:
         """Generate the completion of a prompt, or of each prompt of a list, all in one batch.
@@ -187,7 +188,7 @@ class LLM(ChatMethods):
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
     ) -> Stream: ...
     @overload
@@ -197,7 +198,7 @@ class LLM(ChatMethods):
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         channel: Sequence[StreamChannel | None] | None = None,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
     ) -> BatchStream: ...
     @overload
@@ -207,7 +208,7 @@ class LLM(ChatMethods):
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
     ) -> Stream: ...
 
@@ -218,7 +219,7 @@ class LLM(ChatMethods):
         params: Any = None,
         *,
         channel: Any = None,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
     ) -> Stream | BatchStream:
         """Stream the completion of a prompt, or of each prompt of a list, as it is generated. Leaving it cancels the requests.
@@ -257,7 +258,7 @@ class LLM(ChatMethods):
         texts: str | Sequence[str | Attachment | Sequence[int] | Segments],
         *,
         pooling: str | None = None,
-        normalize: bool | Normalization = True,
+        normalize: bool | Normalization | None = True,
         dimensions: int | None = None,
         prompt_name: str | None = None,
         **options: Unpack[EmbedKeywords],

@@ -93,6 +93,8 @@ def options_of_every_type(llm: paceline.LLM) -> None:
     llm.generate("a", grammar="root ::= [a-z]", grammar_lazy=True, grammar_triggers=["x", 3, {"pattern": "y"}])
     llm.generate("a", temperature=None, stop=None, n=None, lora=None, priority=None, truncate=None)
     llm.generate("a", lora={"style": 0.5}, truncate="left", logits_processors=[lambda _, logits: logits])
+    llm.generate(["a"], progress=None)
+    llm.stream("a", request_index=None, interval=None)
     given: dict[str, Any] = {"temperature": 0.1}
     llm.generate("a", **given)
     paceline.SamplingParams(stop=["x"], choice=None).replace(stop=None, top_p=1, bad_words=["y"])
@@ -116,7 +118,8 @@ def engines(path: Path) -> None:
     paceline.LLM(strategy={"name": "paced", "patience": 4}, draft_model=path, draft_options={"n_gpu_layers": 0})
     paceline.LLM(speculation=["ngram", {"name": "ngram-mod"}, paceline.NgramDrafter()], kv_overrides={"a.b": 3})
     paceline.LLM(cancel=threading.Event(), progress=print, tensor_split=[1, 2.5], fit_target_bytes=[1 << 30])
-    paceline.AsyncLLM(n_ctx=None, isolation="process")
+    paceline.AsyncLLM(n_ctx=None, isolation="process", instruments=["module:Counter"])
+    paceline.LLM(["a-00001-of-00002.gguf", path])
     paceline.estimate_memory("a.gguf", n_ctx=1024, type_k="q8_0")
 
 

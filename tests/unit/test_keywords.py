@@ -1,4 +1,4 @@
-"""The TypedDicts of keywords are up to date, and signatures show them."""
+"""The TypedDicts have the keywords that methods take, and signatures show them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from tools.write_keywords import TARGET, with_types
 
 import paceline
 from paceline.chat_client.chat_arguments import (
@@ -23,11 +23,22 @@ from paceline.engine.arguments import (
     LLMKeywords,
     StreamKeywords,
     collected_arguments,
+    embedding_options,
     engine_arguments,
+    prefix_options,
     request_arguments,
+    reranking_options,
 )
+from paceline.engine.worker.setup import worker_setup
 from paceline.errors import InvalidParams
-from paceline.keywords import ContextKeywords, EngineConfigKeywords, RequestKeywords
+from paceline.keywords import (
+    ContextKeywords,
+    EmbedKeywords,
+    EngineConfigKeywords,
+    PrefixKeywords,
+    RequestKeywords,
+    RerankKeywords,
+)
 from paceline.params import FIELDS, SamplingKeywords, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
 from paceline.runtime.context_options import ContextOptions
@@ -67,12 +78,6 @@ def shown(function: Callable[..., Any]) -> dict[str, Any]:
     return {one.name: one.default for one in inspect.signature(function).parameters.values()}
 
 
-def test_the_types_are_up_to_date() -> None:
-    """An option that was added or changed is in the TypedDicts."""
-    module = TARGET.read_text(encoding="utf-8")
-    assert module == with_types(module), "keywords.py is out of date: run `python tools/write_keywords.py`"
-
-
 def test_each_typed_dict_has_the_options_of_its_record() -> None:
     """No option is missing, and none is left over."""
     assert SamplingKeywords.__annotations__.keys() == set(FIELDS)
@@ -90,20 +95,40 @@ def is_known(name: str, sort: Callable[[dict[str, Any]], object]) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("table", "sort"),
-    [
-        (GenerateKeywords, lambda options: collected_arguments(SamplingParams(), None, options)),
-        (StreamKeywords, lambda options: request_arguments(SamplingParams(), None, options)),
-        (ChatKeywords, lambda options: chat_arguments(SamplingParams(), None, options, is_streamed=False)),
-        (StreamChatKeywords, lambda options: chat_arguments(SamplingParams(), None, options, is_streamed=True)),
-        (LLMKeywords, engine_arguments),
-    ],
-)
+METHODS: list[tuple[Any, Callable[[dict[str, Any]], object]]] = [
+    (GenerateKeywords, lambda options: collected_arguments(SamplingParams(), None, options)),
+    (StreamKeywords, lambda options: request_arguments(SamplingParams(), None, options)),
+    (ChatKeywords, lambda options: chat_arguments(SamplingParams(), None, options, is_streamed=False)),
+    (StreamChatKeywords, lambda options: chat_arguments(SamplingParams(), None, options, is_streamed=True)),
+    (LLMKeywords, engine_arguments),
+    (EmbedKeywords, embedding_options),
+    (RerankKeywords, reranking_options),
+    (PrefixKeywords, prefix_options),
+]
+
+
+@pytest.mark.parametrize(("table", "sort"), METHODS)
 def test_a_typed_dict_has_the_keywords_that_its_methods_take(table: Any, sort: Callable[[Any], object]) -> None:
     """A type checker takes exactly the keywords that the method takes when it runs."""
     everything = {*FIELDS, *OPTION_NAMES, *CHAT_NAMES, *CONFIG_NAMES, *LLMKeywords.__annotations__, "temprature"}
     assert {name for name in everything if is_known(name, sort)} == table.__annotations__.keys()
+
+
+@pytest.mark.parametrize(("table", "sort"), METHODS)
+def test_none_is_taken_for_every_keyword(table: Any, sort: Callable[[dict[str, Any]], object]) -> None:
+    """The types allow None everywhere, and so do the checks."""
+    assert len(table.__annotations__) > 3
+    for name in table.__annotations__:
+        sort({name: None})
+
+
+def test_numbers_of_numpy_reach_a_worker() -> None:
+    """The types allow them for every number, and messages to a worker carry plain ones."""
+    options = {"num_slots": np.int32(2), "rope_freq_base": np.float32(0.5), "tensor_split": [np.float32(1), np.int8(3)]}
+    sent = worker_setup("model.gguf", {"isolation": "process", **options}).options
+    assert sent == {"num_slots": 2, "rope_freq_base": 0.5, "tensor_split": [1.0, 3]}
+    assert [type(sent[name]) for name in ("num_slots", "rope_freq_base")] == [int, float]
+    assert [type(one) for one in sent["tensor_split"]] == [float, int]
 
 
 @pytest.mark.parametrize("name", [*REQUESTS, *LOADS, *SMALL])

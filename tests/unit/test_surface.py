@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tools.write_keywords import TARGET, with_types
 
 import paceline
 from paceline import errors
@@ -52,3 +53,9 @@ def test_importing_loads_neither_the_core_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[] True"
+
+
+def test_the_types_are_up_to_date() -> None:
+    """An option that was added or changed is in the TypedDicts."""
+    module = TARGET.read_text(encoding="utf-8")
+    assert module == with_types(module), "keywords.py is out of date: run `python tools/write_keywords.py`"

@@ -114,7 +114,7 @@ class AsyncChatMethods(ABC):
         messages: Messages,
         params: SamplingParams | None = None,
         *,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamChatKeywords],
     ) -> AsyncChatStream:
         """Stream a chat as `LLM.stream_chat` does. The request is submitted when the stream is entered or first read.

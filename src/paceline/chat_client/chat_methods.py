@@ -80,7 +80,7 @@ class ChatMethods:
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         response_model: None = None,
-        progress: bool = False,
+        progress: bool | None = False,
         **options: Unpack[PlainChatKeywords],
     ) -> list[ChatReply[None]]: ...
     @overload
@@ -90,7 +90,7 @@ class ChatMethods:
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         response_model: TypeForm[T],
-        progress: bool = False,
+        progress: bool | None = False,
         **options: Unpack[PlainChatKeywords],
     ) -> list[ChatReply[T]]: ...
 
@@ -100,7 +100,7 @@ class ChatMethods:
         messages: Any,
         params: Any = None,
         *,
-        progress: bool = False,
+        progress: bool | None = False,
         **options: Unpack[ChatKeywords],
     ) -> ChatReply[Any] | list[ChatReply[Any]]:
         """Generate the next message of a conversation, or of each of a list of conversations, all in one batch.
@@ -155,7 +155,7 @@ class ChatMethods:
         messages: Messages,
         params: SamplingParams | None = None,
         *,
-        request_index: int = 0,
+        request_index: int | None = 0,
         **options: Unpack[StreamChatKeywords],
     ) -> ChatStream:
         """Stream the next message of a conversation as it is generated. Leaving the stream cancels the request.

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     AnyDrafter: TypeAlias = str | Mapping[str, Any] | Drafter | BatchDrafter
 
+ModelPath: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path or a name; for a split file also its parts."""
+
 _log = logging.getLogger("paceline.engine")
 _T = TypeVar("_T")
 
@@ -162,7 +165,7 @@ class LLMKeywords(EngineKeywords, ModelKeywords, EngineContextKeywords, total=Fa
     lora: Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str]] | None
     draft_model: str | os.PathLike[str] | Model | None
     draft_options: Mapping[str, Any] | None
-    instruments: Sequence[Instrument] | None
+    instruments: Sequence[Instrument | str] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from paceline import validation
 from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.engine.adapters import adapter_paths
-from paceline.engine.arguments import EngineArguments, engine_arguments, refuse_rpc
+from paceline.engine.arguments import EngineArguments, ModelPath, engine_arguments, refuse_rpc
 from paceline.engine.calibration import Calibration
 from paceline.engine.client import EngineClient
 from paceline.engine.context_sizes import (
@@ -114,8 +114,8 @@ def _check_model(model: object) -> None:
 
 
 def local_files(
-    model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any], *, offline: bool, hf_token: str | None
-) -> Model | str | os.PathLike[str] | None:
+    model: Model | ModelPath | None, options: Mapping[str, Any], *, offline: bool, hf_token: str | None
+) -> Model | ModelPath | None:
     """Return the path of a model that is given by name, downloaded if need be; anything else as it is."""
     check_source(model, offline=offline, hf_token=hf_token)
     if not is_reference(model):
@@ -145,7 +145,7 @@ def check_source(model: Any, *, offline: bool, hf_token: str | None) -> None:
         parse_reference(model)
 
 
-def open_engine(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> EngineClient:
+def open_engine(model: Model | ModelPath | None, options: Mapping[str, Any]) -> EngineClient:
     """Return an engine, in this process or with a worker by `isolation`. Raises what options and loading raise."""
     if engine_arguments(options).config.isolation == "process":
         from paceline.engine.worker.worker_engine import WorkerEngine
@@ -177,7 +177,7 @@ class Assembly:
 
 
 def assemble(
-    model: Model | str | os.PathLike[str] | None, arguments: EngineArguments, clock: Clock, sink: TelemetrySink
+    model: Model | ModelPath | None, arguments: EngineArguments, clock: Clock, sink: TelemetrySink
 ) -> Assembly:
     """Load, warm up and put the parts together. Raises as `build`, and `InvalidParams` for an unknown strategy or drafter."""
     config = arguments.config
@@ -234,7 +234,7 @@ class Built:
     encoder: MediaEncoder | None = None
 
 
-def build(model: Model | str | os.PathLike[str] | None, arguments: EngineArguments) -> Built:
+def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Built:
     """Load what has to be loaded. Raises as `Model.load` and `Context` do; frees everything if it fails."""
     config = arguments.config
     if config.rpc_addresses:
@@ -317,7 +317,7 @@ def _chosen(arguments: EngineArguments, choice: MemoryChoice) -> EngineArguments
     return dataclasses.replace(arguments, config=config, model=options)
 
 
-def _model(model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[Model, bool]:
+def _model(model: Model | ModelPath | None, options: Mapping[str, Any]) -> tuple[Model, bool]:
     if isinstance(model, Model):
         given = [name for name in options if name != "draft_heads"]
         if given:

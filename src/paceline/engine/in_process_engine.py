@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 
 from paceline.clock import MonotonicClock
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
-from paceline.engine.arguments import engine_arguments, refuse_rpc, sampling_defaults
+from paceline.engine.arguments import ModelPath, engine_arguments, refuse_rpc, sampling_defaults
 from paceline.engine.backend import prepare_embedding
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
 from paceline.engine.commands import DetachAdapter, Digest, Inspect, Observe
@@ -41,7 +40,7 @@ from paceline.scheduling.telemetry import SlotsSnapshot
 class InProcessEngine(BaseEngine):
     """A model, its contexts and the thread that computes on them. Options as `LLM` takes them."""
 
-    def __init__(self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model | ModelPath | None, options: Mapping[str, Any]) -> None:
         arguments = engine_arguments(options)
         config = arguments.config
         refuse_rpc(config)

@@ -18,7 +18,7 @@ from typing import Any, Final, Unpack
 
 from paceline import validation
 from paceline.config import EngineConfig
-from paceline.engine.arguments import EngineArguments, LLMKeywords, engine_arguments
+from paceline.engine.arguments import EngineArguments, LLMKeywords, ModelPath, engine_arguments
 from paceline.engine.context_sizes import default_n_ctx, has_doubled_seq_ids, sized_options
 from paceline.engine.draft_arguments import DraftArguments
 from paceline.engine.memory_fit import CELL_STEP, LEAST_CTX, FittedMemory, MemoryChoice, greatest
@@ -48,7 +48,6 @@ from paceline.scheduling.named_drafter import draft_heads_of
 
 _log = logging.getLogger("paceline.engine")
 
-ModelPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _TIMEOUT_S: Final = 120.0
 _CACHE_SHARE: Final = 0.25  # of the free memory: most that the cells of one sequence take if n_ctx is left open

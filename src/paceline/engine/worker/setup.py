@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,8 @@ def _plain(name: str, value: Any) -> Any:
         return value
     if isinstance(value, str):
         return str.__str__(value)  # of a subclass, such as NumPy's, the plain value
-    if isinstance(value, (int, float)):
-        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, os.PathLike):
         return str(Path(value).absolute())
     if isinstance(value, Mapping):

@@ -6,7 +6,6 @@ worker, which `supervisor` starts and replaces.
 
 from __future__ import annotations
 
-import os
 import queue
 import secrets
 import weakref
@@ -22,7 +21,7 @@ from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.constraints import check_constraint
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
-from paceline.engine.arguments import engine_arguments, sampling_defaults
+from paceline.engine.arguments import ModelPath, engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
 from paceline.engine.commands import RequestCommand
 from paceline.engine.inbox import FrontInbox
@@ -127,9 +126,7 @@ class Trial:
 class WorkerEngine(BaseEngine):
     """A front and its worker. Options as `LLM` takes them; what cannot go to another process raises `InvalidParams`."""
 
-    def __init__(
-        self, model: Model | str | os.PathLike[str] | None, options: Mapping[str, Any], trial: Trial | None = None
-    ) -> None:
+    def __init__(self, model: Model | ModelPath | None, options: Mapping[str, Any], trial: Trial | None = None) -> None:
         arguments = engine_arguments(options)
         self.config = config = arguments.config
         self._clock = MonotonicClock()
