@@ -41,7 +41,11 @@
     │   └── Closed            the object was closed before
     └── ModelError            a file is wrong
         ├── ModelLoadError    not a model llama.cpp can load
+        │   ├── ModelFileNotFound   there is no such file (also a FileNotFoundError)
+        │   └── ModelFileForbidden  it may not be read (also a PermissionError)
         ├── AdapterError      not an adapter, or not for this model
+        │   ├── AdapterFileNotFound   there is no such file (also a FileNotFoundError)
+        │   └── AdapterFileForbidden  it may not be read (also a PermissionError)
         ├── DownloadError     what was downloaded is not the file that was announced
         └── StateError        not a saved state, damaged, or of another model
 
@@ -51,8 +55,9 @@ The native core raises these by their class name.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class PacelineError(Exception):
@@ -341,10 +346,54 @@ class ModelLoadError(ModelError):
     code = "model_load_error"
 
 
+class _OfFile(OSError):
+    """What errors about a file have of an `OSError`: errno and filename, beside a message that says everything."""
+
+    _errno: ClassVar[int]
+
+    def __init__(self, message: str, filename: str | None = None) -> None:
+        super().__init__(message)
+        self.errno, self.filename = self._errno, filename
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.filename)
+
+
+class ModelFileNotFound(ModelLoadError, _OfFile, FileNotFoundError):
+    """There is no file at the path of the model, draft model or projector."""
+
+    code = "model_file_not_found"
+    _errno = errno.ENOENT
+
+
+class ModelFileForbidden(ModelLoadError, _OfFile, PermissionError):
+    """The file of the model, draft model or projector may not be read by this user."""
+
+    code = "model_file_forbidden"
+    _errno = errno.EACCES
+
+
 class AdapterError(ModelError):
     """The file is not a LoRA adapter, or not one for this model."""
 
     code = "adapter_error"
+
+
+class AdapterFileNotFound(AdapterError, _OfFile, FileNotFoundError):
+    """There is no file at the path of the adapter."""
+
+    code = "adapter_file_not_found"
+    _errno = errno.ENOENT
+
+
+class AdapterFileForbidden(AdapterError, _OfFile, PermissionError):
+    """The file of the adapter may not be read by this user."""
+
+    code = "adapter_file_forbidden"
+    _errno = errno.EACCES
 
 
 class DownloadError(ModelError):
@@ -359,9 +408,11 @@ class StateError(ModelError):
     code = "state_error"
 
 
-def named_error(name: str, message: str) -> PacelineError:
-    """Return the error of that class name, as another process or the native core names it."""
+def named_error(name: str, message: str, filename: str | None = None) -> PacelineError:
+    """Return the error of that class name, as another process or the native core names it. filename: of a missing file."""
     kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, _OfFile) and issubclass(kind, PacelineError):
+        return kind(message, filename)
     made: PacelineError = (
         kind(message) if isinstance(kind, type) and issubclass(kind, PacelineError) else EngineError(message)
     )

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache, reduce
+from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from paceline.errors import InvalidParams, InvalidType
 
 _T = TypeVar("_T")
 
+_MAX_LISTED = 4096  # files of a folder that a missing one is compared with
 _MAX_SHOWN = 80  # characters of a refused value that go into the message
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # as which the native core keeps numbers
 
@@ -100,13 +102,27 @@ def text(name: str, value: object) -> str:
 
 
 def path(name: str, value: object) -> Path:
-    """Return the value, a `str` or path-like object, as a `Path`; refuse a NUL character."""
+    """Return the value, a `str` or path-like object, as a `Path`, with "~" expanded; refuse a NUL character."""
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(given, str):
         _refuse(InvalidType, name, "a path", value)
     if "\0" in given:
         raise InvalidParams(f"{name} has a NUL character: {_shown(given)}")
-    return Path(text(name, given))
+    return Path(os.path.expanduser(text(name, given)))  # noqa: PTH111 - pathlib's raises for an unknown user
+
+
+def similar_files(path: Path) -> str:
+    """Return a hint for the message about a missing file: "; did you mean ...?" with files of its folder, or nothing."""
+    try:
+        if not path.parent.is_dir():
+            return f"; there is no folder {path.parent}"
+        names = [entry.name for entry in islice(os.scandir(path.parent), _MAX_LISTED) if entry.is_file()]
+    except OSError:
+        return ""
+    wanted = path.name.removesuffix(".gguf").lower()
+    by_stem = {name.removesuffix(".gguf").lower(): name for name in names if name.endswith(".gguf") or "." in path.name}
+    near = [by_stem[stem] for stem in difflib.get_close_matches(wanted, by_stem, n=3, cutoff=0.6)]
+    return f"; did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
 
 
 def addresses(name: str, value: object, most: int) -> tuple[str, ...]:

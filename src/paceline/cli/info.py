@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, ConfigFile, check_config, default_path, entries
 from paceline.cli.interrupt import StopSignal, run
@@ -177,7 +178,7 @@ def _files(model: str, stop: StopSignal) -> Iterator[_Described]:
     text = text_argument("MODEL", model)
     if not is_reference(text):
         check_is_path(text)
-        yield _Described((Path(text),), "", text)
+        yield _Described((validation.path("MODEL", text),), "", text)
         return
     with model_headers(text, cancel=stop.event, note=terminal.note) as found:
         names = found.files[0] + (f" and {len(found.files) - 1} more parts" if len(found.files) > 1 else "")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.config_file import MODEL_VARIABLE
 from paceline.cli.interrupt import StopSignal
@@ -465,7 +466,7 @@ def _local_path(choice: ModelChoice, stop: StopSignal) -> Path:
     text = text_argument("the model's path", str(choice.path))
     if not is_reference(text):
         check_is_path(text)
-        return Path(text)
+        return validation.path("the model's path", text)
     return local_model(text, cancel=stop.event, stream=sys.stderr, note=terminal.note).path
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline import validation
 from paceline.engine.backend import Lora
-from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, InvalidType
+from paceline.errors import AdapterError, AdapterFileNotFound, AdapterNotFound, InvalidParams, InvalidType
 from paceline.request import RequestOptions
 
 _NUMBER_MARK: Final = "\0"  # before the number in the key of a later load; no name has it
@@ -35,14 +35,15 @@ class LoraAdapter:
     key: str
 
 
-def adapter_paths(lora: object) -> dict[str, Any]:
+def adapter_paths(lora: object) -> dict[str, Path]:
     """Return the files of the option `lora` by name: a mapping of names to paths, or paths whose stems are the names."""
     if isinstance(lora, Mapping):
-        return {_checked_name("lora: the name", name): path for name, path in lora.items()}
+        return {_checked_name("lora: the name", name): validation.path("lora", path) for name, path in lora.items()}
     if not isinstance(lora, Sequence) or isinstance(lora, (str, bytes)):
         raise InvalidType(f"lora must be a list of paths or a mapping of names to paths, not {type(lora).__name__}")
-    named = {_checked_name("lora: the name", validation.path("lora", path).stem): path for path in lora}
-    if len(named) < len(lora):
+    paths = [validation.path("lora", path) for path in lora]
+    named = {_checked_name("lora: the name", path.stem): path for path in paths}
+    if len(named) < len(paths):
         raise InvalidParams("lora has two files of the same name; give a mapping of names to paths")
     return named
 
@@ -62,7 +63,7 @@ def name_of(key: str) -> str:
 
 def absolute(path: Any) -> str:
     """Return a path that stays right in a process with another working directory."""
-    return str(Path(path).absolute())
+    return str(validation.path("path", path).absolute())
 
 
 def check_adapter_file(path: Path) -> None:
@@ -72,7 +73,7 @@ def check_adapter_file(path: Path) -> None:
     except OSError as error:  # a name that is too long, a folder that may not be searched
         raise AdapterError(f"cannot open the adapter file {path}: {error.strerror or error}") from None
     if not exists:
-        raise AdapterError(f"there is no adapter file {path}")
+        raise AdapterFileNotFound(f"there is no adapter file {path}", str(path))
     if not is_file:
         raise AdapterError(f"the adapter {path} is no file; give the path of a GGUF file")
 

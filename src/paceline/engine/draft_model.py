@@ -153,7 +153,7 @@ class DraftModelPlace:
 def _naming(model: Any, error: PacelineError) -> PacelineError:
     """Return the same error, with the draft model in front."""
     name = model.desc if isinstance(model, Model) else model
-    return named_error(type(error).__name__, f"draft model {name}: {error}")
+    return named_error(type(error).__name__, f"draft model {name}: {error}", getattr(error, "filename", None))
 
 
 def _check_memory(model: Model, num_slots: int) -> None:

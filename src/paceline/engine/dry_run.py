@@ -135,7 +135,9 @@ def main() -> None:
     try:
         reply = answer(question).to_json()
     except PacelineError as error:
-        reply = json.dumps({"error": type(error).__name__, "message": str(error)})
+        reply = json.dumps(
+            {"error": type(error).__name__, "message": str(error), "file": getattr(error, "filename", None)}
+        )
     sys.stdout.write(reply + "\n")
     sys.stdout.flush()
     os._exit(0)  # nothing is left to free that the end of the process does not free faster

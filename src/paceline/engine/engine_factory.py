@@ -120,7 +120,7 @@ def local_files(
     check_source(model, offline=offline, hf_token=hf_token)
     if not is_reference(model):
         check_is_path(model)
-        return model
+        return validation.path("model", model) if isinstance(model, (str, os.PathLike)) else model
     return local_model(str(model), offline=offline, hf_token=hf_token, cancel=options.get("cancel")).path
 
 

@@ -346,7 +346,7 @@ def plan(question: MemoryQuestion) -> MemoryReport:
         words = done.stderr.strip().rpartition("\n")[2]
         raise EngineError(f"the process of the dry run ended with status {done.returncode}: {words:.200}") from None
     if "error" in found:
-        raise named_error(found["error"], found["message"])
+        raise named_error(found["error"], found["message"], found["file"])
     return MemoryReport.of_json(reply)
 
 

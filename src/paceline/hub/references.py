@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from paceline import validation
-from paceline.errors import InvalidParams, ModelLoadError
+from paceline.errors import InvalidParams, ModelFileNotFound
 
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
@@ -26,6 +25,7 @@ _HUB_NAME = re.compile(
     r"(?P<repo>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^:]+?))?(?:/(?P<file>[^:]+\.gguf)|:(?P<quant>[^/:]+))?", re.ASCII
 )
 _REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
+_OLLAMA_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?::[\w.-]+)?", re.ASCII)
 _QUANT = re.compile(r"[\w.-]+", re.ASCII)
 _SCHEMES = ("hf:", "http://", "https://", "ollama:")
 _FORMS = (
@@ -118,11 +118,22 @@ def parse_hub_reference(text: str, *, name: str = "model") -> HubReference:
 
 
 def check_is_path(model: object) -> None:
-    """Raise `ModelLoadError` where a path without a file looks like a repository of the hub, and say how to name that."""
-    if isinstance(model, str) and not model.endswith(".gguf") and not Path(model).exists():
-        match = _HUB_NAME.fullmatch(model)
-        if match is not None and _REPO.fullmatch(match["repo"]) is not None:
-            raise ModelLoadError(f"there is no file {model}; a model of the Hugging Face Hub is named hf:{model}")
+    """Raise `ModelFileNotFound` if a path without a file looks like a model of the hub or of Ollama, and say how to name it."""
+    if not isinstance(model, str) or model.endswith(".gguf"):
+        return
+    path = validation.path("model", model)
+    if path.exists():
+        return
+    similar, match = validation.similar_files(path), _HUB_NAME.fullmatch(model)
+    if match is not None and _REPO.fullmatch(match["repo"]) is not None:
+        if "did you mean" not in similar:
+            similar = f"; a model of the Hugging Face Hub is named hf:{model}"
+    elif _OLLAMA_NAME.fullmatch(model) is not None:
+        separator = "" if not similar else similar + " A"
+        similar = f"{separator or '; a'} model of Ollama is named ollama:{model}, a model of the Hugging Face Hub hf:USER/REPO"
+    else:
+        return
+    raise ModelFileNotFound(f"there is no file {model}{similar}", str(path))
 
 
 def check_file(file: str | None, name: str) -> str | None:

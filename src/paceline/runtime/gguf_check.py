@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import AdapterError, ModelLoadError, Unsupported
+from paceline.errors import (
+    AdapterError,
+    AdapterFileForbidden,
+    AdapterFileNotFound,
+    ModelFileForbidden,
+    ModelFileNotFound,
+    ModelLoadError,
+    Unsupported,
+)
 from paceline.runtime.gguf_file import GgufFile, MetadataValue, TensorInfo, ValueType, read_gguf
 
 Override = bool | int | float | str
@@ -57,7 +65,9 @@ _UNUSABLE: Final = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "
 _INTEGER_TENSORS: Final = (b"d2t", b"tid2eid")  # tables of token and expert ids, integers on purpose
 
 
-def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | None = None) -> None:
+def check_gguf(
+    paths: Sequence[str | Path], overrides: Mapping[str, Override] | None = None, *, needs_weights: bool = False
+) -> None:
     """Check the header of a model's file, or of all files of a split set in order.
 
     `overrides` are the values that llama.cpp will use instead of the file's. Raises `ModelLoadError`, and `Unsupported` for
@@ -65,7 +75,12 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
     """
     files = [read_gguf(path) for path in paths]
     facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))
+    for path, file in zip(paths, files, strict=True):
+        _check_complete(path, file)
+    if needs_weights and not any(file.tensors for file in files):
+        raise ModelLoadError(f"{paths[0]} has a vocabulary alone and no weights; give the file of the whole model")
     for check in (
+        _check_kind,
         _check_layers,
         _check_experts,
         _check_draft_heads,
@@ -82,6 +97,31 @@ def check_gguf(paths: Sequence[str | Path], overrides: Mapping[str, Override] | 
     _check_needed(facts, {tensor.name for file in files for tensor in file.tensors})
     for path, file in zip(paths, files, strict=True):
         _check_tensors(str(path), file.tensors)
+
+
+def _check_complete(path: str | Path, file: GgufFile) -> None:
+    """Raise `ModelLoadError` if the file ends before its last tensor begins."""
+    begin = file.header_bytes + max((tensor.offset for tensor in file.tensors), default=0)
+    size = Path(path).stat().st_size
+    if file.tensors and begin >= size:
+        raise ModelLoadError(
+            f"{path} is not complete: it has {size} bytes, and its last tensor begins after {begin}; download it again"
+        )
+
+
+def _check_kind(facts: _Facts) -> None:
+    """Raise `ModelLoadError` for a GGUF file that is no model, naming its kind and the option for it."""
+    kind = facts.text("general.type")
+    if kind == "adapter" or facts.text("adapter.type") is not None:
+        raise ModelLoadError(
+            f"{facts.name} is a LoRA adapter; give it as lora (--lora), and the model that it was made for as the model"
+        )
+    if kind == "mmproj" or facts.architecture == "clip":
+        raise ModelLoadError(
+            f"{facts.name} is a multimodal projector; give it as mmproj (--mmproj), and its language model as the model"
+        )
+    if kind == "imatrix":
+        raise ModelLoadError(f"{facts.name} is an importance matrix, which serves to quantise a model; give the model")
 
 
 def files_beside(path: Path) -> tuple[Path, ...]:
@@ -102,13 +142,28 @@ def check_adapter(path: str | Path) -> None:
     """Check the header of a LoRA adapter's file. Raises `AdapterError`."""
     try:
         file = read_gguf(path)
+        _check_complete(path, file)
         _check_tensors(str(path), file.tensors)
+    except ModelFileNotFound as error:
+        raise AdapterFileNotFound(str(error), error.filename) from None
+    except ModelFileForbidden as error:
+        raise AdapterFileForbidden(str(error), error.filename) from None
     except ModelLoadError as error:
         raise AdapterError(str(error)) from None
+    is_adapter = b"adapter.type" in file.metadata or _text_of(file, b"general.type") == b"adapter"
+    if not is_adapter and file.tensors and b"general.architecture" in file.metadata:
+        raise AdapterError(
+            f"{path} is no LoRA adapter: its general.type is not 'adapter'; convert_lora_to_gguf.py of llama.cpp makes adapters"
+        )
     for key, kind in _ADAPTER_TYPES.items():
         found = file.metadata.get(key.encode())
         if found is not None and found.type is not kind:
             raise AdapterError(f"{path}: {key} has the type {found.type.name}, but it must have {kind.name}")
+
+
+def _text_of(file: GgufFile, key: bytes) -> object:
+    found = file.metadata.get(key)
+    return None if found is None else found.value
 
 
 @dataclass(frozen=True, slots=True)

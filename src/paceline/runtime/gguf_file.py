@@ -16,13 +16,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from paceline import _native
-from paceline.errors import ModelLoadError
+from paceline import _native, validation
+from paceline.errors import ModelFileForbidden, ModelFileNotFound, ModelLoadError
 
 MAGIC: Final = b"GGUF"
 MAX_DIMS: Final = 4
 
 _SAMPLE_BYTES = 65536
+_START_BYTES = 512  # of a file that is no GGUF file
+_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, the limit of its library
+_MAX_SHOWN_FILES = 5
+_CONVERT = (
+    "look for a repository of GGUF files (hf:USER/REPO-GGUF), or convert it with convert_hf_to_gguf.py of llama.cpp"
+)
+_KINDS: Final = (  # of files that are no GGUF file, by the bytes that they begin with
+    (
+        (b"version https://git-lfs.github.com/",),
+        "it is a pointer of Git LFS, which stands for the model; run `git lfs pull` in its repository, or download the file",
+    ),
+    (
+        (b"<!doctype html", b"<html", b"<?xml"),
+        "it is a web page; download the file itself: on the Hugging Face Hub its address has /resolve/ in it, not /blob/",
+    ),
+    (
+        (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+        f"it is a zip archive or a pickle, as PyTorch saves models (.bin, .pt, .pth); {_CONVERT}",
+    ),
+    ((b"lmgg", b"tjgg", b"fmgg", b"algg"), "it is of a GGML format from before GGUF; download the model as GGUF"),
+    ((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"7z\xbc\xaf", b"BZh"), "it is compressed; unpack it"),
+    ((b"{", b"["), "it is JSON text, such as an error that a server sent; download the file again"),
+)
 _MAX_SHOWN = 80  # bytes of a name in a message
 
 
@@ -86,9 +109,44 @@ def read_gguf(path: str | Path) -> GgufFile:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _HeaderReader(data, str(path), len(data)).read()
     except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+        raise _unreadable(Path(path), error) from error
     except ValueError as error:  # mmap refuses an empty file
-        raise ModelLoadError(f"{path}: the file is empty") from error
+        raise ModelLoadError(f"{path}: the file is empty; download or copy it again") from error
+
+
+def _unreadable(path: Path, error: OSError) -> ModelLoadError:
+    message = f"cannot read {path}: {error.strerror or error}"
+    if isinstance(error, FileNotFoundError):
+        return ModelFileNotFound(f"{message}{validation.similar_files(path)}", str(path))
+    if isinstance(error, PermissionError):
+        return ModelFileForbidden(f"{message}; give this user the right to read it", str(path))
+    return ModelLoadError(_about_folder(path) if path.is_dir() else message)
+
+
+def _about_folder(path: Path) -> str:
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError:
+        names = []
+    models = [name for name in names if name.endswith(".gguf")]
+    if models:
+        shown = ", ".join(models[:_MAX_SHOWN_FILES]) + (" ..." if len(models) > _MAX_SHOWN_FILES else "")
+        return f"{path} is a folder; give the path of a GGUF file in it: {shown}"
+    if any(name.endswith((".safetensors", ".bin", ".pth", ".pt")) for name in names):
+        return f"{path} is a folder with a model for other programs, and no GGUF file; {_CONVERT}"
+    return f"{path} is a folder without a GGUF file; give the path of one"
+
+
+def _kind_of(start: bytes) -> str:
+    """Return the kind of a file that is no GGUF file by its first bytes, and the way out; "" if it is not known."""
+    text = start.lstrip().lower()
+    if start[8:9] == b"{" and 2 <= int.from_bytes(start[:8], "little") < _MAX_SAFETENSORS_HEADER:
+        return f"it is a safetensors file; {_CONVERT}"
+    if start and not any(start):
+        return "it begins with zeros, as a download that has not ended; download it again"
+    return next(
+        (kind for beginnings, kind in _KINDS if start.startswith(beginnings) or text.startswith(beginnings)), ""
+    )
 
 
 def read_gguf_start(data: bytes, name: str, file_bytes: int | None) -> GgufFile | None:
@@ -121,7 +179,8 @@ class _HeaderReader:
 
     def read(self) -> GgufFile:
         if self._data[:4] != MAGIC:
-            raise self._error(f"not a GGUF file: it does not begin with {MAGIC!r}")
+            kind = _kind_of(bytes(self._data[:_START_BYTES]))
+            raise self._error(f"not a GGUF file: {kind or f'it does not begin with {MAGIC!r}'}")
         self._at = 4
         try:
             return self._header()
@@ -132,7 +191,9 @@ class _HeaderReader:
         whole = self._file_bytes
         if whole is None or (self._at <= whole and whole > len(self._data)):
             return _HeaderIsCut()
-        return self._error(f"the file ends in the middle of its header, after {whole} bytes")
+        return self._error(
+            f"the file ends in the middle of its header, after {whole} bytes; it is not complete, so download it again"
+        )
 
     def _header(self) -> GgufFile:
         version = self._number("I")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidParams, InvalidType, ModelLoadError
+from paceline.errors import Closed, InvalidParams, InvalidType, ModelFileNotFound, ModelLoadError
 from paceline.runtime.context_options import FLASH_ATTNS
 from paceline.runtime.device import physical_cores
 from paceline.runtime.gguf_file import file_fingerprint
@@ -81,7 +81,7 @@ class MediaProjector(Closeable):
         """
         found = validation.path("mmproj", path)
         if not found.is_file():
-            raise ModelLoadError(f"there is no projector file {found}")
+            raise ModelFileNotFound(f"there is no projector file {found}{validation.similar_files(found)}", str(found))
         least, most = (
             -1 if value is None else validation.integer(name, value, 1, _MAX_TOKENS)
             for name, value in (("image_min_tokens", image_min_tokens), ("image_max_tokens", image_max_tokens))

@@ -59,8 +59,6 @@ class Adapter(Closeable):
 
         The whole file is read before llama.cpp reads it, under a lock for which passes may wait: then from the page cache.
         """
-        if not path.is_file():
-            raise AdapterError(f"there is no adapter file {path}")
         check_adapter(path)
         try:
             fingerprint = content_fingerprint(path)
@@ -161,7 +159,7 @@ class Model(Closeable):
         if kv_overrides is not None and not isinstance(kv_overrides, Mapping):
             raise InvalidType(f"kv_overrides must be a mapping, not {type(kv_overrides).__name__}")
         overrides = [_checked_override(key, value) for key, value in (kv_overrides or {}).items()]
-        paths = _checked_paths(path, dict(overrides))
+        paths = _checked_paths(path, dict(overrides), needs_weights=not vocab_only)
         native = _native.Model.load(
             [str(one) for one in paths],
             None if devices is None else [validation.text("devices", name) for name in _listed("devices", devices)],
@@ -352,12 +350,14 @@ class Model(Closeable):
         return f"Model({self.paths[0].name!r}{', closed' if self._native is None else ', ' + self.desc})"
 
 
-def _checked_paths(path: PathLike | Sequence[PathLike], overrides: Mapping[str, Override]) -> tuple[Path, ...]:
+def _checked_paths(
+    path: PathLike | Sequence[PathLike], overrides: Mapping[str, Override], *, needs_weights: bool
+) -> tuple[Path, ...]:
     single = isinstance(path, (str, os.PathLike))
     paths = tuple(validation.path("path", one) for one in ([path] if single else _listed("path", path)))
     if not paths:
         raise ModelLoadError("path is an empty list; name at least one GGUF file")
-    check_gguf(files_beside(paths[0]) if single else paths, overrides)
+    check_gguf(files_beside(paths[0]) if single else paths, overrides, needs_weights=needs_weights)
     return paths
 
 

@@ -393,7 +393,7 @@ def _encode_error(value: object) -> list[str | int | None]:
     if isinstance(value, PromptTooLong):
         return [value.code, str(value), value.num_tokens, value.max_tokens]
     if isinstance(value, PacelineError):
-        return [value.code, str(value)]
+        return [value.code, str(value), *([value.filename] if isinstance(value, OSError) else [])]
     raise NotImplementedError(f"{type(value).__name__} does not go between processes")
 
 

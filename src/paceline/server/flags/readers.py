@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -127,7 +128,7 @@ def path(label: str, text: str) -> Path:
     """Read a path."""
     if "\0" in some_text(label, text):
         raise InvalidParams(f"{label} has a NUL character, which no path can have")
-    return Path(text)
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises for an unknown user
 
 
 def model(label: str, text: str) -> Path | ModelReference:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, PacelineError
 from paceline.hub import HubReference, ModelReference, UrlReference
@@ -354,11 +355,19 @@ def _named_model(draft: Draft) -> tuple[str, ModelReference] | None:
     return target, HubReference(reference.repo, file=file, revision=reference.revision)
 
 
+def _other_names(path: Path) -> str:
+    """Return a hint at a similar file, or at the names of models that are no paths."""
+    similar = validation.similar_files(path)
+    if "did you mean" in similar:
+        return similar
+    return "; -hf takes models of the Hugging Face Hub, and ollama:NAME is a model of Ollama"
+
+
 def _model_file(draft: Draft, path: Path) -> None:
     draft.origin = draft.origins["aside.model_path"]
     label = draft.origin.name
     if not draft.files.is_file(path):
-        raise InvalidParams(f"{label}: there is no file {on_one_line(path)}; -hf takes models of the Hugging Face Hub")
+        raise InvalidParams(f"{label}: there is no file {on_one_line(path)}{_other_names(path)}")
     draft.put("server.model", path, label)
 
 

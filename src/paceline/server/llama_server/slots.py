@@ -49,7 +49,8 @@ class Adapters:
         if service.is_loaded:
             named = {one.name: one.path for one in service.engine().loras()}
         else:
-            named = adapter_paths(service.settings.engine_options.get("lora", ()))
+            given = adapter_paths(service.settings.engine_options.get("lora", ()))
+            named = {name: str(path) for name, path in given.items()}
         return cls(tuple(named), tuple(Path(path).name for path in named.values()))
 
 
