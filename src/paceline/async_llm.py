@@ -166,7 +166,7 @@ class AsyncLLM(AsyncChatMethods):
             batch = AsyncBatch[Any](engine, lambda one: engine.prepare(one[0], *one[1]))
             return batch_outcome(await batch.run(list(zip(prompt, arguments, strict=True))))
         request = await asyncio.to_thread(engine.prepare, prompt, *sort(params))
-        return await collect_async(request, engine.accept(request, waits=waits(engine)))
+        return await collect_async(engine.accept(request, waits=waits(engine)))
 
     @overload
     def stream(  # type: ignore[overload-overlap]

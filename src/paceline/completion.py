@@ -99,6 +99,16 @@ class Completion:
             if choice.error is not None:
                 raise choice.error
 
+    def unless_failed(self) -> Completion:
+        """Return the completion itself.
+
+        Raises:
+            PacelineError: All choices failed; the error of the first one.
+        """
+        if all(choice.error is not None for choice in self.choices):
+            self.raise_for_error()
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Score:

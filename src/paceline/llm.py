@@ -179,7 +179,7 @@ class LLM(ChatMethods):
                 batch = Batch[Any](engine, lambda one: engine.prepare(one[0], *one[1]), advance)
                 return batch_outcome(batch.run(list(zip(prompt, arguments, strict=True))))
         request = engine.prepare(prompt, *sort(params))
-        return collect(request, engine.accept(request, waits=waits(engine)))
+        return collect(engine.accept(request, waits=waits(engine)))
 
     @overload
     def stream(  # type: ignore[overload-overlap]

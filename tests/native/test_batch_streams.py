@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.native.conftest import TinyModels
 
-from paceline import LLM, AsyncLLM, BatchStream, FinishReason, SamplingParams, StreamChannel
+from paceline import LLM, AsyncLLM, BatchStream, Completion, FinishReason, SamplingParams, StreamChannel, Usage
 from paceline.errors import BatchError, EngineStopped, InvalidParams, InvalidType, PromptTooLong, QueueFull
 
 pytestmark = pytest.mark.native
@@ -61,6 +63,40 @@ def test_each_prompt_has_the_text_that_it_has_alone(llm: LLM) -> None:
     assert "".join([chunk.text for chunk in streams.streams[1]]) == expected[1]
     streams.close()
     assert list(llm.stream([], **GREEDY)) == []
+
+
+def facts(completion: Completion) -> Any:
+    """Return all of a completion but its times and the values of its log-probabilities, which depend a little on the batch."""
+    return json.loads(json.dumps(asdict(replace(completion, usage=Usage()))), parse_float=lambda _: None)
+
+
+def test_streams_are_collected_as_generate_returns_them(llm: LLM, path: Path) -> None:
+    """Of one prompt and of several, read in part before; choices and log-probabilities as well; on an event loop, too."""
+    options: dict[str, Any] = {"max_tokens": 9, "seed": 3, "n": 2, "logprobs": 1, "prompt_logprobs": 0}
+    expected = [facts(one) for one in llm.generate(PROMPTS, **options)]
+    with llm.stream(PROMPTS, **options) as streams:
+        streams.get()
+        found = streams.collect()
+    assert [facts(one) for one in found] == expected
+    assert streams.collect() == found
+    with llm.stream(PROMPTS[0], **options) as stream:
+        stream.get()
+        assert facts(stream.collect()) == expected[0]
+    with pytest.raises(BatchError) as raised:
+        llm.stream(["A fox", "x" * 100_000], max_tokens=2).collect()
+    assert [type(one) for one in raised.value.outcomes] == [Completion, PromptTooLong]
+
+    async def main() -> None:
+        async with AsyncLLM(path, **SMALL) as other:
+            batch = other.stream(PROMPTS, **options)
+            assert [facts(one) for one in await batch.collect()] == expected
+            async with other.stream(PROMPTS[0], **options) as stream:
+                await stream.get()
+                assert facts(await stream.collect()) == expected[0]
+            assert facts(await stream.collect()) == expected[0]
+            assert await other.stream([], **options).collect() == []
+
+    asyncio.run(main())
 
 
 def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:

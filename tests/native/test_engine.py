@@ -212,6 +212,7 @@ def test_streamed_is_as_blocking(demo: LLM) -> None:
             assert "".join(chunk.text for chunk in chunks) == blocking.text
             assert tuple(token for chunk in chunks for token in chunk.token_ids) == blocking.token_ids
             assert chunks[-1].finish_reason is blocking.finish_reason
+            assert dataclasses.replace(stream.collect(), usage=blocking.usage) == blocking
             assert blocking.stop == (stop if stops else None)
             assert not stops or blocking.text == whole.text[: whole.text.index(stop)]
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
+from paceline.completion import completion_of
 from paceline.engine.commands import Cancel, EndSlow, Question, SetInterval, SetPaused
 from paceline.engine.inbox import Inbox, Wait
 from paceline.engine.pending_results import PendingResults, end_each
@@ -78,6 +80,13 @@ class OutputRouter:
             on_cancel=cancel,
             on_backlog=send_backlog,
             on_interval=send_interval,
+            assemble=partial(
+                completion_of,
+                prompt=request.prompt,
+                wants_logprobs=request.params.logprobs is not None,
+                wants_prompt_logprobs=request.params.prompt_logprobs is not None,
+                index=request_index,
+            ),
         )
         interval = sender.interval
         if interval != options.interval:  # set on the channel since the request was prepared

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -49,28 +49,15 @@ def cancelled_if_left(cancel: Callable[[], object]) -> Iterator[None]:
         raise
 
 
-def collect(request: Request, channel: StreamChannel) -> Completion:
+def collect(channel: StreamChannel) -> Completion:
     """Return the completion. Raises the error that ended it, of several choices the first one's, if all of them failed."""
     with cancelled_if_left(channel.cancel):
-        return _completion(request, channel, channel)
+        return channel.completion_of(channel).unless_failed()
 
 
-async def collect_async(request: Request, channel: StreamChannel) -> Completion:
+async def collect_async(channel: StreamChannel) -> Completion:
     """As `collect`, for an event loop."""
-    return _completion(request, channel, [chunk async for chunk in channel])
-
-
-def _completion(request: Request, channel: StreamChannel, chunks: Iterable[StreamChunk]) -> Completion:
-    completion = completion_of(
-        chunks,
-        prompt=request.prompt,
-        wants_logprobs=request.params.logprobs is not None,
-        wants_prompt_logprobs=request.params.prompt_logprobs is not None,
-        index=channel.request_index,
-    )
-    if all(choice.error is not None for choice in completion.choices):
-        completion.raise_for_error()
-    return completion
+    return channel.completion_of([chunk async for chunk in channel]).unless_failed()
 
 
 async def submit_async(submit: Callable[[], Future[list[Any]]]) -> list[Any]:
@@ -112,7 +99,7 @@ class Batch(Generic[_P]):
     def __init__(self, engine: EngineClient, prepare: Callable[[_P], Request], advance: Callable[[], object]) -> None:
         self._engine, self._prepare, self._advance = engine, prepare, advance
         self._most = engine.config.num_slots + engine.config.max_queue
-        self._running: deque[tuple[int, Request, StreamChannel]] = deque()
+        self._running: deque[tuple[int, StreamChannel]] = deque()
         self._outcomes: dict[int, Outcome] = {}
 
     def run(self, prompts: Sequence[_P]) -> list[Outcome]:
@@ -133,12 +120,12 @@ class Batch(Generic[_P]):
     def _start(self, index: int, prompt: _P) -> None:
         request = self._prepare(prompt)
         may_wait = bool(self._running) or waits(self._engine)
-        self._running.append((index, request, self._engine.accept(request, index, waits=may_wait)))
+        self._running.append((index, self._engine.accept(request, index, waits=may_wait)))
 
     def _finish_oldest(self) -> None:
-        index, request, channel = self._running[0]
+        index, channel = self._running[0]
         try:
-            self._outcomes[index] = collect(request, channel)
+            self._outcomes[index] = collect(channel)
         except PacelineError as error:
             self._outcomes[index] = error
         channel.wait_released()  # the terminal chunk comes a moment before the engine has a place again
@@ -146,7 +133,7 @@ class Batch(Generic[_P]):
         self._advance()
 
     def _cancel(self) -> None:
-        for _, _, channel in self._running:
+        for _, channel in self._running:
             channel.cancel()
 
 
@@ -180,13 +167,13 @@ class AsyncBatch(Generic[_P]):
             self._tasks.append(asyncio.create_task(_refused(error)))
         else:
             self._num_open += 1
-            self._tasks.append(asyncio.create_task(self._outcome(request, channel)))
+            self._tasks.append(asyncio.create_task(self._outcome(channel)))
 
-    async def _outcome(self, request: Request, channel: StreamChannel) -> Outcome:
+    async def _outcome(self, channel: StreamChannel) -> Outcome:
         """Return once the engine has a place again, a moment after the terminal chunk."""
         outcome: Outcome
         try:
-            outcome = await collect_async(request, channel)
+            outcome = await collect_async(channel)
         except PacelineError as error:
             outcome = error
         await channel.released()
@@ -244,7 +231,8 @@ def _unless_refused(submit: Callable[[], _R]) -> _R | PacelineError:
 def _ended(error: PacelineError, index: int, channel: StreamChannel | None) -> StreamChannel:
     """Return a channel that has ended with an error."""
     channel = StreamChannel.create() if channel is None else channel
-    sender = channel.attach(request_index=index)
+    assemble = partial(completion_of, prompt=(), wants_logprobs=False, wants_prompt_logprobs=False, index=index)
+    sender = channel.attach(request_index=index, assemble=assemble)
     sender.finish(StreamChunk(index=0, finish_reason=FinishReason.ERROR, usage=Usage(), error=error))
     sender.release()
     return channel

@@ -12,7 +12,7 @@ _FAN = 64  # chunks that become one
 
 
 class Pieces:
-    """Two or more chunks of one choice, which its reader gets as one.
+    """Chunks of one choice that become one chunk.
 
     Every 64 chunks are joined into one, 64 such into one again, as carrying works in base 64. So each token is copied once
     per level, and 100,000 chunks are held as fewer than 200.
@@ -20,10 +20,10 @@ class Pieces:
 
     __slots__ = ("_chunks", "_num_added", "num_tokens")
 
-    def __init__(self, first: StreamChunk, second: StreamChunk) -> None:
-        self._chunks = [first, second]
-        self._num_added = 2
-        self.num_tokens = len(first.token_ids) + len(second.token_ids)
+    def __init__(self, *chunks: StreamChunk) -> None:
+        self._chunks = list(chunks)
+        self._num_added = len(chunks)
+        self.num_tokens = sum([len(chunk.token_ids) for chunk in chunks])
 
     def add(self, chunk: StreamChunk) -> None:
         """Append the next chunk."""

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from paceline.errors import BatchError, Closed, PacelineError
 from paceline.streaming.channel import (
@@ -24,6 +24,9 @@ from paceline.streaming.channel import (
 from paceline.streaming.chunk import StreamChunk
 from paceline.streaming.sender import END, TIMEOUT, Nothing
 from paceline.streaming.stream import AsyncStream, Stream, submitted
+
+if TYPE_CHECKING:
+    from paceline.completion import Completion
 
 IndexedChunk = tuple[int, StreamChunk]
 BatchOpener = Callable[[], Awaitable[Sequence[StreamChannel]]]
@@ -110,6 +113,24 @@ class BatchStream:
             except BaseException:
                 self.cancel()
                 raise
+
+    def collect(self) -> list[Completion]:
+        """Return the completions, as `LLM.generate` would for a list: read the chunks that have not been read yet, and join all.
+
+        Returns:
+            A completion for each prompt, in order.
+
+        Raises:
+            BatchError: Some requests failed; `outcomes` has the completions of the others.
+            Closed: The batch was closed before its end.
+        """
+        try:
+            while self._unread:
+                self.get()
+        except BaseException:
+            self.cancel()
+            raise
+        return _completions(self._streams)
 
     def cancel(self) -> None:
         """Ask the engine to end all requests. Any thread; never blocks. Generated chunks can still be read."""
@@ -220,6 +241,26 @@ class AsyncBatchStream:
 
         return AsyncChunkIterator(get, self.cancel)
 
+    async def collect(self) -> list[Completion]:
+        """Return the completions, as `AsyncLLM.generate` would for a list; see `BatchStream.collect`.
+
+        Returns:
+            A completion for each prompt, in order.
+
+        Raises:
+            BatchError: Some requests failed; `outcomes` has the completions of the others.
+            Closed: The batch was closed before its end.
+        """
+        try:
+            if not self._is_open:
+                await self._open()
+            while self._unread:
+                await self.get()
+        except BaseException:
+            self.cancel()
+            raise
+        return _completions(self._streams)
+
     def cancel(self) -> None:
         """Ask the engine to end all requests. Any thread; never blocks. Generated chunks can still be read."""
         self._is_cancelled = True
@@ -290,12 +331,33 @@ def _cancel_all(channels: Iterable[StreamChannel]) -> None:
 
 def _checked(taken: IndexedChunk | Nothing, streams: Sequence[Stream | AsyncStream]) -> IndexedChunk | Nothing:
     """Return the next item of a loop. Raises `BatchError` after the last chunk if a request failed."""
-    if taken is not END:
-        return taken
-    outcomes = [stream.error or stream.finish_reason for stream in streams]
+    if taken is END:
+        _check_outcomes([stream.error or stream.finish_reason for stream in streams])
+    return taken
+
+
+def _completions(streams: Sequence[Stream | AsyncStream]) -> list[Completion]:
+    """Return the completions of streams that were read. Raises `BatchError` if a request failed."""
+    outcomes: list[Completion | PacelineError] = []
+    completions: list[Completion] = []
+    for stream in streams:
+        try:
+            completion = stream.completion
+        except PacelineError as error:
+            outcomes.append(error)
+        else:
+            if completion is None:
+                raise _closed()
+            outcomes.append(completion)
+            completions.append(completion)
+    _check_outcomes(outcomes)
+    return completions
+
+
+def _check_outcomes(outcomes: Sequence[object]) -> None:
     errors = [outcome for outcome in outcomes if isinstance(outcome, PacelineError)]
     if errors:
         raise BatchError(
-            f"{len(errors)} of {len(streams)} streams failed, the first with: {errors[0]}; `outcomes` has all", outcomes
+            f"{len(errors)} of {len(outcomes)} streams failed, the first with: {errors[0]}; `outcomes` has all",
+            outcomes,
         ) from errors[0]
-    return END

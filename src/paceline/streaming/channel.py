@@ -10,14 +10,18 @@ is dropped without running its `finally`, and an async one is closed only when t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from paceline import validation
+from paceline.errors import Unsupported
 from paceline.streaming import waiting
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
 from paceline.streaming.sender import TIMEOUT, Nothing, StreamSender, StreamState
 from paceline.streaming.waiting import Condition
+
+if TYPE_CHECKING:
+    from paceline.completion import Completion
 
 C = TypeVar("C")
 
@@ -91,6 +95,7 @@ class StreamChannel:
     def __init__(self) -> None:
         self._sender = StreamSender()
         self._request_index = -1
+        self._assemble: Callable[[Iterable[StreamChunk]], Completion] | None = None
 
     @classmethod
     def create(cls) -> StreamChannel:
@@ -101,7 +106,7 @@ class StreamChannel:
         """
         return cls()
 
-    def attach(
+    def attach(  # noqa: PLR0913 - what an engine and its request bring
         self,
         *,
         request_index: int = 0,
@@ -110,6 +115,7 @@ class StreamChannel:
         on_cancel: Callable[[], None] | None = None,
         on_backlog: Callable[[], None] | None = None,
         on_interval: Callable[[], None] | None = None,
+        assemble: Callable[[Iterable[StreamChunk]], Completion] | None = None,
     ) -> StreamSender:
         """Attach the channel to a request. The engine holds what this returns, and not the channel, see sender.py.
 
@@ -126,6 +132,7 @@ class StreamChannel:
             on_backlog: Called after each change of `is_behind`: to true on the thread that pushes, to false on the one that
                 reads. Two calls may overtake each other.
             on_interval: Called after each change of `interval`, on the thread that changes it.
+            assemble: Makes the completion of all chunks, for `Stream.collect`; None: the stream cannot be collected.
 
         Returns:
             The engine's end of the channel.
@@ -135,6 +142,7 @@ class StreamChannel:
         """
         self._sender.attach(interval, max_buffered_tokens, on_cancel, on_backlog, on_interval)
         self._request_index = request_index
+        self._assemble = assemble
         return self._sender
 
     def check_new(self) -> None:
@@ -226,6 +234,24 @@ class StreamChannel:
         if reason is None:
             raise AssertionError("iteration ends with the terminal chunk, which has a reason")
         return reason
+
+    def completion_of(self, chunks: Iterable[StreamChunk]) -> Completion:
+        """Return the completion that all chunks of the channel make.
+
+        Args:
+            chunks: The chunks in order, up to the terminal one. Consecutive chunks of a choice may be joined.
+
+        Returns:
+            The completion.
+
+        Raises:
+            Unsupported: The channel was attached without `assemble`.
+        """
+        if self._assemble is None:
+            raise Unsupported(
+                "this channel was attached without `assemble`, so no completion can be made of its chunks"
+            )
+        return self._assemble(chunks)
 
     def wait_finished(self, timeout_s: float | None = None) -> bool:
         """Wait for the terminal chunk without taking anything.

@@ -9,14 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from paceline import validation
 from paceline.errors import Closed, PacelineError
 from paceline.request import MAX_INTERVAL
+from paceline.streaming.backlog import Pieces
 from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator, StreamChannel
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
 from paceline.streaming.sender import END, Nothing
+
+if TYPE_CHECKING:
+    from paceline.completion import Completion
+
+_MOST_APART = 256  # chunks that a stream keeps as they were read
 
 Opener = Callable[[], Awaitable[StreamChannel]]
 T = TypeVar("T")
@@ -30,6 +36,9 @@ class _BaseStream:
         self._request_index = request_index
         self._keep_alive = keep_alive
         self._error: PacelineError | None = None
+        self._received: list[StreamChunk] = []  # the latest ones; those before are joined
+        self._joined: dict[int, Pieces] = {}  # by choice, that of the latest chunk last
+        self._has_ended = False
         self._is_cancelled = False
         self._is_closed = False
 
@@ -65,6 +74,15 @@ class _BaseStream:
         return self._error
 
     @property
+    def completion(self) -> Completion | None:
+        """The whole, as `generate` would return it; None before its terminal chunk was read. See `collect`.
+
+        Raises:
+            PacelineError: The request failed: every choice of it.
+        """
+        return self._whole() if self._has_ended else None
+
+    @property
     def num_buffered(self) -> int:
         """Tokens that were generated and not read yet."""
         return 0 if self._channel is None else self._channel.num_buffered
@@ -84,14 +102,42 @@ class _BaseStream:
             raise Closed("this stream was closed: read it inside its `with` block, or before close()")
 
     def _read(self, taken: StreamChunk | Nothing) -> StreamChunk | Nothing:
-        if isinstance(taken, StreamChunk) and self._error is None:
-            self._error = taken.error
+        if isinstance(taken, StreamChunk):
+            if self._error is None:
+                self._error = taken.error
+            self._received.append(taken)
+            if taken.usage is not None:
+                self._has_ended = True
+            elif len(self._received) >= _MOST_APART:
+                self._join()
+        elif taken is END:
+            self._has_ended = True
         return taken
 
-    def _read_in_loop(self, taken: StreamChunk | Nothing) -> StreamChunk | Nothing:
+    def _join(self) -> None:
+        """Join the latest chunks of each choice, and append them to those before."""
+        by_choice: dict[int, list[StreamChunk]] = {}
+        for chunk in self._received:
+            by_choice.setdefault(chunk.choice, []).append(chunk)
+        by_choice[chunk.choice] = by_choice.pop(chunk.choice)
+        for choice, chunks in by_choice.items():
+            pieces = self._joined.pop(choice, None) or Pieces()
+            pieces.add(StreamChunk.joined_all(chunks))
+            self._joined[choice] = pieces
+        self._received.clear()
+
+    def _whole(self) -> Completion:
+        """Return the completion of the chunks that were read, which end with the terminal one."""
+        if self._received:
+            self._join()
+        if self._channel is None or not self._joined:
+            raise Closed("the chunks of this request were read elsewhere, from its channel: there is none to collect")
+        return self._channel.completion_of([pieces.joined() for pieces in self._joined.values()]).unless_failed()
+
+    def _checked(self, taken: StreamChunk | Nothing) -> StreamChunk | Nothing:
         if taken is END and self._error is not None:
             raise self._error
-        return self._read(taken)
+        return taken
 
 
 class Stream(_BaseStream):
@@ -141,7 +187,7 @@ class Stream(_BaseStream):
         return self._read(self._attached.get(timeout_s))
 
     def __iter__(self) -> ChunkIterator[StreamChunk]:
-        return ChunkIterator(lambda: self._read_in_loop(self.get()), self.cancel)
+        return ChunkIterator(lambda: self._checked(self.get()), self.cancel)
 
     def consume(self, handler: Callable[[StreamChunk], object]) -> FinishReason | None:
         """Call a function with every chunk.
@@ -162,6 +208,27 @@ class Stream(_BaseStream):
                 self.cancel()
                 raise
         return self.finish_reason
+
+    def collect(self) -> Completion:
+        """Return the whole, as `LLM.generate` would: read the chunks that have not been read yet, and join all.
+
+        Until it is dropped a stream keeps the text, tokens and log-probabilities that were read, joined: some 10 bytes a token
+        without log-probabilities.
+
+        Returns:
+            The completion. Its finish reason is "cancelled" if the request was cancelled, also by leaving a loop.
+
+        Raises:
+            PacelineError: The request failed: every choice of it.
+            Closed: The stream was closed before its end, or its chunks were read from its channel.
+        """
+        try:
+            while not self._has_ended:
+                self.get()
+        except BaseException:
+            self.cancel()
+            raise
+        return self._whole()
 
     def wait_released(self, timeout_s: float | None = None) -> bool:
         """Wait until the request's slot is free and its KV cells can be reused.
@@ -239,9 +306,29 @@ class AsyncStream(_BaseStream):
 
     def __aiter__(self) -> AsyncChunkIterator[StreamChunk]:
         async def get() -> StreamChunk | Nothing:
-            return self._read_in_loop(await self.get())
+            return self._checked(await self.get())
 
         return AsyncChunkIterator(get, self.cancel)
+
+    async def collect(self) -> Completion:
+        """Return the whole, as `AsyncLLM.generate` would; see `Stream.collect`.
+
+        Cancelling the task that reads cancels the request.
+
+        Returns:
+            The completion.
+
+        Raises:
+            PacelineError: The request failed: every choice of it.
+            Closed: The stream was closed before its end, or its chunks were read from its channel.
+        """
+        try:
+            while not self._has_ended:
+                await self.get()
+        except BaseException:
+            self.cancel()
+            raise
+        return self._whole()
 
     async def released(self) -> None:
         """Wait until the request's slot is free and its KV cells can be reused; return at once if it was never submitted."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from functools import partial
 
 import pytest
 from tests.unit.streaming.pieces import arrival, delta, ending
 
-from paceline.errors import Closed, DecodeError, SamplingError
+from paceline.completion import completion_of
+from paceline.errors import Closed, DecodeError, SamplingError, Unsupported
 from paceline.streaming import END, TIMEOUT, FinishReason, Stream, StreamChannel, StreamChunk, StreamSender, Usage
+
+ASSEMBLE = partial(completion_of, prompt=(7, 8), wants_logprobs=True, wants_prompt_logprobs=False, index=3)
 
 
 def pair() -> tuple[Stream, StreamSender]:
     channel = StreamChannel.create()
-    sender = channel.attach()
+    sender = channel.attach(assemble=ASSEMBLE)
     return Stream(channel), sender
 
 
@@ -29,6 +33,81 @@ def test_a_stream_yields_every_chunk_and_then_knows_its_end() -> None:
     assert (stream.finish_reason, stream.usage, stream.is_finished) == (FinishReason.STOP, Usage(), True)
     assert (stream.is_cancelled, stream.error) == (False, None)
     assert list(stream) == []
+
+
+@pytest.mark.parametrize("num_read", [0, 1, 150, 300])
+def test_a_stream_is_collected_with_the_chunks_read_before(num_read: int) -> None:
+    """All choices of the completion are whole, wherever reading began; collecting again returns the same."""
+    stream, sender = pair()
+    chunks = [delta(at // 2, at % 99, choice=at % 2) for at in range(300)]
+    chunks += [StreamChunk(index=150, choice=1, finish_reason=FinishReason.STOP, stop="x"), ending(150, choice=0)]
+    for chunk in chunks[:num_read]:
+        sender.push(chunk)
+        assert stream.get() == chunk
+        assert stream.completion is None
+    for chunk in chunks[num_read:-1]:
+        sender.push(chunk)
+    sender.finish(chunks[-1])
+    expected = ASSEMBLE(chunks)
+    assert [len(choice.token_ids) for choice in expected.choices] == [150, 150]
+    assert stream.collect() == stream.collect() == stream.completion == expected
+    assert (stream.is_cancelled, stream.get()) == (False, END)
+    stream.close()
+    assert stream.collect() == expected
+
+
+def test_a_stream_that_is_read_keeps_its_chunks_joined() -> None:
+    """A long reply takes a few objects, not one for each chunk."""
+    stream, sender = pair()
+    for at in range(5000):
+        sender.push(delta(at, 1))
+        stream.get()
+    assert len(stream._received) + len(stream._joined[0]._chunks) < 300
+
+
+def test_collecting_raises_where_every_choice_failed() -> None:
+    """A failure of one choice of several is in its choice, as in a completion of `generate`."""
+    error = DecodeError("broken")
+    stream, sender = pair()
+    sender.finish(ending(0, FinishReason.ERROR, 2, error=error))
+    with pytest.raises(DecodeError):
+        stream.collect()
+    with pytest.raises(DecodeError):
+        _ = stream.completion
+    stream, sender = pair()
+    sender.push(StreamChunk(index=0, choice=1, finish_reason=FinishReason.ERROR, error=error))
+    sender.finish(ending(0, FinishReason.LENGTH, 2))
+    assert [choice.error for choice in stream.collect().choices] == [None, error]
+
+
+def test_a_loop_that_was_left_is_collected_as_cancelled() -> None:
+    """The engine ends the request, and its tokens until then are there."""
+    stream, sender = pair()
+    sender.push(delta(0, 1))
+    for _ in stream:
+        break
+    sender.finish(ending(1, FinishReason.CANCELLED, 2))
+    completion = stream.collect()
+    assert (completion.token_ids, completion.finish_reason) == ((1, 2), "cancelled")
+
+
+def test_no_part_of_a_stream_is_collected_as_the_whole() -> None:
+    """Not of one that was closed before its end, and not of one whose channel was read elsewhere."""
+    stream, sender = pair()
+    sender.push(delta(0, 1))
+    stream.get()
+    stream.close()
+    with pytest.raises(Closed, match="was closed"):
+        stream.collect()
+    channel = StreamChannel.create()
+    channel.attach(assemble=ASSEMBLE).finish(ending(0))
+    channel.get()
+    with pytest.raises(Closed, match="read elsewhere"):
+        Stream(channel).collect()
+    channel = StreamChannel.create()
+    channel.attach().finish(ending(0))
+    with pytest.raises(Unsupported, match="without `assemble`"):
+        Stream(channel).collect()
 
 
 def test_single_chunks_can_be_taken() -> None:
