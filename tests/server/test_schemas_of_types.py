@@ -40,6 +40,8 @@ class Sight(pydantic.BaseModel):
     day: date
     counts: dict[Kind, Digit]
     tags: set[Literal["red", "big"]] = pydantic.Field(max_length=2)
+    rare: frozenset[Kind] = pydantic.Field(max_length=1)
+    shares: dict[Literal["a", "b"], Annotated[float, pydantic.Field(ge=0, le=1)]]
     pet: Cat | Dog = pydantic.Field(discriminator="kind")
     site: Annotated[str, pydantic.Field(max_length=20, json_schema_extra={"format": "uri-reference"})]
 
@@ -114,6 +116,41 @@ def test_items_that_have_to_be_unique_are_a_warning(world: OpenAIServer, dialect
     found = response.json()
     (warning,) = [one for one in found["warnings"] if "left out" in one]
     assert warning.startswith(f"{field}: #/uniqueItems is left out: ")
+
+
+def replaced(value: Any) -> Any:
+    """Return a body with the schema of `Sight`, and with enough tokens for its JSON."""
+    if value == UNIQUE:
+        return SCHEMA
+    if isinstance(value, dict):
+        return {name: 800 if child == 40 else replaced(child) for name, child in value.items()}
+    return value
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+def test_types_of_every_kind_are_enforced_in_every_dialect(world: OpenAIServer, dialect: str) -> None:
+    """Discriminated alternatives, sets, keys of an enum and of a Literal, UUIDs of version 4: pydantic reads the reply."""
+    path, body, _ = BODIES[dialect]
+    wanted = {"model": "tale", "seed": 3, "max_tokens": 800, **replaced(body)}
+    if dialect == "responses":
+        wanted = {"model": "tale", **replaced(body)}
+    with httpx.Client(base_url=world.url, timeout=120) as client:
+        response = client.post(path, json=wanted)
+    assert response.status_code == 200, response.text
+    found = response.json()
+    if "choices" in found:
+        choice = found["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+    elif "output" in found:
+        text = next(item for item in found["output"] if item["type"] == "message")["content"][0]["text"]
+    elif "message" in found:
+        text = found["message"]["content"]
+    else:
+        content = found["content"]
+        text = content if isinstance(content, str) else next(part for part in content if part["type"] == "text")["text"]
+    sight = Sight.model_validate_json(text)
+    assert sight.id.version == 4
+    assert set(sight.shares) <= {"a", "b"}
 
 
 def test_what_is_written_with_other_keywords_has_no_warning(world: OpenAIServer) -> None:

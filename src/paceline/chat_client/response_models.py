@@ -44,12 +44,19 @@ class ResponseModel(Generic[T]):
 
         if inspect.isroutine(kind):
             raise InvalidType(f"response_model must be a type, not the function {kind.__name__}")
+        if isinstance(kind, (str, Mapping, pydantic.BaseModel)):
+            raise InvalidType(
+                f"response_model must be a type, not {kind!r:.80}; a JSON schema is passed as json_schema"
+            )
         self.name = getattr(kind, "__name__", str(kind))
         try:
             self._adapter: pydantic.TypeAdapter[T] = pydantic.TypeAdapter(_readable(kind, 0))
             schema = self._adapter.json_schema(schema_generator=TypeSchemas)
         except Exception as error:  # noqa: BLE001 - pydantic has many, with no common base
             reason = str(error).partition("\n\nFor further")[0]
+            reason, unknown, _ = reason.partition(". Set `arbitrary_types_allowed=True`")
+            if unknown:  # which would not help
+                reason += "; use pydantic models, dataclasses, TypedDicts and plain types"
             raise InvalidParams(f"response_model: there is no JSON schema of {self.name}: {reason}") from None
         enforceable, _ = relaxed_schema(narrowed(schema))
         self.json_schema = closed_schema(enforceable)

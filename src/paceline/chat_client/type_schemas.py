@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -102,6 +103,26 @@ class TypeSchemas(GenerateJsonSchema):
         """Write a pattern, which pydantic's schema lacks."""
         part = r"(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?"
         return {**super().complex_schema(schema), "pattern": rf"^-?{part}[+-]{part}j$"}
+
+    def model_field_schema(self, schema: core_schema.ModelField) -> JsonSchemaValue:
+        """Refuse a field that is read from within another value. Pydantic writes the field's own name, which it does not read."""
+        self._refuse_path(schema.get("validation_alias"))
+        return super().model_field_schema(schema)
+
+    def dataclass_field_schema(self, schema: core_schema.DataclassField) -> JsonSchemaValue:
+        """Refuse a field that is read from within another value."""
+        self._refuse_path(schema.get("validation_alias"))
+        return super().dataclass_field_schema(schema)
+
+    def _refuse_path(self, alias: Any) -> None:
+        if not isinstance(alias, list) or self._config.validate_by_name or self._config.populate_by_name:
+            return
+        paths = alias if all(isinstance(path, list) for path in alias) else [alias]
+        if all(len(path) > 1 for path in paths):
+            raise PydanticInvalidForJsonSchema(
+                f"the alias AliasPath({', '.join(map(repr, paths[0]))}) of a field is no name of a property; use AliasChoices "
+                "with a name and the path"
+            )
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         """Write the names that are keys of the type. Pydantic writes them for some types alone, and numbers for an IntEnum."""

@@ -363,7 +363,8 @@ def _grammar_error(kind: str, text: str, message: str) -> GrammarError:
     for sign, keywords, concerns in _KEYWORD_HINTS:
         if sign in message:
             place = place_of(text, keywords, lambda node, keyword: concerns(node, keyword, message))  # noqa: B023 - called here
-            return GrammarError(f"json_schema: {place}: {reason}")
+            if place != "#":
+                return GrammarError(f"json_schema: {place}: {reason}")
     return GrammarError(f"json_schema: #: {reason}")
 
 
@@ -407,6 +408,8 @@ _KEYWORD_HINTS: Final = (  # parts of llguidance's errors, the keywords that the
     ("range", (*_LOW, *_HIGH), _has_crossed_bounds),
     ("anyOf is empty", ("enum", "anyOf"), _is_empty),
     ("incompatible types", ("type",), _has_no_type),
+    ("multipleOf", ("multipleOf",), lambda *_: True),
+    ("fuel exhausted", ("multipleOf", "pattern"), lambda *_: True),
 )
 
 

@@ -231,7 +231,7 @@ class _Preparation:
     def _prepared(self, path: str, node: Any) -> Any:
         if not isinstance(node, dict):
             return node
-        _check_types(path, node)
+        _check_types(path, node, has_values=self._leaves_out is None)
         is_shown = self._leaves_out is not None  # to a model, for which a format says more than its pattern
         node = rewritten(node, self._resolve, self._shared, self._steps, is_shown=is_shown)
         for keyword, reason in _unenforced(path, node):
@@ -286,14 +286,35 @@ def _says_nothing(keyword: str, value: Any) -> bool:
     return any(value is one if isinstance(one, bool) else value == one for one in _NO_LIMIT.get(keyword, ()))
 
 
-def _check_types(path: str, node: Schema) -> None:
-    """Refuse a name of a type that does not exist, and definitions that are no object."""
+def _check_types(path: str, node: Schema, *, has_values: bool) -> None:
+    """Refuse a name of a type that does not exist, and definitions that are no object; with `has_values` all such mistakes."""
     if path == "#" and not isinstance(node.get("$defs", {}), dict):
         raise _refused(path, "$defs", "this must be an object of schemas")
     given = node.get("type", [])
     for name in [given] if isinstance(given, str) else given if isinstance(given, list) else []:
         if name not in TYPES:
             raise _refused(path, "type", f"{name!r:.80} is no type; types are {', '.join(TYPES)}")
+    if has_values:
+        _check_values(path, node)
+
+
+def _check_values(path: str, node: Schema) -> None:
+    """Refuse a keyword whose value has the wrong type, which llguidance would name without its place."""
+    for keyword, value in node.items():
+        expected = next((text for names, text, is_right in _VALUES if keyword in names and not is_right(value)), None)
+        if expected is not None:
+            raise _refused(path, keyword, f"this must be {expected}, not {json.dumps(value):.80}")
+        children = (
+            value.items()
+            if keyword in _MAPS
+            else enumerate(value)
+            if keyword in _LISTS and isinstance(value, list)
+            else ()
+        )
+        for name, child in children:
+            if not isinstance(child, (dict, bool)):
+                reason = f"a schema must be an object or a boolean, not {json.dumps(child):.80}"
+                raise _refused(path, keyword, reason, name)
 
 
 def _unenforced(path: str, node: Schema) -> Iterator[tuple[str, str]]:
@@ -411,6 +432,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value % 1 == 0
+
+
+_VALUES: Final[tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...]] = (
+    (
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        "an integer that is not negative",
+        _is_count,
+    ),
+    (("minimum", "maximum"), "a number", _is_number),
+    (("multipleOf",), "a number above 0", lambda value: _is_number(value) and value > 0),
+    (_MAPS, "an object of schemas", lambda value: isinstance(value, dict)),
+    (("allOf", "anyOf", "oneOf", "prefixItems", "required", "enum"), "a list", lambda value: isinstance(value, list)),
+    (("pattern", "format", "$ref"), "a text", lambda value: isinstance(value, str)),
+    (("type",), "a name of a type or a list of names", lambda value: isinstance(value, (str, list))),
+    (_SINGLE, "a schema", lambda value: isinstance(value, (dict, bool, list))),
+)
+"""Keywords, the values that they may have in words, and whether a value is one."""
+
+
 def _is_exact(value: float) -> bool:
     try:
         return float(value) == value
@@ -447,5 +489,7 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _refused(path: str, keyword: str, reason: str) -> GrammarError:
-    return GrammarError(f"json_schema: {path}/{_escaped(keyword)}: {reason}")
+def _refused(path: str, keyword: str, reason: str, *inside: object) -> GrammarError:
+    """Return the error about a keyword, or about a part of its value that names and indices lead to."""
+    place = "".join(f"/{_escaped(str(name))}" for name in (keyword, *inside))
+    return GrammarError(f"json_schema: {path}{place}: {reason}")

@@ -11,9 +11,10 @@ import random
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 from uuid import UUID
 
+import msgspec
 import numpy as np
 import pydantic
 import pytest
@@ -124,6 +125,50 @@ def test_what_is_no_type_is_refused() -> None:
     with pytest.raises(InvalidType, match="response_model must be a type"):
         ResponseModel(lambda: 3)  # type: ignore[arg-type]
 
+    with pytest.raises(
+        InvalidType, match=r"must be a type, not \{'type': 'object'\}; a JSON schema is passed as json_schema"
+    ):
+        ResponseModel({"type": "object"})  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="must be a type, not 'Animal'"):
+        ResponseModel("Animal")  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="must be a type, not Cat"):
+        ResponseModel(Cat(type="cat", title="x"))  # type: ignore[arg-type]
+
+
+class Point(msgspec.Struct):
+    x: int
+
+
+@pytest.mark.parametrize("kind", [Point, list[Point], dict[str, Point]])
+def test_a_type_that_pydantic_does_not_know_is_refused_with_types_that_it_does(kind: Any) -> None:
+    """Without pydantic's advice about a model's configuration, which would not help."""
+    with pytest.raises(InvalidParams, match="Point'>; use pydantic models, dataclasses, TypedDicts and plain types$"):
+        ResponseModel(kind)
+
+
+class Aliased(pydantic.BaseModel):
+    a: int = pydantic.Field(alias="A")
+    b: int = pydantic.Field(validation_alias="B", serialization_alias="c")
+    d: int = pydantic.Field(validation_alias=pydantic.AliasChoices(pydantic.AliasPath("x", 0), "D"))
+
+
+class ReadFromWithin(pydantic.BaseModel):
+    a: int = pydantic.Field(validation_alias=pydantic.AliasPath("x", "y"))
+
+
+class ReadByNameToo(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+    a: int = pydantic.Field(validation_alias=pydantic.AliasPath("x", "y"))
+
+
+def test_properties_have_the_names_that_are_read() -> None:
+    """An alias for validation, not the one for serialization. A path into another value is no name."""
+    assert list(ResponseModel(Aliased).json_schema["properties"]) == ["A", "B", "D"]
+    assert ResponseModel(Aliased).parse('{"A": 1, "B": 2, "D": 3}').d == 3
+    assert ResponseModel(ReadByNameToo).parse('{"a": 1}').a == 1
+    with pytest.raises(InvalidParams, match=r"ReadFromWithin: the alias AliasPath\('x', 'y'\)"):
+        ResponseModel(ReadFromWithin)
+
 
 COMPILER = ConstraintCompiler(TABLE)
 
@@ -151,6 +196,43 @@ class Branch(pydantic.BaseModel):
 class Reading(pydantic.BaseModel):
     value: Annotated[float, pydantic.Field(gt=0, lt=0.5)]
     limit: Annotated[int, pydantic.Field(ge=0, multiple_of=5)] | None = None
+
+
+T = TypeVar("T")
+Numbers = pydantic.RootModel[list[int]]
+
+
+class Pair(pydantic.BaseModel, Generic[T]):
+    first: T
+    rest: list[T] = []
+
+
+@dataclass
+class Held(Generic[T]):
+    item: T
+
+
+@dataclass(slots=True)
+class Slotted:
+    a: int
+    b: str = "b"
+
+
+class Area(pydantic.BaseModel):
+    side: int
+
+    @pydantic.computed_field
+    def area(self) -> int:
+        return self.side**2
+
+
+class Nothing(pydantic.BaseModel):
+    pass
+
+
+class Open(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    a: int
 
 
 Email = Annotated[
@@ -212,6 +294,26 @@ IMPOSSIBLE: dict[str, tuple[Any, list[str], list[str]]] = {  # types, texts of i
     "IPvAnyAddress": (pydantic.IPvAnyAddress, ['"10.0.0.1"'], ['"x"']),
     "complex": (complex, ['"1+2j"'], ['"x"']),
     "deque": (collections.deque[int], ["[1]"], ['["a"]']),
+    "IntEnum": (Level, ["1", "2"], ["3", '"LOW"', '"1"']),
+    "mixed Literal": (Literal["a", 1, True], ['"a"', "1", "true"], ["false", "2", '"1"']),
+    "bytes": (bytes, ['"a b"'], ["1"]),
+    "IPv4Address": (ipaddress.IPv4Address, ['"10.0.0.1"'], ['"10.0.0.256"', '"x"']),
+    "dict of Any": (dict[str, Any], ['{"a":[1,{"b":null}]}'], ["[]", "1"]),
+    "dict": (dict, ['{"a":"b"}'], ["[]"]),
+    "list": (list, ['[1,"a"]'], ["{}"]),
+    "Any": (Any, ["null", '{"a":1}'], ["x"]),
+    "RootModel": (Numbers, ["[1,2]"], ['{"root":[1]}', '["a"]']),
+    "generic": (
+        Pair[Pair[int]],
+        ['{"first":{"first":1,"rest":[]},"rest":[]}'],
+        ['{"first":1}', '{"first":{"first":"a"}}'],
+    ),
+    "generic dataclass": (Held[int], ['{"item":1}'], ['{"item":"a"}']),
+    "dataclass with slots": (Slotted, ['{"a":1}', '{"a":1,"b":"x"}'], ['{"b":"x"}', '{"a":1,"c":1}']),
+    "computed field": (Area, ['{"side":3}'], ['{"side":3,"area":9}']),
+    "union": (Cat | Slotted, ['{"type":"cat","title":"x"}', '{"a":1}'], ['{"type":"dog"}', "{}"]),
+    "empty": (Nothing, ["{}"], ['{"a":1}', "null"]),
+    "extra": (Open, ['{"a":1}', '{"a":1,"b":"x"}'], ['{"b":"x"}', '{"a":"x"}']),
 }
 
 
@@ -254,6 +356,8 @@ def generated(constraint: Constraint, rng: random.Random) -> str | None:
             return text.decode()
         constraint.fill_mask(words)
         allowed = [byte for byte in range(33, 127) if words[byte >> 5] >> (byte & 31) & 1 and chr(byte) != "E"]
+        if not allowed and constraint.may_end:
+            return text.decode()
         closing = [byte for byte in allowed if chr(byte) in '"}]']
         byte = rng.choice(closing if closing and len(text) > 25 and rng.random() < 0.6 else allowed)
         constraint.accept(byte)

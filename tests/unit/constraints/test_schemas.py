@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -96,6 +97,39 @@ def test_what_is_not_enforced_is_refused_by_keyword_and_path(schema: Any, place:
         with pytest.raises(GrammarError, match=f"json_schema: {place}: "):
             refuse(schema)
     assert writes(make({"type": "null"}), "null")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"type": "strng"}, "/type"),
+        ({"type": ["string", "strng"]}, "/type"),
+        ({"type": 3}, "/type"),
+        ({"items": {"type": "strng"}}, "/items/type"),
+        ({"anyOf": [{}, {"type": "strng"}]}, "/anyOf/1/type"),
+        *(
+            ({keyword: "x"}, f"/{keyword}")
+            for keyword in ("minLength", "maxItems", "minProperties", "minimum", "multipleOf")
+        ),
+        *(({keyword: -1}, f"/{keyword}") for keyword in ("maxLength", "minItems", "multipleOf")),
+        ({"maxLength": 1.5}, "/maxLength"),
+        *(
+            ({keyword: 3}, f"/{keyword}")
+            for keyword in ("properties", "patternProperties", "additionalProperties", "items")
+        ),
+        *(({keyword: 3}, f"/{keyword}") for keyword in ("anyOf", "allOf", "oneOf", "prefixItems", "enum", "required")),
+        *(({keyword: 3}, f"/{keyword}") for keyword in ("pattern", "format", "$ref")),
+        ({"properties": {"b": 3}}, "/properties/b"),
+        ({"anyOf": [{}, 3]}, "/anyOf/1"),
+        ({"type": "number", "multipleOf": 0.07}, "/multipleOf"),
+        ({"type": "number", "minimum": 1e15, "maximum": 1e20}, "/minimum"),
+    ],
+    ids=str,
+)
+def test_an_error_points_to_its_place(wrong: dict[str, Any], place: str) -> None:
+    """Within a property, not to the schema as a whole."""
+    with pytest.raises(GrammarError, match=re.escape(f"json_schema: #/properties/a{place}: ")):
+        check_constraint(SamplingParams(json_schema={"properties": {"a": wrong}}))
 
 
 @pytest.mark.parametrize("text", ['{"\\u0061":"x"}', '{"\\u0061":1}', '{"a":1,"a":2}', '{"b":1}'])
