@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,19 @@ def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     chat.press("\x04")
     assert chat.finish() == 0
     assert [one["role"] for one in json.loads(path.read_text())["messages"]] == ["system", "user", "assistant"]
+
+
+def test_a_full_context_leaves_old_messages_out_and_says_so() -> None:
+    """The chat goes on; the note says how many, and how to begin anew."""
+    story = "Please tell me a long story about a fox, an owl and the old king who lived in the wood. " * 2
+    chat = Terminal(*CHAT, "-n", "40", "-c", "512")
+    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    for turn in range(1, 9):
+        chat.press(f"{story}\n")
+        chat.read_until_seen(rf"(?s)(?:\n> .*){{{turn}}}\n> $")
+    assert re.search("old messages? left out: the context of 512 tokens is full; /clear", chat.plain_text)
+    chat.press("\x04")
+    assert chat.finish() == 0
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(long_model: Path) -> None:

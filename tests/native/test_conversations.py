@@ -215,3 +215,149 @@ def test_an_event_loop_has_conversations() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(asyncio.wait_for(main(Path(folder) / "talk.json"), 120))
+
+
+LONG = "Please tell me a long story about a fox, an owl and the old king who lived in the wood. "
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[LLM]:
+    with LLM(num_slots=2, n_ctx=512, n_threads=1) as made:
+        yield made
+
+
+def fill(talk: Conversation, llm: LLM) -> int:
+    """Say things until the context is full; return how many turns it took."""
+    for count in range(1, 60):
+        if talk.num_left_out:
+            return count
+        talk.say(LONG)
+    raise AssertionError("the context did not become full")
+
+
+def test_a_full_context_is_an_error_with_advice_that_works(small: LLM) -> None:
+    """The message is not added; what the error names works, and so does the conversation afterwards."""
+    talk = Conversation(small, "You tell stories.", **GREEDY)
+    with pytest.raises(PromptTooLong, match='when_full="drop_oldest"') as caught:
+        for _ in range(60):
+            talk.say(LONG)
+    assert f"a larger n_ctx (at most {small.model.n_ctx_train})" in str(caught.value)
+    before = talk.messages
+    assert before[-1]["role"] == "assistant"
+    assert talk.say(LONG, when_full="drop_oldest").finish_reason is not None
+    assert talk.messages[: len(before)] == before
+    assert len(talk.messages) == len(before) + 2
+    assert talk.num_left_out > 0
+    talk.clear()
+    assert talk.num_left_out == 0
+    assert talk.say("Hello!").finish_reason is not None
+
+
+def test_the_oldest_exchanges_are_left_out_of_a_full_context(small: LLM, tmp_path: Path) -> None:
+    """The system message and the newest exchanges stay, the reply has room, and the conversation is whole."""
+    talk = Conversation(small, "You tell stories.", when_full="drop_oldest", **GREEDY)
+    num_turns = fill(talk, small)
+    reply = talk.say("Thank you!")
+    text = small.tokenizer.decode(reply.prompt_token_ids, special=True)
+    assert "You tell stories." in text
+    assert text.count(LONG.strip()) == num_turns - 1 - talk.num_left_out // 2
+    assert talk.num_left_out % 2 == 0
+    assert len(talk.messages) == 1 + 2 * num_turns
+    assert talk.messages == reply.messages
+    talk.save(tmp_path / "talk.json")
+    loaded = Conversation.load(small, tmp_path / "talk.json", when_full="drop_oldest", **GREEDY)
+    assert loaded.messages == talk.messages
+    assert loaded.say("Hello!").finish_reason is not None
+
+
+def test_a_full_context_is_not_emptied_at_every_turn(small: LLM) -> None:
+    """Half of it is free then; later prompts begin with the tokens of the one before, and the system message stays cached."""
+    talk = Conversation(small, LONG, when_full="drop_oldest", **GREEDY)
+    fill(talk, small)
+    left_out, before = talk.num_left_out, talk.token_ids
+    assert len(before) <= 256 + 24
+    reply = talk.say("Thank you!")
+    assert talk.num_left_out == left_out
+    assert reply.prompt_token_ids[: len(before)] == before
+    system = len(small.tokenizer.encode(LONG))
+    while talk.num_left_out == left_out:
+        reply = talk.say(LONG)
+    assert reply.usage.cached_tokens >= system
+
+
+def test_room_is_kept_for_the_reply(small: LLM) -> None:
+    """As many tokens as max_tokens, up to half of the context."""
+    talk = Conversation(small, when_full="drop_oldest", temperature=0, max_tokens=200, ignore_eos=True)
+    for _ in range(8):
+        assert len(talk.say(LONG).choices[0].token_ids) == 200
+    assert talk.num_left_out > 0
+
+
+def test_calls_and_their_results_are_left_out_together(small: LLM) -> None:
+    """An exchange goes as a whole, also in the middle of a list, and in `LLM.chat`."""
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    exchange = [
+        {"role": "user", "content": "First: " + LONG},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
+    messages = [{"role": "system", "content": "You tell stories."}, *exchange * 9, {"role": "user", "content": "Bye!"}]
+    with pytest.raises(PromptTooLong):
+        small.chat(messages, **GREEDY)
+    reply = small.chat(messages, when_full="drop_oldest", **GREEDY)
+    text = small.tokenizer.decode(reply.prompt_token_ids, special=True)
+    assert 0 < text.count("First:") < 9
+    assert text.count("First:") == text.count("It is sunny.")
+    assert "Bye!" in text
+    assert len(reply.messages) == len(messages) + 1
+
+
+def test_a_last_message_that_fills_the_context_alone_is_refused(small: LLM) -> None:
+    """Nothing is left to leave out; the conversation is as it was."""
+    talk = Conversation(small, when_full="drop_oldest", **GREEDY)
+    talk.say("Hello!")
+    before = talk.messages
+    with pytest.raises(PromptTooLong, match="shorten it") as caught:
+        talk.say(LONG * 60)
+    assert "drop_oldest" not in str(caught.value)
+    assert talk.messages == before
+    assert talk.say("Hello!").finish_reason is not None
+
+
+def test_undo_takes_back_what_was_left_out(small: LLM) -> None:
+    """The turn that was taken back is as if it had not been."""
+    talk = Conversation(small, when_full="drop_oldest", **GREEDY)
+    fill(talk, small)
+    assert talk.undo() == LONG
+    assert talk.num_left_out == 0
+
+
+def test_streams_and_async_conversations_leave_messages_out(small: LLM) -> None:
+    """As `say` does."""
+
+    async def run() -> None:
+        async with AsyncLLM(num_slots=2, n_ctx=512, n_threads=1) as llm:
+            talk = AsyncConversation(llm, "You tell stories.", when_full="drop_oldest", **GREEDY)
+            for _ in range(12):
+                await talk.say(LONG)
+            assert talk.num_left_out > 0
+            async with talk.stream(LONG) as stream:
+                chunks = [chunk async for chunk in stream]
+            assert chunks[-1].finish_reason is not None
+            assert len(talk.messages) == 1 + 2 * 13
+
+    asyncio.run(run())
+    talk = Conversation(small, when_full="drop_oldest", **GREEDY)
+    for _ in range(12):
+        with talk.stream(LONG) as stream:
+            stream.collect()
+    assert talk.num_left_out > 0
+
+
+def test_when_full_and_truncate_exclude_each_other(small: LLM) -> None:
+    """Both say what to leave out of a prompt; another word than the two is refused."""
+    with pytest.raises(InvalidParams, match="exclude each other"):
+        small.chat([{"role": "user", "content": "a"}], when_full="drop_oldest", truncate="left")
+    with pytest.raises(InvalidParams, match="when_full"):
+        small.chat([{"role": "user", "content": "a"}], when_full="drop")

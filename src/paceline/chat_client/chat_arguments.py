@@ -28,6 +28,7 @@ DEFAULT_TOOL_ROUNDS = 8
 DEFAULT_RETRIES = 1
 MAX_RETRIES = 100
 MAX_TOOL_ROUNDS = 1000
+WHEN_FULL = ("error", "drop_oldest")
 
 
 class ChatOwnKeywords(TypedDict, total=False):
@@ -38,6 +39,7 @@ class ChatOwnKeywords(TypedDict, total=False):
     parallel_tool_calls: bool | None
     run_tools: bool | None
     max_tool_rounds: Int | None
+    when_full: Literal["error", "drop_oldest"] | None
     response_format: Mapping[str, object] | None
     schema_in_prompt: bool | None
     max_retries: Int | None
@@ -101,7 +103,8 @@ class ChatArguments:
     params: how to generate; a schema of response_format or response_model is in it. response: what the content becomes.
     notice: the sentence that shows the schema to the model; None: the prompt has no schema.
     max_tool_rounds: how often calls are run; 0: never. max_retries: how often a reply that is no instance of response_model is
-    asked for again.
+    asked for again. drops_oldest: whether the oldest messages are left out of a prompt that
+    would fill the context.
     """
 
     template: str | None
@@ -115,6 +118,7 @@ class ChatArguments:
     notice: SchemaNotice | None
     max_tool_rounds: int
     max_retries: int
+    drops_oldest: bool
 
     def turn(self, messages: object, num_rounds: int) -> Turn:
         """Return the next turn of a conversation after so many rounds of tools; only the first one continues a message."""
@@ -176,7 +180,16 @@ def chat_arguments(
         notice=_schema_notice(options, sampling, response, toolbox),
         max_tool_rounds=_tool_rounds(options, toolbox, sampling),
         max_retries=_max_retries(options, sampling, response, is_streamed=is_streamed),
+        drops_oldest=_drops_oldest(options.get("when_full"), rest),
     )
+
+
+def _drops_oldest(when_full: object, options: RequestOptions) -> bool:
+    if when_full is None or validation.choice("when_full", when_full, WHEN_FULL) == "error":
+        return False
+    if options.truncate is not None:
+        raise InvalidParams('when_full="drop_oldest" and truncate exclude each other; leave one of them out')
+    return True
 
 
 def _tool_rounds(options: Mapping[str, Any], toolbox: Toolbox, params: SamplingParams) -> int:

@@ -5,6 +5,7 @@ Rendering and parsing take time: not on an event loop.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import logging
 from collections.abc import Iterable, Sequence
@@ -28,7 +29,9 @@ from paceline.chat_client.chat_attachments import read_attachment
 from paceline.chat_client.chat_reply import (
     ChatReply,
     Message,
+    exchange_starts,
     is_whole,
+    num_leading,
     plain_messages,
     reply_message,
     reply_of,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from paceline.engine.prompts import Prompt
 
 _MAX_ERROR_CHARS = 2000
+_REPLY_SHARE = 4  # of the context, the part that a reply without max_tokens finds free
 _log = logging.getLogger("paceline.chat")
 
 
@@ -119,12 +123,52 @@ class ChatCall:
         return self._is_cut_off
 
     def prepare(self, engine: EngineClient) -> Request:
-        """Prepare the next round for an engine. Raises what is wrong with the conversation, its options or its length."""
+        """Prepare the next round for an engine. Raises what is wrong with the conversation, its options or its length.
+
+        With when_full="drop_oldest" the oldest messages after the system message are left out of a prompt that would leave the
+        reply too little room, in whole exchanges: the user's messages with the replies, calls and results that follow them. Then
+        the prompt takes at most half of the context if it can, so that this is not done every turn.
+        """
         if engine.is_closed:  # the chat format is closed with its model
             raise EngineStopped("the engine was shut down and takes no requests; make a new one")
-        images = ChatMedia(self._messages, read_attachment, self._history.nonce, engine.model.modalities)
+        first = self._history.first_kept
+        if not self._arguments.drops_oldest:
+            return self._prepared_from(engine, first)
+        most, max_tokens = engine.limits.max_positions, self._arguments.params.max_tokens
+        reserved = most // _REPLY_SHARE if max_tokens is None else min(max_tokens, most // 2)
+        try:
+            request = self._prepared_from(engine, first)
+        except PromptTooLong:
+            request = None
+        if request is not None and len(request.prompt) <= most - reserved:
+            return request
+        later = [start for start in exchange_starts(self._messages) if start > first]
+        if not later:
+            return self._prepared_from(engine, first) if request is None else request
+
+        def fits(start: int) -> bool:
+            try:
+                return len(self._prepared_from(engine, start).prompt) <= most // 2
+            except PromptTooLong:
+                return False
+
+        chosen = later[min(bisect.bisect_left(later, True, key=fits), len(later) - 1)]
+        num_left_out = chosen - max(first, num_leading(self._messages))
+        _log.info(
+            "the context is full: the oldest messages of a chat, %d more, are left out of its prompt", num_left_out
+        )
+        return self._prepared_from(engine, chosen)
+
+    def _prepared_from(self, engine: EngineClient, first: int) -> Request:
+        """Prepare the next round with the system message and the messages from index `first` on."""
+        kept = num_leading(self._messages) if first else 0  # the first attempt checks the messages
+        left_out = self._messages[kept:first] if first else []
+        shown = [*self._messages[:kept], *self._messages[max(first, kept) :]] if left_out else self._messages
+        images = ChatMedia(shown, read_attachment, self._history.nonce, engine.model.modalities)
         turn = self._arguments.turn(images.messages, len(self._rounds))
-        self._messages = images.restored(turn.messages)
+        restored = images.restored(turn.messages)
+        self._messages = [*restored[:kept], *left_out, *restored[kept:]]
+        self._history.first_kept = first
         options = self._arguments.options_after(len(self._rounds))
         prepared = self._prepared(self._arguments.shown(turn), options)
         if not self._rounds:
@@ -134,7 +178,13 @@ class ChatCall:
         wanted = dataclasses.replace(
             self._arguments.request_options, preserved_tokens=prepared.preserved_tokens, add_special=False
         )
-        return engine.prepare(prompt, prepared.params, wanted)
+        try:
+            return engine.prepare(prompt, prepared.params, wanted)
+        except PromptTooLong as error:
+            if self._arguments.drops_oldest or len(exchange_starts(self._messages)) < 2:
+                raise
+            way_out = f'{error}; when_full="drop_oldest" leaves the oldest messages out of the prompt'
+            raise PromptTooLong(way_out, error.num_tokens, error.max_tokens) from None
 
     def _prepared(self, turn: Turn, options: ChatOptions) -> ChatRequest:
         """Prepare a turn. A grammar of the chat format enforces less of a response_model, which is parsed in any case."""

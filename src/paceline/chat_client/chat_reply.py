@@ -13,6 +13,7 @@ from paceline.streaming import FinishReason, Usage
 T = TypeVar("T")
 
 Message = dict[str, Any]
+_SYSTEM = ("system", "developer")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 
 
@@ -100,6 +101,24 @@ def plain_messages(messages: object) -> object:
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         return messages  # refused when it is parsed
     return [_plain_message(message) for message in messages]
+
+
+def num_leading(messages: Sequence[Any]) -> int:
+    """Return the number of system and developer messages at the beginning of a conversation."""
+    return next((i for i, one in enumerate(messages) if _role_of(one) not in _SYSTEM), len(messages))
+
+
+def exchange_starts(messages: Sequence[Any]) -> list[int]:
+    """Return the places at which exchanges begin: at the user's messages, and at what comes before the first of them."""
+    first = num_leading(messages)
+    roles = [_role_of(message) for message in messages]
+    return [i for i in range(first, len(roles)) if i == first or (roles[i] == "user" and roles[i - 1] != "user")]
+
+
+def _role_of(message: Any) -> object:
+    return (
+        message.get("role") if isinstance(message, Mapping) else None
+    )  # what is malformed is refused when it is parsed
 
 
 def _plain_message(message: Any) -> Any:

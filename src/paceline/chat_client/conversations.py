@@ -15,7 +15,7 @@ from paceline.chat_client.chat_arguments import ChatKeywords, StreamChatKeywords
 from paceline.chat_client.chat_attachments import parsed_with_attachments, saved_part
 from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_methods import ChatMethods
-from paceline.chat_client.chat_reply import ChatReply, Message
+from paceline.chat_client.chat_reply import ChatReply, Message, num_leading
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
 from paceline.chat_client.token_history import TokenHistory
 from paceline.engine.arguments import given_options
@@ -61,6 +61,11 @@ class _BaseConversation:
         Negative numbers stand for the embeddings of images.
         """
         return self._history.token_ids
+
+    @property
+    def num_left_out(self) -> int:
+        """How many of the oldest messages the last prompt left out, with when_full="drop_oldest"."""
+        return max(0, self._history.first_kept - num_leading(self._messages))
 
     def undo(self) -> Content | None:
         """Take back the last message of the user and what follows it.
@@ -201,7 +206,8 @@ class Conversation(_BaseConversation):
             system: What the model should be or know; a system message.
             messages: What was said before.
             params: The sampling parameters of every turn.
-            **options: Keywords of `LLM.chat` for every turn, such as tools and run_tools.
+            **options: Keywords of `LLM.chat` for every turn, such as tools and run_tools; with when_full="drop_oldest" a full
+                context leaves the oldest messages out of prompts. `messages` and `save` have all of them.
 
         Raises:
             InvalidParams: A message is malformed.

@@ -20,7 +20,8 @@ class TokenHistory:
     """The last prompt with what was generated after it. One thread at a time.
 
     token_ids: prompt and generated tokens, negative in the cells of images. text: what they spell, with marks of this nonce in
-    place of images. has_images: whether there are any.
+    place of images. has_images: whether there are any. first_kept: the index of the first message after the system message that
+    the last prompt has; the messages before it are left out of prompts.
     """
 
     def __init__(self, token_ids: Sequence[int] = (), text: str = "") -> None:
@@ -28,6 +29,7 @@ class TokenHistory:
         self.token_ids = tuple(token_ids)
         self.text = text
         self.nonce = secrets.token_hex(16)
+        self.first_kept = 0
         self._segments: tuple[Segment, ...] = (list(token_ids),) if token_ids else ()
 
     @property
@@ -38,7 +40,7 @@ class TokenHistory:
     def copy(self) -> TokenHistory:
         """Return one that goes on from here by itself."""
         other = TokenHistory(self.token_ids, self.text)
-        other.nonce, other._segments = self.nonce, self._segments
+        other.nonce, other._segments, other.first_kept = self.nonce, self._segments, self.first_kept
         return other
 
     def continued(self, request: ChatRequest, tokenizer: Tokenizer) -> ChatRequest:

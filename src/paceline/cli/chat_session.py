@@ -45,7 +45,7 @@ class ChatSession:
         self._llm, self._options = llm, options
         self._talk = self._conversation(system)
         self._last: Usage | None = None
-        self._num_turns = self._num_tokens = 0
+        self._num_turns = self._num_tokens = self._num_left_out = 0
         self._attached: list[tuple[Path, Attachment]] = []  # to the next message
         self._commands: dict[str, tuple[str, str, Callable[[str], None]]] = {
             "/system": ("TEXT", "set the system message, or show it; - for none", self._system),
@@ -148,8 +148,15 @@ class ChatSession:
         self._last = reply.usage
         self._num_turns += 1
         self._num_tokens += reply.usage.completion_tokens
-        if reply.finish_reason not in ("stop", "tool_calls", "cancelled"):
+        most, left_out = self._llm.limits.max_positions, self._talk.num_left_out
+        if reply.finish_reason == "length" and reply.usage.prompt_tokens + reply.usage.completion_tokens >= most:
+            terminal.note(f"(cut off: the context of {most} tokens is full; /clear begins anew)")
+        elif reply.finish_reason not in ("stop", "tool_calls", "cancelled"):
             terminal.note(f"({terminal.finish_words(reply.finish_reason)})")
+        if left_out > self._num_left_out:
+            counted = terminal.counted(left_out, "old message")
+            terminal.note(f"({counted} left out: the context of {most} tokens is full; /clear begins anew)")
+        self._num_left_out = left_out
 
     def _system(self, text: str) -> None:
         messages = self._talk.messages

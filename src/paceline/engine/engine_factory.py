@@ -477,6 +477,7 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         n_batch=context.n_batch,
         n_ubatch=context.n_ubatch,
         max_positions=min(context.max_positions, trained),
+        n_ctx_train=trained,
         num_cells=None if model.memory_class is MemoryClass.RECURRENT else context.n_ctx,
         num_seq_ids=num_seq_ids(model.memory_class, config.num_slots, arguments.context),
         host_bytes=_host_bytes(config),

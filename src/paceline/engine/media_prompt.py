@@ -40,17 +40,17 @@ class ComposedPrompt:
         """Return the number of its tokens and of the cells of its items."""
         return len(self.ids)
 
-    def check_length(self, max_positions: int, before: str = "", raising: str = "n_ctx") -> None:
+    def check_length(self, max_positions: int, before: str = "", way_out: str = "raise n_ctx") -> None:
         """Raise `PromptTooLong` where a sequence cannot have as many tokens.
 
-        before: the segment that is not measured yet. raising: the option with which it could.
+        before: the segment that is not measured yet. way_out: how it could have more.
         """
         num_tokens = len(self.ids)
         if num_tokens > max_positions:
             where = f" before {before}" if before else ""
             raise PromptTooLong(
                 f"the prompt ({num_tokens} tokens{where}, {num_tokens - len(self.text_ids)} of them of images and audio) exceeds "
-                f"the available context size ({max_positions} tokens); leave some out, raise {raising}, "
+                f"the available context size ({max_positions} tokens); leave some out, {way_out}, "
                 "or set image_max_tokens where it has a meaning",
                 num_tokens,
                 max_positions,
@@ -86,9 +86,9 @@ def composed(  # noqa: PLR0913 - names for messages
     max_positions: int,
     *,
     place: str = "prompt",
-    raising: str = "n_ctx",
+    way_out: str = "raise n_ctx",
 ) -> ComposedPrompt:
-    """Put segments together. place: the prompt's name in messages. raising: the option that would allow longer ones.
+    """Put segments together. place: the prompt's name in messages. way_out: how longer ones would be allowed.
 
     Raises `InvalidParams`, naming the segment, what `measure` raises, and `PromptTooLong` for more tokens than positions.
     """
@@ -101,7 +101,7 @@ def composed(  # noqa: PLR0913 - names for messages
         name = f"{place}[{index}]"
         if is_attachment(segment):
             # measuring takes a while: none where the prompt is too long as it is
-            ComposedPrompt(ids, tuple(media), attachments).check_length(max_positions, segment.name or name, raising)
+            ComposedPrompt(ids, tuple(media), attachments).check_length(max_positions, segment.name or name, way_out)
             _add_attachment(ids, media, segment, _measured(name, segment, measure))
         elif isinstance(segment, str):
             text = validation.text(name, segment)
@@ -111,7 +111,7 @@ def composed(  # noqa: PLR0913 - names for messages
     if options.add_special and tokenizer.add_eos:
         ids.append(tokenizer.special_tokens["eos"])
     found = ComposedPrompt(ids, tuple(media), attachments)
-    found.check_length(max_positions, raising=raising)
+    found.check_length(max_positions, way_out=way_out)
     return found
 
 

@@ -74,7 +74,7 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
 
 
 def fitted(
-    ids: list[int], params: SamplingParams, options: RequestOptions, max_positions: int, bos: int | None
+    ids: list[int], params: SamplingParams, options: RequestOptions, limits: Limits, bos: int | None
 ) -> list[int]:
     """Return the ids, cut to what fits if options.truncate is set.
 
@@ -82,12 +82,13 @@ def fitted(
     that is None or more than half of the positions, for as much as half of them. A bos token in front stays. Raises
     `PromptTooLong`.
     """
+    max_positions = limits.max_positions
     if len(ids) <= max_positions:
         return ids
     if options.truncate is None:
         raise PromptTooLong(
-            f"the prompt ({len(ids)} tokens) exceeds the available context size ({max_positions} tokens); shorten it, raise "
-            'n_ctx, or set truncate to "left", "right" or "middle"',
+            f"the prompt ({len(ids)} tokens) exceeds the available context size ({max_positions} tokens); shorten it, set "
+            f'truncate to "left", "right" or "middle", or {limits.longer_prompts}',
             len(ids),
             max_positions,
         )
@@ -183,11 +184,14 @@ class TextRequests:
         tokenizer = self.tokenizer
         validation.token_ids("preserved_tokens", options.preserved_tokens, tokenizer.n_vocab)
         if has_media(prompt):
-            found = composed(prompt, tokenizer, options, self.measure, self.limits.max_positions)
+            limits = self.limits
+            found = composed(
+                prompt, tokenizer, options, self.measure, limits.max_positions, way_out=limits.longer_prompts
+            )
             text_ids = found.text_ids
         else:
             ids = prompt_ids(prompt, tokenizer, options)
-            text_ids = fitted(ids, params, options, self.limits.max_positions, tokenizer.bos)
+            text_ids = fitted(ids, params, options, self.limits, tokenizer.bos)
             found = ComposedPrompt(text_ids, (), ())
         return Request(
             key=self.next_key(),
@@ -209,7 +213,10 @@ class TextRequests:
             return prompt
         if not has_media(prompt):
             return KeyedPrompt(prompt_ids(prompt, self.tokenizer, options))
-        found = composed(prompt, self.tokenizer, options, self.measure, self.limits.max_positions)
+        limits = self.limits
+        found = composed(
+            prompt, self.tokenizer, options, self.measure, limits.max_positions, way_out=limits.longer_prompts
+        )
         return KeyedPrompt(PromptLayout(found.media).keyed(found.ids), found.media)
 
 
@@ -264,7 +271,7 @@ def _embedding_segments(
     name: str, segments: Any, tokenizer: Any, options: RequestOptions, longest: int, measure: Measure
 ) -> ComposedPrompt:
     """Put the segments of an input with media together. Raises as `composed`, and `InvalidParams` where media are its end."""
-    found = composed(segments, tokenizer, options, measure, longest, place=name, raising="max_embedding_tokens")
+    found = composed(segments, tokenizer, options, measure, longest, place=name, way_out="raise max_embedding_tokens")
     if found.media and found.media[-1].end == len(found.ids):
         raise InvalidParams(
             f"{found.attachments[-1].name or name}: a prompt must end with a token, as its vector is that of the last one; put a "

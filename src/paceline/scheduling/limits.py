@@ -22,6 +22,7 @@ class Limits:
     text has one of its own. max_embedding_tokens: of the longest text. num_cells, can_share_part, has_state_apart,
     host_bytes, boundary_ids: see `KVCacheLimits`; num_seq_ids: as many as slots, and more where parts of prefixes can be
     shared. cannot_generate: where max_positions is 0, what the model is instead, for the error of a request to generate.
+    n_ctx_train: tokens that a sequence could have with a larger context; 0: not known.
     """
 
     num_slots: int
@@ -48,6 +49,14 @@ class Limits:
     max_rollback: int | None = None
     n_vocab: int = 0
     cannot_generate: str = "it embeds texts"
+    n_ctx_train: int = 0
+
+    @property
+    def longer_prompts(self) -> str:
+        """How a prompt that is longer than `max_positions` could be taken, for errors."""
+        if self.n_ctx_train > self.max_positions:
+            return f"load the model with a larger n_ctx (at most {self.n_ctx_train})"
+        return "take a model that was trained for longer texts"
 
     def for_kv_cache(self) -> KVCacheLimits:
         """Return the part that the KV cache needs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,7 +84,8 @@ def test_what_is_no_prompt_is_refused(prompt: object) -> None:
 
 def fit(num_tokens: int, max_positions: int, *, max_tokens: int | None = 256, truncate: str | None = None) -> list[int]:
     options = RequestOptions(truncate=truncate)  # type: ignore[arg-type]
-    return fitted(list(range(num_tokens)), SamplingParams(max_tokens=max_tokens), options, max_positions, 0)
+    limits = replace(FakeEngineClient().limits, max_positions=max_positions)
+    return fitted(list(range(num_tokens)), SamplingParams(max_tokens=max_tokens), options, limits, 0)
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
@@ -93,6 +95,18 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
         PromptTooLong, match=r"101 tokens\) exceeds the available context size \(100 tokens\).*truncate"
     ):
         fit(101, 100)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx_train", "advice"),
+    [(2048, "a larger n_ctx (at most 2048)"), (100, "a model that was trained for longer texts")],
+)
+def test_the_advice_about_a_long_prompt_works(n_ctx_train: int, advice: str) -> None:
+    """A larger context is named only if the model was trained for one."""
+    limits = replace(FakeEngineClient().limits, max_positions=100, n_ctx_train=n_ctx_train)
+    with pytest.raises(PromptTooLong) as caught:
+        fitted([1] * 101, SamplingParams(), RequestOptions(), limits, 0)
+    assert advice in str(caught.value)
 
 
 @pytest.mark.parametrize(("max_tokens", "room"), [(10, 90), (0, 100), (256, 50), (None, 50), (50, 50), (51, 50)])
