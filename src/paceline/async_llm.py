@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from paceline import validation
 from paceline.chat_client.async_chat_methods import AsyncChatMethods
-from paceline.completion import Classification, Completion, Score
+from paceline.completion import Classification, Completion, Score, shortened
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
     GenerateKeywords,
@@ -45,6 +45,7 @@ from paceline.engine.results import (
     checked_dimensions,
     classifications,
     collect_async,
+    engine_repr,
     one_vector_pooling,
     scores,
     submit_async,
@@ -350,6 +351,13 @@ class AsyncLLM(AsyncChatMethods):
         starting = self._starting
         if starting is not None and starting.exception() is None:  # a load that failed has nothing to stop
             starting.result().close(drain=drain, timeout_s=timeout_s)
+
+    def __repr__(self) -> str:
+        starting = self._starting
+        if starting is None or not starting.done():
+            model = "demo model" if self._model is None else str(self._model)
+            return f"{type(self).__name__}({shortened(model)}, {'not loaded' if starting is None else 'loading'})"
+        return engine_repr(self, None if _has_failed(starting) else starting.result())
 
     async def __aenter__(self) -> Self:
         return await self.start()

@@ -8,8 +8,22 @@ from dataclasses import dataclass
 from paceline.errors import PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
+_MOST_CHARS = 80
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+def shortened(text: str) -> str:
+    """Return the repr of a text that is cut after 80 characters, for reprs of records."""
+    return repr(text if len(text) <= _MOST_CHARS else text[: _MOST_CHARS - 1] + "\u2026")
+
+
+def record_repr(record: object, **facts: object) -> str:
+    """Return a repr with the facts that are not None; texts are shortened."""
+    shown = ((name, shortened(fact) if type(fact) is str else repr(fact)) for name, fact in facts.items())
+    given = [f"{name}={text}" for (name, text), fact in zip(shown, facts.values(), strict=True) if fact is not None]
+    return f"{type(record).__name__}({', '.join(given)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Choice:
     """One choice of a completion.
 
@@ -33,8 +47,18 @@ class Choice:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: PacelineError | None = None
 
+    def __repr__(self) -> str:
+        return record_repr(
+            self,
+            text=self.text,
+            tokens=len(self.token_ids),
+            finish_reason=str(self.finish_reason),
+            stop=self.stop,
+            error=self.error,
+        )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Completion:
     """The choices of a request; the fields of the first one are properties of their own.
 
@@ -88,6 +112,18 @@ class Completion:
     def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
         """Log-probabilities of the first choice."""
         return self.choices[0].logprobs
+
+    def __repr__(self) -> str:
+        first = self.choices[0]
+        return record_repr(
+            self,
+            text=first.text,
+            tokens=self.usage.completion_tokens,
+            finish_reason=str(first.finish_reason),
+            stop=first.stop,
+            error=first.error,
+            choices=None if len(self.choices) == 1 else len(self.choices),
+        )
 
     def raise_for_error(self) -> None:
         """Raise the error of the first choice that failed, if one did.

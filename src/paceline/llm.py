@@ -38,6 +38,7 @@ from paceline.engine.results import (
     checked_dimensions,
     classifications,
     collect,
+    engine_repr,
     one_vector_pooling,
     scores,
     submit_streams,
@@ -489,6 +490,9 @@ class LLM(ChatMethods):
             timeout_s: How long they may take, in seconds; None: no limit.
         """
         self._engine.close(drain=drain, timeout_s=timeout_s)
+
+    def __repr__(self) -> str:
+        return engine_repr(self, vars(self).get("_engine"))
 
     def __enter__(self) -> Self:
         return self

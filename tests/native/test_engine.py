@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gc
 import json
@@ -19,7 +20,7 @@ from tests.native.conftest import TinyModels
 from tests.running_engine import LONG_S, in_threads
 
 import paceline
-from paceline import LLM, AsyncLLM, FinishReason, SamplingParams, StreamChannel, StreamChunk
+from paceline import LLM, AsyncLLM, Conversation, FinishReason, SamplingParams, StreamChannel, StreamChunk
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.engine.arguments import _DERIVED, _EMBEDDING_OPTIONS
 from paceline.errors import (
@@ -215,6 +216,48 @@ def test_streamed_is_as_blocking(demo: LLM) -> None:
             assert dataclasses.replace(stream.collect(), usage=blocking.usage) == blocking
             assert blocking.stop == (stop if stops else None)
             assert not stops or blocking.text == whole.text[: whole.text.index(stop)]
+
+
+def test_objects_print_as_a_line() -> None:
+    """Texts are cut, token ids are counted; after close() and for an engine that never came as well."""
+    demo_path = Path(paceline.demo_model_path())
+    options: dict[str, Any] = {"seed": 1, "ignore_eos": True}
+    said = [{"role": "user", "content": "Hello"}]
+    with LLM(demo_path, num_slots=2, n_ctx=2048) as llm:
+        assert repr(llm) == f"LLM('{demo_path.name}', num_slots=2, n_ctx=2048)"
+        whole = llm.generate("Once upon a time", max_tokens=100, n=2, **options)
+        text = repr(whole.text[:79] + "\u2026")
+        assert repr(whole) == f"Completion(text={text}, tokens=200, finish_reason='length', choices=2)"
+        assert repr(whole.choices[0]) == f"Choice(text={text}, tokens=100, finish_reason='length')"
+        assert repr(whole.usage).startswith("Usage(prompt_tokens=4, completion_tokens=200, ")
+        stream = llm.stream("A fox", max_tokens=9, **options)
+        assert repr(stream).startswith("Stream(running") or stream.is_finished
+        stream.collect()
+        assert repr(stream) == "Stream(finish_reason='length')"
+        batch = llm.stream(["A", "B"], max_tokens=2)
+        batch.collect()
+        assert repr(batch) == "BatchStream(2 streams, 0 running)"
+        talk = Conversation(llm, system="Be brief.")
+        reply = talk.say("Hello", max_tokens=40, temperature=0)
+        assert repr(reply).startswith(f"ChatReply(content={reply.content!r}, ")
+        assert repr(talk) == f"Conversation(messages=3, last={'assistant: ' + reply.content!r})"
+        chat = llm.stream_chat(said, max_tokens=4, temperature=0)
+        chat.collect()
+    assert repr(llm) == f"LLM('{demo_path.name}', num_slots=2, n_ctx=2048, closed)"
+    assert repr(chat) == "ChatStream(finish_reason='length')"
+    assert all("\n" not in repr(one) and len(repr(one)) < 300 for one in (whole, reply, talk, stream, whole.usage))
+    later = AsyncLLM(demo_path, num_slots=2, n_ctx=2048)
+    assert repr(later).endswith(", not loaded)")
+
+    async def main() -> None:
+        async with later:
+            assert repr(later) == f"AsyncLLM('{demo_path.name}', num_slots=2, n_ctx=2048)"
+            assert repr(later.stream("A", max_tokens=2)) == "AsyncStream(running)"
+
+    asyncio.run(main())
+    assert repr(later).endswith(", closed)")
+    failed = object.__new__(LLM)
+    assert repr(failed) == "LLM(not loaded)"
 
 
 def test_logprobs_and_prompt_logprobs(llama: LLM) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.chat.message_parser import ParsedMessage, ToolCall
 from paceline.chat.message_stream import MessageDelta, MessageStream
-from paceline.completion import Choice, Completion
+from paceline.completion import Choice, Completion, record_repr
 from paceline.errors import ChatParseError, PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
@@ -26,7 +26,7 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ChatChoice:
     """One choice of a chat completion.
 
@@ -53,8 +53,14 @@ class ChatChoice:
     error: PacelineError | None = None
     warning: ChatParseError | None = None
 
+    def __repr__(self) -> str:
+        return record_repr(
+            self, **_message_facts(self), tokens=len(self.token_ids), finish_reason=str(self.finish_reason), stop=self.stop,
+            error=self.error, warning=self.warning,
+        )  # fmt: skip
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ChatCompletion:
     """The choices of a chat; the parts of the first one are properties of their own.
 
@@ -97,6 +103,28 @@ class ChatCompletion:
         """Finish reason of the first choice."""
         return self.choices[0].finish_reason
 
+    def __repr__(self) -> str:
+        first = self.choices[0]
+        return record_repr(
+            self,
+            **_message_facts(first),
+            tokens=self.usage.completion_tokens,
+            finish_reason=str(first.finish_reason),
+            error=first.error,
+            warning=first.warning,
+            choices=None if len(self.choices) == 1 else len(self.choices),
+        )
+
+
+def _message_facts(choice: ChatChoice) -> dict[str, object]:
+    message = choice.message
+    calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
+    return {
+        "content": message.content,
+        "reasoning_content": message.reasoning_content or None,
+        "tool_calls": ", ".join(calls) or None,
+    }
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
@@ -111,7 +139,7 @@ class ToolResult:
     content: str
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Part of one choice of a chat that is being generated.
 
     Attributes:

@@ -17,7 +17,7 @@ _SYSTEM = ("system", "developer")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ChatReply(ChatCompletion, Generic[T]):
     """What `LLM.chat` returns: the completion, the conversation up to it, and its content as an instance of response_model.
 

@@ -19,6 +19,7 @@ from paceline.errors import Closed, PacelineError
 from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChunk, Usage
 from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator
 from paceline.streaming.sender import END, TIMEOUT, Nothing
+from paceline.streaming.stream import stream_repr
 
 
 class _BaseChatStream:
@@ -39,6 +40,9 @@ class _BaseChatStream:
         """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
         self._is_stopped |= self._may_go_on
         self._stream.cancel()
+
+    def __repr__(self) -> str:
+        return stream_repr(self, is_closed=self._is_closed)
 
     @property
     def is_finished(self) -> bool:

@@ -18,6 +18,7 @@ from paceline.chat_client.chat_methods import ChatMethods
 from paceline.chat_client.chat_reply import ChatReply, Message, num_leading
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
 from paceline.chat_client.token_history import TokenHistory
+from paceline.completion import record_repr
 from paceline.engine.arguments import given_options
 from paceline.errors import InvalidParams, StateError
 from paceline.media import Attachment, is_attachment
@@ -48,6 +49,13 @@ class _BaseConversation:
         self._fingerprint = ""  # of the model whose token ids the history has
         self._turn = 0
         self._open: weakref.ref[ChatStream | AsyncChatStream] | None = None
+
+    def __repr__(self) -> str:
+        last = None
+        if self._messages:
+            role, content = self._messages[-1]["role"], self._messages[-1]["content"]
+            last = f"{role}: {content if isinstance(content, str) else f'{len(content)} parts'}"
+        return record_repr(self, messages=len(self._messages), last=last)
 
     @property
     def messages(self) -> list[Message]:

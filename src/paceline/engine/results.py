@@ -238,6 +238,16 @@ def _ended(error: PacelineError, index: int, channel: StreamChannel | None) -> S
     return channel
 
 
+def engine_repr(owner: object, engine: EngineClient | None) -> str:
+    """Return the repr of an object that holds an engine, without asking the engine. None: loading failed."""
+    name = type(owner).__name__
+    if engine is None:
+        return f"{name}(not loaded)"
+    limits, closed = engine.limits, ", closed" if engine.is_closed else ""
+    n_ctx = limits.max_positions if limits.num_cells is None else limits.num_cells
+    return f"{name}({engine.model.paths[0].name!r}, num_slots={limits.num_slots}, n_ctx={n_ctx}{closed})"
+
+
 def batch_outcome(outcomes: Sequence[_R | PacelineError]) -> list[_R]:
     """Return all completions, or what became of them. Raises `BatchError`, with every outcome, if some are errors."""
     errors = [(index, one) for index, one in enumerate(outcomes) if isinstance(one, PacelineError)]

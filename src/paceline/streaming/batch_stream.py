@@ -56,6 +56,9 @@ class BatchStream:
         self._unread = deque(zip(self._streams, channels, strict=True))
         self._is_closed = False
 
+    def __repr__(self) -> str:
+        return _batch_repr(self, self._streams, is_closed=self._is_closed)
+
     @property
     def streams(self) -> tuple[Stream, ...]:
         """The stream of each prompt, in order."""
@@ -190,6 +193,9 @@ class AsyncBatchStream:
         self._unread = deque[tuple[AsyncStream, StreamChannel]]()
         self._is_open = self._is_cancelled = self._is_closed = False
 
+    def __repr__(self) -> str:
+        return _batch_repr(self, self._streams, is_closed=self._is_closed)
+
     @property
     def streams(self) -> tuple[AsyncStream, ...]:
         """The stream of each prompt, in order; empty before the requests are submitted."""
@@ -318,6 +324,12 @@ class AsyncBatchStream:
 
         index, interval = channel.request_index, channel.interval
         return AsyncStream(opened, interval=interval, request_index=index, keep_alive=self._keep_alive)
+
+
+def _batch_repr(batch: object, streams: Sequence[Stream | AsyncStream], *, is_closed: bool) -> str:
+    num_running = sum(not stream.is_finished for stream in streams)
+    closed = ", closed" if is_closed else ""
+    return f"{type(batch).__name__}({len(streams)} streams, {num_running} running{closed})"
 
 
 def _closed() -> Closed:

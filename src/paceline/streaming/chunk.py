@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import chain
 from typing import Final
@@ -69,7 +69,7 @@ class TokenText:
 _NO_TOKEN = TokenText()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TokenLogprobs:
     """Log-probabilities at the position of one token, natural logarithms.
 
@@ -95,8 +95,12 @@ class TokenLogprobs:
         """The most likely tokens, each with its log-probability."""
         return tuple(zip(self.tokens, self.values, strict=True))
 
+    def __repr__(self) -> str:
+        top = ", ".join(f"{token.text!r}: {value:.3f}" for token, value in zip(self.tokens, self.values, strict=False))
+        return f"TokenLogprobs({self.token.text!r}: {self.own:.3f}, top={{{top}}})"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Usage:
     """Token counts and times of a request.
 
@@ -124,8 +128,14 @@ class Usage:
     decode_s: float = 0.0
     ttft_s: float | None = None
 
+    def __repr__(self) -> str:
+        """Return the counts and times that are not zero, times in milliseconds' precision."""
+        values = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        shown = ((name, round(value, 3) if isinstance(value, float) else value) for name, value in values if value)
+        return f"Usage({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
-class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
+
+class StreamChunk(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Part of one choice of a stream.
 
     Attributes:

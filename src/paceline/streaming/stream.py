@@ -48,6 +48,9 @@ class _BaseStream:
         if self._channel is not None:  # else `_open` looks at the flag after it has set the channel
             self._channel.cancel()
 
+    def __repr__(self) -> str:
+        return stream_repr(self, is_closed=self._is_closed)
+
     @property
     def is_finished(self) -> bool:
         """Whether the terminal chunk has come."""
@@ -138,6 +141,15 @@ class _BaseStream:
         if taken is END and self._error is not None:
             raise self._error
         return taken
+
+
+def stream_repr(stream: Any, *, is_closed: bool) -> str:
+    """Return the repr of a stream of completions or of a chat."""
+    reason, num_unread = stream.finish_reason, stream.num_buffered
+    running = "cancelled" if stream.is_cancelled else "running"
+    state = running if reason is None else f"finish_reason={str(reason)!r}"
+    unread = f", {num_unread} tokens unread" if num_unread else ""
+    return f"{type(stream).__name__}({state}{unread}{', closed' if is_closed else ''})"
 
 
 class Stream(_BaseStream):
