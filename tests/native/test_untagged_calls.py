@@ -84,10 +84,11 @@ CONTENTS: dict[str, tuple[str, int, str]] = {
         "'clock' and was not read as one: there is no tool of this name",
     ),
     "name alone": ('{"name": "weather"}', 100, "it has no object of arguments"),
-    "text before": (f"I will call {BARE}", 0, "'weather' and was not read as one: it has other text"),
-    "text after": (f"{BARE} is it.", len(BARE) + 1, "'weather' and was not read as one: it has other text"),
-    "text after a fence": (f"```\n{BARE}\n```\nDone.", len(BARE) + 9, "it has other text"),
-    "another member": (BARE.replace("{", '{"why": "", ', 1), len('{"why'), "other members beside the call"),
+    "text before": (f"I will call {BARE}", 0, "'weather' and was not read as one: it has more than the JSON"),
+    "text after": (f"{BARE} is it.", len(BARE) + 1, "'weather' and was not read as one: it has more than the JSON"),
+    "text after a fence": (f"```\n{BARE}\n```\nDone.", len(BARE) + 9, "it has more than the JSON of calls"),
+    "another member": (BARE.replace("{", '{"why": "", ', 1), len('{"why'), "it has more than the JSON of calls"),
+    "doubled braces": ("{" + BARE + "}", 2, "it has more than the JSON of calls"),
     "missing argument": ('{"name": "weather", "arguments": {}}', 100, "its arguments have no 'city'"),
     "unknown argument": (
         '{"name": "forecast", "arguments": {"city": "Ulm", "type": "object"}}',
@@ -188,13 +189,14 @@ def test_a_call_is_decided_beside_the_event_loop() -> None:
     reader = ChatReader(prepared(), make_call_id=lambda: "id")
     assert not reader.needs_parser(StreamChunk(index=0, text=BARE))
     assert reader.read(StreamChunk(index=0, text=BARE))[0].deltas == ()
-    end = StreamChunk(index=0, finish_reason=FinishReason.END, usage=USAGE)
+    end = StreamChunk(index=0, finish_reason=FinishReason.STOP, usage=USAGE)
     assert reader.needs_parser(end)
     (last,) = reader.read(end)
     assert last.message == joined(last.deltas) == ParsedMessage(tool_calls=(replace(BONN, id="id"),))
+    assert last.finish_reason is FinishReason.TOOL_CALLS
     prose = ChatReader(prepared(), 2)
     prose.read(StreamChunk(index=0, text="It rains."))
-    assert not prose.needs_parser(StreamChunk(index=0, finish_reason=FinishReason.END))
+    assert not prose.needs_parser(StreamChunk(index=0, finish_reason=FinishReason.STOP))
 
 
 @pytest.mark.parametrize(
@@ -311,6 +313,7 @@ def test_run_tools_runs_untagged_calls(llm: LLM, ask: Callable[..., Any]) -> Non
     assert reply.messages[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bonn"}'}
     assert (reply.messages[1]["content"], reply.messages[2]["content"]) == ("", "sunny in Bonn")
     assert (reply.content, reply.tool_calls, len(reply.rounds)) == ("Fine.", (), 1)
+    assert (reply.rounds[0].finish_reason, reply.finish_reason) == (FinishReason.TOOL_CALLS, FinishReason.STOP)
 
 
 @pytest.mark.parametrize("ask", [chatted, streamed, said])

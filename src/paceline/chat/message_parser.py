@@ -147,7 +147,7 @@ class UntaggedCalls:
         elif is_cut:
             violation = "the message was cut off"
         elif not self._is_possible:
-            violation = "it has other text or other members beside the call"
+            violation = "it has more than the JSON of calls"
         else:
             try:
                 for value in _json_values(content):
