@@ -171,6 +171,7 @@ class GenerateRequestKeywords(ChatRequestKeywords, total=False):
 
     add_special: bool | None
     parse_special: bool | None
+    suffix: str | None
     preserved_tokens: Sequence[Int] | None
 
 

@@ -158,8 +158,8 @@ class LLM(ChatMethods):
                 a list of prompts of any of these kinds. A list may be longer than the queue.
             params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
             progress: Whether to show a progress bar on a terminal while a list runs.
-            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, except interval,
-                max_buffered_tokens and slow_reader, which concern streams.
+            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, such as `suffix` for filling
+                in the middle, except interval, max_buffered_tokens and slow_reader, which concern streams.
 
         Returns:
             The completion; for a list one `Completion` per prompt, in order. If n > 1 and some choices failed, those have

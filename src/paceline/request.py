@@ -55,6 +55,9 @@ class RequestOptions:
             finish reason SLOW_READER.
         add_special: Whether a text prompt gets the bos and eos tokens that the vocabulary asks for.
         parse_special: Whether control tokens spelled out in a text prompt, such as <|im_start|>, become those tokens.
+        suffix: Text after the output: the model fills in what is missing between the prompt and it, if its vocabulary has tokens
+            for that. Control tokens spelled out in the two texts stay text. A prompt that is too long loses its beginning if
+            truncate is set, and never a part of the suffix.
         special: Whether generated control tokens are part of the text; they always are in token_ids.
         preserved_tokens: Ids of control tokens that are part of the text without special, since what reads the text needs them.
         cache_prompt: Whether the request may reuse cached prefixes, and its own may be reused.
@@ -81,6 +84,7 @@ class RequestOptions:
     slow_reader: SlowReader = "pause"
     add_special: bool = True
     parse_special: bool = False
+    suffix: str | None = None
     special: bool = False
     preserved_tokens: tuple[int, ...] = ()
     cache_prompt: bool = True
@@ -119,8 +123,9 @@ class RequestOptions:
         self._set("preserved_tokens", _token_ids(self.preserved_tokens))
         for name in ("tenant", "cache_salt"):
             self._set(name, validation.text(name, getattr(self, name)))
-        if self.request_id is not None:
-            self._set("request_id", validation.text("request_id", self.request_id))
+        for name in ("request_id", "suffix"):
+            if getattr(self, name) is not None:
+                self._set(name, validation.text(name, getattr(self, name)))
         self._set("lora", _scales(self.lora))
 
     def _set(self, name: str, value: object) -> None:

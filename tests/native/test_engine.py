@@ -41,7 +41,7 @@ from paceline.request import OPTION_NAMES, RequestOptions
 from paceline.runtime import Context, Embedder, Model, Sampler
 from paceline.runtime.context_options import ContextOptions
 from paceline.scheduling.telemetry import TickRecord
-from paceline.testing.models import KINDS, write_lora
+from paceline.testing.models import KINDS, LlamaSpec, numbered, write_lora
 
 pytestmark = pytest.mark.native
 
@@ -483,6 +483,64 @@ def test_threads_wait_for_room(tiny_models: TinyModels) -> None:
         in_threads(*[work] * 20)
         assert found == [True] * 80
         assert tuple(token for chunk in waiting for token in chunk.token_ids) == expected
+
+
+def test_a_suffix_makes_the_model_fill_in_the_middle(demo: LLM) -> None:
+    """Prefix, suffix, middle, as the vocabulary's tokens mark them; control tokens in the texts stay text."""
+    fim, encode = demo.tokenizer.fim, demo.tokenizer.encode
+    before, after = "def add(a, b):<|im_end|>", "    return c"
+    filled = demo.generate(before, suffix=after, **GREEDY)
+    expected = [
+        fim.prefix,
+        *encode(before, add_special=False),
+        fim.suffix,
+        *encode(after, add_special=False),
+        fim.middle,
+    ]
+    bos = [demo.tokenizer.bos] if demo.tokenizer.add_bos else []
+    assert list(filled.prompt_token_ids) == bos + expected
+    assert list(demo.generate(before, suffix=after, add_special=False, **GREEDY).prompt_token_ids) == expected
+    assert filled.token_ids == demo.generate(bos + expected, **GREEDY).token_ids
+    assert [one.token_ids for one in demo.generate([before] * 2, suffix=after, **GREEDY)] == [filled.token_ids] * 2
+    with demo.stream(before, suffix=after, parse_special=True, **GREEDY) as stream:
+        assert "".join(chunk.text for chunk in stream) == filled.text
+    ids = demo.generate([1, 2], suffix="", **GREEDY).prompt_token_ids
+    assert list(ids) == [*bos, fim.prefix, 1, 2, fim.suffix, fim.middle]
+    assert list(demo.generate("", suffix="x", **GREEDY).prompt_token_ids)[:-2] == [*bos, fim.prefix, fim.suffix]
+    with pytest.raises(InvalidParams, match="echo and suffix exclude each other"):
+        demo.generate(before, suffix=after, echo=True)
+    with pytest.raises(InvalidParams, match="images or audio"):
+        demo.generate([paceline.Image(np.zeros((8, 8, 3), np.uint8)), "a"], suffix=after)
+    with pytest.raises(InvalidParams, match="suffix means nothing in a chat"):
+        demo.chat([{"role": "user", "content": "a"}], suffix=after)  # type: ignore[call-overload]
+
+
+def test_a_long_prompt_with_a_suffix_loses_its_beginning(demo: LLM) -> None:
+    """With truncate, whatever side it names; the suffix stays, and one that is too long alone is refused."""
+    most, fim = demo.limits.max_positions, demo.tokenizer.fim
+    with pytest.raises(PromptTooLong):
+        demo.generate([5] * most + [7], suffix="the end", max_tokens=3)
+    for side in ("left", "right", "middle"):
+        ids = demo.generate([5] * most + [7], suffix="the end", max_tokens=3, truncate=side).prompt_token_ids
+        end = [7, fim.suffix, *demo.tokenizer.encode("the end", add_special=False), fim.middle]
+        assert len(ids) <= most - 3
+        assert list(ids)[-len(end) :] == end
+        assert fim.prefix in ids[:2]
+    with pytest.raises(PromptTooLong, match="the suffix .* leaves the prompt no place"):
+        demo.generate("a", suffix="the end " * most, truncate="left")
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_model_that_cannot_fill_in_the_middle_says_so(tiny_models: TinyModels, isolation: str) -> None:
+    """With the tokens that it lacks and the way out."""
+    path = tiny_models(LlamaSpec(vocabulary=numbered(300)))
+    with LLM(path, **SMALL, isolation=isolation) as llm:  # type: ignore[arg-type]
+        with pytest.raises(
+            Unsupported, match=r"no token for the prefix and the suffix and the middle; use a model that was"
+        ):
+            llm.generate("a", suffix="b")
+        with pytest.raises(BatchError, match="Infill is not supported by this model"):
+            llm.generate(["a", "b"], suffix="b")
 
 
 def test_prompts_of_a_list_have_params_of_their_own(llama: LLM) -> None:

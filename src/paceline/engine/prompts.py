@@ -110,6 +110,37 @@ def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> li
     return ids[:head] + ids[len(ids) - (room - head) :]
 
 
+def filling_ids(
+    prompt: Prompt, params: SamplingParams, options: RequestOptions, limits: Limits, tokenizer: Tokenizer
+) -> list[int]:
+    """Return the token ids with which a model fills in the text between a prompt and `options.suffix`, in this order.
+
+    If they are too many and options.truncate is set, the prompt loses its beginning; the suffix stays whole. Raises
+    `Unsupported` for a vocabulary without tokens for this, `InvalidParams` for echo, and as `fitted`.
+    """
+    for_prefix, for_suffix, for_middle = tokenizer.fim.required()
+    if params.echo:
+        raise InvalidParams("echo and suffix exclude each other: the output comes between the prompt and the suffix")
+    if has_media(prompt):
+        raise InvalidParams("suffix goes with a text or token ids, and this prompt has images or audio")
+    bos = [tokenizer.bos] if options.add_special and tokenizer.add_bos and tokenizer.bos is not None else []
+    plain = dataclasses.replace(options, add_special=False, parse_special=False)
+    ids = prompt_ids(prompt, tokenizer, plain) if len(prompt) else []
+    after = [for_suffix, *tokenizer.encode(options.suffix or "", add_special=False), for_middle]
+    if options.truncate is not None:
+        room = limits.max_positions - len(bos) - 1 - len(after)
+        if room < 1:
+            raise PromptTooLong(
+                f"the suffix ({len(after)} tokens with its marks) leaves the prompt no place in the available context size "
+                f"({limits.max_positions} tokens); shorten it, or {limits.longer_prompts}",
+                len(after),
+                limits.max_positions,
+            )
+        left = dataclasses.replace(options, truncate="left")
+        ids = fitted(ids, params, left, dataclasses.replace(limits, max_positions=room), None)
+    return fitted([*bos, for_prefix, *ids, *after], params, options, limits, None)
+
+
 def digest_sizes(max_prefixes: int, block_tokens: int | None) -> tuple[int, int | None]:
     """Return the arguments of `EngineClient.prefix_digest`. Raises `InvalidParams` for what it refuses."""
     max_prefixes = validation.integer("max_prefixes", max_prefixes, 1, MAX_DIGEST_PREFIXES)
@@ -183,15 +214,18 @@ class TextRequests:
         options = self.adapters.resolve(options)
         tokenizer = self.tokenizer
         validation.token_ids("preserved_tokens", options.preserved_tokens, tokenizer.n_vocab)
-        if has_media(prompt):
-            limits = self.limits
+        limits = self.limits
+        if options.suffix is not None:
+            text_ids = filling_ids(prompt, params, options, limits, tokenizer)
+            found, options = ComposedPrompt(text_ids, (), ()), dataclasses.replace(options, suffix=None)
+        elif has_media(prompt):
             found = composed(
                 prompt, tokenizer, options, self.measure, limits.max_positions, way_out=limits.longer_prompts
             )
             text_ids = found.text_ids
         else:
             ids = prompt_ids(prompt, tokenizer, options)
-            text_ids = fitted(ids, params, options, self.limits, tokenizer.bos)
+            text_ids = fitted(ids, params, options, limits, tokenizer.bos)
             found = ComposedPrompt(text_ids, (), ())
         return Request(
             key=self.next_key(),

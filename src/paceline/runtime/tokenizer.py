@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidType
+from paceline.errors import Closed, InvalidType, Unsupported
 from paceline.runtime.native_core import Closeable
 
 if TYPE_CHECKING:
@@ -63,6 +63,16 @@ class FimTokens:
     def can_fill(self) -> bool:
         """Whether the vocabulary has the three tokens that fill-in-the-middle needs."""
         return None not in (self.prefix, self.suffix, self.middle)
+
+    def required(self) -> tuple[int, int, int]:
+        """Return prefix, suffix and middle. Raises `Unsupported` if the vocabulary lacks one of them."""
+        if self.prefix is None or self.suffix is None or self.middle is None:
+            missing = [name for name in ("prefix", "suffix", "middle") if getattr(self, name) is None]
+            raise Unsupported(
+                f"Infill is not supported by this model: it has no token for the {' and the '.join(missing)}; use a model "
+                "that was trained to fill in the middle, or leave suffix out"
+            )
+        return self.prefix, self.suffix, self.middle
 
 
 class Tokenizer(Closeable):

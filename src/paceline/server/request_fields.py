@@ -6,7 +6,7 @@ Tokenising takes time: not for the event loop.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -383,24 +383,3 @@ def _token_key(key: str) -> int | str:
     """Return the token id that the key of an object stands for; any other key as it is."""
     digits = _ID_KEY.fullmatch(key)
     return key if digits is None else int(digits[1])
-
-
-def add_suffix(prompts: Sequence[Prompt], suffix: str, tokenizer: Any) -> list[Prompt]:
-    """Return prompts that make the model fill in the text before the suffix.
-
-    Tokenises: not for the event loop. Raises `Unsupported`.
-    """
-    fim = tokenizer.fim
-    if not fim.can_fill:
-        raise Unsupported("suffix needs a model with tokens for filling in the middle, and this one has none")
-    bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
-    after = [fim.suffix, *tokenizer.encode(suffix, add_special=False), fim.middle]
-    return [
-        [
-            *bos,
-            fim.prefix,
-            *(tokenizer.encode(prompt, add_special=False) if isinstance(prompt, str) else prompt),
-            *after,
-        ]
-        for prompt in prompts
-    ]

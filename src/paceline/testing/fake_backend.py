@@ -24,6 +24,7 @@ from paceline.engine.executor import as_paceline_error
 from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
+from paceline.runtime.tokenizer import FimTokens
 from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row, RowKind, RowOutput
@@ -166,6 +167,7 @@ class FakeTokenizer:
     bos = BOS
     eog_ids = frozenset({EOS})
     special_tokens: Mapping[str, int] = MappingProxyType({"bos": BOS})
+    fim = FimTokens()
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
         return list(validation.text("prompt", text).encode())

@@ -12,10 +12,9 @@ from typing import Any
 
 from paceline.engine.media_prompt import has_media
 from paceline.engine.prompts import Prompt
-from paceline.errors import InvalidParams, PromptTooLong, Unsupported
+from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.runtime import Tokenizer
-from paceline.runtime.tokenizer import FimTokens
 from paceline.server.llama_server.chunk_sources import LineLimits
 from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody, InfillChunk
 from paceline.server.llama_server.sampling_fields import (
@@ -193,7 +192,7 @@ def infill_prompt(
     files fill what that and twice n_predict leave of n_ctx, from their end. Raises `Unsupported` if the model has no
     tokens for it.
     """
-    for_prefix, for_suffix, for_middle = _fim_tokens(tokenizer.fim)
+    for_prefix, for_suffix, for_middle = tokenizer.fim.required()
     prompt = tokenizer.encode(body.prompt or "", add_special=False, parse_special=True)
     prefix = _text_ids(tokenizer, "input_prefix", body.input_prefix)
     suffix = _text_ids(tokenizer, "input_suffix", body.input_suffix)
@@ -205,14 +204,6 @@ def infill_prompt(
     bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
     sides = after + before if suffix_first else before + after
     return [*extra[max(0, len(extra) - rest) :], *bos, *sides, for_middle]
-
-
-def _fim_tokens(fim: FimTokens) -> tuple[int, int, int]:
-    """Return the tokens for prefix, suffix and middle."""
-    if fim.prefix is None or fim.suffix is None or fim.middle is None:
-        missing = [name for name in ("prefix", "suffix", "middle") if getattr(fim, name) is None]
-        raise Unsupported(f"Infill is not supported by this model: it has no token for the {' and the '.join(missing)}")
-    return fim.prefix, fim.suffix, fim.middle
 
 
 def _text_ids(tokenizer: Tokenizer, name: str, value: Any) -> list[int]:

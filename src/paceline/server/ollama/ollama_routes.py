@@ -41,7 +41,6 @@ from paceline.server.ollama.ollama_messages import images_of, ollama_conversatio
 from paceline.server.ollama.ollama_models import is_model_name
 from paceline.server.ollama.ollama_params import OLLAMA_DEFAULTS, ParsedOllama, option_warnings, parse_ollama
 from paceline.server.request_body import cap_warnings
-from paceline.server.request_fields import add_suffix
 from paceline.server.running_chat import start_chat
 from paceline.server.running_request import start_request
 from paceline.server.service import Service
@@ -148,11 +147,9 @@ async def _complete(
     parsed: ParsedOllama,
     reply: OllamaReply,
 ) -> Response:
-    streaming, tokenizer = body.stream is not False, service.engine().tokenizer
+    streaming = body.stream is not False
     prompts: list[Any] = [[*images, body.prompt or ""] if images else body.prompt or ""]
-    if body.suffix:
-        prompts = await asyncio.to_thread(add_suffix, prompts, body.suffix, tokenizer)
-    options = {**service.options(request, body.model), "parse_special": True}
+    options = {**service.options(request, body.model), "parse_special": True, "suffix": body.suffix or None}
     running = await start_request(service, request, prompts, parsed.params, options, streaming=streaming)
     if streaming:
         return _lines(running, CompletionLines(reply))

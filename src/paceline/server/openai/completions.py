@@ -30,7 +30,7 @@ from paceline.server.openai.responses import (
     whole_response,
 )
 from paceline.server.request_body import without_fractions
-from paceline.server.request_fields import MarkedImages, add_suffix, segments_of
+from paceline.server.request_fields import MarkedImages, segments_of
 from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
@@ -51,8 +51,6 @@ def routes(service: Service) -> APIRouter:
             images = MarkedImages(service.media_marker, await service.request_media())
             prompts = await asyncio.to_thread(list_prompts, body, engine.tokenizer, images)
             check_num_prompts(engine, len(prompts), parsed.params.n)
-            if body.suffix:
-                prompts = await asyncio.to_thread(add_suffix, prompts, body.suffix, engine.tokenizer)
             streaming = bool(body.stream)
             running_request = await start_request(
                 service, request, prompts, parsed.params, parsed.options, streaming=streaming

@@ -99,7 +99,8 @@ def parse_completion(
         changes["echo"] = True
         if body.suffix:
             raise Unsupported("echo and suffix exclude each other: what comes between them is not the prompt's end")
-    return parse_generation(body, base, {"parse_special": True, **options}, changes, tokenizer, strict=strict)
+    options = {"parse_special": True, **options, "suffix": body.suffix or None}
+    return parse_generation(body, base, options, changes, tokenizer, strict=strict)
 
 
 def parse_chat(
