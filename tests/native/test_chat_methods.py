@@ -6,16 +6,20 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessage
+from tests.native.chat_templates import demo
 from tests.pictures import picture
 
 from paceline import LLM, AsyncLLM, ChatReply, Image
-from paceline.errors import ResponseModelError, TemplateError, Unsupported
+from paceline.chat import ChatFormat, ChatOptions, next_turn
+from paceline.chat_client.response_models import ResponseModel, SchemaNotice
+from paceline.errors import PacelineError, ResponseModelError, TemplateError, Unsupported
 
 PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
 STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -142,6 +146,40 @@ def test_a_reply_is_an_instance(llm: LLM) -> None:
     assert caught.value.text.startswith("{")
     assert isinstance(caught.value.reply, ChatReply)
     assert llm.chat(STORY, max_tokens=2).parsed is None
+
+
+def test_the_prefix_cache_serves_a_schema_that_was_shown_before(llm: LLM) -> None:
+    """After a system message that several questions share."""
+    system = {"role": "system", "content": "You know all animals."}
+    texts = ("Describe a fox.", "And now, for something else, describe a bear!")
+    replies = [
+        llm.chat([system, {"role": "user", "content": text}], response_model=Animal, **GREEDY, max_tokens=400)
+        for text in texts
+    ]
+    assert replies[1].usage.cached_tokens > replies[1].usage.prompt_tokens / 2
+    assert replies[1].messages[0] == system
+
+
+SHOWN = "Answer with JSON that fits this schema: "
+
+
+def test_a_schema_is_shown_once_by_every_template(llama_cpp_source: Path) -> None:
+    """In templates without system messages it stands in a user's message. Each turn after the first has it once as well."""
+    notice, num_shown = SchemaNotice(ResponseModel(Animal).shown_schema, has_tools=False), 0
+    first = [{"role": "user", "content": "Describe a fox."}]
+    later = [{"role": "system", "content": "Be brief."}, *first, {"role": "assistant", "content": "No."}, *first]
+    for path in sorted((llama_cpp_source / "models" / "templates").glob("*.jinja")):
+        chat = ChatFormat(demo(), path.read_text())
+        for messages in (first, later):
+            turn = next_turn(messages)
+            try:
+                chat.render_turn(turn, ChatOptions())
+            except PacelineError:  # a template that needs more
+                continue
+            text = chat.render_turn(replace(turn, messages=notice.added_to(turn.messages)), ChatOptions()).text
+            assert (text.count(SHOWN), text.count("Describe a fox.")) == (1, len(messages) // 2 or 1), path.name
+            num_shown += 1
+    assert num_shown > 100
 
 
 class Pages(pydantic.BaseModel):
