@@ -146,6 +146,8 @@ def replies(llm: paceline.LLM, maybe: type[Animal] | None, kind: Literal["auto",
     assert_type(llm.chat([openai, openai]), list[paceline.ChatReply[None]])
     assert_type(llm.chat(texts, response_model=Animal).parsed, Animal)
     assert_type(llm.chat(texts, response_model=Animal | None).parsed, Animal | None)
+    assert_type(llm.chat(texts, response_model=Animal, max_retries=3, schema_in_prompt=False).attempts, int)
+    assert_type(llm.chat(texts, max_retries=None, schema_in_prompt=None).total_usage, paceline.Usage)
     assert_type(llm.chat(texts, response_model=Animal | Place).parsed, Animal | Place)
     assert_type(llm.chat(texts, response_model=list[Animal]).parsed, list[Animal])
     assert_type(llm.chat(texts, response_model=Literal["yes", "no"]).parsed, Literal["yes", "no"])

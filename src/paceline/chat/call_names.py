@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from paceline.chat.tool_schemas import escaped
-from paceline.constraints.json_schema_rules import max_digits
+from paceline.constraints.json_schema_rules import MAX_DIGITS, max_digits
 from paceline.constraints.nesting import reference_resolver
 
 ALIAS: Final = re.compile(r"pacelinetool(\d+)x(?:arg(\d+)x)?")
@@ -120,7 +120,7 @@ class CallNames:
         grammars with different spellings would come to texts that neither of them continues.
         """
         if is_loose:
-            limit = str(max((max_digits(tool.schema) for tool in self.tools), default=16))
+            limit = str(max((max_digits(tool.schema) for tool in self.tools), default=MAX_DIGITS))
             loose = {name: rule.replace("%d", limit) for name, rule in _LOOSE_RULES.items()}
             grammar = _JSON_RULE.sub(lambda match: f"{match[1]} ::= {loose[match[1]]}", grammar)
             grammar = f"{grammar.rstrip()}\nblanks ::= [ \\t\\n\\r]*\n"

@@ -24,7 +24,7 @@ from paceline.constraints.call_constraint import CallConstraint, CallTriggers
 from paceline.constraints.constraint import Constraint, TokenTable
 from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
 from paceline.constraints.json_constraint import JsonConstraint, JsonTokens
-from paceline.constraints.json_schema_rules import max_digits, place_of, prepared_schema
+from paceline.constraints.json_schema_rules import MAX_DIGITS, max_digits, place_of, prepared_schema
 from paceline.constraints.nesting import lark_nesting
 from paceline.constraints.pattern_rules import is_too_large
 from paceline.constraints.schema_rewrites import types_of
@@ -40,6 +40,7 @@ Spec = tuple[str, str, bool]
 
 _MAX_COMPILES = 2
 _CACHED_GRAMMARS = 64
+_LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[0-9][eE]")
 _MAX_DIGIT_LIMITS = 4  # of which the tokens are kept
 _CACHED_CHARS = 2**22
 _MAX_GRAMMAR_CHARS = 2**20
@@ -229,7 +230,7 @@ class ConstraintCompiler:
             return found
 
     def _json_tokens(self, schema: str) -> JsonTokens:
-        limit = max_digits(json.loads(schema))
+        limit = max_digits(json.loads(schema)) if _LONG_NUMBER.search(schema) else MAX_DIGITS
         with self._lock:
             found = self._tokens_by_digits.get(limit)
             if found is None:

@@ -27,7 +27,8 @@ _MAX_PROPERTIES: Final = 1000  # of an object that may have others
 _EXCLUSIVE: Final = ("exclusiveMinimum", "exclusiveMaximum")
 _BOUNDS: Final = ("minimum", "maximum", *_EXCLUSIVE)
 _OF_NUMBERS: Final = (*_BOUNDS, "multipleOf", "const", "enum")
-_MAX_DIGITS: Final = 16
+MAX_DIGITS: Final = 16
+"""Digits of a generated number before the point, and after it, if the schema has no longer number."""
 _MAX_NESTING: Final = 400  # through references; some 1500 overflow the native stack
 
 ANNOTATIONS: Final = frozenset(
@@ -134,7 +135,7 @@ def relaxed_schema(schema: Schema, keywords: Container[str] | None = None) -> tu
 def max_digits(schema: Any) -> int:
     """Return the digits that a generated number may have before the point, and after it.
 
-    These are 16, as in llama.cpp, or one more than the longest number of the schema has.
+    These are `MAX_DIGITS`, as in llama.cpp, or one more than the longest number of the schema has.
     """
     numbers = (
         number
@@ -145,7 +146,7 @@ def max_digits(schema: Any) -> int:
     )
     parts = (part for number in numbers for part in f"{abs(Decimal(str(number))):f}".split("."))
     longest = max(map(len, parts), default=0)
-    return max(_MAX_DIGITS, longest + 1 if longest >= _MAX_DIGITS else 0)
+    return max(MAX_DIGITS, longest + 1 if longest >= MAX_DIGITS else 0)
 
 
 def place_of(
