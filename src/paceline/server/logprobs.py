@@ -37,7 +37,7 @@ class TopLogprob(msgspec.Struct):
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: Sequence[int]
 
 
 class ChatLogprob(TopLogprob):
@@ -86,33 +86,28 @@ class LogprobColumnsBuilder:
         return top
 
 
-def chat_logprobs(
-    token_pieces: Pieces, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
-) -> list[ChatLogprob]:
+def chat_logprobs(logprobs: Sequence[TokenLogprobs], num_top: int) -> list[ChatLogprob]:
     """Return one record per token."""
     return [
         ChatLogprob(
-            *_chat_token(token_pieces[token], one.own),
-            [
-                TopLogprob(*_chat_token(token_pieces[other], value))
-                for other, value in zip(one.token_ids[:num_top], one.values, strict=False)
-            ],
+            one.token.text,
+            finite(one.own),
+            one.token.bytes,
+            [TopLogprob(token.text, finite(value), token.bytes) for token, value in one.top[:num_top]],
         )
-        for token, one in zip(ids, logprobs, strict=True)
+        for one in logprobs
     ]
 
 
-def prompt_logprobs(
-    token_pieces: Pieces, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-) -> list[dict[str, Any] | None]:
+def prompt_logprobs(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
     """Return null for the first token, then for each its own and the most likely, by token id."""
     entries: list[dict[str, Any] | None] = [None]
-    for token, one in zip(ids[1:], logprobs, strict=True):
-        values = {token: one.own} | dict(zip(one.token_ids, one.values, strict=True))
+    for one in logprobs:
+        others = [(token, value) for token, value in one.top if token.id != one.token.id]
         entries.append(
             {
-                str(other): {"logprob": finite(value), "decoded_token": token_pieces[other].decode("utf-8", "replace")}
-                for other, value in values.items()
+                str(token.id): {"logprob": finite(value), "decoded_token": token.text}
+                for token, value in ((one.token, one.own), *others)
             }
         )
     return entries
@@ -129,10 +124,6 @@ def spelling(piece: bytes) -> str:
 def finite(value: float) -> float:
     """Clip a log-probability to what JSON can carry."""
     return max(value, _OPENAI_MIN_LOGPROB)
-
-
-def _chat_token(piece: bytes, value: float) -> tuple[str, float, list[int]]:
-    return piece.decode("utf-8", "replace"), finite(value), list(piece)
 
 
 _LLAMA_MIN_LOGPROB = -3.4028234663852886e38

@@ -23,7 +23,7 @@ class TokenAligner:
         """
         self._pieces, self._num_top, self._max_bytes = pieces, num_top, max_bytes
         self._bytes = bytearray()
-        self._tokens: deque[tuple[int, int, TokenLogprobs | None]] = deque()  # where it ends, its id, its logprobs
+        self._tokens: deque[tuple[int, TokenLogprobs | None]] = deque()  # where it ends, and its logprobs
         self._num_dropped = 0  # bytes that were found or skipped
 
     def add(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
@@ -31,7 +31,7 @@ class TokenAligner:
         for index, token in enumerate(ids):
             self._bytes += self._pieces[token]
             end = self._num_dropped + len(self._bytes)
-            self._tokens.append((end, token, logprobs[index] if logprobs else None))
+            self._tokens.append((end, logprobs[index] if logprobs else None))
 
     def take(self, text: str) -> tuple[int, list[ChatLogprob]]:
         """Return the number of tokens that make a text, and their log-probabilities; they and those before are dropped."""
@@ -44,12 +44,12 @@ class TokenAligner:
         start, end = self._num_dropped + at, self._num_dropped + at + len(wanted)
         while self._tokens and self._tokens[0][0] <= start:
             self._tokens.popleft()
-        found: list[tuple[int, int, TokenLogprobs | None]] = []
+        found: list[tuple[int, TokenLogprobs | None]] = []
         while self._tokens and (not found or found[-1][0] < end):
             found.append(self._tokens.popleft())
         del self._bytes[: at + len(wanted)]
         self._num_dropped = end
-        return len(found), self._logprobs([(token, one) for _, token, one in found if one is not None])
+        return len(found), self._logprobs([one for _, one in found if one is not None])
 
     def clear(self) -> None:
         """Drop all tokens."""
@@ -57,8 +57,5 @@ class TokenAligner:
         self._bytes.clear()
         self._tokens.clear()
 
-    def _logprobs(self, found: Sequence[tuple[int, TokenLogprobs]]) -> list[ChatLogprob]:
-        if self._num_top is None or not found:
-            return []
-        ids, logprobs = zip(*found, strict=True)
-        return chat_logprobs(self._pieces, ids, logprobs, self._num_top)
+    def _logprobs(self, found: Sequence[TokenLogprobs]) -> list[ChatLogprob]:
+        return [] if self._num_top is None else chat_logprobs(found, self._num_top)

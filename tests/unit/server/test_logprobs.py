@@ -6,12 +6,14 @@ import math
 
 import msgspec
 
+from paceline.output import Vocabulary
 from paceline.server.logprobs import LogprobColumnsBuilder, chat_logprobs, prompt_logprobs, spelling
 from paceline.streaming import TokenLogprobs
 
 SPELT = (b"a", b"bc", b"\xe2\x82", b"\xac", b"<s>", b"a")
 SHOWN = (b"a", b"bc", b"\xe2\x82", b"\xac", b"", b"a")
 ONE = TokenLogprobs(-1.0, (1, 0), (-0.5, -1.0))
+named = Vocabulary(SHOWN, SPELT, frozenset()).with_texts
 
 
 def test_the_offset_is_where_a_token_begins_in_the_text() -> None:
@@ -54,13 +56,13 @@ def test_a_probability_of_zero_can_be_written_as_json() -> None:
     """It is -9999, since JSON has no infinity."""
     none = TokenLogprobs(-math.inf, (0,), (-math.inf,))
     assert LogprobColumnsBuilder(SHOWN, SPELT, 1).write([0], [none]).token_logprobs == [-9999.0]
-    assert chat_logprobs(SPELT, [0], [none], 1)[0].top_logprobs[0].logprob == -9999.0
+    assert chat_logprobs([named(0, none)], 1)[0].top_logprobs[0].logprob == -9999.0
 
 
 def test_chat_logprobs_have_the_bytes_of_every_token() -> None:
     """Characters of several tokens can be joined from them."""
-    (entry,) = chat_logprobs(SPELT, [2], [ONE], 1)
-    assert msgspec.to_builtins(entry) == {
+    (entry,) = chat_logprobs([named(2, ONE)], 1)
+    assert msgspec.json.decode(msgspec.json.encode(entry)) == {
         "token": "�",
         "logprob": -1.0,
         "bytes": [0xE2, 0x82],
@@ -70,7 +72,7 @@ def test_chat_logprobs_have_the_bytes_of_every_token() -> None:
 
 def test_prompt_logprobs_are_by_token_id() -> None:
     """Null for its first token; each has its own and the most likely ones."""
-    entry = prompt_logprobs(SPELT, [4, 3], [ONE])
+    entry = prompt_logprobs([named(3, ONE)])
     assert entry[0] is None
     assert entry[1] == {
         "3": {"logprob": -1.0, "decoded_token": "�"},

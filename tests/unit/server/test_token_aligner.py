@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from paceline.output import Vocabulary
 from paceline.server.token_aligner import TokenAligner
 from paceline.streaming import TokenLogprobs
 
 PIECES = (b"<think>", b"Hm", b".", b"</think>", b"\n", b"Yes", b", ", "é".encode()[:1], "é".encode()[1:], b"Hm. ")
+VOCABULARY = Vocabulary(PIECES, PIECES, frozenset())
 
 
 def logprob(token: int) -> TokenLogprobs:
-    return TokenLogprobs(own=-token, token_ids=(token,), values=(-token,))
+    return VOCABULARY.with_texts(token, TokenLogprobs(own=-token, token_ids=(token,), values=(-token,)))
 
 
 def aligner(*ids: int, num_top: int | None = 0) -> TokenAligner:

@@ -12,7 +12,7 @@ import msgspec
 
 from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall
 from paceline.completion import Completion
-from paceline.server.logprobs import ChatLogprob, Pieces, chat_logprobs
+from paceline.server.logprobs import ChatLogprob, chat_logprobs
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -28,13 +28,12 @@ def timestamp(seconds: float | None = None) -> str:
 class OllamaReply:
     """What the response to a request reports.
 
-    is_chat: whether it has a message, otherwise a response. token_pieces: the bytes of every token; num_top: most likely
-    tokens reported with each, None: no log-probabilities.
+    is_chat: whether it has a message, otherwise a response. num_top: most likely tokens reported with each token, None: no
+    log-probabilities.
     """
 
     model: str
     is_chat: bool
-    token_pieces: Pieces = ()
     num_top: int | None = None
     warnings: tuple[str, ...] = ()
 
@@ -54,11 +53,9 @@ class OllamaReply:
             message["tool_calls"] = bodies
         return {"message": message}
 
-    def scores(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, list[ChatLogprob]]:
-        """Return the log-probabilities of tokens, where they are asked for."""
-        if self.num_top is None or not ids:
-            return {}
-        return {"logprobs": chat_logprobs(self.token_pieces, ids, logprobs, self.num_top)}
+    def scores(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, list[ChatLogprob]]:
+        """Return the log-probabilities of tokens, if there are any and they were requested."""
+        return {"logprobs": chat_logprobs(logprobs, self.num_top)} if logprobs and self.num_top is not None else {}
 
     def ending(self, reason: FinishReason, usage: Usage, warning: object = None) -> dict[str, Any]:
         """Return the members of the last line. Durations are nanoseconds."""
@@ -100,14 +97,14 @@ def chat_body(reply: OllamaReply, completion: ChatCompletion) -> bytes:
     (choice,) = completion.choices
     message = choice.message
     said = reply.said(message.content, message.reasoning_content, message.tool_calls)
-    scores = reply.scores(choice.token_ids, choice.logprobs or ())
+    scores = reply.scores(choice.logprobs or ())
     return reply.line({**said, **scores, **reply.ending(choice.finish_reason, completion.usage, choice.warning)})
 
 
 def completion_body(reply: OllamaReply, completion: Completion) -> bytes:
     """Encode a completion of a prompt as it is, not streamed."""
     (choice,) = completion.choices
-    scores = reply.scores(choice.token_ids, choice.logprobs or ())
+    scores = reply.scores(choice.logprobs or ())
     return reply.line({**reply.said(choice.text), **scores, **reply.ending(choice.finish_reason, completion.usage)})
 
 
@@ -120,7 +117,7 @@ class CompletionLines:
     def __call__(self, prompt: int, chunk: StreamChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
         """Return the lines of a chunk."""
         reply, lines = self._reply, []
-        scores = reply.scores(chunk.token_ids, chunk.logprobs)
+        scores = reply.scores(chunk.logprobs)
         if chunk.text or scores:
             lines.append(reply.line({**reply.said(chunk.text), **scores, "done": False}))
         if chunk.finish_reason is not None:
@@ -138,7 +135,7 @@ class ChatLines:
         """Return the lines of a chunk."""
         reply = self._reply
         parts = [part for delta in chunk.deltas if (part := self._part(delta)) is not None]
-        scores = reply.scores(chunk.token_ids, chunk.logprobs)
+        scores = reply.scores(chunk.logprobs)
         if scores and not parts:
             parts = [reply.said()]
         lines = [

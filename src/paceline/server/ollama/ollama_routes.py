@@ -102,7 +102,6 @@ def _reply(service: Service, body: OllamaGenerationBody, parsed: ParsedOllama, *
     return OllamaReply(
         model=body.model or service.names[0],
         is_chat=is_chat,
-        token_pieces=() if parsed.num_top is None else service.engine().tokenizer.pieces(True),
         num_top=parsed.num_top,
         warnings=(*parsed.warnings, *_model_warning(service, body)),
     )

@@ -251,7 +251,7 @@ def _chat_choice(options: ResponseOptions, completion: ChatCompletion, choice: C
     return ChatBodyChoice(
         index=choice.index,
         message=_message(choice.message, shows_thinking=options.shows_thinking),
-        logprobs=_chat_logprobs(options, choice.token_ids, choice.logprobs or ()),
+        logprobs=_chat_logprobs(options, choice.logprobs or ()),
         finish_reason=choice.finish_reason,
         stop_reason=UNSET if choice.stop is None else choice.stop,
         token_ids=choice.token_ids if options.token_ids else UNSET,
@@ -270,12 +270,8 @@ def _message(message: ParsedMessage, *, shows_thinking: bool) -> ChatMessage:
     )
 
 
-def _chat_logprobs(
-    options: ResponseOptions, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-) -> ChatLogprobs | None:
-    if options.num_top is None:
-        return None
-    return ChatLogprobs(chat_logprobs(options.token_pieces, ids, logprobs, options.num_top))
+def _chat_logprobs(options: ResponseOptions, logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+    return None if options.num_top is None else ChatLogprobs(chat_logprobs(logprobs, options.num_top))
 
 
 class ChatCompletionStream(ChoiceStream[ChatChunk]):
@@ -315,7 +311,7 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
         choices += [ChatChunkChoice(index=chunk.choice, delta=one) for one in deltas]
         if deltas and chunk.token_ids:  # with the first part that they brought
             first = choices[-len(deltas)]
-            first.logprobs = _chat_logprobs(options, chunk.token_ids, chunk.logprobs)
+            first.logprobs = _chat_logprobs(options, chunk.logprobs)
             first.token_ids = chunk.token_ids if options.token_ids else UNSET
         if chunk.finish_reason in COMPLETE_FINISH_REASONS:
             if chunk.warning is not None:

@@ -166,7 +166,7 @@ def prompt_extras(options: ResponseOptions, prompt: int, scores: Sequence[TokenL
     ids = options.prompts[prompt]
     extras: dict[str, Any] = {"prompt_token_ids": ids} if options.token_ids else {}
     if options.wants_prompt_logprobs:
-        extras["prompt_logprobs"] = prompt_logprobs(options.token_pieces, ids, scores)
+        extras["prompt_logprobs"] = prompt_logprobs(scores)
     return extras
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
+from paceline.output import Vocabulary
 from paceline.server.ollama.ollama_events import ChatLines, CompletionLines, OllamaReply, chat_body, timestamp
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
@@ -97,8 +98,8 @@ def test_a_call_that_was_cut_off_is_left_out(arguments: str) -> None:
 def test_a_completion_has_a_response_and_log_probabilities() -> None:
     """In each line those of its tokens."""
     pieces = (b"a", b"b")
-    lines = CompletionLines(reply(is_chat=False, token_pieces=pieces, num_top=1))
-    scores = (TokenLogprobs(-0.5, (1,), (-0.25,)),)
+    lines = CompletionLines(reply(is_chat=False, num_top=1))
+    scores = (Vocabulary(pieces, pieces, frozenset()).with_texts(0, TokenLogprobs(-0.5, (1,), (-0.25,))),)
     chunk = StreamChunk(index=0, text="a", token_ids=(0,), logprobs=scores)
     end = StreamChunk(index=0, text="", token_ids=(), finish_reason=FinishReason.STOP, usage=USAGE)
     first, last = decoded([*lines(0, chunk), *lines(0, end)])

@@ -21,6 +21,7 @@ from paceline.chat import (
 )
 from paceline.completion import Completion, completion_of
 from paceline.errors import ChatParseError
+from paceline.output import Vocabulary
 from paceline.server.openai.chat_completions import ChatCompletionStream, chat_body
 from paceline.server.openai.completions import CompletionStream, completion_body
 from paceline.server.openai.responses import ResponseOptions
@@ -31,6 +32,7 @@ PIECES = tuple(bytes([byte]) for byte in range(128))
 USAGE = Usage(prompt_tokens=2, cached_tokens=1, cached_from="host", completion_tokens=3)
 HEAD = {"id": "cmpl-1", "object": "text_completion", "created": 5, "model": "m", "system_fingerprint": "fp"}
 ONE = TokenLogprobs(-1.0, (65,), (-0.5,))
+named = Vocabulary(PIECES, PIECES, frozenset()).with_texts
 
 
 def options(**options: Any) -> ResponseOptions:
@@ -146,12 +148,12 @@ def test_choices_are_numbered_over_all_prompts() -> None:
 def test_own_members_come_when_they_are_asked_for() -> None:
     """Ids, the prompt's log-probabilities, the stop that ended the completion, warnings."""
     wanted = options(token_ids=True, wants_prompt_logprobs=True, warnings=("x: y",))
-    whole = completion(chunk("a", prompt_logprobs=(ONE,)), last(stop="!"), scored=True)
+    whole = completion(chunk("a", prompt_logprobs=(named(105, ONE),)), last(stop="!"), scored=True)
     body = msgspec.json.decode(completion_body(wanted, [whole]))
     (choice,) = body["choices"]
     assert (choice["token_ids"], choice["prompt_token_ids"], choice["stop_reason"]) == ([97], [72, 105], "!")
     assert choice["prompt_logprobs"][0] is None
-    assert choice["prompt_logprobs"][1]["105"]["logprob"] == -1.0
+    assert choice["prompt_logprobs"][1]["105"] == {"logprob": -1.0, "decoded_token": "i"}
     assert body["warnings"] == ["x: y"]
 
 
@@ -283,7 +285,8 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason() -> None
 
 def test_a_chats_logprobs_streamed_are_those_of_the_whole() -> None:
     """Token by token."""
-    wanted, chunks = options(num_top=1), [chunk("ab", logprobs=(ONE, ONE)), last("c", logprobs=(ONE,))]
+    a, b, c = (named(token, ONE) for token in b"abc")
+    wanted, chunks = options(num_top=1), [chunk("ab", logprobs=(a, b)), last("c", logprobs=(c,))]
     (whole,) = msgspec.json.decode(chat_body(wanted, chat_completion(*chunks)))["choices"]
     payloads = choices(events(ChatCompletionStream(wanted), chunks))
     assert [one for part in payloads if part["logprobs"] for one in part["logprobs"]["content"]] == whole["logprobs"][
