@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,8 +15,9 @@ from tests.native.chat_templates import demo
 from tests.native.test_chat_completion import TOOLS, USAGE, chunks_of, read
 from tests.native.test_message_stream import joined, pieces
 
-from paceline import LLM, Conversation, FinishReason
+from paceline import LLM, AsyncLLM, Conversation, FinishReason
 from paceline.chat import (
+    ChatChunk,
     ChatFormat,
     ChatOptions,
     ChatReader,
@@ -327,3 +329,37 @@ def test_run_tools_logs_why_it_ran_no_tool(llm: LLM, ask: Callable[..., Any], ca
     (logged,) = [record.message for record in caplog.records]
     assert logged == str(reply.choices[0].warning)
     assert "'weather' and was not read as one: its arguments have no 'city'" in logged
+
+
+def test_a_stream_that_is_cancelled_delivers_what_was_held_back(llm: LLM) -> None:
+    """On its terminal chunk, which is the only one with a finish reason and usage."""
+    long = BARE.replace("Bonn", "Bonn " * 300)
+    written = Written(llm.tokenizer, long)
+    options: dict[str, Any] = {"tools": [weather], "run_tools": True, "logits_processors": [written], "temperature": 0}
+    with llm.stream_chat(ASKED, **options) as stream:
+        first = stream.get()
+        stream.cancel()
+        chunks = [first, *stream]
+    assert all(isinstance(chunk, ChatChunk) for chunk in chunks)
+    deltas = [chunk.deltas for chunk in chunks if isinstance(chunk, ChatChunk)]
+    assert not any(deltas[:-1])
+    last = chunks[-1]
+    assert isinstance(last, ChatChunk) and last.message is not None and last.usage is not None
+    assert last.finish_reason is FinishReason.CANCELLED
+    assert joined(deltas[-1]) == last.message == ParsedMessage(last.message.content)
+    assert len(last.message.content) > len('{"name":') and long.startswith(last.message.content)
+
+
+def test_an_event_loop_runs_untagged_calls(llm: LLM) -> None:
+    """The end of the message is read in a thread; the rest is as in a stream of threads."""
+
+    async def run() -> list[str]:
+        async with AsyncLLM(num_slots=2, n_ctx=4096, n_threads=1) as other:
+            written = Written(llm.tokenizer, f"[{BARE}, {BARE}]", "Fine.")
+            options: dict[str, Any] = {"tools": [weather], "run_tools": True, "logits_processors": [written]}
+            async with other.stream_chat(ASKED, temperature=0, **options) as stream:
+                chunks = [chunk async for chunk in stream]
+            results = [chunk.tool_result.content for chunk in chunks if chunk.tool_result is not None]
+            return [*results, (await stream.collect()).content]
+
+    assert asyncio.run(run()) == ["sunny in Bonn", "sunny in Bonn", "Fine."]
