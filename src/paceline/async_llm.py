@@ -37,7 +37,7 @@ from paceline.engine.arguments import (
     streamed_arguments,
 )
 from paceline.engine.engine_factory import check_options, check_source, local_files, local_options, open_engine
-from paceline.engine.prompts import Prompt, Segments, is_batch, is_single_text
+from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch, is_single_text
 from paceline.engine.results import (
     AsyncBatch,
     batch_outcome,
@@ -53,7 +53,7 @@ from paceline.engine.results import (
     vectors,
     waits,
 )
-from paceline.keywords import EmbedKeywords, PrefixKeywords, RerankKeywords, with_keywords
+from paceline.keywords import EmbedKeywords, IntArray, PrefixKeywords, RerankKeywords, TokenIds, with_keywords
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
@@ -141,12 +141,12 @@ class AsyncLLM(AsyncChatMethods):
 
     @overload
     async def generate(  # type: ignore[overload-overlap] # a str is a sequence of texts, too: the first match counts
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
+        self, prompt: str | TokenIds, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> Completion: ...
     @overload
     async def generate(  # type: ignore[overload-overlap]
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
+        prompt: Prompts,
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]: ...
@@ -172,7 +172,7 @@ class AsyncLLM(AsyncChatMethods):
     @overload
     def stream(  # type: ignore[overload-overlap]
         self,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
@@ -182,7 +182,7 @@ class AsyncLLM(AsyncChatMethods):
     @overload
     def stream(  # type: ignore[overload-overlap]
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
+        prompt: Prompts,
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         channel: Sequence[StreamChannel | None] | None = None,
@@ -241,7 +241,7 @@ class AsyncLLM(AsyncChatMethods):
     @with_keywords(RequestOptions)
     async def embed(
         self,
-        texts: str | Sequence[str | Attachment | Sequence[int] | Segments],
+        texts: str | Sequence[str | Attachment | IntArray | Sequence[str | Attachment | int | Sequence[int]]],
         *,
         pooling: str | None = None,
         normalize: bool | Normalization | None = True,
@@ -260,12 +260,11 @@ class AsyncLLM(AsyncChatMethods):
         return found[0] if is_single else found
 
     @with_keywords(RequestOptions)
-    async def classify(
-        self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[EmbedKeywords]
-    ) -> list[Classification]:
+    async def classify(self, texts: Sequence[str | TokenIds], **options: Unpack[EmbedKeywords]) -> list[Classification]:
         """Classify texts as `LLM.classify` does."""
         engine, rest = await self._engine(), embedding_options(options)
-        rows = await submit_async(lambda: engine.embed(texts, "rank", rest, waits=waits(engine)))
+        many: Any = texts  # arrays of ids among them
+        rows = await submit_async(lambda: engine.embed(many, "rank", rest, waits=waits(engine)))
         return classifications(engine.model, rows)
 
     @with_keywords(RequestOptions)

@@ -22,22 +22,24 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Never, Protocol, SupportsIndex, TypeAlias, TypedDict, TypeVar
 
+
+class IntArray(Protocol):
+    """An array of integers, such as NumPy's."""
+
+    @property
+    def ndim(self) -> int: ...  # noqa: D102 - NumPy's
+    def tolist(self) -> object: ...  # noqa: D102 - likewise
+
+
+# No Any is among the types: an Any in `**options` would hide the result of an overload from mypy.
 if TYPE_CHECKING:
     import numpy as np
 
-    # No Any is among the types: an Any in `**options` would hide the result of an overload from mypy.
-    class IntArray(Protocol):
-        """An array of integers, such as NumPy's."""
-
-        @property
-        def ndim(self) -> int: ...  # noqa: D102 - NumPy's
-        def tolist(self) -> object: ...  # noqa: D102 - likewise
-
     Int: TypeAlias = int | SupportsIndex
     Float: TypeAlias = float | np.float32 | np.float16 | SupportsIndex
-    TokenIds: TypeAlias = Sequence[Int] | IntArray
 else:  # NumPy takes a tenth of a second to import
-    Int, Float, TokenIds = int, float, Sequence[int]
+    Int, Float = int, float
+TokenIds: TypeAlias = Sequence[Int] | IntArray
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _ALIAS = re.compile(r"\b(Int|Float)\b")  # shown as int and float

@@ -29,7 +29,7 @@ from paceline.engine.arguments import (
 )
 from paceline.engine.engine_factory import check_options, local_files, local_options, open_engine
 from paceline.engine.progress_bar import progress_bar
-from paceline.engine.prompts import Prompt, Segments, is_batch, is_single_text
+from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch, is_single_text
 from paceline.engine.results import (
     Batch,
     batch_outcome,
@@ -45,7 +45,7 @@ from paceline.engine.results import (
     vectors,
     waits,
 )
-from paceline.keywords import EmbedKeywords, PrefixKeywords, RerankKeywords, with_keywords
+from paceline.keywords import EmbedKeywords, IntArray, PrefixKeywords, RerankKeywords, TokenIds, with_keywords
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
@@ -126,12 +126,12 @@ class LLM(ChatMethods):
 
     @overload
     def generate(  # type: ignore[overload-overlap] # a str is a sequence of texts, too: the first match counts
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
+        self, prompt: str | TokenIds, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> Completion: ...
     @overload
     def generate(  # type: ignore[overload-overlap]
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
+        prompt: Prompts,
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         progress: bool | None = False,
@@ -159,7 +159,8 @@ class LLM(ChatMethods):
             params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
             progress: Whether to show a progress bar on a terminal while a list runs.
             **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, such as `suffix` for filling
-                in the middle, except interval, max_buffered_tokens and slow_reader, which concern streams.
+                in the middle, except interval, max_buffered_tokens and slow_reader, which concern streams. `params` and the
+                model's file replace the defaults that `help` shows, which are those of `SamplingParams`.
 
         Returns:
             The completion; for a list one `Completion` per prompt, in order. If n > 1 and some choices failed, those have
@@ -185,7 +186,7 @@ class LLM(ChatMethods):
     @overload
     def stream(  # type: ignore[overload-overlap]
         self,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams | None = None,
         *,
         channel: StreamChannel | None = None,
@@ -195,7 +196,7 @@ class LLM(ChatMethods):
     @overload
     def stream(  # type: ignore[overload-overlap]
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str | Attachment]],
+        prompt: Prompts,
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         channel: Sequence[StreamChannel | None] | None = None,
@@ -232,7 +233,8 @@ class LLM(ChatMethods):
                 one request; if that is refused, it can serve another. For a list of prompts a list with one for each.
             request_index: A number of the caller's for this request, at least 0; the engine does not use it. The prompts of
                 a list are numbered from it.
-            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`.
+            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`. For their defaults see
+                `generate`.
 
         Returns:
             The stream, with the request already queued, or in line for the queue. For a list a `BatchStream`, in which a prompt
@@ -256,7 +258,7 @@ class LLM(ChatMethods):
     @with_keywords(RequestOptions)
     def embed(
         self,
-        texts: str | Sequence[str | Attachment | Sequence[int] | Segments],
+        texts: str | Sequence[str | Attachment | IntArray | Sequence[str | Attachment | int | Sequence[int]]],
         *,
         pooling: str | None = None,
         normalize: bool | Normalization | None = True,
@@ -299,9 +301,7 @@ class LLM(ChatMethods):
         return found[0] if is_single else found
 
     @with_keywords(RequestOptions)
-    def classify(
-        self, texts: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[EmbedKeywords]
-    ) -> list[Classification]:
+    def classify(self, texts: Sequence[str | TokenIds], **options: Unpack[EmbedKeywords]) -> list[Classification]:
         """Classify texts. Needs a model with a classification head.
 
         Args:
@@ -317,8 +317,9 @@ class LLM(ChatMethods):
             QueueFull: The queue is full, and `when_full` is "refuse".
             EngineError: The engine has stopped, or the request failed, was cancelled or ran out of time.
         """
+        many: Any = texts  # arrays of ids among them
         rest = embedding_options(options)
-        future = self._engine.embed(texts, "rank", rest, waits=waits(self._engine))
+        future = self._engine.embed(many, "rank", rest, waits=waits(self._engine))
         with cancelled_if_left(future.cancel):
             return classifications(self._engine.model, future.result())
 

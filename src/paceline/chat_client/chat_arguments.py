@@ -66,7 +66,13 @@ class StreamChatKeywords(ChatKeywords, ReadingKeywords, total=False):
 
 
 with_chat_keywords = with_keywords(
-    SamplingParams, RequestOptions, ChatOptions, max_tokens=None, run_tools=False, max_tool_rounds=DEFAULT_TOOL_ROUNDS
+    SamplingParams,
+    RequestOptions,
+    ChatOptions,
+    max_tokens=None,
+    run_tools=False,
+    when_full="error",
+    max_tool_rounds=DEFAULT_TOOL_ROUNDS,
 )
 CHAT_NAMES = frozenset({*ChatOwnKeywords.__annotations__, "response_model"})
 _MEANINGLESS = ("echo", "add_special", "parse_special", "suffix", "preserved_tokens")  # the chat format defines them

@@ -26,6 +26,7 @@ from paceline.engine.media_prompt import (
     has_media,
 )
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
+from paceline.keywords import IntArray
 from paceline.kv_cache import MAX_DIGEST_PREFIXES, MediaItem, PromptLayout, hash_prefix, pack_tokens
 from paceline.media import Attachment, AudioExtent, MediaExtent
 from paceline.output import Vocabulary
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 Segments = Sequence[str | Attachment | Sequence[int]]
 """Texts, lists of token ids and at least one `Image` or `Audio`."""
 Prompt = str | Sequence[int] | Segments
+Prompts = Sequence[str | IntArray | Sequence[str | Attachment | int | Sequence[int]]]
+"""Several prompts of any kind. One `Sequence` has them all, since type checkers infer lists of lists by it."""
 EmbeddingPrompt = list[int] | ComposedPrompt
 """What an embedding request is made of: token ids, or segments with media put together."""
 _MAX_SHOWN_LABELS = 8  # in a message
