@@ -157,7 +157,7 @@ class LLM(ChatMethods):
             prompt: A text, token ids, a list of segments (texts, lists of token ids, and at least one `Image` or `Audio`), or
                 a list of prompts of any of these kinds. A list may be longer than the queue.
             params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
-            progress: Whether to show a progress bar on a terminal while a list runs.
+            progress: Whether to show a progress bar on a terminal or in a notebook while a list runs.
             **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, such as `suffix` for filling
                 in the middle, except interval, max_buffered_tokens and slow_reader, which concern streams. `params` and the
                 model's file replace the defaults that `help` shows, which are those of `SamplingParams`.

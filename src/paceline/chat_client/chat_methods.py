@@ -110,7 +110,7 @@ class ChatMethods:
                 lists, which may be longer than the queue.
             params: The sampling parameters; for a list of conversations also a list with one for each; None: the defaults,
                 without a limit on the message's length.
-            progress: Whether to show a progress bar on a terminal while a list runs.
+            progress: Whether to show a progress bar on a terminal or in a notebook while a list runs.
             **options: Fields of `SamplingParams`, which override `params`, of `RequestOptions` except those that concern
                 streams, and:
                 tools: Functions that the model may call: Python functions, `FunctionTool`s, or objects as OpenAI's API has.

@@ -1,22 +1,60 @@
-"""The progress bar of a list of prompts or conversations. Loads rich only where it is shown."""
+"""The progress bar of a list of prompts or conversations: on a terminal, or below the cell of a notebook.
+
+Loads rich only if the bar is shown.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_UPDATE_S: Final = 0.1  # between two pictures in a notebook, each of which is a message to the browser
 
 
 @contextmanager
 def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[], object]]:
-    """Show a bar if stderr is a terminal; yield a function that advances it by one prompt."""
-    if not wanted or not sys.stderr.isatty():
+    """Show a bar if stderr is a terminal or this is a notebook; yield a function that advances it by one prompt."""
+    is_terminal = sys.stderr.isatty()
+    if not wanted or not (is_terminal or "IPython" in sys.modules):
         yield lambda: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     console = Console(stderr=True)
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(elapsed_when_finished=True)
+    if console.is_jupyter:
+        with _notebook_bar(Progress(*columns, console=console, auto_refresh=False), total) as advance:
+            yield advance
+    elif is_terminal:
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda: bar.advance(task)
+    else:
+        yield lambda: None
+
+
+@contextmanager
+def _notebook_bar(bar: Progress, total: int) -> Iterator[Callable[[], object]]:
+    """Show the bar as an output of the cell that changes in place, which needs no ipywidgets; its last picture stays."""
+    task, shown_s = bar.add_task("", total=total), time.monotonic()
+    picture = importlib.import_module("IPython.display").display(bar, display_id=True)
+
+    def advance() -> None:
+        nonlocal shown_s
+        bar.advance(task)
+        if time.monotonic() - shown_s >= _UPDATE_S:
+            picture.update(bar)
+            shown_s = time.monotonic()
+
+    try:
+        yield advance
+    finally:
+        picture.update(bar)

@@ -1,0 +1,90 @@
+"""The progress bar of a list: where it is shown, and what it shows."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paceline.engine import progress_bar as module
+from paceline.engine.progress_bar import progress_bar
+
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")
+
+
+class Picture:
+    """An output of a notebook's cell: its texts, one for each change."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.html = ""
+
+    def update(self, shown: Any) -> None:
+        bundle = shown._repr_mimebundle_(include=(), exclude=())
+        self.texts.append(_COLOURS.sub("", bundle["text/plain"]))
+        self.html = bundle["text/html"]
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> list[Picture]:
+    """A notebook: its kernel's shell, and the pictures that are displayed."""
+    shown: list[Picture] = []
+
+    def display(bar: Any, *, display_id: bool) -> Picture:
+        assert display_id
+        shown.append(Picture())
+        shown[-1].update(bar)
+        return shown[-1]
+
+    package, part = ModuleType("IPython"), ModuleType("IPython.display")
+    part.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", part)
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    return shown
+
+
+def test_a_notebook_shows_a_bar_that_changes_in_place(
+    pictures: list[Picture], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counts from 0, needs no ipywidgets and writes nothing to stderr; its last picture stays."""
+    monkeypatch.setattr(module, "_UPDATE_S", 0.0)
+    with progress_bar(3, True) as advance:
+        for _ in range(3):
+            advance()
+    (picture,) = pictures
+    counts = [text.split()[1] for text in picture.texts]
+    assert counts == ["0/3", "1/3", "2/3", "3/3", "3/3"]
+    assert "<pre" in picture.html and "3/3" in picture.html
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_notebook_gets_few_pictures_of_many_prompts(pictures: list[Picture]) -> None:
+    """Not one for each prompt; the last one is right, also if the list fails."""
+    with pytest.raises(ZeroDivisionError), progress_bar(10_000, True) as advance:
+        for _ in range(5_000):
+            advance()
+        raise ZeroDivisionError
+    assert len(pictures[0].texts) < 50
+    assert " 5000/10000 " in pictures[0].texts[-1]
+
+
+def test_without_the_wish_or_a_place_nothing_is_shown(
+    pictures: list[Picture], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a notebook, in IPython's shell without a terminal, and in a program whose stderr is a file."""
+    with progress_bar(3, False) as advance:
+        advance()
+    monkeypatch.setattr(builtins, "get_ipython", object)
+    with progress_bar(3, True) as advance:
+        advance()
+    monkeypatch.delitem(sys.modules, "IPython")
+    with progress_bar(3, True) as advance:
+        advance()
+    assert pictures == []
+    assert capsys.readouterr() == ("", "")
