@@ -145,11 +145,14 @@ class SchemaNotice:
             has_tools: Whether a reply may be calls of tools instead.
             response: The type of the schema; None: it is the caller's own.
         """
-        text = json.dumps(schema, ensure_ascii=False)
         begin = "When you call no tool, answer" if has_tools else "Answer"
-        self._text = f"{begin} with JSON that fits this schema: {text}"
+        if schema is True or schema == {}:
+            self._text = f"{begin} with JSON."
+            self._known = {_squeezed(self._text)}
+            return
+        self._text = f"{begin} with JSON that fits this schema: {json.dumps(schema, ensure_ascii=False)}"
         schemas = [schema] if response is None else [schema, response.schema_of_pydantic]
-        self._schemas = {
+        self._known = {
             _squeezed(json.dumps(known, ensure_ascii=is_ascii)) for known in schemas for is_ascii in (True, False)
         }
 
@@ -160,7 +163,7 @@ class SchemaNotice:
         """
         found = [dict(message) for message in messages]
         texts = (_squeezed(joined_text(message["content"])) for message in found)
-        if any(schema in text for text in texts for schema in self._schemas):
+        if any(known in text for text in texts for known in self._known):
             return found
         if found[0]["role"] not in ("system", "developer"):
             return [{"role": "system", "content": self._text}, *found]
