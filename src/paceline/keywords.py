@@ -8,11 +8,12 @@ The types below the line are written by `python tools/write_keywords.py` from `S
 2. Run `python tools/write_keywords.py`.
 
 Keywords of chats alone are in `chat_client.chat_arguments.ChatOwnKeywords`. Methods take the TypedDict of their kind, such as
-`**options: Unpack[GenerateKeywords]`, below `with_keywords`. Every option accepts None, its default.
+`**options: Unpack[GenerateKeywords]`, below `with_keywords`. Every option takes None: its default, or no limit for max_tokens.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
@@ -20,7 +21,18 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Never, Protocol, SupportsIndex, TypeAlias, TypedDict, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Never,
+    Protocol,
+    SupportsIndex,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    get_overloads,
+)
 
 
 class IntArray(Protocol):
@@ -55,7 +67,7 @@ def with_keywords(*sources: Callable[..., Any], **defaults: object) -> Callable[
 
     def decorate(function: _F) -> _F:
         signature = inspect.signature(function)
-        *own, options = signature.parameters.values()
+        *own, options = _with_types_of_overloads(function, signature)
         table = function.__globals__[options.annotation.removeprefix("Unpack[").removesuffix("]")]
         shown = [
             one.replace(default=defaults[one.name]) if one.name in defaults else one
@@ -65,6 +77,30 @@ def with_keywords(*sources: Callable[..., Any], **defaults: object) -> Callable[
         return function
 
     return decorate
+
+
+def _with_types_of_overloads(function: Callable[..., Any], signature: inspect.Signature) -> list[inspect.Parameter]:
+    """Return the parameters of a function; one that is Any has the types that its overloads take."""
+    overloads = [overload.__annotations__ for overload in get_overloads(function)]
+    shown = []
+    for one in signature.parameters.values():
+        taken = [of_overload[one.name] for of_overload in overloads if one.name in of_overload]
+        if one.annotation == "Any" and taken:
+            types = dict.fromkeys(kind for annotation in taken for kind in _members(annotation))
+            types |= {"None": types.pop("None")} if "None" in types else {}  # comes last
+            one = one.replace(annotation=" | ".join(types))  # noqa: PLW2901 - the same parameter
+        shown.append(one)
+    return shown
+
+
+def _members(annotation: str) -> list[str]:
+    """Return the types of a union, each as it is written."""
+    node = ast.parse(annotation, mode="eval").body
+    members: list[str] = []
+    while isinstance(node, ast.BinOp):
+        members.append(ast.unparse(node.right))
+        node = node.left
+    return [ast.unparse(node), *reversed(members)]
 
 
 def set_constructor(record: type, table: type) -> None:

@@ -188,6 +188,7 @@ def test_the_signature_of_a_record_shows_its_fields(record: type) -> None:
 def test_help_names_the_keywords_of_generate() -> None:
     """`help(LLM.generate)` and a notebook's tooltip begin with this text."""
     text = str(inspect.signature(paceline.LLM.generate))
+    assert text.startswith("(self, prompt: 'str | TokenIds | Prompts | Segments', params: 'SamplingParams | ")
     assert "temperature: 'float | None' = 0.8" in text
     assert "timeout_s: 'float | None' = None" in text
     assert "interval" not in text  # concerns streams
