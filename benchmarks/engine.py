@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import paceline
 from benchmarks.model import half_billion
@@ -207,7 +207,7 @@ def alone(llm: LLM, long_prompt: list[int]) -> float:
     return usage.ttft_s
 
 
-def gap(model: Model, length: int, runs: int, flash_attn: str) -> None:
+def gap(model: Model, length: int, runs: int, flash_attn: Literal["auto", "on", "off"]) -> None:
     """Interleaved: alone, then beside four streams."""
     ticks = Ticks()
     with LLM(model, num_slots=8, n_ctx=8192, instruments=(ticks,), flash_attn=flash_attn) as llm:
