@@ -17,6 +17,7 @@ PAGES = (
     "guide/from_vllm.md",
     "guide/isolation.md",
     "guide/kv_cache_offload.md",
+    "guide/logging.md",
     "guide/lora.md",
     "guide/memory.md",
     "guide/metrics_and_traces.md",

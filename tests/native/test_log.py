@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.native.conftest import TinyModels
 
+from paceline import LLM
 from paceline.errors import ModelLoadError
-from paceline.runtime import Context, Model
+from paceline.runtime import Context, Model, native_core
 
 pytestmark = pytest.mark.native
 
@@ -128,3 +129,28 @@ def test_an_expected_failure_is_no_error_in_the_log(tiny_models: TinyModels, cap
         with pytest.raises(NoKvSlot):
             context.decode([1], seq_ids=1)
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_normal_start_logs_no_warning(isolation: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With a context that is longer than the model was trained for, which all slots share; the model is named by its size."""
+    with caplog.at_level(logging.DEBUG, logger="paceline"), LLM(num_slots=8, n_ctx=8192, isolation=isolation) as llm:
+        llm.generate("Hello", max_tokens=2)
+        assert llm.model.desc == "llama 3.9M Q8_0"
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    overflow = [record for record in caplog.records if "possible training context overflow" in record.getMessage()]
+    assert all(record.levelno == logging.DEBUG for record in overflow)
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("load: control-looking token: 212 '</s>' was not control-type; its type will be overridden", logging.DEBUG),
+        ("load: GENERATION QUALITY WILL BE DEGRADED!", logging.WARNING),
+    ],
+)
+def test_corrections_of_llama_cpp_are_debug_output(line: str, level: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Other warnings stay warnings."""
+    with caplog.at_level(logging.DEBUG, logger="paceline.llama"):
+        native_core._log_line(3, line)
+    assert [(record.getMessage(), record.levelno) for record in caplog.records] == [(line, level)]

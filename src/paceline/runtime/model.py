@@ -209,7 +209,10 @@ class Model(Closeable):
     @property
     def desc(self) -> str:
         """Architecture, size and quantisation in a few words, such as "llama 1B Q8_0"."""
-        return self.native.desc
+        native = self.native
+        return native.desc.replace(
+            "?B", _in_words(native.n_params)
+        )  # llama.cpp knows the sizes of well-known models alone
 
     @property
     def size_bytes(self) -> int:
@@ -379,6 +382,14 @@ def _checked_shares(shares: object) -> list[float]:
             f"tensor_split has {len(listed)} entries, but at most {_native.max_devices()} devices are possible"
         )
     return [validation.number(f"tensor_split[{i}]", share, 0, 1e30) for i, share in enumerate(listed)]
+
+
+def _in_words(n_params: int) -> str:
+    """Return a number of parameters as model names have it: 1.5B, 3.4M, 12K."""
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if n_params >= size:
+            return f"{n_params / size:.1f}{unit}"
+    return f"{n_params // 1000}K"
 
 
 def _as_text(value: Override) -> str:

@@ -2,7 +2,8 @@
 
 Its log goes to `logging.getLogger("paceline.llama")`, on the thread whose native call just returned, in the order of the lines.
 llama.cpp logs the details of loading a model as "info"; they become DEBUG, so that an application that logs at INFO stays
-readable.
+readable. So do warnings about corrections that llama.cpp makes by itself, and about a context that is longer than the model was
+trained for: all sequences share it, and none gets longer than that.
 
 At exit Python ends a daemon thread when its native call returns, in the middle of C++ frames that cannot be unwound, which
 aborts the process. So the calls are ended before.
@@ -14,6 +15,7 @@ import atexit
 import contextlib
 import ctypes
 import logging
+import re
 import sys
 import threading
 import weakref
@@ -122,6 +124,10 @@ logger = logging.getLogger("paceline.llama")
 
 END_TIMEOUT_S = 10.0  # for calls that no abort reaches, such as a wait for a mask
 
+_HARMLESS = re.compile(
+    r"possible training context overflow|its type will be overridden|attribute to USER_DEFINED|from EOG list"
+    r"|to 'true' for Gemma4|setting new yarn_attn_factor|not divisible by n_seq_max"
+)
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 
 
@@ -148,4 +154,7 @@ def end_calls(timeout_s: float = END_TIMEOUT_S) -> None:
 
 
 def _log_line(level: int, line: str) -> None:
-    logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+    chosen = _LEVELS.get(level, logging.DEBUG)
+    if chosen == logging.WARNING and _HARMLESS.search(line):
+        chosen = logging.DEBUG
+    logger.log(chosen, "%s", line)
