@@ -20,6 +20,9 @@ import pytest
 from tests.e2e.commands import COMMAND, environment
 from tests.e2e.served import Served
 
+from paceline.cli import launch
+from paceline.errors import EngineError
+
 pytestmark = pytest.mark.native
 
 KEY, TIMEOUT_S = "secret", 120
@@ -247,6 +250,41 @@ def test_a_server_that_cannot_start_says_why(agents: Agents, tmp_path: Path) -> 
     code, _, err = ended(agents.start("claude", "-m", str(tmp_path / "none.gguf")))
     assert code == 1
     assert "the server ended with exit code" in err and "none.gguf" in err
+
+
+UNHEALTHY = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    replies = json.loads(sys.argv[1])
+    def do_GET(self):
+        body = json.dumps(self.replies[0]).encode()
+        if len(self.replies) > 1:
+            self.replies.pop(0)
+        self.send_response(503)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
+print("the worker died of SIGSEGV", flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.parametrize("status", ["crash_loop", "failed", "ended"])
+def test_a_server_that_never_becomes_ready_says_why(status: str, tmp_path: Path) -> None:
+    """It loads, then restarts its worker over and over: the reason and the end of the log are in the error."""
+    replies = [{"status": "loading", "progress": 0.5}] * 2 + [{"status": status, "error": {"message": "it crashed"}}]
+    log = tmp_path / "server.log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-c", UNHEALTHY, json.dumps(replies)]
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)
+    try:
+        with pytest.raises(EngineError, match="does not become ready: it crashed: (?s:.*)SIGSEGV"):
+            launch._ready(server, log)
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_an_agent_that_is_not_installed_names_its_install_command(tmp_path: Path) -> None:

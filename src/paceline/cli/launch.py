@@ -35,6 +35,7 @@ _IDLE_MS: Final = 3_600_000  # a long prompt on a CPU takes minutes
 _WANTED_TOKENS: Final = 24_576  # the prompts of these agents have 6,000 to 22,000 tokens
 _LISTENING: Final = re.compile(r"listening on (http://\S+)")
 _POLL_S: Final = 0.1
+_NEVER_READY: Final = ("failed", "ended", "crash_loop")  # statuses of /health
 _STOP_S: Final = 10.0
 
 
@@ -320,7 +321,10 @@ def _started(flags: Sequence[str]) -> Iterator[Endpoint]:
 
 
 def _ready(server: subprocess.Popen[bytes], log: Path) -> Endpoint:
-    """Wait until the server has loaded its model. Raises `EngineError` if it ends before."""
+    """Wait until the server has loaded its model.
+
+    Raises `EngineError` if the server ends before, cannot load the model, or restarts its worker over and over.
+    """
     import httpx
 
     terminal.note("Starting a server ...")
@@ -333,11 +337,27 @@ def _ready(server: subprocess.Popen[bytes], log: Path) -> Endpoint:
             root = match[1]
         if root is not None:
             try:
-                if httpx.get(f"{root}/health", timeout=10, trust_env=False).status_code == 200:
-                    return _found(root, None, None)
+                health = httpx.get(f"{root}/health", timeout=10, trust_env=False)
             except httpx.TransportError:
                 pass  # it may not accept yet; it is asked again
+            else:
+                if health.status_code == 200:
+                    return _found(root, None, None)
+                _check_health(health.content, log)
         time.sleep(_POLL_S)
+
+
+def _check_health(body: bytes, log: Path) -> None:
+    """Raise `EngineError` with the end of the log if a server that is not ready yet never will be."""
+    try:
+        health = json.loads(body)
+    except ValueError:
+        return
+    if isinstance(health, dict) and health.get("status") in _NEVER_READY:
+        error = health.get("error")
+        message = error.get("message") if isinstance(error, dict) else health["status"]
+        text = log.read_text(errors="replace").strip()
+        raise EngineError(f"the server does not become ready: {message}: {text[-2000:]}")
 
 
 @contextmanager
