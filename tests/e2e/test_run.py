@@ -28,7 +28,7 @@ def test_a_prompt_gets_one_answer() -> None:
 def test_without_a_prompt_it_is_a_conversation() -> None:
     """On a terminal it asks for messages until Ctrl-D."""
     chat = Terminal("run", str(demo_model_path()), *OPTIONS)
-    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    chat.read_until_seen(r"Ctrl-D\s+ends\.\s+> ")
     chat.press("Hello! Who are you?\n")
     chat.read_until_seen(r"I am paceline-demo[^>]*> ")
     chat.press("\x04")

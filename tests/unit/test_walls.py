@@ -108,6 +108,7 @@ HOOKS = {
     "format_usage",
     "parse_args",
     "send_400_response",
+    "shell_complete",
     "_unsupported_upgrade_warning",
     "capture_signals",
     "complex_schema",

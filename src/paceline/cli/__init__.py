@@ -16,10 +16,12 @@ def main() -> None:
     """Run the command that the process was started with, and end the process."""
     _open_closed_streams()
     try:
-        if sys.argv[1:2] == ["serve"]:
+        if sys.argv[1:2] == ["serve"] and "_PACELINE_COMPLETE" not in os.environ:
             _serve(sys.argv[2:])
-        from paceline.cli.app import build_app
+        from paceline.cli.app import build_app, complete_in_bash
 
+        if os.environ.get("_PACELINE_COMPLETE") == "complete_bash":
+            complete_in_bash()
         build_app(rich_help=sys.stdout.isatty())(prog_name="paceline")
     except KeyboardInterrupt:
         sys.exit(130)

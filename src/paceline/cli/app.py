@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import difflib
 import functools
+import io
 import itertools
+import os
 import re
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -29,7 +35,7 @@ from paceline.cli.generate import generate
 from paceline.cli.info import info
 from paceline.cli.launch import launch
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
-from paceline.cli.options import stdin_is_redirected, usual_name
+from paceline.cli.options import model_names, stdin_is_redirected, usual_name
 from paceline.cli.ps import ps
 from paceline.cli.rpc_serve import rpc_serve
 from paceline.cli.serve import run_server
@@ -71,7 +77,7 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command. For an unknown name, suggest the nearest commands, up to the first that deletes."""
         name = args[0]
-        if self.get_command(ctx, name) is None and not name.startswith("-"):
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             near = [known for known in self.commands if known.startswith(name) and known not in _DELETING]
             if not near:
                 nearest = difflib.get_close_matches(name, self.commands, cutoff=_MIN_SIMILARITY)
@@ -118,8 +124,13 @@ def _lay_out(command: Any, *, is_rich: bool) -> None:
     command.short_help = shown(re.split(r"(?<=\.)\s", paragraphs[0])[0])
     for parameter in command.params:
         parameter.help = shown(parameter.help or "")
-        _hide_type(parameter)
-    command.get_help_option = lambda ctx: _hide_type(type(command).get_help_option(command, ctx))
+
+    def get_help_option(ctx: Any) -> Any:
+        for parameter in command.params:  # now: Typer adds the options of completion late
+            _hide_type(parameter)
+        return _hide_type(type(command).get_help_option(command, ctx))
+
+    command.get_help_option = get_help_option
     if not is_rich:
         command.get_help = lambda ctx: _plain_help(command, ctx)
 
@@ -162,6 +173,58 @@ class RawCommand(TyperCommand):
         """Write the usage line of errors; the command writes its own help."""
         formatter.write_usage(ctx.command_path, "[FLAG [VALUE]]...")
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the long names of the flags of `serve`, or after -m names of models. A file completes other values."""
+        from paceline.server.flags.flag import SWITCH
+        from paceline.server.flags.table import BY_NAME
+
+        name, equals, value = incomplete.partition("=")
+        asked = name if equals else ctx.args[-1] if ctx.args else ""
+        flag, is_true = BY_NAME.get(asked, (None, True))
+        if flag is not None and is_true and flag.metavar not in ("", SWITCH):
+            word = value if equals else incomplete
+            names = model_names(word) if flag.long_name == "--model" else []
+            return [ShellWord(each) for each in names]
+        return [
+            ShellWord(each, flag.text)
+            for each, (flag, _) in BY_NAME.items()
+            if each.startswith("--") and each.startswith(incomplete)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ShellWord:
+    """A word that a shell may complete to, as Typer's classes for shells read it."""
+
+    value: str
+    help: str | None = None
+    type: str = "plain"
+
+
+def complete_in_bash() -> NoReturn:
+    """Write completions for the words that bash passes, and end the process.
+
+    Bash breaks words at ":" and "=", and replaces the text after the last of them alone: "hf:user/repo" are three words.
+    """
+    words, current = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
+    joined: list[str] = []
+    for index, word in enumerate(words[: current + 1]):
+        is_part = word in (":", "=") or (index > 1 and words[index - 1] in (":", "="))
+        if is_part and joined:
+            joined[-1] += word
+        else:
+            joined.append(word)
+    os.environ["COMP_WORDS"] = shlex.join(joined)
+    os.environ["COMP_CWORD"] = str(len(joined) - 1)
+    typed = joined[-1].rpartition("=")[2]
+    kept = len(typed) - len(typed.rpartition(":")[2])
+    found = io.StringIO()
+    with redirect_stdout(found), suppress(SystemExit):
+        build_app()(prog_name="paceline")
+    for line in found.getvalue().splitlines():
+        terminal.write(line[kept:] + "\n")
+    sys.exit()
+
 
 def serve(ctx: typer.Context) -> None:
     """Serve a model over HTTP, with the APIs of OpenAI and of llama-server. Takes llama-server's flags."""
@@ -172,6 +235,7 @@ RunModel = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=model_names,
         help="GGUF file, of a split set its first part; or USER/REPO[:QUANT] on the Hugging Face Hub, a URL, ollama:NAME.",
     ),
 ]
@@ -271,7 +335,6 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
         help="Runs GGUF models on llama.cpp. Without a model, the small demo model of the package is used.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the output's reader went away.",
         invoke_without_command=True,
-        add_completion=False,
         rich_markup_mode="rich" if rich_help else None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": usual_name},

@@ -22,7 +22,7 @@ from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, ConfigFile, check_config, default_path, entries
 from paceline.cli.interrupt import StopSignal, run
-from paceline.cli.options import ModelChoice, load, text_argument
+from paceline.cli.options import ModelChoice, load, model_names, text_argument
 from paceline.config import MAX_RPC_SERVERS
 from paceline.errors import InvalidParams, PacelineError, RpcServerUnavailable
 from paceline.validation import addresses
@@ -39,6 +39,7 @@ def info(
         str | None,
         typer.Argument(
             metavar="MODEL",
+            autocompletion=model_names,
             help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
             show_default=False,
         ),

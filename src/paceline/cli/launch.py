@@ -159,7 +159,9 @@ AGENTS: Final[Mapping[str, Agent]] = {
 
 
 def launch(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help=f"One of {', '.join(AGENTS)}.")],
+    agent: Annotated[
+        str, typer.Argument(metavar="AGENT", autocompletion=lambda: list(AGENTS), help=f"One of {', '.join(AGENTS)}.")
+    ],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARG", help="Arguments of the agent, after --.", show_default=False)
     ] = None,

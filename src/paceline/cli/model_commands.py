@@ -17,6 +17,7 @@ import typer
 
 from paceline.cli import terminal
 from paceline.cli.interrupt import StopSignal, run
+from paceline.cli.options import model_names
 from paceline.errors import Aborted, InvalidParams, ModelLoadError, ModelNotFound
 from paceline.hub.references import HubReference, UrlReference
 
@@ -34,7 +35,11 @@ ModelName = Annotated[
 ]
 ListedName = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="As `paceline list` names it, or USER/REPO[:QUANT], a URL, ollama:NAME."),
+    typer.Argument(
+        metavar="MODEL",
+        autocompletion=model_names,
+        help="As `paceline list` names it, or USER/REPO[:QUANT], a URL, ollama:NAME.",
+    ),
 ]
 HfFile = Annotated[str | None, _downloading(metavar="FILE", help="This file of the repository.", show_default=False)]
 HfToken = Annotated[

@@ -25,7 +25,7 @@ from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.config_file import MODEL_VARIABLE
 from paceline.cli.interrupt import StopSignal
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, PacelineError
 from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -151,6 +151,20 @@ making_vectors = partial(typer.Option, rich_help_panel="What the vectors are")
 running = partial(typer.Option, rich_help_panel="How it runs")
 showing = partial(typer.Option, rich_help_panel="What is shown")
 
+
+def model_names(incomplete: str) -> list[str]:
+    """Return the names of downloaded models that begin so, for completion by a shell."""
+    from paceline.hub.found_models import find_models
+    from paceline.hub.hub_settings import hub_settings
+
+    try:
+        names = [model.name for model in find_models(hub_settings())]
+    except (PacelineError, OSError):  # a shell shows no errors between the words that are typed
+        return []
+    shortened = [name.removeprefix("hf:") for name in names] if incomplete else []
+    return [name for name in dict.fromkeys([*names, *shortened]) if name.startswith(incomplete)]
+
+
 ModelOption = Annotated[
     str | None,
     choosing_model(
@@ -158,6 +172,7 @@ ModelOption = Annotated[
         "-m",
         metavar="MODEL",
         envvar=MODEL_VARIABLE,
+        autocompletion=model_names,
         show_envvar=False,
         help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
         show_default="PACELINE_MODEL, or the demo model",
