@@ -13,7 +13,7 @@ from paceline.cli.trace_picture import draw
 from paceline.observability.metrics import Tally
 from paceline.observability.trace_events import EVENTS, LineError, Trace, TraceEvent, from_line, to_line
 from paceline.scheduling.telemetry import EndRecord, RowRecord, TickRecord
-from paceline.streaming.chunk import FinishReason, Usage
+from paceline.streaming.chunk import ENGINE_REASONS, Usage
 
 COUNTS = st.integers(0, 2**40)
 MOMENTS = st.integers(-(10**9), 10**12).map(lambda micros: round(micros / 1e6, 6))
@@ -25,7 +25,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "kind": st.sampled_from(["generate", "embed"]),
     "max_tokens": st.none() | COUNTS,
     "priority": st.integers(-1000, 1000),
-    "reason": st.sampled_from(FinishReason),
+    "reason": st.sampled_from(ENGINE_REASONS),
     "error_code": st.none() | TEXTS,
     "cached_from": st.none() | TEXTS,
     "source": TEXTS,

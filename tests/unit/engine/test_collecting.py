@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.running_engine import LONG_S, Running
 
-from paceline.completion import Completion
+from paceline.completion import Completion, completion_of
 from paceline.engine.results import AsyncBatch, Batch, Outcome, collect, collect_async, submit_async
 from paceline.errors import DecodeError, PacelineError, QueueFull
 from paceline.params import SamplingParams
@@ -82,7 +83,8 @@ def test_a_list_waits_for_the_requests_of_others(run: Run) -> None:
 def ended_with(*errors: PacelineError | None) -> StreamChannel:
     """A channel of so many choices, of which some failed."""
     channel = StreamChannel.create()
-    sender = channel.attach()
+    assemble = partial(completion_of, prompt=(1,), wants_logprobs=False, wants_prompt_logprobs=False, index=0)
+    sender = channel.attach(assemble=assemble)
     chunks = [
         StreamChunk(
             index=0,
@@ -106,16 +108,14 @@ def test_a_choice_that_fails_takes_no_good_one_along(is_async: bool) -> None:
 
     def collected(*errors: PacelineError | None) -> Completion:
         channel = ended_with(*errors)
-        request = running.request("hello", n=len(errors))
-        return within(collect_async(request, channel)) if is_async else collect(request, channel)
+        return within(collect_async(channel)) if is_async else collect(channel)
 
-    with Running() as running:
-        some = collected(broken, None)
-        assert [choice.error for choice in some.choices] == [broken, None]
-        assert some.choices[1].text == "text"
-        for errors in ((broken,), (broken, also_broken)):
-            with pytest.raises(DecodeError, match="first"):
-                collected(*errors)
+    some = collected(broken, None)
+    assert [choice.error for choice in some.choices] == [broken, None]
+    assert some.choices[1].text == "text"
+    for errors in ((broken,), (broken, also_broken)):
+        with pytest.raises(DecodeError, match="first"):
+            collected(*errors)
 
 
 def test_a_caller_that_leaves_while_its_request_is_made_cancels_it() -> None:
