@@ -112,6 +112,14 @@ def test_a_full_context_leaves_old_messages_out_and_says_so() -> None:
     assert chat.finish() == 0
 
 
+def test_a_reply_that_fills_the_context_says_so() -> None:
+    """A limit on its length has another reason."""
+    done = paceline_(*CHAT, "-c", "512", "--ignore-eos", "Tell me a story", stdin=b"")
+    assert "(cut off: the context of 512 tokens is full" in done.stderr.decode()
+    done = paceline_(*CHAT, "-c", "512", "-n", "5", "--ignore-eos", "Tell me a story", stdin=b"")
+    assert "(cut at the limit)" in done.stderr.decode()
+
+
 def test_ctrl_c_stops_the_reply_and_not_the_program(long_model: Path) -> None:
     """What was generated is kept; at the prompt it drops the line; /exit ends."""
     chat = Terminal(*CHAT, "-m", str(long_model), "-c", "32768", "--plain")

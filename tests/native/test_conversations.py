@@ -238,13 +238,13 @@ def fill(talk: Conversation, llm: LLM) -> int:
 def test_a_full_context_is_an_error_with_advice_that_works(small: LLM) -> None:
     """The message is not added; what the error names works, and so does the conversation afterwards."""
     talk = Conversation(small, "You tell stories.", **GREEDY)
-    with pytest.raises(PromptTooLong, match='when_full="drop_oldest"') as caught:
+    with pytest.raises(PromptTooLong, match='context_overflow="drop_oldest"') as caught:
         for _ in range(60):
             talk.say(LONG)
     assert f"a larger n_ctx (at most {small.model.n_ctx_train})" in str(caught.value)
     before = talk.messages
     assert before[-1]["role"] == "assistant"
-    assert talk.say(LONG, when_full="drop_oldest").finish_reason is not None
+    assert talk.say(LONG, context_overflow="drop_oldest").finish_reason is not None
     assert talk.messages[: len(before)] == before
     assert len(talk.messages) == len(before) + 2
     assert talk.num_left_out > 0
@@ -255,7 +255,7 @@ def test_a_full_context_is_an_error_with_advice_that_works(small: LLM) -> None:
 
 def test_the_oldest_exchanges_are_left_out_of_a_full_context(small: LLM, tmp_path: Path) -> None:
     """The system message and the newest exchanges stay, the reply has room, and the conversation is whole."""
-    talk = Conversation(small, "You tell stories.", when_full="drop_oldest", **GREEDY)
+    talk = Conversation(small, "You tell stories.", context_overflow="drop_oldest", **GREEDY)
     num_turns = fill(talk, small)
     reply = talk.say("Thank you!")
     text = small.tokenizer.decode(reply.prompt_token_ids, special=True)
@@ -265,14 +265,14 @@ def test_the_oldest_exchanges_are_left_out_of_a_full_context(small: LLM, tmp_pat
     assert len(talk.messages) == 1 + 2 * num_turns
     assert talk.messages == reply.messages
     talk.save(tmp_path / "talk.json")
-    loaded = Conversation.load(small, tmp_path / "talk.json", when_full="drop_oldest", **GREEDY)
+    loaded = Conversation.load(small, tmp_path / "talk.json", context_overflow="drop_oldest", **GREEDY)
     assert loaded.messages == talk.messages
     assert loaded.say("Hello!").finish_reason is not None
 
 
 def test_a_full_context_is_not_emptied_at_every_turn(small: LLM) -> None:
     """Half of it is free then; later prompts begin with the tokens of the one before, and the system message stays cached."""
-    talk = Conversation(small, LONG, when_full="drop_oldest", **GREEDY)
+    talk = Conversation(small, LONG, context_overflow="drop_oldest", **GREEDY)
     fill(talk, small)
     left_out, before = talk.num_left_out, talk.token_ids
     assert len(before) <= 256 + 24
@@ -287,7 +287,7 @@ def test_a_full_context_is_not_emptied_at_every_turn(small: LLM) -> None:
 
 def test_room_is_kept_for_the_reply(small: LLM) -> None:
     """As many tokens as max_tokens, up to half of the context."""
-    talk = Conversation(small, when_full="drop_oldest", temperature=0, max_tokens=200, ignore_eos=True)
+    talk = Conversation(small, context_overflow="drop_oldest", temperature=0, max_tokens=200, ignore_eos=True)
     for _ in range(8):
         assert len(talk.say(LONG).choices[0].token_ids) == 200
     assert talk.num_left_out > 0
@@ -305,7 +305,7 @@ def test_calls_and_their_results_are_left_out_together(small: LLM) -> None:
     messages = [{"role": "system", "content": "You tell stories."}, *exchange * 9, {"role": "user", "content": "Bye!"}]
     with pytest.raises(PromptTooLong):
         small.chat(messages, **GREEDY)
-    reply = small.chat(messages, when_full="drop_oldest", **GREEDY)
+    reply = small.chat(messages, context_overflow="drop_oldest", **GREEDY)
     text = small.tokenizer.decode(reply.prompt_token_ids, special=True)
     assert 0 < text.count("First:") < 9
     assert text.count("First:") == text.count("It is sunny.")
@@ -315,7 +315,7 @@ def test_calls_and_their_results_are_left_out_together(small: LLM) -> None:
 
 def test_a_last_message_that_fills_the_context_alone_is_refused(small: LLM) -> None:
     """Nothing is left to leave out; the conversation is as it was."""
-    talk = Conversation(small, when_full="drop_oldest", **GREEDY)
+    talk = Conversation(small, context_overflow="drop_oldest", **GREEDY)
     talk.say("Hello!")
     before = talk.messages
     with pytest.raises(PromptTooLong, match="shorten it") as caught:
@@ -327,7 +327,7 @@ def test_a_last_message_that_fills_the_context_alone_is_refused(small: LLM) -> N
 
 def test_undo_takes_back_what_was_left_out(small: LLM) -> None:
     """The turn that was taken back is as if it had not been."""
-    talk = Conversation(small, when_full="drop_oldest", **GREEDY)
+    talk = Conversation(small, context_overflow="drop_oldest", **GREEDY)
     fill(talk, small)
     assert talk.undo() == LONG
     assert talk.num_left_out == 0
@@ -338,7 +338,7 @@ def test_streams_and_async_conversations_leave_messages_out(small: LLM) -> None:
 
     async def run() -> None:
         async with AsyncLLM(num_slots=2, n_ctx=512, n_threads=1) as llm:
-            talk = AsyncConversation(llm, "You tell stories.", when_full="drop_oldest", **GREEDY)
+            talk = AsyncConversation(llm, "You tell stories.", context_overflow="drop_oldest", **GREEDY)
             for _ in range(12):
                 await talk.say(LONG)
             assert talk.num_left_out > 0
@@ -348,16 +348,16 @@ def test_streams_and_async_conversations_leave_messages_out(small: LLM) -> None:
             assert len(talk.messages) == 1 + 2 * 13
 
     asyncio.run(run())
-    talk = Conversation(small, when_full="drop_oldest", **GREEDY)
+    talk = Conversation(small, context_overflow="drop_oldest", **GREEDY)
     for _ in range(12):
         with talk.stream(LONG) as stream:
             stream.collect()
     assert talk.num_left_out > 0
 
 
-def test_when_full_and_truncate_exclude_each_other(small: LLM) -> None:
+def test_context_overflow_and_truncate_exclude_each_other(small: LLM) -> None:
     """Both say what to leave out of a prompt; another word than the two is refused."""
     with pytest.raises(InvalidParams, match="exclude each other"):
-        small.chat([{"role": "user", "content": "a"}], when_full="drop_oldest", truncate="left")
-    with pytest.raises(InvalidParams, match="when_full"):
-        small.chat([{"role": "user", "content": "a"}], when_full="drop")
+        small.chat([{"role": "user", "content": "a"}], context_overflow="drop_oldest", truncate="left")
+    with pytest.raises(InvalidParams, match="context_overflow"):
+        small.chat([{"role": "user", "content": "a"}], context_overflow="drop")

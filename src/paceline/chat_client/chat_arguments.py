@@ -28,7 +28,7 @@ DEFAULT_TOOL_ROUNDS = 8
 DEFAULT_RETRIES = 1
 MAX_RETRIES = 100
 MAX_TOOL_ROUNDS = 1000
-WHEN_FULL = ("error", "drop_oldest")
+CONTEXT_OVERFLOW = ("error", "drop_oldest")
 
 
 class ChatOwnKeywords(TypedDict, total=False):
@@ -39,7 +39,7 @@ class ChatOwnKeywords(TypedDict, total=False):
     parallel_tool_calls: bool | None
     run_tools: bool | None
     max_tool_rounds: Int | None
-    when_full: Literal["error", "drop_oldest"] | None
+    context_overflow: Literal["error", "drop_oldest"] | None
     response_format: Mapping[str, object] | None
     schema_in_prompt: bool | None
     max_retries: Int | None
@@ -186,15 +186,15 @@ def chat_arguments(
         notice=_schema_notice(options, sampling, response, toolbox),
         max_tool_rounds=_tool_rounds(options, toolbox, sampling),
         max_retries=_max_retries(options, sampling, response, is_streamed=is_streamed),
-        drops_oldest=_drops_oldest(options.get("when_full"), rest),
+        drops_oldest=_drops_oldest(options.get("context_overflow"), rest),
     )
 
 
-def _drops_oldest(when_full: object, options: RequestOptions) -> bool:
-    if when_full is None or validation.choice("when_full", when_full, WHEN_FULL) == "error":
+def _drops_oldest(context_overflow: object, options: RequestOptions) -> bool:
+    if context_overflow is None or validation.choice("context_overflow", context_overflow, CONTEXT_OVERFLOW) == "error":
         return False
     if options.truncate is not None:
-        raise InvalidParams('when_full="drop_oldest" and truncate exclude each other; leave one of them out')
+        raise InvalidParams('context_overflow="drop_oldest" and truncate exclude each other; leave one of them out')
     return True
 
 

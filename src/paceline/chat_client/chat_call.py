@@ -125,9 +125,9 @@ class ChatCall:
     def prepare(self, engine: EngineClient) -> Request:
         """Prepare the next round for an engine. Raises what is wrong with the conversation, its options or its length.
 
-        With when_full="drop_oldest" the oldest messages after the system message are left out of a prompt that would leave the
-        reply too little room, in whole exchanges: the user's messages with the replies, calls and results that follow them. Then
-        the prompt takes at most half of the context if it can, so that this is not done every turn.
+        With context_overflow="drop_oldest" the oldest messages after the system message are left out of a prompt that would
+        leave the reply too little room, in whole exchanges: the user's messages with the replies, calls and results that follow
+        them. Then the prompt takes at most half of the context if it can, so that this is not done every turn.
         """
         if engine.is_closed:  # the chat format is closed with its model
             raise EngineStopped("the engine was shut down and takes no requests; make a new one")
@@ -142,7 +142,9 @@ class ChatCall:
             request = None
         if request is not None and len(request.prompt) <= most - reserved:
             return request
-        later = [start for start in exchange_starts(self._messages) if start > first]
+        # A correction of a reply is no exchange of its own.
+        exchanges = exchange_starts(self._messages if self._messages_before is None else self._messages_before)
+        later = [start for start in exchanges if start > first]
         if not later:
             return self._prepared_from(engine, first) if request is None else request
 
@@ -183,7 +185,7 @@ class ChatCall:
         except PromptTooLong as error:
             if self._arguments.drops_oldest or len(exchange_starts(self._messages)) < 2:
                 raise
-            way_out = f'{error}; when_full="drop_oldest" leaves the oldest messages out of the prompt'
+            way_out = f'{error}; context_overflow="drop_oldest" leaves the oldest messages out of the prompt'
             raise PromptTooLong(way_out, error.num_tokens, error.max_tokens) from None
 
     def _prepared(self, turn: Turn, options: ChatOptions) -> ChatRequest:

@@ -118,8 +118,8 @@ class ChatMethods:
                 parallel_tool_calls: Whether a message may have several calls; None: if the template can.
                 run_tools: Whether to run the calls of Python functions and go on with their results until there is a reply.
                 max_tool_rounds: How often (8); after that the calls themselves are the reply.
-                when_full: "error" raises `PromptTooLong` if the context cannot hold the conversation; "drop_oldest" leaves the
-                    oldest messages out of the prompt.
+                context_overflow: "error" raises `PromptTooLong` if the context cannot hold the conversation; "drop_oldest"
+                    leaves the oldest messages out of the prompt.
                 response_model: A pydantic model, dataclass or TypedDict; the reply has an instance of it, `parsed`.
                 schema_in_prompt: Whether the prompt shows the schema to the model, with its descriptions; None: if it is that
                     of response_model.

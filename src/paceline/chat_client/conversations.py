@@ -72,7 +72,7 @@ class _BaseConversation:
 
     @property
     def num_left_out(self) -> int:
-        """How many of the oldest messages the last prompt left out, with when_full="drop_oldest"."""
+        """How many of the oldest messages the last prompt left out, with context_overflow="drop_oldest"."""
         return max(0, self._history.first_kept - num_leading(self._messages))
 
     def undo(self) -> Content | None:
@@ -214,8 +214,9 @@ class Conversation(_BaseConversation):
             system: What the model should be or know; a system message.
             messages: What was said before.
             params: The sampling parameters of every turn.
-            **options: Keywords of `LLM.chat` for every turn, such as tools and run_tools; with when_full="drop_oldest" a full
-                context leaves the oldest messages out of prompts. `messages` and `save` have all of them.
+            **options: Keywords of `LLM.chat` for every turn, such as tools and run_tools; with
+                context_overflow="drop_oldest" a full context leaves the oldest messages out of prompts; `messages` and `save`
+                have all of them.
 
         Raises:
             InvalidParams: A message is malformed.

@@ -198,7 +198,7 @@ def _run(job: ChatJob) -> None:
             llm,
             SessionOptions(
                 params=job.params,
-                turn={**job.turn, "lora": job.model.lora_scales, "when_full": "drop_oldest"},
+                turn={**job.turn, "lora": job.model.lora_scales, "context_overflow": "drop_oldest"},
                 make_view=lambda: make_view(is_plain=job.is_plain, shows_thinking=job.shows_thinking),
                 run=run,
             ),

@@ -247,7 +247,8 @@ def open_trace(config: EngineConfig, start_s: float) -> TraceRecorder | None:
     if config.trace is None:
         return None
     try:
-        return TraceRecorder(config.trace, start_s=start_s, max_bytes=config.trace_max_bytes)
+        path = validation.path("trace", config.trace)
+        return TraceRecorder(path, start_s=start_s, max_bytes=config.trace_max_bytes)
     except OSError as error:
         raise InvalidParams(f"trace {config.trace} cannot be written: {error.strerror or error}") from None
 

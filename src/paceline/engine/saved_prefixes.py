@@ -110,7 +110,7 @@ class StateFiles:
     """The files of one folder, for one model and layout. folder: None where saving is off. projector: identifies its file."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: bytes, projector: bytes = b"") -> None:
-        self._folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else validation.path("state_folder", folder)
         self._fingerprint, self._projector = fingerprint, projector
         if self._folder is not None and not self._folder.is_dir():
             raise InvalidParams(f"state_folder must be a folder, and {self._folder} is none; make it first")
