@@ -40,7 +40,7 @@ from paceline.chat_client.chat_reply import (
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import Completion
-from paceline.errors import EngineStopped, GrammarError, PacelineError, PromptTooLong, ResponseModelError
+from paceline.errors import Closed, EngineStopped, GrammarError, PacelineError, PromptTooLong, ResponseModelError
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 
@@ -129,8 +129,12 @@ class ChatCall:
         leave the reply too little room, in whole exchanges: the user's messages with the replies, calls and results that follow
         them. Then the prompt takes at most half of the context if it can, so that this is not done every turn.
         """
-        if engine.is_closed:  # the chat format is closed with its model
-            raise EngineStopped("the engine was shut down and takes no requests; make a new one")
+        try:
+            return self._fitted(engine)
+        except Closed:  # the chat format is closed with its model
+            raise EngineStopped("the engine was shut down and takes no requests; make a new one") from None
+
+    def _fitted(self, engine: EngineClient) -> Request:
         first = self._history.first_kept
         if not self._arguments.drops_oldest:
             return self._prepared_from(engine, first)

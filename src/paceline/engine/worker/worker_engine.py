@@ -156,7 +156,7 @@ class WorkerEngine(BaseEngine):
             ready = self._loaded(arguments.model)
         except BaseException:
             try:
-                self.close()
+                super().close()  # there may be no front yet
             finally:
                 if front is not None:
                     front.close()
@@ -267,6 +267,12 @@ class WorkerEngine(BaseEngine):
     def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
         return request.pooling  # the worker checks it
 
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """See `EngineClient`."""
+        super().close(drain=drain, timeout_s=timeout_s)
+        if self._supervisor.ended.done():
+            self._front.close()
+
     def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
         """See `EngineClient`."""
         self._check_usable()
@@ -361,8 +367,9 @@ class WorkerEngine(BaseEngine):
         return self._supervisor.worker_pid
 
 
-def _close_front(front: FrontModel, _ended: Future[EngineStopped | None]) -> None:
-    front.close()
+def _close_front(front: FrontModel, ended: Future[EngineStopped | None]) -> None:
+    if ended.result() is None:  # after a crash too many requests are still read, and refused with the reason
+        front.close()
 
 
 def _replaced(engine: weakref.ref[WorkerEngine], ready: messages.Ready) -> None:
