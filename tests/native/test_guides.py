@@ -32,6 +32,8 @@ PAGES = (
     "guide/writing_a_strategy.md",
     "guide/writing_an_instrument.md",
     "reference/chat.md",
+    "reference/errors.md",
+    "reference/requests.md",
     "reference/runtime.md",
     "index.md",
     "quickstart.md",
