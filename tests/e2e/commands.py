@@ -136,7 +136,7 @@ class Terminal:
     @property
     def text(self) -> str:
         """What was written, escapes included."""
-        return self.seen.decode(errors="replace").replace("\r\n", "\n")
+        return re.sub("\r+\n", "\n", self.seen.decode(errors="replace"))
 
     @property
     def plain_text(self) -> str:

@@ -61,8 +61,10 @@ def test_wrong_audio_is_one_line(folder: Path) -> None:
 def test_audio_of_a_chat_on_a_terminal(folder: Path) -> None:
     """It goes with the next message; a bad file changes nothing, and the chat is saved with it and goes on."""
     talk, one = folder / "talk.json", folder / "one.wav"
-    chat = Terminal("chat", "-m", str(folder / "model.gguf"), *FLAGS, "-c", "600", "--audio", str(one), "--plain")
-    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    chat = Terminal(
+        "chat", "-m", str(folder / "model.gguf"), *FLAGS, "-c", "600", "--audio", str(one), "--plain", COLUMNS="500"
+    )
+    chat.read_until_seen(r"Ctrl-D\s+ends\.\n.*> ")
     for typed, reply in (
         ("/audio", r"with the next message: \S+one\.wav \(1\.0 s\)"),
         (f"/audio {folder / 'cut.flac'}", r"/audio \S+cut\.flac: the audio file is damaged"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from tests.e2e.commands import ESCAPE, Terminal, output, paceline_
+from tests.e2e.commands import COMMAND, ESCAPE, TIMEOUT_S, Terminal, output, paceline_
 
 pytestmark = pytest.mark.native
 
@@ -63,6 +65,154 @@ def test_replies_keep_to_constraints(tmp_path: Path) -> None:
         assert output(*CHAT, ASKED, "-q", *args).strip() in replies
 
 
+TOOLS = '''
+"""Tools."""
+import sys
+import time
+from os.path import join
+
+
+def weather(city: str) -> str:
+    """Current weather of a city.
+
+    Args:
+        city: The city's English name.
+    """
+    {body}
+
+
+def _hidden() -> str:
+    """Not public."""
+
+
+def undocumented() -> str:
+    return ""
+'''
+WEATHER = "What is the weather in Paris?"
+
+
+def tool_file(folder: Path, body: str = 'return "sunny, 20 degrees"') -> str:
+    (folder / "tools.py").write_text(TOOLS.replace("{body}", body))
+    return str(folder / "tools.py")
+
+
+def test_tools_run_without_a_question_for_yes(tmp_path: Path) -> None:
+    """The calls and their results go to stderr, the reply to stdout."""
+    done = paceline_(*CHAT, WEATHER, "--tools", tool_file(tmp_path), "--yes", "-q")
+    assert done.returncode == 0
+    assert done.stdout.decode().startswith("It is sunny and 20 degrees in Paris")
+    assert done.stderr.decode() == "calls weather(city='Paris')\nweather: sunny, 20 degrees\n"
+
+
+def test_tools_that_cannot_be_used_are_wrong_usage(tmp_path: Path) -> None:
+    """A file that does not run or has no tool; a question without a terminal."""
+    for number, (text, words) in enumerate(
+        (
+            ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+            ("def", "SyntaxError"),
+            ("def f():\n    pass", "no public function with a docstring"),
+            ("async def f():\n    'Wait.'", "f is async"),
+            ("def f(*args):\n    'Add.'", "*args"),
+        )
+    ):
+        (tmp_path / f"{number}.py").write_text(text)
+        done = paceline_(*CHAT, "Hello!", "--tools", str(tmp_path / f"{number}.py"), "-y")
+        assert done.returncode == 2 and words in done.stderr.decode() and done.stderr.count(b"\n") == 1
+    done = subprocess.run(
+        [*COMMAND, *CHAT, "Hello!", "--tools", tool_file(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        start_new_session=True,
+    )
+    assert done.returncode == 2 and b"--yes runs calls unasked" in done.stderr
+    assert paceline_(*CHAT, "Hello!", "--tools", str(tmp_path / "none.py"), "-y").returncode == 2
+
+
+def test_a_question_comes_before_each_call(tmp_path: Path) -> None:
+    """No is a result that the model reads, all asks no more; the reply follows in either case."""
+    chat = Terminal(*CHAT, "-q", "--tools", tool_file(tmp_path))
+    chat.read_until_seen("> $")
+    for key, shown in (
+        ("n", r"weather: Error: the user did not allow this call\n(.|\n)*\n> $"),
+        ("y", r"all\nweather: sunny, 20 degrees\n(.|\n)*It is sunny and 20 degrees in Paris\.\n\n> $"),
+        ("a", r"all\nweather: sunny, 20 degrees\n(.|\n)*It is sunny and 20 degrees in Paris\.\n\n> $"),
+    ):
+        chat.seen = b""
+        chat.press("/clear\n")
+        chat.read_until_seen("> $")
+        chat.press(f"{WEATHER}\n")
+        chat.read_until_seen(r"calls weather\(city='Paris'\)\nRun it\? y yes, n no, a yes to all\n")
+        chat.press(f"x{key}")
+        chat.read_until_seen(shown)
+    chat.seen = b""
+    chat.press(f"/clear\n{WEATHER}\n")
+    chat.read_until_seen(r"It is sunny(.|\n)*> $")
+    assert "Run it?" not in chat.plain_text
+    chat.press("\x04")
+    assert chat.finish() == 0
+
+
+def test_ctrl_c_at_the_question_and_in_a_call_takes_the_turn_back(tmp_path: Path) -> None:
+    """The chat goes on, with the terminal as it was."""
+    chat = Terminal(*CHAT, "-q", "--tools", tool_file(tmp_path, "time.sleep(60)"))
+    mode = chat.mode()
+    for key in ("", "y"):
+        chat.seen = b""
+        chat.press(f"{WEATHER}\n")
+        chat.read_until_seen(r"yes to all\n")
+        chat.press(key)
+        if key:
+            time.sleep(1)
+        chat.interrupt()
+        chat.read_until_seen(r"interrupted\n(.|\n)*> $")
+    assert "weather is not waited for any more" in chat.plain_text
+    chat.seen = b""
+    chat.press("/undo\n")
+    chat.read_until_seen("there is nothing to take back")
+    chat.press("/exit\n")
+    assert chat.finish() == 0 and chat.last_mode == mode
+
+
+def test_a_tool_that_fails_or_exits_is_a_result(tmp_path: Path) -> None:
+    """The model reads why, and the chat ends as it would."""
+    for body, result in (("raise KeyError(city)", "Error: KeyError: 'Paris'"), ("sys.exit(3)", "SystemExit(3)")):
+        done = paceline_(*CHAT, WEATHER, "--tools", tool_file(tmp_path, body), "-y", "-q")
+        assert done.returncode == 0 and result in done.stderr.decode()
+
+
+def test_commands_take_back_and_suggest_and_let_paths_be() -> None:
+    """/undo, the nearest command, a path at the beginning of a message, and the hint at /clear."""
+    chat = Terminal(*CHAT, "-q", "-n", "3", "-c", "256")
+    chat.read_until_seen("> $")
+    chat.press("/undo\n")
+    chat.read_until_seen("there is nothing to take back")
+    chat.press("/usr/bin is a folder\n")
+    chat.read_until_seen(r"cut at the limit\)\n\n> $")
+    chat.press("/undo\n")
+    chat.read_until_seen("taken back: /usr/bin is a folder")
+    chat.press("/retyr\n")
+    chat.read_until_seen(r"no command /retyr; did you mean /retry\?")
+    assert "full" not in chat.plain_text
+    chat.press(f"{'many words ' * 105}\n")
+    chat.read_until_seen(r"the context is \d\d% full; /clear frees it")
+    chat.press("/clear\n/undo\n/exit\n")
+    assert chat.finish() == 0
+
+
+def test_pasted_lines_are_one_message() -> None:
+    """As terminals paste them: between two escape sequences."""
+    chat = Terminal(*CHAT, "-q", "-n", "3")
+    chat.read_until_seen("> $")
+    chat.press("\x1b[200~one\ntwo\x1b[201~\n")
+    chat.read_until_seen(r"cut at the limit\)\n\n> $")
+    chat.press("/undo\n")
+    chat.read_until_seen("taken back: one two")
+    chat.press("/exit\n")
+    assert chat.finish() == 0
+
+
 def test_an_empty_pipe_is_wrong_usage_or_an_empty_message() -> None:
     """It ends; nothing hangs."""
     assert paceline_(*CHAT, "-n", "3", stdin=b"").returncode == 0
@@ -72,7 +222,7 @@ def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     """Turns, every command, an unknown one, and Ctrl-D at the end."""
     path = tmp_path / "talk.json"
     chat = Terminal(*CHAT, "-n", "40")
-    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    chat.read_until_seen(r"Ctrl-D\s+ends\.\n.*> ")
     chat.press(f"{ASKED}\n")
     chat.read_until_seen(r"I am paceline-demo[^>]*> ")
     chat.press("/stats\n")
@@ -83,9 +233,9 @@ def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     chat.press("/system\n")
     chat.read_until_seen(r"/system\r?\n[^>]*You are brief\.\n")
     chat.press(f"/save {path}\n")
-    chat.read_until_seen("saved 3 messages to ")
+    chat.read_until_seen(r"saved 3 messages\s+to\s")
     chat.press(f"/clear\n/load {path}\n")
-    chat.read_until_seen("loaded 3 messages from ")
+    chat.read_until_seen(r"loaded 3 messages\s+from\s")
     for command, reply in (
         ("/nothing", "there is no command /nothing"),
         ("/load none.json", "none.json: No such file|No such file"),
@@ -123,7 +273,7 @@ def test_a_reply_that_fills_the_context_says_so() -> None:
 def test_ctrl_c_stops_the_reply_and_not_the_program(long_model: Path) -> None:
     """What was generated is kept; at the prompt it drops the line; /exit ends."""
     chat = Terminal(*CHAT, "-m", str(long_model), "-c", "32768", "--plain")
-    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    chat.read_until_seen(r"Ctrl-D\s+ends\.\n.*> ")
     chat.press("Tell me a story about a fox.\n")
     chat.read_until_seen("fox\\.\n(.|\n)*\\w\\w")
     chat.interrupt()

@@ -105,8 +105,10 @@ def test_chat_sends_images_with_its_message(folder: Path) -> None:
 def test_images_of_a_chat_on_a_terminal(folder: Path) -> None:
     """Each goes with the next message; a bad file changes nothing, and the chat is saved with them and goes on."""
     talk, one, two = folder / "talk.json", folder / "1.png", folder / "2.png"
-    chat = Terminal("chat", "-m", str(folder / "model.gguf"), *FLAGS, "-c", "400", "--image", str(one), "--plain")
-    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    chat = Terminal(
+        "chat", "-m", str(folder / "model.gguf"), *FLAGS, "-c", "400", "--image", str(one), "--plain", COLUMNS="500"
+    )
+    chat.read_until_seen(r"Ctrl-D\s+ends\.\n.*> ")
     for typed, reply in (
         ("/image", r"with the next message: \S+1\.png \(60 x 40\)"),
         (f"/image {folder / 'cut.png'}", r"/image \S+cut\.png: the image file is damaged"),
@@ -136,7 +138,7 @@ def test_images_of_a_chat_on_a_terminal(folder: Path) -> None:
 
 def test_a_chat_without_a_projector_goes_on_after_an_image(folder: Path) -> None:
     """And says how to get one."""
-    chat = Terminal("chat", "-m", str(folder / "model.gguf"), *FLAGS, "--no-mmproj", "--plain", "-q")
+    chat = Terminal("chat", "-m", str(folder / "model.gguf"), *FLAGS, "--no-mmproj", "--plain", "-q", COLUMNS="500")
     chat.read_until_seen("> ")
     chat.press(f"/image {folder / '1.png'}\n")
     chat.read_until_seen(r"this model takes no images[^\n]*--mmproj FILE\n> $")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +29,7 @@ from paceline.cli.image_options import (
     NoMmproj,
     NoMmprojOffload,
 )
-from paceline.cli.interrupt import run
+from paceline.cli.interrupt import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
     FileOption,
@@ -35,6 +41,7 @@ from paceline.cli.options import (
     RpcOption,
     ThreadsOption,
     VerboseOption,
+    calling_tools,
     engine_model,
     given_text,
     load,
@@ -51,6 +58,7 @@ from paceline.params import SamplingParams
 
 _PROMPT = "> "
 _GOES_ON = "... "
+_POLL_S = 0.1
 
 Message = Annotated[
     str | None,
@@ -84,6 +92,16 @@ Effort = Annotated[
         show_default=False,
     ),
 ]
+ToolFile = Annotated[
+    Path | None,
+    calling_tools(
+        "--tools",
+        metavar="FILE",
+        help="Python file whose public functions with docstrings the model may call.",
+        show_default=False,
+    ),
+]
+Yes = Annotated[bool, calling_tools("--yes", "-y", help="Run calls without a question.")]
 Plain = Annotated[bool, showing("--plain", help="Show text as it is, not as Markdown.")]
 HideThinking = Annotated[bool, showing("--hide-thinking", help="Do not show what the model thinks.")]
 Quiet = Annotated[bool, showing("--quiet", "-q", help="No progress bar, no greeting, no statistics.")]
@@ -100,6 +118,8 @@ class ChatJob:
     load: Path | None
     turn: dict[str, Any]
     llm: dict[str, Any]
+    tools: Sequence[Callable[..., Any]]
+    allows: Callable[[StopSignal], bool] | None
     is_plain: bool
     shows_thinking: bool
     quiet: bool
@@ -120,6 +140,8 @@ def chat(
     system: System = None,
     load_file: ChatFile = None,
     chat_template: ChatTemplate = None,
+    tools: ToolFile = None,
+    yes: Yes = False,
     reasoning_effort: Effort = None,
     image: ImageFiles = None,
     audio: AudioFiles = None,
@@ -173,6 +195,8 @@ def chat(
         load=load_file,
         turn=turn,
         llm={"n_ctx": ctx_size, "n_threads": threads, "chat_template": chat_template},
+        tools=() if tools is None else load_tools(tools),
+        allows=None if tools is None or yes else _asking(),
         is_plain=plain,
         shows_thinking=not hide_thinking,
         quiet=quiet,
@@ -184,6 +208,70 @@ def chat(
 def _only_message(given: str | None) -> str | None:
     """Return the only message of a run; None for a chat, which needs a terminal to read from."""
     return stdin_text() if given is None and not terminal.can_read_keys() else given
+
+
+def load_tools(path: Path) -> list[Callable[..., Any]]:
+    """Return the functions that a Python file defines whose names have no leading underscore and that have a docstring.
+
+    Raises `InvalidParams` if the file cannot be run, has no such function, or one of them has no JSON schema.
+    """
+    from paceline import FunctionTool
+
+    spec = importlib.util.spec_from_loader(
+        "paceline_tools", importlib.machinery.SourceFileLoader("paceline_tools", str(path))
+    )
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - a loader is given
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # pydantic looks for it
+    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidParams(f"--tools {path}: {type(error).__name__}: {error}") from error
+    found: list[Callable[..., Any]] = [
+        value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and value.__doc__
+    ]
+    if not found:
+        raise InvalidParams(f"--tools {path} has no public function with a docstring, which describes it to the model")
+    for function in found:
+        if FunctionTool.of(function).is_async:
+            raise InvalidParams(f"--tools {path}: {function.__name__} is async; only plain functions run in a chat")
+    return found
+
+
+def _asking() -> Callable[[StopSignal], bool]:
+    """Return a function that asks for a key on the terminal, which stays the terminal if stdin is a pipe.
+
+    Raises `InvalidParams` if there is no terminal to ask on.
+    """
+    try:
+        keyboard = sys.stdin.fileno() if terminal.is_terminal(sys.stdin) else os.open("/dev/tty", os.O_RDONLY)
+    except (AttributeError, OSError):  # no stdin, or no terminal at all
+        keyboard = -1
+    if keyboard < 0 or not terminal.is_terminal(sys.stderr):
+        raise InvalidParams("--tools asks on a terminal before each call, and there is none; --yes runs calls unasked")
+    is_for_all = False
+
+    def allows(stop: StopSignal) -> bool:
+        nonlocal is_for_all
+        if is_for_all:
+            return True
+        key = ""
+        with terminal.Keys(keyboard) as keys:
+            keys.read()  # what was typed before the question
+            terminal.note("Run it? y yes, n no, a yes to all")
+            while not stop.requested and not key:
+                keys.wait(_POLL_S)
+                key = next((pressed for pressed in keys.read().lower() if pressed in "yna"), "")
+        is_for_all = key == "a"
+        return key in ("y", "a")
+
+    return allows
 
 
 def _run(job: ChatJob) -> None:
@@ -201,6 +289,8 @@ def _run(job: ChatJob) -> None:
                 turn={**job.turn, "lora": job.model.lora_scales, "context_overflow": "drop_oldest"},
                 make_view=lambda: make_view(is_plain=job.is_plain, shows_thinking=job.shows_thinking),
                 run=run,
+                tools=job.tools,
+                allows=job.allows,
             ),
             job.system,
         )
@@ -226,6 +316,7 @@ def _converse(session: ChatSession) -> None:
 
         readline.set_completer(_completer(session.commands))
         readline.parse_and_bind("tab: complete")
+        readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
     while True:
         try:
             line = _read()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +28,30 @@ if TYPE_CHECKING:
     from paceline.params import SamplingParams
     from paceline.streaming import Usage
 
+_NEARLY_FULL = 0.8  # share of the context
+_POLL_S = 0.1
+_MAX_SHOWN_CHARS = 400
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
     """How a chat runs.
 
-    params, turn: of every turn; turn has keywords of `LLM.chat`. make_view: of a view for one reply. run: does work that Ctrl-C
-    stops.
+    Attributes:
+        params: Sampling parameters of every turn.
+        turn: Keywords of `LLM.chat` for every turn.
+        make_view: Makes the view of a message.
+        run: Does work that Ctrl-C stops.
+        tools: Functions that the model may call.
+        allows: Asks whether a call may run, on the thread that reads the reply; None runs all calls.
     """
 
     params: SamplingParams
     turn: Mapping[str, Any]
     make_view: Callable[[], ReplyView]
     run: Callable[[Callable[[StopSignal], None]], None]
+    tools: Sequence[Callable[..., Any]] = ()
+    allows: Callable[[StopSignal], bool] | None = None
 
 
 class ChatSession:
@@ -43,6 +59,11 @@ class ChatSession:
 
     def __init__(self, llm: LLM, options: SessionOptions, system: str | None = None) -> None:
         self._llm, self._options = llm, options
+        self._turn = dict(options.turn)
+        if options.tools:
+            self._turn |= {"tools": [self._guarded(tool) for tool in options.tools], "run_tools": True}
+        self._view: ReplyView | None = None  # of the message that is being shown
+        self._stop = StopSignal()  # of the turn that runs
         self._talk = self._conversation(system)
         self._last: Usage | None = None
         self._num_turns = self._num_tokens = self._num_left_out = 0
@@ -52,7 +73,8 @@ class ChatSession:
             "/image": ("FILE", "show it an image with the next message; - for none", self._image),
             "/audio": ("FILE", "let it hear audio with the next message; - for none", self._audio),
             "/retry": ("", "take the last reply back and generate another", self._retry),
-            "/clear": ("", "begin anew, with the same system message", self._clear),
+            "/undo": ("", "take the last message and its reply back", self._undo),
+            "/clear": ("", "forget all but the system message, which frees the context", self._clear),
             "/save": ("FILE", "write the conversation to a file, as JSON", self._save),
             "/load": ("FILE", "go on with a conversation from a file", self._load),
             "/stats": ("", "show counts and times of the last reply", self._stats),
@@ -74,14 +96,18 @@ class ChatSession:
         if name in ("/exit", "/quit", "/bye"):
             return False
         try:
-            if not text.startswith("/"):
-                self._say_spaced(line)
-            elif text.startswith("//"):
+            if text.startswith("//"):
                 self._say_spaced(text[1:])
+            elif not text.startswith("/") or "/" in name[1:]:  # a path is no command
+                self._say_spaced(line)
             elif name in self._commands:
                 self._commands[name][2](rest.strip())
             else:
-                terminal.report(f"there is no command {name}; /help lists them, and // begins a message with one /")
+                nearest = difflib.get_close_matches(name, self._commands, n=1)
+                hint = f"did you mean {nearest[0]}? " if nearest else ""
+                terminal.report(
+                    f"there is no command {name}; {hint}/help lists all, and // begins a message with one /"
+                )
         except (PacelineError, OSError) as error:
             terminal.report(str(error))
             if self._attached and not text.startswith("/"):
@@ -122,6 +148,10 @@ class ChatSession:
         """Say something, with a blank line behind the reply."""
         try:
             self.say(text)
+            if self._last is not None:
+                used = (self._last.prompt_tokens + self._last.completion_tokens) / self._llm.limits.max_positions
+                if used >= _NEARLY_FULL:
+                    terminal.note(f"(the context is {used:.0%} full; /clear frees it)")
         finally:
             terminal.write("\n")
 
@@ -131,18 +161,46 @@ class ChatSession:
         return self._last
 
     def _show(self, stream: ChatStream, stop: StopSignal) -> None:
-        view = self._options.make_view()
+        self._stop = stop
         with stream, stop.aborting(stream.cancel):
             try:
                 for chunk in stream:
                     for delta in chunk.deltas:
                         if delta.reasoning_content:
-                            view.thinking(delta.reasoning_content)
+                            self._shown().thinking(delta.reasoning_content)
                         if delta.content:
-                            view.content(delta.content)
+                            self._shown().content(delta.content)
+                    if chunk.tool_result is not None:
+                        self._end_view()
+                        terminal.note(f"{chunk.tool_result.call.name}: {_shortened(chunk.tool_result.content)}")
             finally:
-                view.finish()
+                self._end_view()
             self._count(stream.collect())
+
+    def _shown(self) -> ReplyView:
+        """Return the view of the message that is being shown."""
+        if self._view is None:
+            self._view = self._options.make_view()
+        return self._view
+
+    def _end_view(self) -> None:
+        if self._view is not None:
+            self._view.finish()
+            self._view = None
+
+    def _guarded(self, tool: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function with the signature of a tool that shows the call, asks whether it may run, and runs it."""
+
+        @functools.wraps(tool)
+        def call(*args: Any, **named: Any) -> Any:
+            self._end_view()
+            given = [*map(repr, args), *(f"{name}={value!r}" for name, value in named.items())]
+            terminal.note(f"calls {tool.__name__}({_shortened(', '.join(given))})")
+            if self._options.allows is not None and not self._options.allows(self._stop):
+                return "Error: the user did not allow this call"
+            return _run_unless_stopped(lambda: tool(*args, **named), tool.__name__, self._stop)
+
+        return call
 
     def _count(self, reply: ChatReply[Any]) -> None:
         self._last = reply.usage
@@ -181,6 +239,15 @@ class ChatSession:
             if self._num_turns == num_turns:  # it failed
                 self._talk = before
 
+    def _undo(self, _: str) -> None:
+        said = self._talk.undo()
+        if said is None:
+            terminal.report("there is nothing to take back")
+            return
+        parts = [{"text": said}] if isinstance(said, str) else said
+        texts = [str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part]
+        terminal.note(f"taken back: {_shortened(' '.join(texts))}")
+
     def _image(self, path: str) -> None:
         self._change_attached("image", path, read_image)
 
@@ -214,13 +281,12 @@ class ChatSession:
         """Go on with a conversation from a file. Raises `StateError` and `OSError`; nothing has changed then."""
         from paceline.chat_client.conversations import Conversation
 
-        self._talk = Conversation.load(self._llm, path, params=self._options.params, **self._options.turn)
+        self._talk = Conversation.load(self._llm, path, params=self._options.params, **self._turn)
 
     def _conversation(self, system: str | None, messages: Sequence[Mapping[str, Any]] = ()) -> Conversation:
         from paceline.chat_client.conversations import Conversation
 
-        options = self._options
-        return Conversation(self._llm, system, messages=messages, params=options.params, **options.turn)
+        return Conversation(self._llm, system, messages=messages, params=self._options.params, **self._turn)
 
     def _load(self, path: str) -> None:
         if not path:
@@ -239,7 +305,10 @@ class ChatSession:
     def _help(self, _: str) -> None:
         for name, (argument, text, _command) in self._commands.items():
             terminal.note(f"  {f'{name} {argument}':<14}{text}")
-        terminal.note("A line that ends with \\ goes on in the next one. Ctrl-C stops a reply.")
+        terminal.note(
+            "A line that ends with \\ goes on in the next one; pasted lines are one message. // begins a message with one /. "
+            "Ctrl-C stops a reply."
+        )
 
 
 def stats_line(usage: Usage) -> str:
@@ -256,6 +325,32 @@ def stats_line(usage: Usage) -> str:
         f"first token after {terminal.duration(usage.ttft_s)}",
     ]
     return " | ".join(parts)
+
+
+def _run_unless_stopped(work: Callable[[], Any], name: str, stop: StopSignal) -> Any:
+    """Return the result of a function that runs on a thread of its own, which Ctrl-C leaves behind. Raises its error."""
+    outcome: Future[Any] = Future()
+
+    def fulfil() -> None:
+        try:
+            outcome.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised again by the thread that waits
+            outcome.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - such as SystemExit, which would end the chat
+            outcome.set_exception(RuntimeError(f"the tool ended with {error!r}"))
+
+    threading.Thread(target=fulfil, name="paceline-tool", daemon=True).start()
+    while not wait_for([outcome], _POLL_S).done:
+        if stop.requested:
+            terminal.note(f"{name} is not waited for any more, and may still run")
+            raise InterruptedError("interrupted by the user")
+    return outcome.result()
+
+
+def _shortened(text: str) -> str:
+    """Return a text on one line, cut to what a person reads."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_SHOWN_CHARS else f"{line[: _MAX_SHOWN_CHARS - 3]}..."
 
 
 def _modality_of(attachment: Attachment) -> str:

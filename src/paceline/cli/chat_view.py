@@ -61,7 +61,7 @@ class PlainView:
 
     def finish(self) -> None:
         """See `ReplyView`."""
-        if not self._last.endswith("\n"):
+        if self._last and not self._last.endswith("\n"):
             self._wrap.write("\n")
         self._wrap.finish()
 

@@ -148,6 +148,7 @@ constraining = partial(typer.Option, rich_help_panel="What may be written")
 ending = partial(typer.Option, rich_help_panel="When it ends")
 reading_text = partial(typer.Option, rich_help_panel="How the text is read")
 making_vectors = partial(typer.Option, rich_help_panel="What the vectors are")
+calling_tools = partial(typer.Option, rich_help_panel="Tools")
 running = partial(typer.Option, rich_help_panel="How it runs")
 showing = partial(typer.Option, rich_help_panel="What is shown")
 
