@@ -253,7 +253,7 @@ def test_a_full_context_leaves_old_messages_out_and_says_so() -> None:
     """The chat goes on; the note says how many, and how to begin anew."""
     story = "Please tell me a long story about a fox, an owl and the old king who lived in the wood. " * 2
     chat = Terminal(*CHAT, "-n", "40", "-c", "512")
-    chat.read_until_seen("Ctrl-D ends.\n.*> ")
+    chat.read_until_seen(r"Ctrl-D\s+ends\.\n.*> ")
     for turn in range(1, 9):
         chat.press(f"{story}\n")
         chat.read_until_seen(rf"(?s)(?:\n> .*){{{turn}}}\n> $")
