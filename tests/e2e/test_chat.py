@@ -257,7 +257,7 @@ def test_a_full_context_leaves_old_messages_out_and_says_so() -> None:
     for turn in range(1, 9):
         chat.press(f"{story}\n")
         chat.read_until_seen(rf"(?s)(?:\n> .*){{{turn}}}\n> $")
-    assert re.search("old messages? left out: the context of 512 tokens is full; /clear", chat.plain_text)
+    assert re.search(r"old messages?\s+left\s+out:\s+the\s+context\s+of\s+512\s+tokens\s+is\s+full", chat.plain_text)
     chat.press("\x04")
     assert chat.finish() == 0
 
