@@ -24,7 +24,6 @@ from paceline.engine.executor import as_paceline_error
 from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.runtime.tokenizer import FimTokens
 from paceline.scheduling.embedding import EmbeddingItem
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.plan import Row, RowKind, RowOutput
@@ -33,6 +32,7 @@ from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
 
 if TYPE_CHECKING:
     from paceline.constraints import Constraint, ConstraintCompiler
+    from paceline.runtime.tokenizer import FimTokens
 
 EOS, BOS = 256, 257
 
@@ -167,7 +167,13 @@ class FakeTokenizer:
     bos = BOS
     eog_ids = frozenset({EOS})
     special_tokens: Mapping[str, int] = MappingProxyType({"bos": BOS})
-    fim = FimTokens()
+
+    @property
+    def fim(self) -> FimTokens:
+        """No tokens for filling in the middle."""
+        from paceline.runtime.tokenizer import FimTokens
+
+        return FimTokens()
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
         return list(validation.text("prompt", text).encode())

@@ -15,7 +15,7 @@ from paceline.request import RequestOptions
 def test_adapters_are_named_by_their_keys_or_by_their_files() -> None:
     """In the order in which they were given."""
     assert adapter_paths(()) == {}
-    assert adapter_paths(["x/a.gguf", Path("b.gguf")]) == {"a": "x/a.gguf", "b": Path("b.gguf")}
+    assert adapter_paths(["x/a.gguf", Path("b.gguf")]) == {"a": Path("x/a.gguf"), "b": Path("b.gguf")}
     assert list(adapter_paths({"n": "x/a.gguf", "a": "y"})) == ["n", "a"]
 
 
