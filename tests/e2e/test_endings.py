@@ -95,7 +95,7 @@ def test_what_goes_wrong_is_one_line_and_a_code(args: list[str], code: int, mess
 
 def test_ctrl_c_on_a_terminal_keeps_text_and_numbers_apart(long_model: Path) -> None:
     """The numbers begin on a line of their own and the code is 130."""
-    screen = Terminal(*endless(long_model))
+    screen = Terminal(*endless(long_model), COLUMNS="200")
     screen.read_until(PROMPT.encode())
     screen.interrupt()
     assert screen.finish() == 130

@@ -240,8 +240,7 @@ def _generate(llm: LLM, job: GenerateJob, prompt: list[int] | Segments, interrup
     ):
         wrap = terminal.WordWrap(sys.stdout)
         if job.showing.echo:
-            wrap.write(job.prompt, style="dim")
-            wrap.finish()  # the whole prompt is shown while it is computed
+            wrap.write(job.prompt, style="dim", ends=True)  # the whole prompt is shown while it is computed
         try:
             return collect(stream, None if job.showing.as_json else wrap.write)
         finally:

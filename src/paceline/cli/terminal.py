@@ -92,14 +92,16 @@ class WordWrap:
         self._fence = ""
         self._is_long = False  # the word is being written already
 
-    def write(self, text: str, *, style: str | None = None) -> None:
-        """Write a piece of the text, but for a word at its end that may go on."""
+    def write(self, text: str, *, style: str | None = None, ends: bool = False) -> None:
+        """Write a piece of the text; unless it ends there, hold back its last word, which may go on."""
         if not is_terminal(self._stream):
             _put(self._stream, text, style)
             return
         most = self._most
         for character in printable(text):
             self._add(character, style, most)
+        if ends:
+            self.finish()
         self._put_ready()
 
     def finish(self) -> None:
