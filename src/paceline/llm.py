@@ -487,7 +487,7 @@ class LLM(ChatMethods):
         `EngineStopped`; `tokenizer` still decodes, and `model` has its metadata. A `Model` of the caller stays open.
 
         Args:
-            drain: Whether accepted requests may finish first.
+            drain: Whether accepted requests may finish first. Requests in line for the queue end with `EngineStopped`.
             timeout_s: How long they may take, in seconds; None: no limit.
         """
         self._engine.close(drain=drain, timeout_s=timeout_s)

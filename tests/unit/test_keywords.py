@@ -155,7 +155,7 @@ def test_defaults_of_requests_are_those_of_the_records(name: str) -> None:
     }
     if is_chat:
         assert found["max_tool_rounds"] == 8
-        assert found["when_full"] == "error"
+        assert found["context_overflow"] == "error"
         assert found["response_model"] is None
 
 

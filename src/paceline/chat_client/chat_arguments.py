@@ -71,7 +71,7 @@ with_chat_keywords = with_keywords(
     ChatOptions,
     max_tokens=None,
     run_tools=False,
-    when_full="error",
+    context_overflow=CONTEXT_OVERFLOW[0],
     max_tool_rounds=DEFAULT_TOOL_ROUNDS,
 )
 CHAT_NAMES = frozenset({*ChatOwnKeywords.__annotations__, "response_model"})
@@ -108,9 +108,8 @@ class ChatArguments:
 
     params: how to generate; a schema of response_format or response_model is in it. response: what the content becomes.
     notice: the sentence that shows the schema to the model; None: the prompt has no schema.
-    max_tool_rounds: how often calls are run; 0: never. max_retries: how often a reply that is no instance of response_model is
-    asked for again. drops_oldest: whether the oldest messages are left out of a prompt that
-    would fill the context.
+    max_tool_rounds: how often calls are run; 0: never. max_retries: how often the model is asked again for a reply that is no
+    instance of response_model. drops_oldest: whether the oldest messages are left out of a prompt that would fill the context.
     """
 
     template: str | None

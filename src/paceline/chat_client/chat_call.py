@@ -49,6 +49,11 @@ if TYPE_CHECKING:
     from paceline.engine.prompts import Prompt
 
 _MAX_ERROR_CHARS = 2000
+_FINAL = frozenset((FinishReason.DEADLINE, FinishReason.CANCELLED, FinishReason.SHUTDOWN))
+_ADVICE = {
+    FinishReason.LENGTH: "; a larger max_tokens may help, or a larger n_ctx if the context is full",
+    FinishReason.DEADLINE: "; a larger timeout_s may help",
+}
 _REPLY_SHARE = 4  # of the context, the part that a reply without max_tokens finds free
 _log = logging.getLogger("paceline.chat")
 
@@ -251,11 +256,16 @@ class ChatCall:
         return self._completion
 
     def asks_again(self) -> bool:
-        """Return whether another round follows, since the content is no instance of response_model."""
+        """Return whether another round follows, since the content is no instance of response_model.
+
+        A deadline, a cancel or the end of the engine ends the call as well.
+        """
         problem = self._problem()
         if problem is None or self._num_retries == self._arguments.max_retries:
             return False
         assert self._completion is not None  # noqa: S101 - our own invariant
+        if self._completion.finish_reason in _FINAL:
+            return False
         self._failed, self._num_retries = problem, self._num_retries + 1
         if self._messages_before is None:
             self._messages_before = list(self._messages[:-1])
@@ -285,7 +295,7 @@ class ChatCall:
             return None
         if not is_whole(completion):
             return ValueError(
-                f"it was cut off ({completion.finish_reason.value}) after {completion.usage.completion_tokens} tokens, before "
+                f"it was cut off ({completion.finish_reason}) after {completion.usage.completion_tokens} tokens, before "
                 f"it was a whole {response.name}"
             )
         try:
@@ -314,7 +324,7 @@ class ChatCall:
         if problem is None or response is None:
             return whole
         tried = f" in {self._num_retries + 1} attempts" if self._num_retries else ""
-        advice = "" if is_whole(completion) else "; a larger max_tokens may help"
+        advice = _ADVICE.get(completion.finish_reason, "")
         raise ResponseModelError(
             f"the reply is no {response.name}{tried}: {problem}{advice}", completion.content, whole
         ) from problem

@@ -97,6 +97,8 @@ class Inbox:
             elif wait is not None:
                 self._line[request.key] = (request, num_tokens, wait)
                 self._note_deadline(request)
+                if request.cancelled:
+                    self.put(Cancel(request.key))  # the first one may have been taken before the request was in line
 
     def _accept(self, request: Request | EmbeddingRequest, num_tokens: int) -> None:
         self._open.add(request.key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pydantic
@@ -18,6 +19,7 @@ from paceline.chat_client.token_history import TokenHistory
 from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, PromptTooLong, ResponseModelError
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES
+from paceline.streaming import FinishReason
 from paceline.testing import FakeEngineClient
 
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -31,19 +33,17 @@ def chats() -> Iterator[FakeChats]:
     engine.close()
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, *messages: ParsedMessage) -> None:
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, *messages: ParsedMessage, reason: FinishReason = FinishReason.STOP
+) -> None:
     """Have the generated texts read as these messages, the last one for all that follow."""
     read = chat_call.chat_completion_of
     left = list(messages)
 
     def chat_completion_of(completion: Any, rendered: Any) -> Any:
-        from dataclasses import replace
-
-        from paceline.streaming import FinishReason
-
         whole = read(completion, rendered)
         message = left.pop(0) if len(left) > 1 else left[0]
-        return replace(whole, choices=(replace(whole.choices[0], message=message, finish_reason=FinishReason.STOP),))
+        return replace(whole, choices=(replace(whole.choices[0], message=message, finish_reason=reason),))
 
     monkeypatch.setattr(chat_call, "chat_completion_of", chat_completion_of)
 
@@ -314,6 +314,19 @@ def test_a_reply_that_was_cut_off_is_asked_for_again(chats: FakeChats, monkeypat
     assert len(caught.value.reply.messages) == 2
     turn, _ = chats._formats.format.turns[-1]
     assert "it was cut off" in turn.messages[-1]["content"]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.DEADLINE, FinishReason.CANCELLED, FinishReason.SHUTDOWN])
+def test_a_reply_that_was_ended_from_outside_is_not_asked_for_again(
+    chats: FakeChats, monkeypatch: pytest.MonkeyPatch, reason: FinishReason
+) -> None:
+    """Another attempt would take as long again as `timeout_s` allows."""
+    scripted(monkeypatch, ParsedMessage(content='{"number"'), reason=reason)
+    with pytest.raises(ResponseModelError, match=rf"the reply is no Even: it was cut off \({reason}\)") as caught:
+        chats.chat(HELLO, response_model=Even, max_retries=3)
+    assert caught.value.reply.attempts == len(chats._formats.format.turns) == 1
+    assert ("timeout_s" in str(caught.value)) == (reason is FinishReason.DEADLINE)
+    assert "max_tokens" not in str(caught.value)
 
 
 def test_a_retry_may_call_tools(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:

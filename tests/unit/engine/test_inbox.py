@@ -282,6 +282,19 @@ def test_a_cancelled_wait_ends_out_of_turn() -> None:
     assert line.inbox.take() == [Cancel(one.key), Submit(one), Cancel(one.key)]
 
 
+def test_a_request_that_was_cancelled_before_it_was_in_line_does_not_wait() -> None:
+    """Its cancel may have been taken before the inbox knew the request."""
+    line = Line()
+    inbox, request = line.inbox, make_request(BACKEND, CLOCK, line.inbox.next_key(), "hello")
+    inbox.take()
+    request.cancelled = True
+    inbox.put(Cancel(request.key))
+    assert inbox.take() == [Cancel(request.key)]
+    inbox.submit(request, 1, wait=Wait(lambda: None, lambda _: None))
+    assert inbox.take() == [Cancel(request.key)]
+    assert inbox.take() == [Submit(request), Cancel(request.key)]
+
+
 def test_a_wait_ends_at_its_deadline() -> None:
     """The engine's thread is woken to note the deadline, and accepts the request then."""
     line = Line()
