@@ -260,7 +260,7 @@ def test_quiet_leaves_stderr_empty() -> None:
 
 def test_a_terminal_sees_a_bar_then_prompt_and_text_and_numbers() -> None:
     """The bar goes away, the prompt comes before the text, and there are colours."""
-    screen = Terminal("generate", PROMPT, "-t", "1", "-n", "5", "--seed", "1")
+    screen = Terminal("generate", PROMPT, "-t", "1", "-n", "5", "--seed", "1", COLUMNS="200")
     assert screen.finish() == 0
     assert "Loading paceline-demo.gguf" in screen.text and "100%" in screen.text
     assert f"{ESCAPE}[2m{PROMPT}{ESCAPE}[0m" in screen.text
