@@ -68,6 +68,10 @@ CALLS: dict[str, tuple[str, Sequence[ToolCall]]] = {
     "arguments as text": ('{"name": "weather", "arguments": "{\\"city\\": \\"Bonn\\"}"}', [BONN]),
     "arguments first": ('{"arguments": {"city": "Bonn"}, "name": "weather"}', [BONN]),
     "id": (BARE.replace("{", '{"id": "c7", ', 1), [replace(BONN, id="c7")]),
+    "doubled braces": ("{" + BARE + "}", [BONN]),
+    "doubled braces and blanks": ("{\n  {" + BARE[1:-1] + "}\n}\n", [BONN]),
+    "doubled braces in a list": (f"```json\n[{{{BARE}}}, {BARE}]\n```", [BONN, BONN]),
+    "doubled braces one after another": (f"{{{BARE}}}\n{{{BARE}}}", [BONN, BONN]),
     "brackets in texts": (BARE.replace("Bonn", '}]\\"{'), [ToolCall("weather", '{"city": "}]\\"{"}')]),
     "other order": (
         '{"name": "forecast", "arguments": {"days": 2, "at": {"y": 1, "x": 2.5}, "unit": "c", "city": "Ulm"}}',
@@ -90,7 +94,10 @@ CONTENTS: dict[str, tuple[str, int, str]] = {
     "text after": (f"{BARE} is it.", len(BARE) + 1, "'weather' and was not read as one: it has more than the JSON"),
     "text after a fence": (f"```\n{BARE}\n```\nDone.", len(BARE) + 9, "it has more than the JSON of calls"),
     "another member": (BARE.replace("{", '{"why": "", ', 1), len('{"why'), "it has more than the JSON of calls"),
-    "doubled braces": ("{" + BARE + "}", 2, "it has more than the JSON of calls"),
+    "doubled braces and a member": ("{" + BARE + ', "a": 1}', len(BARE) + 1, "it has more than the JSON of calls"),
+    "doubled braces, one end": ("{" + BARE, 100, "it is no valid JSON"),
+    "three braces": ("{{" + BARE + "}}", 2, "it has more than the JSON of calls"),
+    "list without an end": (f"[{BARE}", 100, "it is no valid JSON"),
     "missing argument": ('{"name": "weather", "arguments": {}}', 100, "its arguments have no 'city'"),
     "unknown argument": (
         '{"name": "forecast", "arguments": {"city": "Ulm", "type": "object"}}',
@@ -337,14 +344,17 @@ def test_a_stream_that_is_cancelled_delivers_what_was_held_back(llm: LLM) -> Non
     written = Written(llm.tokenizer, long)
     options: dict[str, Any] = {"tools": [weather], "run_tools": True, "logits_processors": [written], "temperature": 0}
     with llm.stream_chat(ASKED, **options) as stream:
-        first = stream.get()
+        chunks = list[ChatChunk]()
+        while sum(len(chunk.token_ids) for chunk in chunks) < len('{"name": "'):  # each has a character or more
+            chunk = stream.get()
+            assert isinstance(chunk, ChatChunk)
+            chunks.append(chunk)
         stream.cancel()
-        chunks = [first, *stream]
-    assert all(isinstance(chunk, ChatChunk) for chunk in chunks)
-    deltas = [chunk.deltas for chunk in chunks if isinstance(chunk, ChatChunk)]
+        chunks += stream
+    deltas = [chunk.deltas for chunk in chunks]
     assert not any(deltas[:-1])
     last = chunks[-1]
-    assert isinstance(last, ChatChunk) and last.message is not None and last.usage is not None
+    assert last.message is not None and last.usage is not None
     assert last.finish_reason is FinishReason.CANCELLED
     assert joined(deltas[-1]) == last.message == ParsedMessage(last.message.content)
     assert len(last.message.content) > len('{"name":') and long.startswith(last.message.content)

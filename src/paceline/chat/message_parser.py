@@ -28,6 +28,7 @@ _NAME_MEMBERS: Final = ("name", "function")
 _ARGUMENT_MEMBERS: Final = ("arguments", "parameters")
 _MEMBERS: Final = ("id", "type", *_NAME_MEMBERS, *_ARGUMENT_MEMBERS)
 _LIKE_A_CALL: Final = re.compile(r'"name"\s*:\s*"(?P<name>[^"\\]{1,256})"\s*,\s*"(?:arguments|parameters)"\s*:')
+_DOUBLED: Final = re.compile(rf"\{{[{_BLANKS}]*\{{")
 _MAX_SHOWN: Final = 30
 _MAX_COMBINED: Final = 100  # schemas of allOf, anyOf and oneOf that are looked through for one value
 
@@ -111,7 +112,8 @@ class UntaggedCalls:
 
     The content has to be a JSON object with the name of a tool and arguments that fit its schema, several such objects, or a
     list of them. Blanks and one code fence may stand around it, and nothing else. Read are {"name": ..., "arguments": {...}},
-    "parameters" in place of "arguments", {"type": "function", "function": {...}}, and arguments as a text of JSON.
+    "parameters" in place of "arguments", {"type": "function", "function": {...}}, and arguments as a text of JSON. The outer
+    braces may be doubled, {{"name": ..., "arguments": {...}}}, as the template of Qwen2.5-Coder shows them.
 
     Pure; one thread at a time.
     """
@@ -201,7 +203,7 @@ def _scanned_content(names: Container[str]) -> _Scanner:
     if is_list:
         char = yield from _after_blanks((yield))
     while True:
-        char = yield from _after_blanks((yield from _scanned_call(char, names)))
+        char = yield from _after_blanks((yield from _scanned_object(char, names)))
         if is_list and char == "]":
             char = yield from _after_blanks((yield))
             break
@@ -217,9 +219,19 @@ def _scanned_content(names: Container[str]) -> _Scanner:
     raise _NoCallError
 
 
-def _scanned_call(char: str, names: Container[str], *, is_nested: bool = False) -> _Scanner:
+def _scanned_object(char: str, names: Container[str]) -> _Scanner:
+    """Follow a call, whose outer braces may be doubled."""
     _expect(char, "{")
     char = yield from _after_blanks((yield))
+    if char != "{":
+        return (yield from _scanned_members(char, names))
+    char = yield from _scanned_members((yield from _after_blanks((yield))), names)
+    _expect((yield from _after_blanks(char)), "}")
+    return (yield)
+
+
+def _scanned_members(char: str, names: Container[str], *, is_nested: bool = False) -> _Scanner:
+    """Follow a call from its first member on."""
     while True:
         key = yield from _scanned_text(char)
         if key not in _MEMBERS:
@@ -227,7 +239,7 @@ def _scanned_call(char: str, names: Container[str], *, is_nested: bool = False) 
         _expect((yield from _after_blanks((yield))), ":")
         char = yield from _after_blanks((yield))
         if key == "function" and char == "{" and not is_nested:
-            char = yield from _scanned_call(char, names, is_nested=True)
+            char = yield from _scanned_members((yield from _after_blanks((yield))), names, is_nested=True)
         elif key in ("type", *_NAME_MEMBERS):
             text = yield from _scanned_text(char)
             if text != "function" if key == "type" else text not in names:
@@ -293,13 +305,16 @@ def _json_values(content: str) -> list[Any]:
     if text.startswith(_FENCE):
         text = text.removeprefix(_FENCE).lstrip(_INFO_CHARS).removesuffix(_FENCE).strip(_BLANKS)
     if text.startswith("["):
-        listed: list[Any] = json.loads(text)
-        return listed
+        if not text.endswith("]"):
+            raise ValueError("the list has no end")
+        text = text[1:-1]
     found, at = [], 0
-    while at < len(text):
-        value, at = json.JSONDecoder().raw_decode(text, at)
+    while (at := at + len(text[at:]) - len(text[at:].lstrip(_BLANKS + ","))) < len(text):
+        doubled = _DOUBLED.match(text, at)
+        value, at = json.JSONDecoder().raw_decode(text, at if doubled is None else doubled.end() - 1)
         found.append(value)
-        at += len(text[at:]) - len(text[at:].lstrip(_BLANKS))
+        if doubled is not None:
+            at = text.index("}", at) + 1
     return found
 
 
