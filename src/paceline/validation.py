@@ -111,6 +111,12 @@ def path(name: str, value: object) -> Path:
     return Path(os.path.expanduser(text(name, given)))  # noqa: PTH111 - pathlib's raises for an unknown user
 
 
+def nearest_names(word: str, names: Collection[str], most: int = 1, min_similarity: float = 0.6) -> list[str]:
+    """Return the names that are most similar to a word, the nearest first; names of the same letters come before others."""
+    near = difflib.get_close_matches(word, names, n=max(1, len(names)), cutoff=min_similarity)
+    return sorted(near, key=lambda name: sorted(name) != sorted(word))[:most]
+
+
 def similar_files(path: Path) -> str:
     """Return a hint for the message about a missing file: "; did you mean ...?" with files of its folder, or nothing."""
     try:
@@ -121,7 +127,7 @@ def similar_files(path: Path) -> str:
         return ""
     wanted = path.name.removesuffix(".gguf").lower()
     by_stem = {name.removesuffix(".gguf").lower(): name for name in names if name.endswith(".gguf") or "." in path.name}
-    near = [by_stem[stem] for stem in difflib.get_close_matches(wanted, by_stem, n=3, cutoff=0.6)]
+    near = [by_stem[stem] for stem in nearest_names(wanted, by_stem, most=3)]
     return f"; did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
 
 
@@ -289,7 +295,7 @@ def _refuse(error: type[InvalidParams], name: str, wanted: str, value: object, h
 
 
 def _did_you_mean(word: str, options: Collection[str]) -> str | None:
-    nearest = difflib.get_close_matches(word[:_MAX_SHOWN], options, n=1)
+    nearest = nearest_names(word[:_MAX_SHOWN], options)
     return f"did you mean {nearest[0]!r}?" if nearest else None
 
 

@@ -267,6 +267,29 @@ def test_reject_unknown_suggests_the_nearest_name() -> None:
         validation.reject_unknown(["zzz"], known, "SamplingParams")
 
 
+@pytest.mark.parametrize(
+    ("typed", "names", "nearest"),
+    [
+        ("--prot", ["--prio", "--port", "--props"], "--port"),
+        ("tpo_p", ["top_k", "top_p", "typical_p"], "top_p"),
+        ("sede", ["send", "seed"], "seed"),
+        ("rnu", ["run", "rn"], "run"),
+        ("temprature", ["repeat_penalty", "temperature"], "temperature"),
+    ],
+)
+def test_transposed_letters_are_nearer_than_other_letters(typed: str, names: list[str], nearest: str) -> None:
+    """A name of the same letters in another order comes first, whatever the order of the names."""
+    for known in (names, names[::-1]):
+        assert validation.nearest_names(typed, known) == [nearest]
+
+
+def test_nearest_names_are_similar_and_so_many() -> None:
+    """No more than asked for, the nearest first, none that shares too little."""
+    names = ["seed", "speed", "need", "top_k"]
+    assert validation.nearest_names("seed", names, most=2) == ["seed", "speed"]
+    assert validation.nearest_names("zzz", names, most=3) == validation.nearest_names("seed", []) == []
+
+
 def test_a_long_value_is_cut_in_the_message() -> None:
     """A megabyte in the wrong place makes no megabyte of message, and a failing repr does not replace the error."""
 

@@ -11,7 +11,6 @@ Any thread, several at once.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import threading
@@ -22,6 +21,7 @@ from functools import cache
 from itertools import combinations
 from typing import Any, TypeAlias
 
+from paceline import validation
 from paceline.chat import message_rewrites as rewrites
 from paceline.chat.conversation import ROLES
 from paceline.chat.message_rewrites import Message, Rewrite, attached_results, is_short_id
@@ -242,7 +242,7 @@ class MessageFitter:
 def _unknown_role(role: str, place: int, reason: str) -> InvalidParams:
     """Return the error for a role of a message, with the nearest role."""
     lower = role.lower()
-    near = _NEAREST_ROLES.get(lower) or next(iter(difflib.get_close_matches(lower, ROLES, n=1)), None)
+    near = _NEAREST_ROLES.get(lower) or next(iter(validation.nearest_names(lower, ROLES)), None)
     hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(map(repr, ROLES))}"
     return InvalidParams(f"messages[{place}].role: {reason} {role!r}; {hint}")
 

@@ -6,7 +6,6 @@ them, so `--help` and `--version` are quick.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import io
 import itertools
@@ -24,6 +23,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from paceline import validation
 from paceline.cli import cluster_commands, terminal, trace
 from paceline.cli.bench import bench
 from paceline.cli.chat_command import chat
@@ -80,7 +80,7 @@ class CommandGroup(TyperGroup):
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             near = [known for known in self.commands if known.startswith(name) and known not in _DELETING]
             if not near:
-                nearest = difflib.get_close_matches(name, self.commands, cutoff=_MIN_SIMILARITY)
+                nearest = validation.nearest_names(name, self.commands, 3, _MIN_SIMILARITY)
                 near = list(itertools.takewhile(lambda known: known not in _DELETING, nearest))
             hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             ctx.fail(f"No such command {name!r}.{hint}")

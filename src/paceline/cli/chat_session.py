@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import secrets
 import threading
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.chat_view import ReplyView
 from paceline.cli.image_options import read_audio, read_image
@@ -103,7 +103,7 @@ class ChatSession:
             elif name in self._commands:
                 self._commands[name][2](rest.strip())
             else:
-                nearest = difflib.get_close_matches(name, self._commands, n=1)
+                nearest = validation.nearest_names(name, self._commands)
                 hint = f"did you mean {nearest[0]}? " if nearest else ""
                 terminal.report(
                     f"there is no command {name}; {hint}/help lists all, and // begins a message with one /"

@@ -5,13 +5,13 @@ The rules are those of llama.cpp's `common/download.cpp`, so that a name means t
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
+from paceline import validation
 from paceline.errors import ModelNotFound
 from paceline.hub.references import visible
 
@@ -217,7 +217,7 @@ def _no_models(files: Sequence[RepoFile], repo: str) -> ModelNotFound:
 def nearest_names(wanted: str, names: Sequence[str]) -> str:
     """Return "did you mean ..." for a message, or what there is where nothing is near."""
     names = [visible(name) for name in names]
-    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    near = validation.nearest_names(wanted, names, most=3)
     if near:
         return f"did you mean {' or '.join(near)}?"
     if not names:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import difflib
 import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
+from paceline import validation
 from paceline.errors import EngineStopped, InvalidParams, ModelNotFound, ModelsBusy
 from paceline.model_manager.engine_loader import ModelLoader
 from paceline.model_manager.managed_model import ManagedModel, ModelRun, Waiter
@@ -249,7 +249,7 @@ class ModelPool(Generic[T]):
         model = self._names.get(name)
         if model is None:
             shown = str(name)[:200]
-            near = difflib.get_close_matches(shown, self._names, n=3)
+            near = validation.nearest_names(shown, self._names, most=3)
             hint = (
                 f"did you mean {', '.join(map(repr, near))}?"
                 if near

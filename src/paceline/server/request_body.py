@@ -6,13 +6,13 @@ All dialects use this one check. An unknown field is ignored with a warning, or 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
+from paceline import validation
 from paceline.errors import Unsupported
 from paceline.server.api_errors import ApiException, clean_message, invalid_request
 
@@ -161,7 +161,7 @@ def _refusal(place: str, name: str, reason: str, code: str) -> ApiException:
 def _hint(name: str, known: Collection[str], rules: FieldRules) -> str:
     if name in rules.hints:
         return f"; {rules.hints[name]}"
-    near = difflib.get_close_matches(name[:_MAX_NAME_CHARS], known, n=1)
+    near = validation.nearest_names(name[:_MAX_NAME_CHARS], known)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -5,7 +5,6 @@ Texts become values later, so a text that a stronger source replaces never cause
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -154,7 +153,7 @@ def odd_variables(environ: Mapping[str, str]) -> list[str]:
         if prefix is None or name in ENV_NAMES:
             continue
         known = [one.removeprefix(prefix) for one in ENV_NAMES if one.startswith(prefix)]
-        nearest = difflib.get_close_matches(name.removeprefix(prefix), known, n=1, cutoff=_MIN_SIMILARITY)
+        nearest = validation.nearest_names(name.removeprefix(prefix), known, min_similarity=_MIN_SIMILARITY)
         if nearest or prefix == _LLAMA_PREFIX:
             hint = f"; did you mean {prefix}{nearest[0]}?" if nearest else ""
             notes.append(f"{name} is not known and not used{hint}")

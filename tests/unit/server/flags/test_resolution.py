@@ -393,6 +393,7 @@ def test_flags_elsewhere_are_none_of_ours_and_name_some_of_ours() -> None:
     [
         (["--ctx-sise", "1"], "unknown option '--ctx-sise'; did you mean '--ctx-size'?"),
         (["-npp", "1"], "unknown option '-npp'; did you mean '-np'?"),
+        (["--prot", "1"], "unknown option '--prot'; did you mean '--port'?"),
         (["--xyzzy"], "see paceline serve --help"),
         (["--max-model-len", "4096"], "unknown option '--max-model-len'; did you mean '--ctx-size'?"),
         (["--gpu-memory-utilization=0.9"], "--fit-target is the memory that the model and its KV cache leave free"),
