@@ -204,6 +204,8 @@ def test_calls_that_are_required_are_held_as_well(
         ('{"n":\n  5,\n  "x": 1.5e-10}', True),
         ('{"n": 12345678901234567, "x": 0.5}', False),
         ('{"n": 5, "x": 0.123456789012345678}', False),
+        ('{"n": 5, "x": 1e99}', True),
+        ('{"n": 5, "x": 1e100}', False),
         ('{"n": 5 , "x": 1}', False),
         ('{"n" : 5, "x": 1}', False),
         ('{"n":\n                 5, "x": 1}', False),

@@ -138,6 +138,13 @@ def test_a_grammar_has_few_blanks_or_none(vocabulary: Model) -> None:
         assert takes(vocabulary, params.replace(disable_any_whitespace=False), indented) is is_taken
 
 
+def test_exponents_have_two_digits(vocabulary: Model) -> None:
+    """With which a number is finite as a float; llama.cpp's own grammar has 16."""
+    params = SamplingParams(json_schema={"type": "array", "items": {"type": "number"}}, seed=1)
+    for text, is_taken in (("[1e99]", True), ("[-2.5E-07]", True), ("[1e100]", False), ("[1e+000]", False)):
+        assert takes(vocabulary, params, text) is is_taken
+
+
 def takes(model: Model, params: SamplingParams, text: str) -> bool:
     tokens = {
         piece: token for token, piece in reversed(list(enumerate(model.tokenizer.pieces(True)))) if len(piece) == 1

@@ -27,6 +27,7 @@ _LOOSE_RULES: Final[Mapping[str, str]] = {
     "object": '"{" blanks (string blanks ":" blanks value (blanks "," blanks string blanks ":" blanks value)* blanks)? "}"',
     "array": '"[" blanks (value (blanks "," blanks value)* blanks)? "]"',
     "integral-part": "[0-9]{1,%d}",
+    "number": '("-"? integral-part) ("." decimal-part)? ([eE] [-+]? [0-9]{1,2})?',
     "decimal-part": "[0-9]{1,%d} [1-9]?",  # the last digit for numbers that cannot end with zeros
 }
 _JSON_RULE: Final = re.compile(rf"^({'|'.join(_LOOSE_RULES)}) ::= .*$", re.MULTILINE)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _STRIPPED: Final = b" \n\t\r"
 _BLANKS: Final = frozenset(_STRIPPED)
 _MAX_CHECKS: Final = 8  # of tokens in a mask that end with blanks after a value
-_MAX_EXPONENT: Final = 3  # digits; more are beyond every float
+_MAX_EXPONENT: Final = 2  # digits, with which a number of 16 digits is finite as a float
 _CANDIDATE: Final = re.compile(rb"[ \n\t\r][,:]|[ \n\t\r]$|^[,:]|\d{16}|[eE][+-]?\d{3}")
 _DIGITS: Final = frozenset(b"0123456789")
 

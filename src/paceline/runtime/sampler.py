@@ -27,6 +27,7 @@ LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]
 
 _SPACE_RULE = re.compile(r"^space ::= .*$", re.MULTILINE)
+_LONG_EXPONENT, _SHORT_EXPONENT = "[eE] [-+]? integral-part", "[eE] [-+]? [0-9]{1,2}"
 _NO_BLANKS, _FEW_BLANKS = '""', '| " " | "\\\\n"{1,2} [ \\\\t]{0,16}'
 # Params whose native options have the same name and meaning.
 _SAME = (
@@ -306,8 +307,12 @@ def grammar_of_schema(schema: str) -> str:
 
 
 def spaced_grammar(grammar: str, *, is_compact: bool) -> str:
-    """Return a grammar of a JSON schema with at most 16 blanks of indentation, or without blanks between the tokens of JSON."""
-    return _SPACE_RULE.sub(f"space ::= {_NO_BLANKS if is_compact else _FEW_BLANKS}", grammar)
+    """Return a grammar of a JSON schema with at most 16 blanks of indentation, or without blanks between the tokens of JSON.
+
+    Exponents of numbers get two digits, with which every number is finite.
+    """
+    spaced = _SPACE_RULE.sub(f"space ::= {_NO_BLANKS if is_compact else _FEW_BLANKS}", grammar)
+    return spaced.replace(_LONG_EXPONENT, _SHORT_EXPONENT)
 
 
 def _literal(text: str) -> str:
