@@ -56,8 +56,8 @@ class RequestOptions:
         add_special: Whether a text prompt gets the bos and eos tokens that the vocabulary asks for.
         parse_special: Whether control tokens spelled out in a text prompt, such as <|im_start|>, become those tokens.
         suffix: Text after the output: the model fills in what is missing between the prompt and it, if its vocabulary has tokens
-            for that. Control tokens spelled out in the two texts stay text. A prompt that is too long loses its beginning if
-            truncate is set, and never a part of the suffix.
+            for that. Control tokens spelled out in the two texts stay text. With truncate="left" a prompt that is too long
+            loses its beginning; other sides are refused, and the suffix is never cut.
         special: Whether generated control tokens are part of the text; they always are in token_ids.
         preserved_tokens: Ids of control tokens that are part of the text without special, since what reads the text needs them.
         cache_prompt: Whether the request may reuse cached prefixes, and its own may be reused.

@@ -516,16 +516,18 @@ def test_a_suffix_makes_the_model_fill_in_the_middle(demo: LLM) -> None:
 
 
 def test_a_long_prompt_with_a_suffix_loses_its_beginning(demo: LLM) -> None:
-    """With truncate, whatever side it names; the suffix stays, and one that is too long alone is refused."""
+    """With truncate="left"; the suffix stays, and one that is too long alone is refused, as are other sides."""
     most, fim = demo.limits.max_positions, demo.tokenizer.fim
     with pytest.raises(PromptTooLong):
         demo.generate([5] * most + [7], suffix="the end", max_tokens=3)
-    for side in ("left", "right", "middle"):
-        ids = demo.generate([5] * most + [7], suffix="the end", max_tokens=3, truncate=side).prompt_token_ids
-        end = [7, fim.suffix, *demo.tokenizer.encode("the end", add_special=False), fim.middle]
-        assert len(ids) <= most - 3
-        assert list(ids)[-len(end) :] == end
-        assert fim.prefix in ids[:2]
+    ids = demo.generate([5] * most + [7], suffix="the end", max_tokens=3, truncate="left").prompt_token_ids
+    end = [7, fim.suffix, *demo.tokenizer.encode("the end", add_special=False), fim.middle]
+    assert len(ids) <= most - 3
+    assert list(ids)[-len(end) :] == end
+    assert fim.prefix in ids[:2]
+    for side in ("right", "middle"):
+        with pytest.raises(InvalidParams, match=f'truncate must be "left" with suffix, not "{side}"'):
+            demo.generate("a", suffix="b", truncate=side)
     with pytest.raises(PromptTooLong, match="the suffix .* leaves the prompt no place"):
         demo.generate("a", suffix="the end " * most, truncate="left")
 

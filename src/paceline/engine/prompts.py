@@ -118,12 +118,16 @@ def filling_ids(
 ) -> list[int]:
     """Return the token ids with which a model fills in the text between a prompt and `options.suffix`, in this order.
 
-    If they are too many and options.truncate is set, the prompt loses its beginning; the suffix stays whole. Raises
-    `Unsupported` for a vocabulary without tokens for this, `InvalidParams` for echo, and as `fitted`.
+    If they are too many and options.truncate is "left", the prompt loses its beginning; the suffix stays whole. Raises
+    `Unsupported` for a vocabulary without tokens for this, `InvalidParams` for echo and for another truncate, and as `fitted`.
     """
     for_prefix, for_suffix, for_middle = tokenizer.fim.required()
     if params.echo:
         raise InvalidParams("echo and suffix exclude each other: the output comes between the prompt and the suffix")
+    if options.truncate not in (None, "left"):
+        raise InvalidParams(
+            f'truncate must be "left" with suffix, not "{options.truncate}": the model reads the end of the prompt and the suffix'
+        )
     if has_media(prompt):
         raise InvalidParams("suffix goes with a text or token ids, and this prompt has images or audio")
     bos = [tokenizer.bos] if options.add_special and tokenizer.add_bos and tokenizer.bos is not None else []
@@ -139,8 +143,7 @@ def filling_ids(
                 len(after),
                 limits.max_positions,
             )
-        left = dataclasses.replace(options, truncate="left")
-        ids = fitted(ids, params, left, dataclasses.replace(limits, max_positions=room), None)
+        ids = fitted(ids, params, options, dataclasses.replace(limits, max_positions=room), None)
     return fitted([*bos, for_prefix, *ids, *after], params, options, limits, None)
 
 
