@@ -150,14 +150,14 @@ class BatchError(RequestError):
     Whether the call was wrong or can work later depends on the errors among the outcomes, not on this class.
 
     Attributes:
-        outcomes: The `Completion` or the error of each prompt, in order.
+        outcomes: The `Completion`, in a chat the `ChatReply`, or the error of each prompt, in order.
     """
 
     code = "batch_error"
 
     def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
         super().__init__(message)
-        self.outcomes = tuple(outcomes)
+        self.outcomes: tuple[Any, ...] = tuple(outcomes)
 
 
 class TraceError(RequestError, ValueError):

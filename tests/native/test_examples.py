@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import runpy
 import sys
@@ -21,8 +22,10 @@ OUTPUT = {  # streams of one tick may end together
     "batch": r"(A little \w+.*\.\n){8}\d+ tokens in .* tokens/s\n",
     "best_of_n": r"(?s)(?=.*^\* +-)(.*A fox.*\n){6}",
     "conversation": r"(?s).*\[\d+ prompt tokens, 0 of them cached\].*\[\d+ prompt tokens, [1-9]\d* of them cached\].*",
+    "chatbot": r"> .+\n> .+\n> ",
     "crash_recovery": r"(?s).*worker restarts: 1 - tokens: 60\n",
     "semantic_search": r"0\.\d+ a duck on the lake\n(0\.\d+ .*\n){2}",
+    "labels": r"The fox.*: (happy|sad), .*\n.*\nThe duck.*: failed: prompt_too_long\nA bear.*: (happy|sad), .*\n",
     "several_models": (
         r"(?s)one: Once.*\ntwo: Once.*\none: Once.*\none needs \d+ MiB and is loaded\ntwo needs \d+ MiB and is unloaded\n"
     ),
@@ -32,12 +35,15 @@ OUTPUT = {  # streams of one tick may end together
     "typed_reply": r"a (happy|sad) (fox|bear|duck), (brave|careful)\n",
     "structured_output": r".* is a (fox|bear|duck) of \d+ years\nmood: (happy|sad)\n",
 }
+INPUT = {"chatbot": "Tell me a story.\nAnd then?\n"}
 AGAINST_A_SERVER = "openai_client"
+A_SERVER = "web_app"  # by test_web_app.py
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> str:
     """Run an example as a program and return what it printed."""
     monkeypatch.setattr(sys, "argv", [name, *arguments])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(INPUT.get(name, "")))
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
     return capsys.readouterr().out
 
@@ -63,7 +69,7 @@ def test_the_client_of_the_server_prints_two_completions(
 def test_every_example_is_run_and_documented() -> None:
     """Each program is in the lists above, and the page of examples has its text."""
     programs = {file.stem: file.read_text(encoding="utf-8") for file in (ROOT / "examples").glob("*.py")}
-    assert set(programs) == {*OUTPUT, AGAINST_A_SERVER}
+    assert set(programs) == {*OUTPUT, AGAINST_A_SERVER, A_SERVER}
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     shown = re.findall(r'^```python title="examples/(\w+)\.py"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
     assert dict(shown) == programs

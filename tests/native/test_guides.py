@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ PAGES = (
     "guide/strategies.md",
     "guide/streaming.md",
     "guide/structured_output.md",
+    "guide/web_application.md",
     "guide/testing.md",
     "guide/writing_a_strategy.md",
     "guide/writing_an_instrument.md",
@@ -48,6 +51,21 @@ AGAINST_A_SERVER = {"guide/anthropic.md", "guide/ollama.md", "guide/openai.md", 
 pytestmark = pytest.mark.native
 
 
+@pytest.fixture
+def _own_logging() -> Iterator[None]:
+    """A page may set levels and handlers: they are set back."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    names = [name for name in root.manager.loggerDict if name.partition(".")[0] == "paceline"]
+    levels = {name: logging.getLogger(name).level for name in ["paceline", *names]}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name in [one for one in root.manager.loggerDict if one.partition(".")[0] == "paceline"]:
+        logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+
+
+@pytest.mark.usefixtures("_own_logging")
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What a page shows works."""

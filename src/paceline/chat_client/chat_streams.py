@@ -294,10 +294,10 @@ class ChatStream(_BaseChatStream):
 class AsyncChatStream(_BaseChatStream):
     """The chunks of one chat, for an event loop: `async with ... as stream: async for chunk in stream`.
 
-    The request is prepared and submitted when the block is entered, or else by reading the first chunk; errors such as
-    `TemplateError` and `QueueFull` are raised there. Otherwise as `ChatStream`. Cancelling the task that reads cancels the
-    request. What takes time is parsed in threads of the loop's executor. With run_tools the calls of a message run concurrently:
-    async functions on the event loop, others in threads; their results come in the order of the calls.
+    The request is prepared and submitted by `open`, when the block is entered, or else by reading the first chunk; errors
+    such as `TemplateError` and `QueueFull` are raised there. Otherwise as `ChatStream`. Cancelling the task that reads cancels
+    the request. Texts that take time are parsed in threads of the loop's executor. With run_tools the calls of a message run
+    concurrently: async functions on the event loop, others in threads; their results come in the order of the calls.
     """
 
     def __init__(self, open_round: Callable[[], tuple[AsyncStream, Callable[[], ChatAssembly]]]) -> None:
@@ -382,7 +382,7 @@ class AsyncChatStream(_BaseChatStream):
         self._stream, self._make_assembly = self._open_round()
         self._assembly, self._stream.interval = None, interval
         try:
-            await self._stream.__aenter__()
+            await self._stream.open()
         except PacelineError as error:
             self._assembly = assembly
             self._end(assembly, FinishReason.ERROR, error)
@@ -420,9 +420,23 @@ class AsyncChatStream(_BaseChatStream):
         self.cancel()
         await self._stream.aclose()
 
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
+    async def open(self) -> Self:
+        """Submit the request now, so that a refusal is raised here and not at the first chunk. Does nothing the second time.
+
+        Returns:
+            The stream itself.
+
+        Raises:
+            QueueFull: The queue is full, and `when_full` of the engine is "refuse".
+            RequestError: The request cannot be served as it is.
+            EngineStopped: The engine has stopped.
+            Closed: The stream was closed.
+        """
+        await self._stream.open()
         return self
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

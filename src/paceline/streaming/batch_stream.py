@@ -286,9 +286,22 @@ class AsyncBatchStream:
             await stream.aclose()
         self._keep_alive = None
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> Self:
+        """Submit the requests now. Does nothing the second time. A request that is refused ends its own stream.
+
+        Returns:
+            The stream itself.
+
+        Raises:
+            RequestError: An option is invalid.
+            EngineStopped: The engine has stopped.
+            Closed: The stream was closed.
+        """
         await self._open()
         return self
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -307,7 +320,7 @@ class AsyncBatchStream:
         try:
             streams = tuple([self._stream_of(channel) for channel in channels])
             for stream in streams:
-                await stream.__aenter__()
+                await stream.open()
         except BaseException:
             _cancel_all(channels)
             raise

@@ -270,9 +270,9 @@ class Stream(_BaseStream):
 class AsyncStream(_BaseStream):
     """The chunks of one request, for an event loop: `async with ... as stream: async for chunk in stream`.
 
-    The request is submitted when the block is entered, or else by reading the first chunk; errors such as `QueueFull` and
-    `PromptTooLong` are raised there. Otherwise as `Stream`. Cancelling the task that reads cancels the request, also while
-    it is being submitted.
+    The request is submitted by `open`, when the block is entered, or else by reading the first chunk; errors such as
+    `QueueFull` and `PromptTooLong` are raised there. Otherwise as `Stream`. Cancelling the task that reads cancels the request,
+    also while it is being submitted.
     """
 
     def __init__(self, opener: Opener, *, interval: int = 1, request_index: int = 0, keep_alive: object = None) -> None:
@@ -351,9 +351,23 @@ class AsyncStream(_BaseStream):
         """Cancel the request if it has not ended, and read no more. Does not wait; see `released`."""
         self._close()
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> Self:
+        """Submit the request now, so that a refusal is raised here and not at the first chunk. Does nothing the second time.
+
+        Returns:
+            The stream itself.
+
+        Raises:
+            QueueFull: The queue is full, and `when_full` of the engine is "refuse".
+            RequestError: The request cannot be served as it is.
+            EngineStopped: The engine has stopped.
+            Closed: The stream was closed.
+        """
         await self._open()
         return self
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
