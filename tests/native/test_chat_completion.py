@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from tests.native.chat_templates import demo
 from tests.native.test_message_stream import joined
@@ -22,6 +23,7 @@ from paceline.chat import (
     ToolCall,
     chat_completion_of,
     new_call_id,
+    next_turn,
 )
 from paceline.completion import completion_of
 from paceline.errors import ChatParseError, EngineError
@@ -265,3 +267,14 @@ def test_calls_are_whole_where_all_arguments_are() -> None:
     messages = [ParsedMessage(tool_calls=calls) for calls in ((), (whole,), (half,), (whole, half), (whole, whole))]
     assert [message.has_whole_calls for message in messages] == [False, True, False, False, True]
     assert not ToolCall("f", "[" * 100_000).is_whole
+
+
+def test_a_prompt_knows_the_tokens_that_end_a_message() -> None:
+    """However it was rendered: a message that one of them ends was not cut off."""
+    prompt = ChatFormat(demo()).render_turn(next_turn(ASKED), ChatOptions(tools=TOOLS), has_call_grammar=True)
+    text = '{"name": "weather", "arguments": {"city": "Bonn"}}'
+    for stop, num_calls in ((min(demo().tokenizer.eog_ids), 1), ("Bonn", 0)):
+        (chunk,) = chunks_of([text], longest=1000)
+        ended = msgspec.structs.replace(chunk, stop=stop)
+        completion = completion_of([ended], prompt=(), wants_logprobs=False, wants_prompt_logprobs=False, index=0)
+        assert len(chat_completion_of(completion, prompt).tool_calls) == num_calls

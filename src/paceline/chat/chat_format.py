@@ -160,7 +160,7 @@ class RenderedPrompt:
         parser: The parser of the format, serialised; see `message_parser`.
         is_one_call: Whether only the first tool call of the message counts.
         warnings: Parts of the tools' schemas that generated arguments may violate.
-        eog_ids: End-of-generation tokens of the vocabulary, which end a turn as well; set by `prepare_chat`.
+        eog_ids: End-of-generation tokens of the vocabulary, which end a turn as well.
         call_grammar: Lark grammar of the calls, which holds their arguments to the schemas; None: `grammar` does.
         untagged_tools: Tools whose calls may also be the JSON alone; see `UntaggedCalls`.
     """
@@ -303,7 +303,7 @@ class ChatFormat:
         def render(described: Sequence[Mapping[str, Any]]) -> RenderedPrompt:
             given = {**request, "tools": described} if described else request
             found = self._rendered_for(template, messages, given, variables, offered)
-            return replace(found, is_continued=turn.continue_final_message)
+            return replace(found, is_continued=turn.continue_final_message, eog_ids=self._tokenizer.eog_ids)
 
         if offered:
             rendered, removed = self._render_tools(template, render, offered, choice, has_call_grammar=has_call_grammar)
@@ -315,7 +315,7 @@ class ChatFormat:
         if validation.boolean("skip_parsing", chosen.skip_parsing):
             if choice == "required":
                 raise Unsupported("tool_choice: calls that are not parsed cannot be required; use 'auto'")
-            return RenderedPrompt(rendered.text, rendered.stops, rendered.inputs)
+            return RenderedPrompt(rendered.text, rendered.stops, rendered.inputs, eog_ids=rendered.eog_ids)
         if choice == "required" and rendered.grammar is None:
             raise Unsupported(
                 "tool_choice: this model's chat format has no grammar of tool calls, so none can be required; use 'auto'"

@@ -101,7 +101,7 @@ def prepare_chat(
     elif _constraint_of(params) is not None:
         rendered, params = _with_constraint(chat_format, turn, chosen, params, rendered)
     tokenizer = chat_format.tokenizer
-    rendered = replace(rendered, stop_token_ids=_hidden_stops(rendered, tokenizer), eog_ids=tokenizer.eog_ids)
+    rendered = replace(rendered, stop_token_ids=_hidden_stops(rendered, tokenizer))
     return ChatRequest(
         rendered,
         chat_format.encode(rendered),
