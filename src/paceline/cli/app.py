@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from inspect import Parameter, Signature, cleandoc, signature
@@ -35,7 +35,7 @@ from paceline.cli.generate import generate
 from paceline.cli.info import info
 from paceline.cli.launch import launch
 from paceline.cli.model_commands import list_models, prune, pull, rm, show
-from paceline.cli.options import model_names, stdin_is_redirected, usual_name
+from paceline.cli.options import LLAMA_NAMES, model_names, usual_name
 from paceline.cli.ps import ps
 from paceline.cli.rpc_serve import rpc_serve
 from paceline.cli.serve import run_server
@@ -56,6 +56,57 @@ MODEL is a GGUF file or a name such as ggml-org/gemma-3-1b-it-GGUF.
 """
 _DELETING: Final = ("rm", "prune")  # never suggested
 _MIN_SIMILARITY: Final = 0.66  # "ls" and "list" have 0.67, "pul" and "prune" 0.5
+_COMMANDS_ELSEWHERE: Final = {  # of Ollama and llama.cpp: the same command here, or a sentence about it
+    "cp": "a model is a file: copy the file, or name it in PACELINE_MODEL or the config file",
+    "create": "options take the place of a Modelfile, as flags or in the config file",
+    "llama-bench": "bench",
+    "llama-cli": "run",
+    "llama-server": "serve",
+    "login": "set HF_TOKEN, or run `hf auth login`, for gated models of the Hugging Face Hub",
+    "push": "paceline uploads no models; `hf upload` does",
+    "signin": "no account is needed; HF_TOKEN is for gated models of the Hugging Face Hub",
+    "stop": "a model is unloaded when its command ends: press Ctrl-C there; `paceline ps` lists the servers",
+    "version": "`paceline --version` prints the version",
+}
+_OPTIONS_ELSEWHERE: Final = {  # of Ollama and llama-cli: the same option here, or a sentence about it
+    "--conversation": "leave it out: `paceline chat` is a conversation unless it gets a message",
+    "--display-prompt": "--echo",
+    "--escape": "write escapes for the shell, as in $'one\\ntwo'",
+    "--format": 'use --json-schema; \'{"type": "object"}\' allows any JSON object, as --format json does',
+    "--hf-file": "name the model hf:USER/REPO/FILE.gguf",
+    "--hf-repo": "name the model hf:USER/REPO[:QUANT]",
+    "--interactive": "leave it out: `paceline chat` is a conversation unless it gets a message",
+    "--jinja": "leave it out: a chat uses the model's own template",
+    "--keepalive": "leave it out: the model is in memory until the command ends",
+    "--model-url": "name the model by its URL",
+    "--multiline-input": 'leave it out: """ begins and ends a message of several lines',
+    "--no-conversation": "`paceline generate` continues a text without a chat template",
+    "--no-display-prompt": "--no-echo",
+    "--nowordwrap": "use a pipe: lines are wrapped on a terminal alone",
+    "--reasoning": "--reasoning-effort",
+    "--reasoning-budget": "use --reasoning-effort none to switch thinking off, if the model's template can",
+    "--single-turn": "leave it out: a message as the argument gets one reply",
+    "--system-prompt": "--system",
+    "--system-prompt-file": 'use --system "$(cat FILE)"',
+    "--think": "use --reasoning-effort, with none, low, medium or high; none is --think=false",
+    "--flash-attn": "leave it out: flash attention is used if the model and the device can",
+    "-cnv": "leave it out: `paceline chat` is a conversation unless it gets a message",
+    "-fa": "leave it out: flash attention is used if the model and the device can",
+    "-hf": "name the model hf:USER/REPO[:QUANT]",
+    "-i": "leave it out: `paceline chat` is a conversation unless it gets a message",
+    "-mu": "name the model by its URL",
+    "-no-cnv": "`paceline generate` continues a text without a chat template",
+    "-st": "leave it out: a message as the argument gets one reply",
+    "-sys": "--system",
+}
+_IF_MISSING: Final = {  # commands without their first argument
+    "run": "; `paceline chat` uses the demo model",
+    "launch": "; `paceline launch --help` lists the agents",
+    "pull": "; name one such as ggml-org/gemma-3-1b-it-GGUF",
+    "show": "; `paceline list` has the names of the models on this machine",
+    "rm": "; `paceline list` has the names of the models on this machine",
+}
+_SHORT_NAME: Final = re.compile(r"-[a-z][a-z-]+")
 _HYPHEN: Final = "\N{NON-BREAKING HYPHEN}"
 
 
@@ -74,9 +125,15 @@ class CommandGroup(TyperGroup):
         except (KeyboardInterrupt, PacelineError, OSError) as error:
             raise typer.Exit(report(error) or FAILED) from None
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; `help COMMAND` is `COMMAND --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command. For an unknown name, suggest the nearest commands, up to the first that deletes."""
         name = args[0]
+        if name in _COMMANDS_ELSEWHERE:
+            ctx.fail(f"No such command {name!r}. {_hint(_COMMANDS_ELSEWHERE[name], self.commands)}")
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             near = [known for known in self.commands if known.startswith(name) and known not in _DELETING]
             if not near:
@@ -95,6 +152,13 @@ class CommandGroup(TyperGroup):
         for heading, rows in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
+
+
+def _hint(text: str, known: Collection[str]) -> str:
+    """Return the sentence that suggests a known name, or the text as a sentence."""
+    if text in known:
+        return f"Did you mean {text!r}?"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _commands_in(group: TyperGroup) -> Iterator[Any]:
@@ -152,13 +216,47 @@ def _hide_type(parameter: Any) -> Any:
     return parameter
 
 
-class TextCommand(TyperCommand):
-    """A command whose text may come from stdin; without arguments it shows its help unless stdin is redirected."""
+class HintedCommand(TyperCommand):
+    """A command whose errors about options and missing arguments name the way out."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, or show the help."""
-        self.no_args_is_help = not stdin_is_redirected()
-        return super().parse_args(ctx, args)
+        """Parse the arguments."""
+        for word in itertools.takewhile(lambda word: word != "--", args):
+            # Typer reads -hf as -h -f, and -np as -n with the value p
+            if _SHORT_NAME.fullmatch(word) and word not in self._names() and self._is_elsewhere(word):
+                ctx.fail(self._no_such_option(word))
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            refused: Any = error  # of a private class of Typer's, which older versions have from another package
+            if hasattr(refused, "possibilities"):
+                ctx.fail(self._no_such_option(refused.option_name))
+            if hasattr(refused, "param_type"):
+                ctx.fail(f"{refused.param.metavar} is missing{_IF_MISSING.get(str(self.name), '')}")
+            raise
+
+    def _names(self) -> list[str]:
+        return [name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)]
+
+    def _is_elsewhere(self, option: str) -> bool:
+        from paceline.server.flags.table import BY_NAME
+
+        return option in _OPTIONS_ELSEWHERE or option in BY_NAME
+
+    def _no_such_option(self, option: str) -> str:
+        known = self._names()
+        if option in ("-m", "--model") and "model" in known:
+            hint = f"MODEL is an argument: paceline {self.name} MODEL"
+        elif option in _OPTIONS_ELSEWHERE:
+            hint = _OPTIONS_ELSEWHERE[option]
+        elif self._is_elsewhere(option):
+            hint = "it is a flag of `paceline serve` alone"
+        else:
+            names = [name for name in known if name.startswith("-")]
+            names += [f"--{name}" for name, usual in LLAMA_NAMES.items() if f"--{usual}" in known]
+            known = validation.nearest_names(option, names)
+            hint = known[0] if known else f"`paceline {self.name} --help` lists the options"
+        return f"No such option {option!r}. {_hint(hint, known)}"
 
 
 class RawCommand(TyperCommand):
@@ -241,16 +339,20 @@ RunModel = Annotated[
 ]
 RunPrompt = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PROMPT", help="One message, whose reply is all. Without it, a chat.", show_default=False),
+    typer.Argument(
+        metavar="PROMPT",
+        help="One message, whose reply ends the command. Without it, a chat.",
+        show_default=False,
+    ),
 ]
 
 
 def run(model: str, prompt: list[str] | None = None, **options: Any) -> None:
     """Chat with a model, or get one answer. A model that is not on this machine is downloaded first.
 
-    The words of PROMPT are joined by blanks. The options are those of `paceline chat`.
+    The words of PROMPT are joined by spaces. The options are those of `paceline chat`.
     """
-    chat(" ".join(prompt) if prompt else None, model=_with_scheme(model), **options)
+    chat(prompt, model=_with_scheme(model), **options)
 
 
 def _with_scheme(model: str) -> str:
@@ -345,11 +447,8 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
             if isinstance(command, typer.Typer):
                 app.add_typer(command, name=name, rich_help_panel=heading)
                 continue
-            of_text = command in (generate, tokenize, embed)
-            kind = RawCommand if command is serve else TextCommand if of_text else TyperCommand
-            needs_arguments = command in (run, pull, show, rm, launch)
-            configured = command if command is serve else _with_config(command)
-            app.command(name, cls=kind, no_args_is_help=needs_arguments, rich_help_panel=heading)(configured)
+            kind, configured = (RawCommand, command) if command is serve else (HintedCommand, _with_config(command))
+            app.command(name, cls=kind, rich_help_panel=heading)(configured)
     return app
 
 

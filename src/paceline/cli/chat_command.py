@@ -61,10 +61,10 @@ _GOES_ON = "... "
 _POLL_S = 0.1
 
 Message = Annotated[
-    str | None,
+    list[str] | None,
     typer.Argument(
         metavar="MESSAGE",
-        help="One message, whose reply is all; a text sent to stdin by a pipe follows it. Without both, a chat.",
+        help="One message, whose reply ends the command. A text sent to stdin by a pipe follows it. Without both, a chat.",
         show_default=False,
     ),
 ]

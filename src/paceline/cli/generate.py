@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from paceline.runtime import Model
     from paceline.streaming import StreamChunk, Usage
 
-_PROMPT_HELP = "Text to continue; a text sent to stdin by a pipe follows it, or takes its place."
+_PROMPT_HELP = "Text to continue. A text sent to stdin by a pipe follows it or takes its place."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class GenerateJob:
     parse_special: bool
 
 
-Prompt = Annotated[str | None, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP, show_default=False)]
+Prompt = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP, show_default=False)]
 ContextSize = Annotated[
     int | None,
     running(

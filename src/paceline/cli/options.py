@@ -64,11 +64,13 @@ def arguments_or_lines(name: str, texts: list[str] | None) -> list[str]:
     return found
 
 
-def given_text(name: str, argument: str | None, prompt: str | None, file: Path | None) -> str | None:
+def given_text(name: str, words: list[str] | None, prompt: str | None, file: Path | None) -> str | None:
     """Return the argument or --prompt, the text of --file and the text of a redirected stdin, with a blank line between them.
 
-    "-" as the argument or the file reads stdin there. Returns None if nothing is given and stdin has no text.
+    The words of the argument are joined by spaces. "-" as the argument or the file reads stdin there. Returns None if nothing
+    is given and stdin has no text.
     """
+    argument = " ".join(words) if words else None
     if argument is not None and prompt is not None:
         raise InvalidParams(f"{name} and --prompt exclude each other: give one of them")
     question = prompt if argument is None else argument
@@ -252,7 +254,7 @@ _SHORT: Final = {  # llama.cpp's short names of options
     "json_schema": "-j",
     "json_schema_file": "-jf",
 }
-_LLAMA_NAMES: Final = {  # llama.cpp's long names of options that have the name of a field here
+LLAMA_NAMES: Final = {  # llama.cpp's long names of options that have the name of a field here
     "predict": "max-tokens",
     "n-predict": "max-tokens",
     "temp": "temperature",
@@ -310,7 +312,7 @@ _NOT_OFFERED: Final = ("n", "echo", "grammar_lazy")
 
 def usual_name(option: str) -> str:
     """Return the name of an option, without dashes, for llama.cpp's name of it; any other name as it is."""
-    return _LLAMA_NAMES.get(option, option)
+    return LLAMA_NAMES.get(option, option)
 
 
 def takes_sampling(**defaults: Any) -> Callable[[Command], Command]:

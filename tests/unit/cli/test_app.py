@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from paceline import cli
 from paceline.cli import app as app_module
 from paceline.cli import options
 from paceline.cli.app import build_app
+from paceline.cli.chat_command import chat
 from paceline.errors import InvalidParams, ModelLoadError
 
 
@@ -118,18 +120,115 @@ def test_a_suggestion_is_near_and_deletes_nothing(typed: str, suggested: list[st
     assert f"No such command {typed!r}.{hint}\n" in result.stderr
 
 
+def names_of(command: str) -> set[str]:
+    return {name for each in COMMANDS[command,].params for name in (*each.opts, *each.secondary_opts)}
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("stop", "press Ctrl-C there; `paceline ps` lists the servers."),
+        ("create", "Options take the place of a Modelfile, as flags or in the config file."),
+        ("llama-server", "Did you mean 'serve'?"),
+        ("cp", "A model is a file: "),
+    ],
+)
+def test_a_command_of_another_program_is_answered_with_the_one_here(typed: str, message: str) -> None:
+    """By its name, or by a sentence if there is none."""
+    result = invoke(typed, "x")
+    assert result.exit_code == 2 and f"Error: No such command {typed!r}. " in result.stderr and message in result.stderr
+
+
+def test_commands_and_options_elsewhere_are_none_of_ours_and_name_some_of_ours() -> None:
+    """Neither `chat` nor `generate` has them, and each option in a hint exists."""
+    names = {name for path in ("chat", "generate") for name in names_of(path)}
+    hints = app_module._OPTIONS_ELSEWHERE | app_module._COMMANDS_ELSEWHERE
+    assert not set(hints) & (names | {path[0] for path in COMMANDS if path})
+    named = {name for hint in hints.values() for name in re.findall(r"(?<![\w-])--[a-z-]+", hint)}
+    assert named - names == {"--format", "--think", "--version"}  # what was typed, and an option of no command
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["run", "-m", "x", "hi"], "No such option '-m'. MODEL is an argument: paceline run MODEL."),
+        (["show", "--model=x"], "No such option '--model'. MODEL is an argument: paceline show MODEL."),
+        (["run", "x", "--format", "json"], "No such option '--format'. Use --json-schema; "),
+        (["chat", "--think=false"], "Use --reasoning-effort, with none, low, medium or high; none is --think=false."),
+        (["chat", "--keepalive", "5m"], "Leave it out: the model is in memory until the command ends."),
+        (["generate", "x", "--no-display-prompt"], "Did you mean '--no-echo'?"),
+        (["chat", "-sys", "x"], "No such option '-sys'. Did you mean '--system'?"),
+        (["chat", "-hf", "a/b"], "No such option '-hf'. Name the model hf:USER/REPO[:QUANT]."),
+        (["chat", "-np", "2"], "No such option '-np'. It is a flag of `paceline serve` alone."),
+        (["chat", "--mlock"], "No such option '--mlock'. It is a flag of `paceline serve` alone."),
+        (["chat", "--tmep", "1"], "No such option '--tmep'. Did you mean '--temp'?"),
+        (["chat", "--sede", "1"], "No such option '--sede'. Did you mean '--seed'?"),
+        (["chat", "-z"], "No such option '-z'. `paceline chat --help` lists the options."),
+        (["chat", "--xyzzy"], "No such option '--xyzzy'. `paceline chat --help` lists the options."),
+    ],
+)
+@pytest.mark.parametrize("rich_help", [False, True], ids=["pipe", "terminal"])
+def test_an_unknown_option_names_the_way_out(args: list[str], hint: str, rich_help: bool) -> None:
+    """Of Ollama's, llama-cli's and `serve`'s, and of a slip; nothing runs."""
+    result = CliRunner().invoke(build_app(rich_help=rich_help), args, prog_name="paceline", env={"COLUMNS": "200"})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert hint in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run"], "MODEL is missing; `paceline chat` uses the demo model"),
+        (["show"], "MODEL is missing; `paceline list` has the names of the models on this machine"),
+        (["rm"], "MODEL is missing; `paceline list` has the names of the models on this machine"),
+        (["pull"], "MODEL is missing; name one such as ggml-org/gemma-3-1b-it-GGUF"),
+        (["launch"], "AGENT is missing; `paceline launch --help` lists the agents"),
+        (["generate"], "PROMPT is missing: give a text, or send one to stdin by a pipe; --help lists the options"),
+        (["tokenize"], "TEXT is missing: give a text, or send one to stdin by a pipe; --help lists the options"),
+    ],
+)
+def test_a_missing_argument_is_the_last_line(monkeypatch: pytest.MonkeyPatch, args: list[str], message: str) -> None:
+    """After the usage at most, not after a page of help, on a terminal as well."""
+    monkeypatch.setattr(options, "stdin_is_redirected", lambda: False)
+    result = invoke(*args)
+    lines = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout, lines[-1]) == (2, "", f"Error: {message}")
+    assert len(lines) <= 4
+
+
+@pytest.mark.parametrize("args", [[], ["run"], ["serve"], ["trace", "show"]])
+def test_help_of_a_command_may_come_first(capfd: pytest.CaptureFixture[str], args: list[str]) -> None:
+    """`paceline help COMMAND` is `paceline COMMAND --help`."""
+    first, last = invoke("help", *args), invoke(*args, "--help")
+    assert first.exit_code == last.exit_code == 0
+    out = capfd.readouterr().out
+    assert first.stdout == last.stdout and (first.stdout or out)
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_the_words_of_a_message_are_joined(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Quotes may be left out, as after `run MODEL`."""
+    jobs: list[Any] = []
+    module = importlib.import_module(
+        {"chat": "paceline.cli.chat_command", "generate": "paceline.cli.generate"}[command]
+    )
+    monkeypatch.setattr(module, "_run", lambda job, *_: jobs.append(job))
+    assert invoke(command, "hello", "there").exit_code == 0
+    assert getattr(jobs[0], {"chat": "message", "generate": "prompt"}[command]) == "hello there"
+
+
 def test_run_has_the_options_of_chat() -> None:
     """All of them but the model, which is an argument."""
     run, chat = ({name for each in COMMANDS[path,].params for name in each.opts} for path in ("run", "chat"))
     assert run == chat - {"--model", "-m", "message"} | {"model", "prompt"}
 
 
-def record_chats(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, str]]:
+def record_chats(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str] | None, str]]:
     """Record message and model of each chat in place of running it."""
-    calls: list[tuple[str | None, str]] = []
+    calls: list[tuple[list[str] | None, str]] = []
 
-    @functools.wraps(app_module.chat)
-    def record(message: str | None, *, model: str, **_: Any) -> None:
+    @functools.wraps(chat)
+    def record(message: list[str] | None, *, model: str, **_: Any) -> None:
         calls.append((message, model))
 
     monkeypatch.setattr(app_module, "chat", record)
@@ -149,10 +248,10 @@ def record_chats(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, str]
     ],
 )
 def test_run_takes_paths_and_names(monkeypatch: pytest.MonkeyPatch, given: str, loaded: str) -> None:
-    """A repository of the hub needs no scheme, and the words of a prompt are one message."""
+    """A repository of the hub needs no scheme, and the words after it are the message."""
     calls = record_chats(monkeypatch)
     assert invoke("run", given).exit_code == invoke("run", given, "why", "blue?").exit_code == 0
-    assert calls == [(None, loaded), ("why blue?", loaded)]
+    assert calls == [(None, loaded), (["why", "blue?"], loaded)]
 
 
 def test_run_prefers_a_file_to_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
