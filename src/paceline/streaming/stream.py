@@ -39,6 +39,7 @@ class _BaseStream:
         self._received: list[StreamChunk] = []  # the latest ones; those before are joined
         self._joined: dict[int, Pieces] = {}  # by choice, that of the latest chunk last
         self._has_ended = False
+        self._has_gaps = False  # since some chunks were read from the channel
         self._is_cancelled = False
         self._is_closed = False
 
@@ -126,6 +127,7 @@ class _BaseStream:
         for choice, chunks in by_choice.items():
             pieces = self._joined.pop(choice, None) or Pieces()
             pieces.add(StreamChunk.joined_all(chunks))
+            self._has_gaps |= pieces.num_tokens < chunks[-1].index + len(chunks[-1].token_ids)
             self._joined[choice] = pieces
         self._received.clear()
 
@@ -133,8 +135,10 @@ class _BaseStream:
         """Return the completion of the chunks that were read, which end with the terminal one."""
         if self._received:
             self._join()
-        if self._channel is None or not self._joined:
-            raise Closed("the chunks of this request were read elsewhere, from its channel: there is none to collect")
+        if self._channel is None or not self._joined or self._has_gaps:
+            raise Closed(
+                "chunks of this request were read from its channel, and a stream collects the chunks that it reads"
+            )
         return self._channel.completion_of([pieces.joined() for pieces in self._joined.values()]).unless_failed()
 
     def _checked(self, taken: StreamChunk | Nothing) -> StreamChunk | Nothing:

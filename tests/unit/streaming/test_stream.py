@@ -92,17 +92,26 @@ def test_a_loop_that_was_left_is_collected_as_cancelled() -> None:
 
 
 def test_no_part_of_a_stream_is_collected_as_the_whole() -> None:
-    """Not of one that was closed before its end, and not of one whose channel was read elsewhere."""
+    """Not of a stream that was closed before its end, and not of one whose channel was read, wholly or in part."""
     stream, sender = pair()
     sender.push(delta(0, 1))
     stream.get()
     stream.close()
     with pytest.raises(Closed, match="was closed"):
         stream.collect()
+    for num_read in (1, 2):
+        channel = StreamChannel.create()
+        sender = channel.attach(assemble=ASSEMBLE)
+        for index in range(num_read):
+            sender.push(delta(index, 1))
+            channel.get()
+        sender.finish(ending(num_read, FinishReason.LENGTH, *[1] * (2 - num_read)))
+        with pytest.raises(Closed, match="chunks of this request were read from its channel"):
+            Stream(channel).collect()
     channel = StreamChannel.create()
     channel.attach(assemble=ASSEMBLE).finish(ending(0))
     channel.get()
-    with pytest.raises(Closed, match="read elsewhere"):
+    with pytest.raises(Closed, match="chunks of this request were read from its channel"):
         Stream(channel).collect()
     channel = StreamChannel.create()
     channel.attach().finish(ending(0))
