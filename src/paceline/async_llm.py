@@ -241,7 +241,9 @@ class AsyncLLM(AsyncChatMethods):
     @with_keywords(RequestOptions)
     async def embed(
         self,
-        texts: str | Sequence[str | Attachment | IntArray | Sequence[str | Attachment | int | Sequence[int]]],
+        texts: str
+        | IntArray
+        | Sequence[str | Attachment | int | IntArray | Sequence[str | Attachment | int | Sequence[int]]],
         *,
         pooling: str | None = None,
         normalize: bool | Normalization | None = True,

@@ -258,7 +258,9 @@ class LLM(ChatMethods):
     @with_keywords(RequestOptions)
     def embed(
         self,
-        texts: str | Sequence[str | Attachment | IntArray | Sequence[str | Attachment | int | Sequence[int]]],
+        texts: str
+        | IntArray
+        | Sequence[str | Attachment | int | IntArray | Sequence[str | Attachment | int | Sequence[int]]],
         *,
         pooling: str | None = None,
         normalize: bool | Normalization | None = True,
@@ -269,8 +271,8 @@ class LLM(ChatMethods):
         """Embed texts, and prompts with images or audio, as vectors.
 
         Args:
-            texts: A text; or segments of which one at least is an `Image` or `Audio`, one prompt as in `generate`; or a list of
-                texts, of token ids and of such prompts. A list of texts alone is always several of them.
+            texts: A text, its token ids, or segments of which at least one is an `Image` or `Audio`, as in `generate`; or a
+                list of these. A list of texts alone is a text for each vector.
             pooling: How token vectors become one: "mean", "cls" or "last"; None: as the model was trained. Prompts with images or
                 audio have "last" alone, as their tokens and media are computed one after another.
             normalize: True or "l2" scales to length 1, "max_abs" to a greatest component of 1; False or "none" does not scale.
@@ -281,7 +283,7 @@ class LLM(ChatMethods):
                 `RequestOptions`; the last two say who shares images and audio that were encoded.
 
         Returns:
-            float32 of shape (n_texts, n_embd), or (n_texts, dimensions); for a single text or prompt without the first axis.
+            float32 of shape (n_texts, n_embd), or (n_texts, dimensions); for a single text without the first axis.
 
         Raises:
             InvalidParams: `dimensions` is more than a vector has, or an image or audio cannot be decoded, or nothing follows it.

@@ -88,7 +88,7 @@ NAMES_ELSEWHERE = {  # options of requests in other packages: the same option he
     "best_of": "n",
     "do_sample": "temperature=0 takes the likeliest token, and any other temperature samples",
     "eos_token_id": "stop_token_ids",
-    "extra_body": "every option is a keyword of its own: generate(prompt, min_p=0.1)",
+    "extra_body": "every option is a keyword of its own: min_p=0.1",
     "format": "json_schema",
     "function_call": "tool_choice of a chat says whether the model calls a tool",
     "functions": "tools of a chat has the functions that the model may call",
@@ -113,7 +113,7 @@ NAMES_ELSEWHERE = {  # options of requests in other packages: the same option he
     "num_keep": "nothing is dropped from a context while it generates; truncate shortens the prompt",
     "num_predict": "max_tokens",
     "num_return_sequences": "n",
-    "options": "every option is a keyword of its own: generate(prompt, temperature=0.2)",
+    "options": "every option is a keyword of its own: temperature=0.2",
     "penalize_newline": "logit_bias can forbid or favour any token",
     "penalize_nl": "logit_bias can forbid or favour any token",
     "random_seed": "seed",
@@ -522,7 +522,7 @@ def _biases(biases: object) -> tuple[tuple[int, float], ...]:
     result: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise InvalidType(f"logit_bias must map token ids to numbers; {pair!r} is no pair of these")
+            raise InvalidType(f"logit_bias must map token ids to numbers; {pair!r} is not such a pair")
         token = validation.integer("logit_bias: the token id", pair[0], 0, _INT32)
         result[token] = validation.number(f"logit_bias[{token}]", pair[1], -_LARGE, _LARGE)
     return tuple(sorted(result.items()))
@@ -619,7 +619,7 @@ def _schema(schema: object) -> str:
         parsed = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(dict(parsed) if isinstance(parsed, Mapping) else parsed, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidParams(f"json_schema is no JSON: {error}") from None
+        raise InvalidParams(f"json_schema is not valid JSON: {error}") from None
     depth = _depth(parsed)
     if len(text) > _MAX_SCHEMA_CHARS or depth > _MAX_SCHEMA_DEPTH:
         raise InvalidParams(

@@ -111,7 +111,7 @@ def test_requests_come_from_stdin_for_a_dash() -> None:
     ("args", "message"),
     [
         (("--requests", "/no/such.json"), "--requests: cannot read /no/such.json: No such file"),
-        (("--requests", __file__), "is no JSON"),
+        (("--requests", __file__), "is not valid JSON"),
         (("--num-slots", "0"), "num_slots must be an integer >= 1"),
         (("--max-tokens", "-1"), "max_tokens must be an integer >= 0"),
         (("--pace", "-1"), "pace must be a finite number >= 0"),

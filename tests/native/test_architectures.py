@@ -222,7 +222,4 @@ def test_a_table_of_positions_is_named_where_n_ctx_is_beyond_it(
     """The note says how many tokens a sequence can have, and why."""
     with tool.file("gpt2-dense", tmp_path) as path, caplog.at_level(logging.INFO, "paceline.engine"):
         LLM(path, n_threads=1, num_slots=2, n_ctx=1024).close()
-    assert (
-        "n_ctx=1024 is more than one sequence can use: it can have 256 tokens, since the model's table of positions has no "
-        "more rows"
-    ) in caplog.text
+    assert "a request has at most 256 tokens (the model's table of positions has no more)" in caplog.text

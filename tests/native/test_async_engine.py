@@ -171,7 +171,7 @@ def test_prompts_of_a_list_have_params_of_their_own(tiny_models: TinyModels) -> 
         async with AsyncLLM(tiny_models("llama"), **SMALL) as llm:
             many = await llm.generate(["a", "b"], [SamplingParams(max_tokens=3), None], ignore_eos=True)
             assert [len(one.token_ids) for one in many] == [3, 256]
-            with pytest.raises(InvalidParams, match="params has 1 entries for 2 prompts"):
+            with pytest.raises(InvalidParams, match="params must have an entry for each of the 2 prompts, not 1"):
                 await llm.generate(["a", "b"], [None])
 
     run(main)

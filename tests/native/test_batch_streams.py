@@ -110,11 +110,11 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"params": [SamplingParams()]}, InvalidParams, "params has 1 entries for 2 prompts; give one for each prompt"),
-        ({"params": [None] * 3}, InvalidParams, "params has 3 entries for 2 prompts"),
+        ({"params": [SamplingParams()]}, InvalidParams, "params must have an entry for each of the 2 prompts, not 1"),
+        ({"params": [None] * 3}, InvalidParams, "params must have an entry for each of the 2 prompts, not 3"),
         ({"params": [None, {"temperature": 1}]}, InvalidType, r"params\[1\] must be SamplingParams, not dict"),
         ({"params": "ab"}, InvalidType, r"params\[0\] must be SamplingParams, not str"),
-        ({"channel": []}, InvalidParams, "channel has 0 entries for 2 prompts"),
+        ({"channel": []}, InvalidParams, "channel must have an entry for each of the 2 prompts, not 0"),
         (
             {"channel": StreamChannel.create()},
             InvalidType,

@@ -110,7 +110,7 @@ def test_what_fits_between_the_limits_is_rendered() -> None:
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ("hello", "messages must be a list of messages, not str"),
+        ("hello", "messages must be a list of messages, such as .*, not str"),
         ([], "messages must have at least one message"),
         ([{"role": "user", "content": "x"}] * 20_000, "messages must have at most 16384 messages, not 20000"),
         ([5], r"messages\[0\] must be an object"),

@@ -149,13 +149,13 @@ def test_an_n_ctx_beyond_what_one_sequence_may_have_is_noted(
     """The note has both numbers and the reason; it is a warning where all slots together cannot use the cells."""
     with caplog.at_level("INFO", "paceline.engine"):
         LLM(tiny_models("llama"), num_slots=2, **options).close()
-    notes = [
-        (one.levelname, one.getMessage()) for one in caplog.records if "than one sequence can use" in one.getMessage()
-    ]
-    message = (
-        f"n_ctx={options.get('n_ctx')} is more than one sequence can use: it can have 1024 tokens, since the model"
-    )
-    assert notes == ([(level, f"{message} was trained for no more")] if level else [])
+    notes = [(one.levelname, one.getMessage()) for one in caplog.records if one.getMessage().startswith("n_ctx=")]
+    a_request = "a request has at most 1024 tokens (the model was trained for no more)"
+    messages = {
+        "INFO": f"n_ctx=2048 is shared by 2 slots: {a_request}",
+        "WARNING": f"n_ctx=4096 is larger than needed: {a_request}, and 2 slots use at most n_ctx=2048",
+    }
+    assert notes == ([(level, messages[level])] if level else [])
 
 
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
@@ -511,7 +511,7 @@ def test_a_suffix_makes_the_model_fill_in_the_middle(demo: LLM) -> None:
         demo.generate(before, suffix=after, echo=True)
     with pytest.raises(InvalidParams, match="images or audio"):
         demo.generate([paceline.Image(np.zeros((8, 8, 3), np.uint8)), "a"], suffix=after)
-    with pytest.raises(InvalidParams, match="suffix means nothing in a chat"):
+    with pytest.raises(InvalidParams, match="suffix has no effect in a chat"):
         demo.chat([{"role": "user", "content": "a"}], suffix=after)  # type: ignore[call-overload]
 
 
@@ -553,8 +553,8 @@ def test_prompts_of_a_list_have_params_of_their_own(llama: LLM) -> None:
     assert many[0].token_ids == llama.generate(PROMPTS[0], temperature=0, max_tokens=2, ignore_eos=True).token_ids
     assert llama.generate([], []) == []
     for wrong, message in (
-        (params[:3], r"^params has 3 entries for 4 prompts; give one for each prompt$"),
-        ([*params, None], r"^params has 5 entries for 4 prompts"),
+        (params[:3], r"^params must have an entry for each of the 4 prompts, not 3$"),
+        ([*params, None], r"^params must have an entry for each of the 4 prompts, not 5$"),
         ([*params[:3], {"n": 1}], r"^params\[3\] must be SamplingParams, not dict$"),
     ):
         with pytest.raises(InvalidParams, match=message):
@@ -565,7 +565,7 @@ def test_prompts_of_a_list_have_params_of_their_own(llama: LLM) -> None:
 
 def test_each_of_a_list_has_its_own_outcome(llama: LLM) -> None:
     """A bad prompt among good ones raises after the others ended, with all outcomes."""
-    with pytest.raises(BatchError, match="2 of 4 prompts failed, the first is number 1") as caught:
+    with pytest.raises(BatchError, match="2 of 4 prompts failed; the first is outcomes\\[1\\]: ") as caught:
         llama.generate(["Hello", [99999], "a", []], **GREEDY)
     good, bad, also_good, empty = caught.value.outcomes
     assert (good.text, also_good.text) == tuple(llama.generate(prompt, **GREEDY).text for prompt in ("Hello", "a"))
@@ -839,3 +839,57 @@ def test_the_interval_may_change_while_a_stream_is_read(demo: LLM) -> None:
     rest = list(stream)
     assert stream.interval == 1
     assert (*first.token_ids, *(token for chunk in rest for token in chunk.token_ids)) == whole.token_ids
+
+
+def prompts() -> Iterator[str]:
+    """Yield two."""
+    yield "A fox"
+    yield "An owl"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        (None, "NoneType"),
+        (prompts(), "generator; make a list of it"),
+        ({"A fox"}, "set; make a list of it"),
+        ({"prompt_token_ids": [1]}, "dict; pass its text or its token ids"),
+        (b"A fox", "bytes; decode it"),
+        (3, "int"),
+    ],
+)
+def test_a_prompt_of_another_type_says_what_to_pass(demo: LLM, prompt: Any, found: str) -> None:
+    """By itself, in a list, and to be embedded."""
+    wanted = f"must be a text, token ids or a list of these, not {found}"
+    for name, call in (("prompt", demo.generate), ("prompt", demo.stream)):
+        with pytest.raises(InvalidType) as refused:
+            call(prompt)
+        assert str(refused.value) == f"{name} {wanted}"
+    with pytest.raises(InvalidType) as refused:
+        demo.embed(["A fox", prompt])
+    assert str(refused.value) == f"texts[1] {wanted}"
+    with pytest.raises(BatchError, match="the first is outcomes"):
+        demo.generate(["A fox", prompt], max_tokens=1)
+
+
+def test_token_ids_are_one_text_to_embed(demo: LLM) -> None:
+    """A flat list or array, as for `generate`."""
+    ids = demo.tokenizer.encode("A fox")
+    expected = demo.embed("A fox")
+    assert np.array_equal(demo.embed(ids), expected)
+    assert np.array_equal(demo.embed(np.array(ids)), expected)
+    assert np.array_equal(demo.embed([ids])[0], expected)
+    with pytest.raises(InvalidParams, match=r"^texts\[1\] is empty; a text needs at least one token to be embedded$"):
+        demo.embed(["a", []])
+
+
+def test_an_empty_name_of_a_model_is_refused() -> None:
+    """A dot would be the folder that the program runs in."""
+    with pytest.raises(InvalidParams, match=r"^the name of a model is empty; .* \(LLM\(\) loads the demo model\)$"):
+        LLM("")
+
+
+def test_limits_of_a_model_that_generates_have_no_reason_against_it(demo: LLM) -> None:
+    """The reason belongs to models that embed alone."""
+    assert demo.limits.cannot_generate == ""
+    assert demo.limits.max_positions > 0

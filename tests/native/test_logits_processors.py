@@ -169,7 +169,7 @@ def test_one_that_fails_ends_its_own_choice_alone(
         (["nowhere"], InvalidParams, "module:attr"),
         (same, InvalidType, "logits_processors must be a list"),
         ([same] * 17, InvalidParams, "at most 16"),
-        ([f"{__name__}:GREEDY"], InvalidType, "is no function"),
+        ([f"{__name__}:GREEDY"], InvalidType, "is not a function"),
         ([f"{__name__}:missing"], AttributeError, "missing"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_half_of_a_download_is_not_complete(model: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ((), "is a folder without a GGUF file"),
+        ((), "is a folder without a GGUF file; give the path of a GGUF file"),
         (("a.gguf", "b.gguf"), "give the path of a GGUF file in it: a.gguf, b.gguf"),
         (("model.safetensors", "config.json"), "convert_hf_to_gguf.py"),
     ],
@@ -223,5 +223,5 @@ def test_a_gguf_file_of_another_kind_is_named(write: Callable[[Path], Path], exp
 
 def test_a_model_is_no_adapter_and_no_projector(model: Path) -> None:
     """The message names the tool that makes adapters, and how projectors are named."""
-    assert "is no LoRA adapter" in message(model, lora=[model])
-    assert "is no multimodal projector" in message(model, mmproj=model)
+    assert "is not a LoRA adapter" in message(model, lora=[model])
+    assert "is not a multimodal projector" in message(model, mmproj=model)

@@ -123,7 +123,7 @@ def test_prompts_with_markers_have_audio(client: httpx.Client) -> None:
     [
         (audio_part(kind="mp3"), "messages[0].content[0].input_audio: format is 'mp3', but the data are of 'wav'"),
         (audio_part(kind="ogg"), "messages[0].content[0].input_audio: format"),
-        (audio_part(data="%%%"), "messages[0].content[0].input_audio: data is no valid base64"),
+        (audio_part(data="%%%"), "messages[0].content[0].input_audio: data is not valid base64"),
         (audio_part(data=""), "messages[0].content[0].input_audio: audio must be a WAV, MP3 or FLAC file"),
         (audio_part(data=base64.b64encode(WAV[:-9]).decode()), "input_audio: the audio file is damaged"),
         ({"type": "input_audio"}, "messages[0].content[0].input_audio"),

@@ -79,6 +79,7 @@ def test_a_page_says_how_an_option_of_a_request_is_named(name: str, beside: str)
     ("option", "hint"),
     [
         ("max_model_len", "did you mean 'n_ctx'?"),
+        ("max_model_length", "did you mean 'n_ctx'?"),
         ("n_ctxx", "did you mean 'n_ctx'?"),
         ("temperature", "it is an option of a request: llm.generate(prompt, temperature=...)"),
         ("dtype", "a GGUF file has its types already; type_k and type_v are those of the KV cache"),
@@ -97,6 +98,8 @@ def test_an_engine_names_the_option_that_is_meant(option: str, hint: str) -> Non
         ("max_new_tokens", "did you mean 'max_tokens'?"),
         ("temprature", "did you mean 'temperature'?"),
         ("n_ctx", "it is an option of the engine: LLM(model, n_ctx=...)"),
+        ("response_model", "it is an option of a chat: llm.chat(messages, response_model=...)"),
+        ("options", "every option is a keyword of its own: temperature=0.2"),
         ("stream", "call llm.stream(prompt) for a stream, or llm.stream_chat(messages) in a chat"),
     ],
 )
@@ -105,6 +108,13 @@ def test_a_request_names_the_option_that_is_meant(option: str, hint: str) -> Non
     with pytest.raises(TypeError) as refused:
         request_arguments(SamplingParams(), None, {option: 1})
     assert str(refused.value) == f"unknown option {option!r}; {hint}"
+
+
+def test_a_request_names_the_chat_for_each_option_of_chats() -> None:
+    """All of them."""
+    for option in CHAT_NAMES:
+        with pytest.raises(TypeError, match=f"'{option}'; it is an option of a chat: "):
+            request_arguments(SamplingParams(), None, {option: 1})
 
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"type": "object", "required": ["a"]}])

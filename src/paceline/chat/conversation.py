@@ -115,7 +115,8 @@ def parse_messages(
         Unsupported: A message has a known part that is not supported: images, audio, files.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        raise InvalidType(f"{name} must be a list of messages, not {type(messages).__name__}")
+        example = '[{"role": "user", "content": "Hello!"}]'
+        raise InvalidType(f"{name} must be a list of messages, such as {example}, not {type(messages).__name__}")
     if not messages:
         raise InvalidParams(f"{name} must have at least one message")
     if len(messages) > MAX_MESSAGES:
@@ -123,7 +124,9 @@ def parse_messages(
     ignored = IgnoredMembers() if ignored is None else ignored
     parsed = [_parse_message(f"{name}[{index}]", message, ignored) for index, message in enumerate(messages)]
     if not any(map(_says_something, messages)):
-        raise InvalidParams(f"{name}[0].content is missing; it is a text or a list of text parts")
+        raise InvalidParams(
+            f"{name}[0].content is missing or empty, as in every message; give a text or a list of parts"
+        )
     return parsed
 
 

@@ -94,7 +94,7 @@ def _object_of(place: str, arguments: str) -> Mapping[str, Any] | None:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

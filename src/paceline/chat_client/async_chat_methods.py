@@ -106,7 +106,7 @@ class AsyncChatMethods(ABC):
         sort = partial(chat_arguments, engine.sampling_defaults, options=options, is_streamed=False)
         arguments = await asyncio.to_thread(batch_arguments, params, len(messages), sort)
         calls = [await self._call(*one) for one in zip(messages, arguments, strict=True)]
-        return batch_outcome(await _run_calls(engine, calls))
+        return batch_outcome(await _run_calls(engine, calls), "conversations")
 
     @with_chat_keywords
     def stream_chat(

@@ -158,12 +158,12 @@ def chat_arguments(
     options = given_options(options)
     for name in _MEANINGLESS:
         if name in options:
-            raise InvalidParams(f"{name} means nothing in a chat, where the chat format decides it; leave it out")
+            raise InvalidParams(f"{name} has no effect in a chat, since the chat format decides it; leave it out")
     of_engine = {name: value for name, value in options.items() if name not in CHAT_NAMES}
     sort = request_arguments if is_streamed else collected_arguments
     sampling, rest = sort(defaults.replace(max_tokens=None), params, of_engine)
     if sampling.echo:
-        raise InvalidParams("echo means nothing in a chat; the prompt is in prompt_token_ids")
+        raise InvalidParams("echo has no effect in a chat; prompt_token_ids of the reply is the prompt")
     response = ResponseModel.of(options.get("response_model"))
     toolbox = Toolbox(options.get("tools"))
     sampling = _with_schema(sampling, options.get("response_format"), response)
@@ -203,7 +203,7 @@ def _tool_rounds(options: Mapping[str, Any], toolbox: Toolbox, params: SamplingP
     )
     if not validation.boolean("run_tools", options.get("run_tools", False)):
         if "max_tool_rounds" in options:
-            raise InvalidParams("max_tool_rounds means nothing without run_tools=True")
+            raise InvalidParams("max_tool_rounds has no effect without run_tools=True")
         return 0
     if not toolbox.has_functions:
         raise InvalidParams("run_tools needs Python functions among tools; there are none")

@@ -280,7 +280,7 @@ class ChatCall:
             return error
         assert completion is not None  # noqa: S101 - our own invariant
         return ResponseModelError(
-            f"the reply is no {response.name}: {self._failed}; the context has no place to ask for it once more: {error}",
+            f"the reply is not a valid {response.name}: {self._failed}; the context has no room for another attempt: {error}",
             completion.content,
             reply_of(
                 completion, [*self._messages_before, self._messages[-2]], self._rounds[:-1], attempts=self._num_retries
@@ -323,10 +323,10 @@ class ChatCall:
         )
         if problem is None or response is None:
             return whole
-        tried = f" in {self._num_retries + 1} attempts" if self._num_retries else ""
+        tried = f" after {self._num_retries + 1} attempts" if self._num_retries else ""
         advice = _ADVICE.get(completion.finish_reason, "")
         raise ResponseModelError(
-            f"the reply is no {response.name}{tried}: {problem}{advice}", completion.content, whole
+            f"the reply is not a valid {response.name}{tried}: {problem}{advice}", completion.content, whole
         ) from problem
 
     def _with(self, message: ParsedMessage) -> list[Message]:

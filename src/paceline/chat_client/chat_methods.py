@@ -149,7 +149,7 @@ class ChatMethods:
         arguments = batch_arguments(params, len(messages), lambda one: self._arguments(one, options))
         calls = [self._call(*one) for one in zip(messages, arguments, strict=True)]
         with progress_bar(len(calls), is_shown) as advance:
-            return batch_outcome(run_calls(self._engine, calls, advance))
+            return batch_outcome(run_calls(self._engine, calls, advance), "conversations")
 
     @with_chat_keywords
     def stream_chat(

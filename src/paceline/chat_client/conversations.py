@@ -135,7 +135,7 @@ class _BaseConversation:
             self._history = TokenHistory(ids, validation.text("text", record["text"]))
             self._fingerprint = validation.text("model", record["model"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StateError(f"{path} is no conversation that was saved: {error}") from None
+            raise StateError(f"{path} is not a saved conversation: {error}") from None
 
     def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the conversation with those of a turn; an option that is None in a turn changes nothing."""

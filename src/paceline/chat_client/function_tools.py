@@ -342,7 +342,7 @@ def _reasons(error: ValueError) -> str:
 
 
 def _failed(call: ToolCall, error: Exception) -> str:
-    _log.warning("the tool %s failed: %r", call.name, error)
+    _log.info("the tool %s failed, and the model reads the error as its result: %r", call.name, error)
     text = f"Error: {type(error).__name__}: {error}"[:_MAX_RESULT_CHARS]
     return text.encode("utf-8", "replace").decode()  # a lone surrogate could not be rendered
 

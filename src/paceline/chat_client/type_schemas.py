@@ -120,8 +120,8 @@ class TypeSchemas(GenerateJsonSchema):
         paths = alias if all(isinstance(path, list) for path in alias) else [alias]
         if all(len(path) > 1 for path in paths):
             raise PydanticInvalidForJsonSchema(
-                f"the alias AliasPath({', '.join(map(repr, paths[0]))}) of a field is no name of a property; use AliasChoices "
-                "with a name and the path"
+                f"the alias AliasPath({', '.join(map(repr, paths[0]))}) of a field is not the name of a property; use "
+                "AliasChoices with a name and the path"
             )
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:

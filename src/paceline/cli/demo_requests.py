@@ -48,7 +48,7 @@ def read_requests(path: Path) -> list[DemoRequest]:
     try:
         items = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise InvalidParams(f"{name} is no JSON: {error}") from None
+        raise InvalidParams(f"{name} is not valid JSON: {error}") from None
     if not isinstance(items, list):
         raise InvalidParams(f"{name} must be a list of prompts or of objects with a prompt, not {_kind(items)}")
     if not items:

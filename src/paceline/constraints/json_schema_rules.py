@@ -294,7 +294,7 @@ def _check_types(path: str, node: Schema, *, has_values: bool) -> None:
     given = node.get("type", [])
     for name in [given] if isinstance(given, str) else given if isinstance(given, list) else []:
         if name not in TYPES:
-            raise _refused(path, "type", f"{name!r:.80} is no type; types are {', '.join(TYPES)}")
+            raise _refused(path, "type", f"{name!r:.80} is not a type; types are {', '.join(TYPES)}")
     if has_values:
         _check_values(path, node)
 

@@ -63,7 +63,7 @@ def logits_processors_of(params: SamplingParams) -> LogitsProcessors | None:
 def _processor(index: int, given: Any) -> LogitsProcessor:
     found = validation.import_named(given) if isinstance(given, str) else given
     if not callable(found):
-        raise InvalidType(f"logits_processors[{index}]: {given!r:.80} is no function, but a {type(found).__name__}")
+        raise InvalidType(f"logits_processors[{index}]: {given!r:.80} is not a function, but a {type(found).__name__}")
     processor: LogitsProcessor = found
     return processor
 

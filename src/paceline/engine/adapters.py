@@ -75,7 +75,7 @@ def check_adapter_file(path: Path) -> None:
     if not exists:
         raise AdapterFileNotFound(f"there is no adapter file {path}", str(path))
     if not is_file:
-        raise AdapterError(f"the adapter {path} is no file; give the path of a GGUF file")
+        raise AdapterError(f"the adapter {path} is not a file; give the path of a GGUF file")
 
 
 class AdapterRegistry:

@@ -114,6 +114,7 @@ _NAMES_ELSEWHERE = {  # options of models and engines in other packages: the sam
     "low_vram": "n_gpu_layers and offload_kqv say what a GPU keeps",
     "max_context_length": "n_ctx",
     "max_model_len": "n_ctx",
+    "max_model_length": "n_ctx",
     "max_num_batched_tokens": "n_batch",
     "max_num_queued_reqs": "max_queue",
     "max_num_queued_tokens": "max_queue_tokens",
@@ -144,6 +145,24 @@ _NAMES_ELSEWHERE = {  # options of models and engines in other packages: the sam
     "use_mmap": 'load_mode="mmap" maps the file, and load_mode="none" reads it',
     "verbose": "the loggers paceline.llama and paceline.engine say more at the level DEBUG",
 }
+_OF_CHATS = (
+    "add_generation_prompt",
+    "chat_template",
+    "chat_template_kwargs",
+    "context_overflow",
+    "continue_final_message",
+    "max_retries",
+    "max_tool_rounds",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "reasoning_format",
+    "response_format",
+    "response_model",
+    "run_tools",
+    "schema_in_prompt",
+    "tool_choice",
+    "tools",
+)
 _OF_REQUESTS = {
     name: f"it is an option of a request: llm.generate(prompt, {name}=...)" for name in (*FIELDS, *OPTION_NAMES)
 }
@@ -217,11 +236,16 @@ def engine_arguments(options: Mapping[str, Any]) -> EngineArguments:
 
 @cache
 def names_elsewhere() -> dict[str, str]:
-    """Return a hint for each name that is no option of a request here, but one of another package or of `LLM`."""
+    """Return a hint for each name that is an option of another package, of `LLM` or of a chat, and of no other request."""
     from paceline.runtime.context_options import ContextOptions
 
     of_engine = CONFIG_NAMES | _MODEL_NAMES | ContextOptions.names() | DRAFT_NAMES
-    return {name: f"it is an option of the engine: LLM(model, {name}=...)" for name in of_engine} | NAMES_ELSEWHERE
+    of_chats = {name: f"it is an option of a chat: llm.chat(messages, {name}=...)" for name in _OF_CHATS}
+    return (
+        {name: f"it is an option of the engine: LLM(model, {name}=...)" for name in of_engine}
+        | NAMES_ELSEWHERE
+        | of_chats
+    )
 
 
 def refuse_rpc(config: EngineConfig) -> None:
@@ -341,7 +365,7 @@ def _per_prompt(name: str, given: object, num_prompts: int) -> list[Any]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         return [given] * num_prompts
     if len(given) != num_prompts:
-        raise InvalidParams(f"{name} has {len(given)} entries for {num_prompts} prompts; give one for each prompt")
+        raise InvalidParams(f"{name} must have an entry for each of the {num_prompts} prompts, not {len(given)}")
     return list(given)
 
 
@@ -365,7 +389,7 @@ def collected_arguments(
     """As `request_arguments`, for a completion that is only read at its end: no chunk wakes a reader, no reader is slow."""
     for name in _READING_NAMES:
         if options.get(name) is not None:
-            raise InvalidParams(f"{name} means nothing for a completion that is returned as a whole; use stream")
+            raise InvalidParams(f"{name} has no effect on a completion that is returned whole; use stream")
     return request_arguments(defaults, params, {**options, "interval": MAX_INTERVAL})
 
 

@@ -465,7 +465,7 @@ def _limits(model: Model, context: Context | None, arguments: EngineArguments) -
         max_embedding_tokens=_max_embedding_tokens(model, config),
     )
     if context is None:
-        return dataclasses.replace(common, cannot_generate=_DIFFUSION) if model.is_diffusion else common
+        return dataclasses.replace(common, cannot_generate=_DIFFUSION if model.is_diffusion else "it embeds texts")
     stretched = {"rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"} & arguments.context.keys()
     trained = model.n_ctx_train if model.n_ctx_train > 0 and not stretched else context.max_positions
     drafts = config.speculation is not None
@@ -502,17 +502,29 @@ def _control_ids(model: Model) -> frozenset[int]:
 
 
 def _note_what_one_sequence_cannot_use(context: Context, limits: Limits, asked: int | None) -> None:
-    """Log that n_ctx is more than one sequence may have; a warning where it is more than all slots together may have."""
+    """Log that n_ctx is more than one request can use; a warning if it is more than all slots together can use."""
     if asked is None or asked <= limits.max_positions:
         return
     has_table = context.max_positions < context.n_ctx
-    _log.log(
-        logging.WARNING if asked > limits.max_positions * limits.num_slots else logging.INFO,
-        "n_ctx=%d is more than one sequence can use: it can have %d tokens, since %s",
-        asked,
-        limits.max_positions,
-        "the model's table of positions has no more rows" if has_table else "the model was trained for no more",
-    )
+    reason = "the model's table of positions has no more" if has_table else "the model was trained for no more"
+    most = limits.max_positions * limits.num_slots
+    if asked > most:
+        _log.warning(
+            "n_ctx=%d is larger than needed: a request has at most %d tokens (%s), and %d slots use at most n_ctx=%d",
+            asked,
+            limits.max_positions,
+            reason,
+            limits.num_slots,
+            most,
+        )
+    else:
+        _log.info(
+            "n_ctx=%d is shared by %d slots: a request has at most %d tokens (%s)",
+            asked,
+            limits.num_slots,
+            limits.max_positions,
+            reason,
+        )
 
 
 def _log_sizes(model: Model, context: Context | None, limits: Limits, arguments: EngineArguments) -> None:

@@ -288,14 +288,14 @@ class Inbox:
 
     def _queue_full(self, num_tokens: int) -> QueueFull:
         if self._line:
-            return QueueFull(f"{len(self._line)} requests wait in line for room; try again later")
+            return QueueFull(f"the queue is full: {len(self._line)} requests wait for room in it; try again later")
         if len(self._open) >= self._max_requests:
             return QueueFull(
-                f"the engine holds {len(self._open)} requests, as many as num_slots + max_queue allow; try again later"
+                f"the queue is full: the engine has {len(self._open)} requests (num_slots + max_queue); try again later"
             )
         return QueueFull(
-            f"{sum(self._waiting_tokens.values())} prompt tokens wait, and with {num_tokens} more there would be over "
-            f"max_queue_tokens ({self._max_queue_tokens}); try again later"
+            f"the queue is full: {sum(self._waiting_tokens.values())} prompt tokens are queued, and {num_tokens} more would "
+            f"exceed max_queue_tokens ({self._max_queue_tokens}); try again later"
         )
 
 

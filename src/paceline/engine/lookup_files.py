@@ -95,7 +95,7 @@ def _read(kind: str, path: Path) -> LookupCache:
     if status is None:
         raise InvalidParams(f"{name} cannot be read: No such file or directory; give another path")
     if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
-        raise InvalidParams(f"{name} is no file; give the path of one")
+        raise InvalidParams(f"{name} is not a file; give the path of a file")
     _check_size(name, status.st_size)
     try:
         with path.open("rb") as file:

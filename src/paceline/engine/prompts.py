@@ -65,8 +65,7 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
     """
     if has_media(prompt):
         raise Unsupported("images and audio are for generate, stream and their like; this takes a text or token ids")
-    if isinstance(prompt, (bytes, bytearray)):
-        raise InvalidType("prompt must be a str or token ids, not bytes; decode it")
+    _check_prompt("prompt", prompt)
     if isinstance(prompt, str):
         ids = tokenizer.encode(prompt, add_special=options.add_special, parse_special=options.parse_special)
     else:
@@ -74,6 +73,20 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, options: RequestOptions) ->
     if not ids:
         raise InvalidParams("the prompt has no tokens; give it a word to go on from, or the vocabulary's bos token")
     return ids
+
+
+def _check_prompt(name: str, prompt: object) -> None:
+    """Raise `InvalidType` if this is neither a text nor a sequence or array, and say what to pass in its place."""
+    is_bytes = isinstance(prompt, (bytes, bytearray, memoryview))
+    if (isinstance(prompt, Sequence) and not is_bytes) or hasattr(prompt, "dtype"):
+        return
+    if is_bytes:
+        hint = "; decode it"
+    elif isinstance(prompt, Mapping):
+        hint = "; pass its text or its token ids"
+    else:
+        hint = "; make a list of it" if isinstance(prompt, Iterable) else ""
+    raise InvalidType(f"{name} must be a text, token ids or a list of these, not {type(prompt).__name__}{hint}")
 
 
 def fitted(
@@ -262,19 +275,24 @@ class TextRequests:
 
 def _embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
     """Return the token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids."""
+    _check_prompt(name, text)
     if isinstance(text, str):
         validation.text(name, text)
         ids = tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
     else:
         ids = validation.token_ids(name, text, tokenizer.n_vocab)
     if not ids:
-        raise InvalidParams(f"{name} has no tokens, and nothing has no embedding")
+        raise InvalidParams(f"{name} is empty; a text needs at least one token to be embedded")
     return ids
 
 
 def is_single_text(texts: object) -> bool:
-    """Whether this is one input to embed and no list of them: a str, or segments with an image or audio."""
-    return isinstance(texts, str) or has_media(texts)
+    """Whether this is one input to embed and no list of them: a str, token ids, or segments with an image or audio."""
+    if isinstance(texts, str) or has_media(texts):
+        return True
+    if isinstance(texts, Sequence):
+        return len(texts) > 0 and isinstance(texts[0], Integral)
+    return getattr(texts, "ndim", None) == 1 and getattr(getattr(texts, "dtype", None), "kind", None) in ("i", "u")
 
 
 def embeddable(

@@ -248,13 +248,13 @@ def engine_repr(owner: object, engine: EngineClient | None) -> str:
     return f"{name}({engine.model.paths[0].name!r}, num_slots={limits.num_slots}, n_ctx={n_ctx}{closed})"
 
 
-def batch_outcome(outcomes: Sequence[_R | PacelineError]) -> list[_R]:
-    """Return all completions, or what became of them. Raises `BatchError`, with every outcome, if some are errors."""
+def batch_outcome(outcomes: Sequence[_R | PacelineError], unit: str = "prompts") -> list[_R]:
+    """Return the results. Raises `BatchError` with every outcome if some are errors. unit: of the message, in the plural."""
     errors = [(index, one) for index, one in enumerate(outcomes) if isinstance(one, PacelineError)]
     if errors:
         index, first = errors[0]
         raise BatchError(
-            f"{len(errors)} of {len(outcomes)} prompts failed, the first is number {index}: {first}; `outcomes` has all",
+            f"{len(errors)} of {len(outcomes)} {unit} failed; the first is outcomes[{index}]: {first}",
             outcomes,
         ) from first
     return [one for one in outcomes if not isinstance(one, PacelineError)]

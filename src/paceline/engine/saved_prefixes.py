@@ -167,7 +167,7 @@ class StateFiles:
         except OSError as error:
             raise StateError(f"cannot read the saved prefix {name!r}: {error.strerror or error}") from None
         if len(data) < _HEAD.size or data[:4] != _MAGIC:
-            raise StateError(f"{name!r} is no saved prefix")
+            raise StateError(f"{name!r} is not a saved prefix")
         _, version, num_ranges, num_adapters = _HEAD.unpack_from(data)
         if version == 1:
             raise StateError(f"{name!r} has version 1, which does not say with which LoRA adapters; save it again")

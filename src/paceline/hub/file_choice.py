@@ -221,6 +221,6 @@ def nearest_names(wanted: str, names: Sequence[str]) -> str:
     if near:
         return f"did you mean {' or '.join(near)}?"
     if not names:
-        return "there is nothing else"
+        return "there are no others"
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"there is {', '.join(names[:_SHOWN])}{rest}"

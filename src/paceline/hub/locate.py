@@ -368,8 +368,9 @@ class Locator:
         models = {each.name: each for each in ollama_models(self.settings.ollama)}
         found = models.get(full_name(name))
         if found is None:
+            hint = nearest_names(full_name(name), list(models)) if models else "the folder has no models"
             raise ModelNotFound(
-                f"Ollama has no model {name!r} in {self.settings.ollama}; {nearest_names(full_name(name), list(models))}"
+                f"Ollama has no model {name!r} in {self.settings.ollama}; {hint}; `ollama pull {name}` downloads a model"
             )
         return LocalModel(
             name=f"ollama:{found.name}",

@@ -100,7 +100,7 @@ def parse_reference(text: str, *, name: str = "model") -> ModelReference:
                 raise InvalidParams(f"{name} {text!r} names no model; write it as ollama:llama3.2")
             return OllamaReference(rest)
         case _:
-            raise InvalidParams(f"{name} {text!r} is no name of a model: {_FORMS}")
+            raise InvalidParams(f"{name} {text!r} is not the name of a model: {_FORMS}")
 
 
 def parse_hub_reference(text: str, *, name: str = "model") -> HubReference:
@@ -108,12 +108,14 @@ def parse_hub_reference(text: str, *, name: str = "model") -> HubReference:
     text = validation.text(name, text).removeprefix("hf:")
     match = _HUB_NAME.fullmatch(text)
     if match is None or _REPO.fullmatch(match["repo"]) is None or ".." in text or "--" in match["repo"]:
-        raise InvalidParams(f"{name} {text!r} is no name of a repository of the hub: {_FORMS}")
+        raise InvalidParams(f"{name} {text!r} is not the name of a repository of the Hugging Face Hub: {_FORMS}")
     revision, file, quant = match["revision"], match["file"], match["quant"]
     if quant is not None and _QUANT.fullmatch(quant) is None:
-        raise InvalidParams(f"{name} {text!r}: {quant!r} is no quantisation; name one as in Q4_K_M, or leave it out")
+        raise InvalidParams(
+            f"{name} {text!r}: {quant!r} is not a quantisation; write one such as Q4_K_M, or leave it out"
+        )
     if revision is not None and _REVISION.fullmatch(revision) is None:
-        raise InvalidParams(f"{name} {text!r}: {revision!r} is no branch, tag or commit")
+        raise InvalidParams(f"{name} {text!r}: {revision!r} is not a branch, tag or commit")
     return HubReference(match["repo"], quant, check_file(file, name), revision)
 
 
@@ -121,6 +123,10 @@ def check_is_path(model: object) -> None:
     """Raise `ModelFileNotFound` if a path without a file looks like a model of the hub or of Ollama, and say how to name it."""
     if not isinstance(model, str) or model.endswith(".gguf"):
         return
+    if not model:
+        raise InvalidParams(
+            "the name of a model is empty; give a path or a name, or leave it out (LLM() loads the demo model)"
+        )
     path = validation.path("model", model)
     if path.exists():
         return
@@ -139,7 +145,7 @@ def check_is_path(model: object) -> None:
 def check_file(file: str | None, name: str) -> str | None:
     """Return the path of a file in a repository; raise `InvalidParams` for one that leads out of it."""
     if file is not None and not is_repository_path(file):
-        raise InvalidParams(f"{name}: {file!r} is no path of a file in a repository")
+        raise InvalidParams(f"{name}: {file!r} is not the path of a file in a repository")
     return file
 
 
@@ -165,7 +171,7 @@ def _parse_url(url: str, name: str) -> HubReference | UrlReference:
         host = parts.hostname
         _ = parts.port  # raises for one that is no number
     except ValueError as error:
-        raise InvalidParams(f"{name} is no URL: {error}") from None
+        raise InvalidParams(f"{name} is not a valid URL: {error}") from None
     if not host:
         raise InvalidParams(f"{name} {without_secrets(url)!r} has no host")
     if host.lower() in HUB_HOSTS:

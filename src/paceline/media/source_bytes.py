@@ -34,7 +34,7 @@ def decoded_base64(name: str, text: str) -> bytes:
     try:
         return base64.b64decode(without_breaks(text), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidParams(f"{name} is no valid base64: {error}") from None
+        raise InvalidParams(f"{name} is not valid base64: {error}") from None
 
 
 def without_breaks(text: str) -> str:

@@ -160,7 +160,7 @@ def parse_cluster_config(path: Path, data: bytes) -> ClusterConfig:
     try:
         content = tomllib.loads(data.decode())
     except (UnicodeDecodeError, ValueError) as error:
-        raise InvalidParams(f"{path} is no TOML: {error}") from None
+        raise InvalidParams(f"{path} is not valid TOML: {error}") from None
     try:
         return _config(path, content)
     except InvalidParams as error:

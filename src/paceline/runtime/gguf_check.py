@@ -153,7 +153,7 @@ def check_adapter(path: str | Path) -> None:
     is_adapter = b"adapter.type" in file.metadata or _text_of(file, b"general.type") == b"adapter"
     if not is_adapter and file.tensors and b"general.architecture" in file.metadata:
         raise AdapterError(
-            f"{path} is no LoRA adapter: its general.type is not 'adapter'; convert_lora_to_gguf.py of llama.cpp makes adapters"
+            f"{path} is not a LoRA adapter: its general.type is not 'adapter'; llama.cpp's convert_lora_to_gguf.py makes adapters"
         )
     for key, kind in _ADAPTER_TYPES.items():
         found = file.metadata.get(key.encode())

@@ -134,7 +134,7 @@ def _about_folder(path: Path) -> str:
         return f"{path} is a folder; give the path of a GGUF file in it: {shown}"
     if any(name.endswith((".safetensors", ".bin", ".pth", ".pt")) for name in names):
         return f"{path} is a folder with a model for other programs, and no GGUF file; {_CONVERT}"
-    return f"{path} is a folder without a GGUF file; give the path of one"
+    return f"{path} is a folder without a GGUF file; give the path of a GGUF file"
 
 
 def _kind_of(start: bytes) -> str:

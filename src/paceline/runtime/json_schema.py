@@ -405,7 +405,7 @@ def _check_known(path: str, node: Schema, *, is_root: bool) -> None:
             continue
         if keyword not in ANNOTATIONS:
             raise GrammarError(
-                f"json_schema: {path}/{_escaped(keyword)}: {keyword!r:.80} is no keyword that is known; leave it out, or call "
+                f"json_schema: {path}/{_escaped(keyword)}: {keyword!r:.80} is not a known keyword; leave it out, or call "
                 "it x-... if it only describes"
             )
         if keyword in ("$id", "id") and not is_root and not (isinstance(value, str) and value.startswith("#")):

@@ -59,7 +59,7 @@ def check_projector(path: str | Path, image_max_tokens: int | None = None) -> No
     if architecture != b"clip":
         shown = architecture.decode(errors="replace") if isinstance(architecture, bytes) else "unknown"
         raise ModelLoadError(
-            f"{path} is no multimodal projector: its general.architecture is {shown!r}, not 'clip'; "
+            f"{path} is not a multimodal projector: its general.architecture is {shown!r}, not 'clip'; "
             "the projectors of a model are named mmproj-*.gguf"
         )
     _check_types(path, file)

@@ -48,7 +48,7 @@ class Limits:
     n_verify: int | None = None
     max_rollback: int | None = None
     n_vocab: int = 0
-    cannot_generate: str = "it embeds texts"
+    cannot_generate: str = ""
     n_ctx_train: int = 0
 
     @property

@@ -59,9 +59,9 @@ def test_roles_are_plain_words(role: str) -> None:
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ("hello", "messages must be a list of messages, not str"),
-        (None, "messages must be a list of messages, not NoneType"),
-        ({"role": "user"}, "messages must be a list of messages, not dict"),
+        ("hello", "messages must be a list of messages, such as .*, not str"),
+        (None, "messages must be a list of messages, such as .*, not NoneType"),
+        ({"role": "user"}, "messages must be a list of messages, such as .*, not dict"),
         ([], "messages must have at least one"),
         (["hello"], r"messages\[0\] must be an object with role and content, not str"),
         ([{"content": "x"}], r"messages\[0\]\.role is missing"),
@@ -75,7 +75,7 @@ def test_roles_are_plain_words(role: str) -> None:
         ([{"role": "user", "content": None}, {"role": "assistant"}], r"messages\[0\]\.content is missing"),
         ([{"role": "user", "content": 5}], r"messages\[0\]\.content must be a text or .*, not int"),
         ([{"role": "user", "content": {"text": "x"}}], r"messages\[0\]\.content must be .*, not dict"),
-        ([{"role": "user", "content": []}], r"messages\[0\]\.content is missing"),
+        ([{"role": "user", "content": []}], r"messages\[0\]\.content is missing or empty, as in every message; give a text "),
         ([{"role": "user", "content": "\ud800"}], r"messages\[0\]\.content has a lone surrogate \(U\+D800\)"),
         ([{"role": "user", "content": ["x"]}], r"messages\[0\]\.content\[0\] must be an object with type and text, not str"),
         ([{"role": "user", "content": [{"text": "x"}]}], r"messages\[0\]\.content\[0\]\.type must be one of 'text', "),

@@ -107,7 +107,7 @@ def test_messages_have_no_limit_unless_params_say(chats: FakeChats) -> None:
     ("messages", "options", "reason"),
     [
         ([], {}, "at least one message"),
-        ("Hello", {}, "must be a list of messages, not str"),
+        ("Hello", {}, r"must be a list of messages, such as \[\{.*\}\], not str"),
         (None, {}, "must be a list of messages"),
         ([{"role": "user", "content": "\ud800"}], {}, "content"),
         ([{"role": "tool", "tool_call_id": "x"}], {}, "content is missing"),
@@ -130,7 +130,7 @@ def test_messages_have_no_limit_unless_params_say(chats: FakeChats) -> None:
         (HELLO, {"continue_final_message": "yes"}, "continue_final_message"),
         (HELLO, {"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
         (HELLO, {"echo": True}, "echo"),
-        (HELLO, {"parse_special": True}, "parse_special means nothing in a chat"),
+        (HELLO, {"parse_special": True}, "parse_special has no effect in a chat"),
         (HELLO, {"interval": 3}, "use stream"),
         (HELLO, {"temperature": -1}, "temperature"),
     ],
@@ -268,7 +268,7 @@ def test_a_reply_that_is_no_instance_is_asked_for_once_more(chats: FakeChats, mo
 def test_it_is_asked_for_once_alone(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the second reply."""
     scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 5}'))
-    with pytest.raises(ResponseModelError, match="no Even in 2 attempts: 1 validation error") as caught:
+    with pytest.raises(ResponseModelError, match="not a valid Even after 2 attempts: 1 validation error") as caught:
         chats.chat(HELLO, response_model=Even)
     assert caught.value.text == '{"number": 5}'
     assert len(chats._formats.format.turns) == 2
@@ -294,7 +294,7 @@ def test_a_reply_is_asked_for_as_often_as_asked(chats: FakeChats, monkeypatch: p
 def test_a_reply_is_not_asked_for_again_without_retries(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the only reply, and the error of its validation as its cause."""
     scripted(monkeypatch, ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 4}'))
-    with pytest.raises(ResponseModelError, match="the reply is no Even: 1 validation error") as caught:
+    with pytest.raises(ResponseModelError, match="the reply is not a valid Even: 1 validation error") as caught:
         chats.chat(HELLO, response_model=Even, max_retries=0)
     assert isinstance(caught.value.__cause__, pydantic.ValidationError)
     assert (caught.value.text, caught.value.reply.attempts) == ('{"number": 3}', 1)
@@ -307,7 +307,8 @@ def test_a_reply_that_was_cut_off_is_asked_for_again(chats: FakeChats, monkeypat
         TokenHistory, "continued", lambda _, request, __: request
     )  # the fake tokenizer has no control tokens
     with pytest.raises(
-        ResponseModelError, match=r"no Even in 3 attempts: it was cut off \(length\) after 4 tok.*max_tokens"
+        ResponseModelError,
+        match=r"not a valid Even after 3 attempts: it was cut off \(length\) after 4 tok.*max_tokens",
     ) as caught:
         chats.chat(HELLO, response_model=Even, max_retries=2, **SHORT)
     assert caught.value.reply.attempts == 3
@@ -322,7 +323,9 @@ def test_a_reply_that_was_ended_from_outside_is_not_asked_for_again(
 ) -> None:
     """Another attempt would take as long again as `timeout_s` allows."""
     scripted(monkeypatch, ParsedMessage(content='{"number"'), reason=reason)
-    with pytest.raises(ResponseModelError, match=rf"the reply is no Even: it was cut off \({reason}\)") as caught:
+    with pytest.raises(
+        ResponseModelError, match=rf"the reply is not a valid Even: it was cut off \({reason}\)"
+    ) as caught:
         chats.chat(HELLO, response_model=Even, max_retries=3)
     assert caught.value.reply.attempts == len(chats._formats.format.turns) == 1
     assert ("timeout_s" in str(caught.value)) == (reason is FinishReason.DEADLINE)
@@ -365,7 +368,7 @@ def test_a_stream_is_not_asked_for_again(chats: FakeChats, monkeypatch: pytest.M
     """With retries it is refused; without, `collect` raises the error of its only reply."""
     with pytest.raises(InvalidParams, match="max_retries: a stream is not asked for again"):
         chats.stream_chat(HELLO, response_model=Even, max_retries=1)
-    with pytest.raises(ResponseModelError, match="the reply is no Even: it was cut off"):
+    with pytest.raises(ResponseModelError, match="the reply is not a valid Even: it was cut off"):
         chats.stream_chat(HELLO, response_model=Even, max_retries=0, **SHORT).collect()
 
 
@@ -393,7 +396,7 @@ def test_without_place_to_ask_again_the_error_has_the_first_reply(
         return prepare(*arguments)
 
     monkeypatch.setattr(chats._engine, "prepare", prepare_once)
-    with pytest.raises(ResponseModelError, match="(?s)the number must be even.*the context has no place") as caught:
+    with pytest.raises(ResponseModelError, match="(?s)the number must be even.*the context has no room") as caught:
         chats.chat(HELLO, response_model=Even)
     assert caught.value.text == '{"number": 3}'
     assert [message["role"] for message in caught.value.reply.messages] == ["user", "assistant"]
@@ -407,7 +410,7 @@ def test_each_conversation_of_a_list_is_asked_by_itself(chats: FakeChats, monkey
     assert (first.parsed.number, len(first.rounds)) == (2, 0)
     assert (second.parsed.number, len(second.rounds)) == (4, 1)
     scripted(monkeypatch, ParsedMessage(content='{"number": 3}'))
-    with pytest.raises(ResponseModelError, match="the reply is no Even: "):
+    with pytest.raises(ResponseModelError, match="the reply is not a valid Even: "):
         chats.chat(HELLO, response_model=Even, n=2)
 
 
@@ -563,7 +566,7 @@ def test_conversations_of_a_list_have_params_of_their_own(chats: FakeChats) -> N
         assert [len(reply.choices[0].token_ids) for reply in replies] == [2, 5]
     short = chats.chat([HELLO, HELLO], [None, SamplingParams(max_tokens=5)], max_tokens=3, ignore_eos=True)
     assert [len(reply.choices[0].token_ids) for reply in short] == [3, 3]
-    with pytest.raises(InvalidParams, match="params has 2 entries for 3 prompts"):
+    with pytest.raises(InvalidParams, match="params must have an entry for each of the 3 prompts, not 2"):
         chats.chat([HELLO] * 3, params)
     with pytest.raises(InvalidType, match=r"params\[1\] must be SamplingParams, not int"):
         chats.chat([HELLO] * 2, [None, 5])  # type: ignore[list-item]

@@ -383,3 +383,15 @@ def test_a_refused_request_ends_a_loops_stream_too(script: Callable[..., None]) 
             await stream.collect()
 
     run_async(main)
+
+
+def test_an_error_of_a_tool_is_logged_as_information(
+    chats: FakeChats, script: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program without a configuration of logging prints nothing, since the model reads the error."""
+    script(calling(("broken", '{"reason": "no"}')), ParsedMessage("done"))
+    with caplog.at_level("INFO", "paceline.chat"):
+        chats.stream_chat(HELLO, tools=[broken], **SHORT).collect()
+    assert [(line.levelname, line.getMessage()) for line in caplog.records] == [
+        ("INFO", "the tool broken failed, and the model reads the error as its result: RuntimeError('no')")
+    ]

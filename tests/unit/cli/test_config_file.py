@@ -115,7 +115,7 @@ def test_the_file_of_the_flag_wins_over_that_of_the_variable(monkeypatch: pytest
         ("[chat]\nplain = 1", "[chat] plain must be true or false, not 1"),
         ("model = 3", "model must be a text, not 3"),
         ("[chat]\nstop = [3]", "[chat] stop must be a text, not 3"),
-        ("threads = ", "is no TOML"),
+        ("threads = ", "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_refused(text: str, message: str) -> None:

@@ -45,8 +45,8 @@ def test_a_dash_reads_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "requests.json is no JSON: "),
-        ("[" * 100_000, "requests.json is no JSON: "),
+        ("{", "requests.json is not valid JSON: "),
+        ("[" * 100_000, "requests.json is not valid JSON: "),
         ('[{"prompt": "a", "n": 1, "n": 2}]', "an object has the key 'n' twice"),
         ({"prompt": "a"}, "must be a list of prompts or of objects with a prompt, not an object"),
         ([], "has no requests"),

@@ -397,7 +397,7 @@ def test_waiting_tokens_are_bounded_over_all_replicas() -> None:
             one.hold()
         assert engine.config.max_queue_tokens == 20
         channels = [submit(engine, "12345678") for _ in range(2)]
-        with pytest.raises(QueueFull, match=r"16 prompt tokens wait.*max_queue_tokens \(20\)"):
+        with pytest.raises(QueueFull, match=r"16 prompt tokens are queued.*max_queue_tokens \(20\)"):
             submit(engine, "12345")
         for one in world.replicas.values():
             one.allow()

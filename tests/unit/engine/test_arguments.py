@@ -125,7 +125,7 @@ def test_collected_output_comes_as_one_chunk() -> None:
     assert options.interval > 100_000
     for name, value in (("interval", 1), ("max_buffered_tokens", 8), ("slow_reader", "cancel")):
         with pytest.raises(
-            InvalidParams, match=f"{name} means nothing for a completion that is returned as a whole; use stream"
+            InvalidParams, match=f"{name} has no effect on a completion that is returned whole; use stream"
         ):
             collected_arguments(SamplingParams(), None, {name: value})
 

@@ -75,7 +75,7 @@ def test_the_backlog_is_bounded_and_an_ending_makes_room() -> None:
     """As many requests as may be open are accepted, the next is refused at once, until one ends."""
     inbox = Inbox(3)
     accepted = [submit(inbox) for _ in range(3)]
-    with pytest.raises(QueueFull, match="holds 3 requests"):
+    with pytest.raises(QueueFull, match="the queue is full: the engine has 3 requests"):
         submit(inbox)
     assert (inbox.num_refused, inbox.num_open) == (1, 3)
     inbox.take()
@@ -91,7 +91,10 @@ def test_prompt_tokens_that_wait_are_bounded() -> None:
     """Prompts beyond max_queue_tokens are refused while others wait; one alone is always taken; starting makes room."""
     inbox = Inbox(100, 10)
     first = submit(inbox, "x" * 50)
-    with pytest.raises(QueueFull, match=r"50 prompt tokens wait, and with 3 more .* max_queue_tokens \(10\)"):
+    with pytest.raises(
+        QueueFull,
+        match=r"the queue is full: 50 prompt tokens are queued, and 3 more would exceed max_queue_tokens \(10\)",
+    ):
         submit(inbox, "abc")
     inbox.started(first.key)
     submit(inbox, "x" * 7)
@@ -255,7 +258,7 @@ def test_no_request_overtakes_the_line() -> None:
     """While a long prompt waits for its tokens, a short one is refused, or waits after it."""
     line = Line(Inbox(10, max_queue_tokens=8))
     long, short = line.submit("0123456789"), line.submit("a")
-    with pytest.raises(QueueFull, match="2 requests wait in line for room; try again later"):
+    with pytest.raises(QueueFull, match="the queue is full: 2 requests wait for room in it; try again later"):
         submit(line.inbox, "a")
     assert line.inbox.num_refused == 1
     assert line.inbox.take() == [Submit(line.first)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.pictures import picture
 from tests.sounds import wav_of_bytes
@@ -154,10 +155,13 @@ def to_embed(*texts: Any, longest: int = 1000, **options: Any) -> Any:
         ([["a", ONE, "b"]], False),
         ([["a", ONE, "b"], "c"], False),
         ([[1, 2], [3]], False),
+        ([1, 2], True),
+        (np.array([1, 2]), True),
+        (np.array(["a", "b"]), False),
         ([], False),
     ],
 )
-def test_an_image_among_segments_makes_them_one_input(texts: Any, is_single: bool) -> None:
+def test_token_ids_and_segments_with_an_image_are_one_input(texts: Any, is_single: bool) -> None:
     """A list of texts alone is several."""
     assert is_single_text(texts) is is_single
 

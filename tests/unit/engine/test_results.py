@@ -81,7 +81,7 @@ def test_a_list_has_every_outcome() -> None:
     assert batch_outcome(good) == good
     assert batch_outcome([]) == []
     too_long = PromptTooLong("too long")
-    with pytest.raises(BatchError, match="1 of 3 prompts failed, the first is number 1: too long") as caught:
+    with pytest.raises(BatchError, match="1 of 3 prompts failed; the first is outcomes\\[1\\]: too long") as caught:
         batch_outcome([good[0], too_long, good[1]])
     assert caught.value.outcomes == (good[0], too_long, good[1])
     assert caught.value.__cause__ is too_long

@@ -99,7 +99,7 @@ def test_requests_beyond_the_queue_wait_for_room(engine: EngineClient) -> None:
     alone = [text_of(start(engine, f"prompt {index}")) for index in range(8)]
     fillers = fill(engine)
     waiting = [start(engine, f"prompt {index}") for index in range(8)]
-    with pytest.raises(QueueFull, match="8 requests wait in line"):
+    with pytest.raises(QueueFull, match="8 requests wait for room"):
         start(engine, "refused", waits=False)
     assert engine.num_open == ROOM
     assert not any(channel.is_finished for channel in waiting)

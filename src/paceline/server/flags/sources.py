@@ -113,7 +113,7 @@ def read_toml(path: Path, data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise InvalidParams(f"{on_one_line(path)} is not UTF-8: stray byte at offset {error.start}") from None
     except (ValueError, RecursionError) as error:  # of a number of thousands of digits as well
-        raise InvalidParams(f"{on_one_line(path)} is no TOML: {error}") from None
+        raise InvalidParams(f"{on_one_line(path)} is not valid TOML: {error}") from None
 
 
 def from_config(path: Path, table: Mapping[str, Any], other_names: Callable[[], Collection[str]]) -> list[GivenFlag]:
