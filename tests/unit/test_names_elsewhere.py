@@ -82,6 +82,10 @@ def test_a_page_says_how_an_option_of_a_request_is_named(name: str, beside: str)
         ("max_model_length", "did you mean 'n_ctx'?"),
         ("n_ctxx", "did you mean 'n_ctx'?"),
         ("temperature", "it is an option of a request: llm.generate(prompt, temperature=...)"),
+        ("format", "it is an option of a request: llm.generate(prompt, json_schema=...)"),
+        ("tools", "it is an option of a chat: llm.chat(messages, tools=...)"),
+        ("max_new_tokens", "it is an option of a request: llm.generate(prompt, max_tokens=...)"),
+        ("stream", "call llm.stream(prompt) for a stream, or llm.stream_chat(messages) in a chat"),
         ("dtype", "a GGUF file has its types already; type_k and type_v are those of the KV cache"),
     ],
 )
@@ -100,6 +104,8 @@ def test_an_engine_names_the_option_that_is_meant(option: str, hint: str) -> Non
         ("n_ctx", "it is an option of the engine: LLM(model, n_ctx=...)"),
         ("response_model", "it is an option of a chat: llm.chat(messages, response_model=...)"),
         ("options", "every option is a keyword of its own: temperature=0.2"),
+        ("max_model_len", "it is an option of the engine: LLM(model, n_ctx=...)"),
+        ("verbose", "the loggers paceline.llama and paceline.engine say more at the level DEBUG"),
         ("stream", "call llm.stream(prompt) for a stream, or llm.stream_chat(messages) in a chat"),
     ],
 )

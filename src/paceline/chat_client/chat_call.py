@@ -50,10 +50,6 @@ if TYPE_CHECKING:
 
 _MAX_ERROR_CHARS = 2000
 _FINAL = frozenset((FinishReason.DEADLINE, FinishReason.CANCELLED, FinishReason.SHUTDOWN))
-_ADVICE = {
-    FinishReason.LENGTH: "; a larger max_tokens may help, or a larger n_ctx if the context is full",
-    FinishReason.DEADLINE: "; a larger timeout_s may help",
-}
 _REPLY_SHARE = 4  # of the context, the part that a reply without max_tokens finds free
 _log = logging.getLogger("paceline.chat")
 
@@ -258,13 +254,13 @@ class ChatCall:
     def asks_again(self) -> bool:
         """Return whether another round follows, since the content is no instance of response_model.
 
-        A deadline, a cancel or the end of the engine ends the call as well.
+        A deadline, a cancel, the end of the engine and a full context end the call.
         """
         problem = self._problem()
         if problem is None or self._num_retries == self._arguments.max_retries:
             return False
         assert self._completion is not None  # noqa: S101 - our own invariant
-        if self._completion.finish_reason in _FINAL:
+        if self._completion.finish_reason in _FINAL or self._has_full_context():
             return False
         self._failed, self._num_retries = problem, self._num_retries + 1
         if self._messages_before is None:
@@ -272,6 +268,13 @@ class ChatCall:
         self._rounds.append(self._completion)
         self._messages = [*self._messages, {"role": "user", "content": _correction(problem)}]
         return True
+
+    def _has_full_context(self) -> bool:
+        """Return whether the context ended the last reply, and not `max_tokens`."""
+        completion, most = self._completion, self._arguments.params.max_tokens
+        assert completion is not None  # noqa: S101 - our own invariant
+        is_cut = completion.finish_reason is FinishReason.LENGTH
+        return is_cut and (most is None or completion.usage.completion_tokens < most)
 
     def error_of_round(self, error: PacelineError) -> PacelineError:
         """Return the error of a round that was refused; if it was to correct a reply, a `ResponseModelError` with that reply."""
@@ -324,7 +327,11 @@ class ChatCall:
         if problem is None or response is None:
             return whole
         tried = f" after {self._num_retries + 1} attempts" if self._num_retries else ""
-        advice = _ADVICE.get(completion.finish_reason, "")
+        advice = ""
+        if completion.finish_reason is FinishReason.DEADLINE:
+            advice = "; a larger timeout_s may help"
+        elif completion.finish_reason is FinishReason.LENGTH:
+            advice = f"; a larger {'n_ctx' if self._has_full_context() else 'max_tokens'} may help"
         raise ResponseModelError(
             f"the reply is not a valid {response.name}{tried}: {problem}{advice}", completion.content, whole
         ) from problem

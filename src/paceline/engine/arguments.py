@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -163,9 +163,18 @@ _OF_CHATS = (
     "tool_choice",
     "tools",
 )
-_OF_REQUESTS = {
-    name: f"it is an option of a request: llm.generate(prompt, {name}=...)" for name in (*FIELDS, *OPTION_NAMES)
-}
+
+
+def _hints_at(options: Iterable[str], elsewhere: Mapping[str, str], use: str) -> dict[str, str]:
+    """Return hints at the options of another call, by their own names and by those of other packages. use: how they are given."""
+    named = {**elsewhere, **{name: name for name in options}}
+    return {name: use.format(hint) if hint in named else hint for name, hint in named.items()}
+
+
+_USE_OF_CHATS = "it is an option of a chat: llm.chat(messages, {}=...)"
+_OF_REQUESTS = _hints_at(_OF_CHATS, {}, _USE_OF_CHATS) | _hints_at(
+    (*FIELDS, *OPTION_NAMES), NAMES_ELSEWHERE, "it is an option of a request: llm.generate(prompt, {}=...)"
+)
 
 
 class GenerateKeywords(SamplingKeywords, GenerateRequestKeywords, total=False):
@@ -240,12 +249,8 @@ def names_elsewhere() -> dict[str, str]:
     from paceline.runtime.context_options import ContextOptions
 
     of_engine = CONFIG_NAMES | _MODEL_NAMES | ContextOptions.names() | DRAFT_NAMES
-    of_chats = {name: f"it is an option of a chat: llm.chat(messages, {name}=...)" for name in _OF_CHATS}
-    return (
-        {name: f"it is an option of the engine: LLM(model, {name}=...)" for name in of_engine}
-        | NAMES_ELSEWHERE
-        | of_chats
-    )
+    of_engines = _hints_at(of_engine, _NAMES_ELSEWHERE, "it is an option of the engine: LLM(model, {}=...)")
+    return of_engines | NAMES_ELSEWHERE | _hints_at(_OF_CHATS, {}, _USE_OF_CHATS)
 
 
 def refuse_rpc(config: EngineConfig) -> None:

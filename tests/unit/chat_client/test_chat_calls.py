@@ -317,6 +317,16 @@ def test_a_reply_that_was_cut_off_is_asked_for_again(chats: FakeChats, monkeypat
     assert "it was cut off" in turn.messages[-1]["content"]
 
 
+def test_a_reply_that_fills_the_context_is_not_asked_for_again(
+    chats: FakeChats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next prompt would be longer still."""
+    scripted(monkeypatch, ParsedMessage(content='{"number"'), reason=FinishReason.LENGTH)
+    with pytest.raises(ResponseModelError, match=r"it was cut off \(length\) .*; a larger n_ctx may help$") as caught:
+        chats.chat(HELLO, response_model=Even, max_retries=3)
+    assert caught.value.reply.attempts == len(chats._formats.format.turns) == 1
+
+
 @pytest.mark.parametrize("reason", [FinishReason.DEADLINE, FinishReason.CANCELLED, FinishReason.SHUTDOWN])
 def test_a_reply_that_was_ended_from_outside_is_not_asked_for_again(
     chats: FakeChats, monkeypatch: pytest.MonkeyPatch, reason: FinishReason
