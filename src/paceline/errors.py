@@ -145,7 +145,7 @@ class Unsupported(RequestError):
 
 
 class BatchError(RequestError):
-    """Some prompts of a list failed; raised after all of them ended.
+    """Some prompts or conversations of a list failed; raised after all of them ended.
 
     Whether the call was wrong or can work later depends on the errors among the outcomes, not on this class.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from paceline import validation
 from paceline.chat_client.chat_arguments import ChatFormats
 from paceline.chat_client.chat_methods import ChatMethods
 from paceline.completion import Classification, Completion, Score
@@ -28,7 +27,7 @@ from paceline.engine.arguments import (
     streamed_arguments,
 )
 from paceline.engine.engine_factory import check_options, local_files, local_options, open_engine
-from paceline.engine.progress_bar import progress_bar
+from paceline.engine.progress_bar import checked_progress, progress_bar
 from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch, is_single_text
 from paceline.engine.results import (
     Batch,
@@ -134,7 +133,7 @@ class LLM(ChatMethods):
         prompt: Prompts,
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
-        progress: bool | None = False,
+        progress: bool | Callable[[int, int], object] | None = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]: ...
     @overload
@@ -148,7 +147,7 @@ class LLM(ChatMethods):
         prompt: Any,
         params: Any = None,
         *,
-        progress: bool | None = False,
+        progress: bool | Callable[[int, int], object] | None = False,
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion]:
         """Generate the completion of a prompt, or of each prompt of a list, all in one batch.
@@ -157,7 +156,8 @@ class LLM(ChatMethods):
             prompt: A text, token ids, a list of segments (texts, lists of token ids, and at least one `Image` or `Audio`), or
                 a list of prompts of any of these kinds. A list may be longer than the queue.
             params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
-            progress: Whether to show a progress bar on a terminal or in a notebook while a list runs.
+            progress: True shows a progress bar on a terminal or in a notebook while a list runs. A function
+                `progress(done, total)` is called in this thread after each prompt of the list; an exception of it ends the call.
             **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, such as `suffix` for filling
                 in the middle, except interval, max_buffered_tokens and slow_reader, which concern streams. `params` and the
                 model's file replace the defaults that `help` shows, which are those of `SamplingParams`.
@@ -172,13 +172,13 @@ class LLM(ChatMethods):
             EngineError: The engine has stopped, or the request failed in all its choices.
             BatchError: Some prompts of a list failed; `outcomes` has the completion or the error of each.
         """
-        is_shown = validation.boolean("progress", progress, default=False)
+        wanted = checked_progress(progress)
         engine = self._engine
         sort = partial(collected_arguments, engine.sampling_defaults, options=options)
         if is_batch(prompt):
             arguments = batch_arguments(params, len(prompt), sort)
-            with progress_bar(len(prompt), is_shown) as advance:
-                batch = Batch[Any](engine, lambda one: engine.prepare(one[0], *one[1]), advance)
+            with progress_bar(len(prompt), wanted) as advance:
+                batch = Batch[Any](engine, lambda one: engine.prepare(one[0], *one[1]), lambda *_: advance())
                 return batch_outcome(batch.run(list(zip(prompt, arguments, strict=True))))
         request = engine.prepare(prompt, *sort(params))
         return collect(engine.accept(request, waits=waits(engine)))

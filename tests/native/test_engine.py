@@ -893,3 +893,26 @@ def test_limits_of_a_model_that_generates_have_no_reason_against_it(demo: LLM) -
     """The reason belongs to models that embed alone."""
     assert demo.limits.cannot_generate == ""
     assert demo.limits.max_positions > 0
+
+
+def test_a_list_reports_its_progress_while_it_runs(demo: LLM) -> None:
+    """Prompts and conversations are counted one by one, each before all that follow have ended."""
+    seen: list[tuple[int, int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append((done, total, demo.stats().completed))
+
+    demo.generate(["A fox"] * 30, max_tokens=8, progress=progress)
+    assert [numbers[:2] for numbers in seen] == [(done, 30) for done in range(1, 31)]
+    assert seen[0][2] < seen[-1][2]
+    seen.clear()
+    demo.chat([[{"role": "user", "content": "Hello!"}]] * 30, max_tokens=8, progress=progress)
+    assert [numbers[:2] for numbers in seen] == [(done, 30) for done in range(1, 31)]
+    assert seen[0][2] < seen[-1][2]
+
+
+def test_an_exception_of_a_progress_function_ends_the_call(demo: LLM) -> None:
+    """The requests that run are cancelled, and the engine goes on."""
+    with pytest.raises(ZeroDivisionError):
+        demo.generate(["A fox"] * 30, max_tokens=300, progress=lambda done, _: 1 // (1 - done))
+    assert demo.generate("A fox", max_tokens=2).usage.completion_tokens == 2

@@ -85,7 +85,7 @@ def test_a_page_says_how_an_option_of_a_request_is_named(name: str, beside: str)
         ("format", "it is an option of a request: llm.generate(prompt, json_schema=...)"),
         ("tools", "it is an option of a chat: llm.chat(messages, tools=...)"),
         ("max_new_tokens", "it is an option of a request: llm.generate(prompt, max_tokens=...)"),
-        ("stream", "call llm.stream(prompt) for a stream, or llm.stream_chat(messages) in a chat"),
+        ("stream", "call llm.stream_chat(messages) in a chat, or llm.stream(prompt)"),
         ("dtype", "a GGUF file has its types already; type_k and type_v are those of the KV cache"),
     ],
 )
@@ -106,7 +106,7 @@ def test_an_engine_names_the_option_that_is_meant(option: str, hint: str) -> Non
         ("options", "every option is a keyword of its own: temperature=0.2"),
         ("max_model_len", "it is an option of the engine: LLM(model, n_ctx=...)"),
         ("verbose", "the loggers paceline.llama and paceline.engine say more at the level DEBUG"),
-        ("stream", "call llm.stream(prompt) for a stream, or llm.stream_chat(messages) in a chat"),
+        ("stream", "call llm.stream_chat(messages) in a chat, or llm.stream(prompt)"),
     ],
 )
 def test_a_request_names_the_option_that_is_meant(option: str, hint: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from paceline import validation
 from paceline.chat_client.chat_arguments import (
     ChatArguments,
     ChatFormats,
@@ -22,8 +21,8 @@ from paceline.chat_client.chat_streams import ChatStream
 from paceline.chat_client.token_history import TokenHistory
 from paceline.engine.arguments import batch_arguments, checked_index
 from paceline.engine.client import EngineClient
-from paceline.engine.progress_bar import progress_bar
-from paceline.engine.results import Batch, batch_outcome, waits
+from paceline.engine.progress_bar import checked_progress, progress_bar
+from paceline.engine.results import Batch, Outcome, batch_outcome, waits
 from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model
@@ -80,7 +79,7 @@ class ChatMethods:
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         response_model: None = None,
-        progress: bool | None = False,
+        progress: bool | Callable[[int, int], object] | None = False,
         **options: Unpack[PlainChatKeywords],
     ) -> list[ChatReply[None]]: ...
     @overload
@@ -90,7 +89,7 @@ class ChatMethods:
         params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         response_model: TypeForm[T],
-        progress: bool | None = False,
+        progress: bool | Callable[[int, int], object] | None = False,
         **options: Unpack[PlainChatKeywords],
     ) -> list[ChatReply[T]]: ...
 
@@ -100,7 +99,7 @@ class ChatMethods:
         messages: Any,
         params: Any = None,
         *,
-        progress: bool | None = False,
+        progress: bool | Callable[[int, int], object] | None = False,
         **options: Unpack[ChatKeywords],
     ) -> ChatReply[Any] | list[ChatReply[Any]]:
         """Generate the next message of a conversation, or of each of a list of conversations, all in one batch.
@@ -110,7 +109,8 @@ class ChatMethods:
                 lists, which may be longer than the queue.
             params: The sampling parameters; for a list of conversations also a list with one for each; None: the defaults,
                 without a limit on the message's length.
-            progress: Whether to show a progress bar on a terminal or in a notebook while a list runs.
+            progress: True shows a progress bar on a terminal or in a notebook while a list runs. A function
+                `progress(done, total)` is called in this thread after each conversation; an exception of it ends the call.
             **options: Fields of `SamplingParams`, which override `params`, of `RequestOptions` except those that concern
                 streams, and:
                 tools: Functions that the model may call: Python functions, `FunctionTool`s, or objects as OpenAI's API has.
@@ -143,12 +143,12 @@ class ChatMethods:
             EngineError: The engine has stopped, or the request failed in all its choices.
             BatchError: Some conversations of a list failed; `outcomes` has the reply or the error of each.
         """
-        is_shown = validation.boolean("progress", progress, default=False)
+        wanted = checked_progress(progress)
         if not is_batch_of_chats(messages):
             return self._run(self._call(messages, self._arguments(params, options)))
         arguments = batch_arguments(params, len(messages), lambda one: self._arguments(one, options))
         calls = [self._call(*one) for one in zip(messages, arguments, strict=True)]
-        with progress_bar(len(calls), is_shown) as advance:
+        with progress_bar(len(calls), wanted) as advance:
             return batch_outcome(run_calls(self._engine, calls, advance), "conversations")
 
     @with_chat_keywords
@@ -251,24 +251,24 @@ def run_calls(engine: EngineClient, calls: Sequence[ChatCall], advance: Callable
     """Run conversations, round after round all those that are open together; return what became of each."""
     outcomes: dict[int, ChatOutcome] = {}
     open_calls = list(enumerate(calls))
+
+    def take(open_call: tuple[int, ChatCall], outcome: Outcome) -> None:
+        index, call = open_call
+        if isinstance(outcome, PacelineError):
+            outcomes[index] = call.error_of_round(outcome)
+        elif pending := call.take(outcome, index):
+            call.add_results([(tool_call, call.toolbox.run(tool_call)) for tool_call in pending])
+        elif not call.asks_again():
+            outcomes[index] = outcome_of(call)
+        if index in outcomes:
+            advance()
+        else:
+            open_calls.append(open_call)
+
     while open_calls:
-        batch: Batch[tuple[int, ChatCall]] = Batch(engine, lambda one: one[1].prepare(engine), lambda: None)
-        next_calls = []
-        for (index, call), outcome in zip(open_calls, batch.run(open_calls), strict=True):
-            if isinstance(outcome, PacelineError):
-                outcomes[index] = call.error_of_round(outcome)
-                advance()
-                continue
-            pending = call.take(outcome, index)
-            if pending:
-                call.add_results([(one, call.toolbox.run(one)) for one in pending])
-                next_calls.append((index, call))
-            elif call.asks_again():
-                next_calls.append((index, call))
-            else:
-                outcomes[index] = outcome_of(call)
-                advance()
-        open_calls = next_calls
+        running = list(open_calls)
+        open_calls.clear()
+        Batch[tuple[int, ChatCall]](engine, lambda one: one[1].prepare(engine), take).run(running)
     return [outcomes[index] for index in range(len(calls))]
 
 

@@ -1,4 +1,4 @@
-"""The progress bar of a list of prompts or conversations: on a terminal, or below the cell of a notebook.
+"""The progress of a list of prompts or conversations: a bar on a terminal or in a notebook, or calls of a function.
 
 Loads rich only if the bar is shown.
 """
@@ -6,11 +6,14 @@ Loads rich only if the bar is shown.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+
+from paceline.errors import InvalidType
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -18,9 +21,23 @@ if TYPE_CHECKING:
 _UPDATE_S: Final = 0.1  # between two pictures in a notebook, each of which is a message to the browser
 
 
+def checked_progress(progress: object) -> bool | Callable[[int, int], object]:
+    """Return the option `progress`: False for None. Raises `InvalidType` if it is neither a bool nor a function."""
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise InvalidType(f"progress must be True, False or a function progress(done, total), not {progress!r:.80}")
+    return False if progress is None else progress
+
+
 @contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[], object]]:
-    """Show a bar if stderr is a terminal or this is a notebook; yield a function that advances it by one prompt."""
+def progress_bar(total: int, wanted: bool | Callable[[int, int], object]) -> Iterator[Callable[[], object]]:
+    """Show a bar if stderr is a terminal or this is a notebook, or call the function that is `wanted`.
+
+    Yields a function that advances by one prompt.
+    """
+    if callable(wanted):
+        done = itertools.count(1)
+        yield lambda: wanted(next(done), total)
+        return
     is_terminal = sys.stderr.isatty()
     if not wanted or not (is_terminal or "IPython" in sys.modules):
         yield lambda: None

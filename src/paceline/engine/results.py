@@ -92,18 +92,23 @@ def waits(engine: EngineClient) -> bool:
 class Batch(Generic[_P]):
     """Requests of one call for several prompts: as many are open at once as the engine takes, each with an outcome of its own.
 
-    prepare: makes the request of a prompt, when there is room for it among the requests of the call. `QueueFull` is the outcome
-    only with when_full="refuse", if other callers fill the engine and no request of the call is open.
+    prepare: makes the request of a prompt, when there is room for it among the requests of the call. on_outcome: called with
+    each prompt and its outcome, while later requests run. `QueueFull` is the outcome only with when_full="refuse", if other
+    callers fill the engine and no request of the call is open.
     """
 
-    def __init__(self, engine: EngineClient, prepare: Callable[[_P], Request], advance: Callable[[], object]) -> None:
-        self._engine, self._prepare, self._advance = engine, prepare, advance
+    def __init__(
+        self, engine: EngineClient, prepare: Callable[[_P], Request], on_outcome: Callable[[_P, Outcome], object]
+    ) -> None:
+        self._engine, self._prepare, self._on_outcome = engine, prepare, on_outcome
         self._most = engine.config.num_slots + engine.config.max_queue
         self._running: deque[tuple[int, StreamChannel]] = deque()
+        self._prompts: Sequence[_P] = ()
         self._outcomes: dict[int, Outcome] = {}
 
     def run(self, prompts: Sequence[_P]) -> list[Outcome]:
         """Return the outcomes, in the order of the prompts."""
+        self._prompts = prompts
         with cancelled_if_left(self._cancel):
             for index, prompt in enumerate(prompts):
                 if len(self._running) >= self._most:
@@ -111,8 +116,7 @@ class Batch(Generic[_P]):
                 try:
                     self._start(index, prompt)
                 except PacelineError as error:
-                    self._outcomes[index] = error
-                    self._advance()
+                    self._end(index, error)
             while self._running:
                 self._finish_oldest()
         return [self._outcomes[index] for index in range(len(prompts))]
@@ -124,13 +128,18 @@ class Batch(Generic[_P]):
 
     def _finish_oldest(self) -> None:
         index, channel = self._running[0]
+        outcome: Outcome
         try:
-            self._outcomes[index] = collect(channel)
+            outcome = collect(channel)
         except PacelineError as error:
-            self._outcomes[index] = error
+            outcome = error
         channel.wait_released()  # the terminal chunk comes a moment before the engine has a place again
         self._running.popleft()
-        self._advance()
+        self._end(index, outcome)
+
+    def _end(self, index: int, outcome: Outcome) -> None:
+        self._outcomes[index] = outcome
+        self._on_outcome(self._prompts[index], outcome)
 
     def _cancel(self) -> None:
         for _, channel in self._running:

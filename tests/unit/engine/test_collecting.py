@@ -29,7 +29,7 @@ def preparing(engine: Any) -> Callable[[str], Request]:
 
 
 def run_blocking(engine: Any, prompts: list[str]) -> list[Outcome]:
-    return Batch(engine, preparing(engine), lambda: None).run(prompts)
+    return Batch(engine, preparing(engine), lambda *_: None).run(prompts)
 
 
 def run_async(engine: Any, prompts: list[str]) -> list[Outcome]:

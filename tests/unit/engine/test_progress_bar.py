@@ -1,4 +1,4 @@
-"""The progress bar of a list: where it is shown, and what it shows."""
+"""The progress of a list: where its bar is shown, and the calls of a function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.engine import progress_bar as module
-from paceline.engine.progress_bar import progress_bar
+from paceline.engine.progress_bar import checked_progress, progress_bar
+from paceline.errors import InvalidType
 
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
@@ -88,3 +89,23 @@ def test_without_the_wish_or_a_place_nothing_is_shown(
         advance()
     assert pictures == []
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_function_is_called_with_the_number_of_prompts_that_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """And with the total; no bar is shown."""
+    calls: list[tuple[int, int]] = []
+    with progress_bar(2, lambda *numbers: calls.append(numbers)) as advance:
+        assert calls == []
+        advance()
+        assert calls == [(1, 2)]
+        advance()
+    assert calls == [(1, 2), (2, 2)]
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", []])
+def test_progress_is_a_bool_or_a_function(wrong: object) -> None:
+    """None counts as False."""
+    assert (checked_progress(None), checked_progress(True), checked_progress(print)) == (False, True, print)
+    with pytest.raises(InvalidType, match=r"^progress must be True, False or a function progress\(done, total\), not "):
+        checked_progress(wrong)

@@ -150,7 +150,7 @@ def test_the_backlog_is_bounded() -> None:
         engine.hold()
         accepted = [engine.submit("hello", max_tokens=4) for _ in range(6)]
         for submit in (engine.submit, engine.embed):
-            with pytest.raises(QueueFull, match="holds 6 requests"):
+            with pytest.raises(QueueFull, match="the engine has 6 requests"):
                 submit("one too many")
         engine.backend.gate.set()
         assert {reason_of(channel) for channel in accepted} <= set(Ended)
