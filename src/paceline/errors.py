@@ -347,7 +347,7 @@ class ModelLoadError(ModelError):
 
 
 class _OfFile(OSError):
-    """What errors about a file have of an `OSError`: errno and filename, beside a message that says everything."""
+    """Base of errors about a file: `errno` and `filename` of an `OSError`, and a message of its own."""
 
     _errno: ClassVar[int]
 

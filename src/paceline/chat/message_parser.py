@@ -165,7 +165,7 @@ class UntaggedCalls:
         return (), name and f"the content looks like a call of the tool {name!r} and was not read as one: {violation}"
 
     def _call_of(self, value: Mapping[str, Any]) -> tuple[ToolCall, str]:
-        """Return the call that an object is, and the reason if it is none. Raises `ValueError` for what is no JSON."""
+        """Read an object as a call; the reason is empty if it is one. Raises `ValueError` for an unknown name or bad JSON."""
         nested = value.get("function")
         function = nested if isinstance(nested, dict) else {"name": nested, **value}
         tool, call_id = self._tools.get(function.get("name", "")), value.get("id")

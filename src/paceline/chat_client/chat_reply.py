@@ -109,7 +109,7 @@ def num_leading(messages: Sequence[Any]) -> int:
 
 
 def exchange_starts(messages: Sequence[Any]) -> list[int]:
-    """Return the places at which exchanges begin: at the user's messages, and at what comes before the first of them."""
+    """Return the indices at which exchanges begin: after the system messages, and at each user message after another role."""
     first = num_leading(messages)
     roles = [_role_of(message) for message in messages]
     return [i for i in range(first, len(roles)) if i == first or (roles[i] == "user" and roles[i - 1] != "user")]

@@ -203,7 +203,7 @@ class Conversation(_BaseConversation):
         llm: ChatMethods,
         system: str | None = None,
         *,
-        messages: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[Mapping[str, Any]] | None = (),
         params: SamplingParams | None = None,
         **options: Unpack[ChatKeywords],
     ) -> None:
@@ -327,7 +327,7 @@ class AsyncConversation(_BaseConversation):
         llm: AsyncChatMethods,
         system: str | None = None,
         *,
-        messages: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[Mapping[str, Any]] | None = (),
         params: SamplingParams | None = None,
         **options: Unpack[ChatKeywords],
     ) -> None:

@@ -323,7 +323,7 @@ _JSON_RULE = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\
 
 
 def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
-    """Return a Lark grammar whose JSON schemas are prepared as others are, with options of llguidance."""
+    """Prepare the JSON schemas within a Lark grammar, and add options of llguidance to them."""
     nesting = lark_nesting(lark)
     if nesting > _MAX_LARK_NESTING:
         raise GrammarError(

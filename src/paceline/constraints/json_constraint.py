@@ -32,7 +32,7 @@ _DIGITS: Final = frozenset(b"0123456789")
 
 
 class Place(IntEnum):
-    """Where in JSON a text ends."""
+    """The kind of place in JSON at which a text ends."""
 
     OPEN = 0  # a value, a name or the end may follow
     VALUE = 1  # in or after a value that is no open string, or a name
@@ -43,7 +43,7 @@ class Place(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where in JSON a text ends.
+    """The end of a text in JSON, with the digits that its number may still get.
 
     Attributes:
         place: The place.
@@ -190,7 +190,7 @@ class JsonConstraint(GrammarConstraint):
         return True
 
     def _check_pending(self, words: TokenWords, here: _StateTokens, places: list[int]) -> None:
-        """Leave those of the tokens with blanks at their ends that a bracket may follow."""
+        """Clear the tokens that end with blanks after a value, unless a bracket may follow them."""
         clear_tokens(words, here.pending[places])
         checked = set[bytes]()
         for place in sorted(places, key=lambda number: len(here.texts[number])):

@@ -288,7 +288,7 @@ def _says_nothing(keyword: str, value: Any) -> bool:
 
 
 def _check_types(path: str, node: Schema, *, has_values: bool) -> None:
-    """Refuse a name of a type that does not exist, and definitions that are no object; with `has_values` all such mistakes."""
+    """Refuse unknown types and definitions that are no object. has_values: also refuse other values of a wrong type."""
     if path == "#" and not isinstance(node.get("$defs", {}), dict):
         raise _refused(path, "$defs", "this must be an object of schemas")
     given = node.get("type", [])

@@ -283,7 +283,7 @@ def request_arguments(
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a request without those that are None, which count as left out, except for max_tokens."""
+    """Drop the keywords of a request that are None, as if they were left out. max_tokens stays: its None means no limit."""
     return validation.given(options, HAS_NONE)
 
 

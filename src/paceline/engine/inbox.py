@@ -1,8 +1,8 @@
 """The queue of commands from other threads to the engine's; the number of requests in it is bounded.
 
-A request for which there is no room is refused here, at once, or it waits in line and is accepted when requests before it
-make room; closing refuses the requests in the line. The engine's thread gets accepted requests alone. A request whose wait ends
-early, by a cancel or a deadline, is accepted out of turn, and the scheduler ends it as it ends queued requests.
+A request for which there is no room is refused here, at once, or it waits in line and is accepted when requests before it make
+room; closing refuses the requests in the line. The engine's thread gets only accepted requests. If a cancel or a deadline ends
+the wait of a request, the request is accepted out of turn, and the scheduler ends it.
 
 Cancels and the like are never refused, and take no lock: they may come from a finalizer, during a garbage collection on any
 thread.

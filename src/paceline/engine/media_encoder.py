@@ -143,7 +143,7 @@ class MediaEncoder:
         self._projector.abort()
 
     def close(self) -> None:
-        """End what is being encoded, and free the projector and the cache."""
+        """Abort running encodings, and free the projector and the cache."""
         self.stop()
         self._projector.close()
         self._cache.clear()

@@ -168,7 +168,7 @@ class OutputRouter:
             sender.push(chunk)
 
     def end_all(self, error: PacelineError) -> None:
-        """End what the engine has still open with an error; in good order nothing is. Requests in the line go on waiting.
+        """End all accepted requests and all questions with an error. Requests in the line go on waiting.
 
         Raises what kept a stream from being ended, after all others were.
         """

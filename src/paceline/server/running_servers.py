@@ -57,7 +57,7 @@ def registered(urls: Sequence[str], model: str | None, started: float) -> Iterat
 
 
 def running_servers() -> list[RunningServer]:
-    """Return the servers that run, the oldest first, and remove the files of those that crashed."""
+    """Return the servers that run, the oldest first, and remove the files of servers that crashed."""
     found = []
     for path in _folder().glob(f"[!.]*{_SUFFIX}"):
         with suppress(OSError):  # it ended meanwhile

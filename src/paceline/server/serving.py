@@ -70,9 +70,9 @@ class UvicornServer(uvicorn.Server):
 
 
 class Served(Protocol):
-    """What is served: the `Service` of one model, or the router of several.
+    """The `Service` of one model, or the router of several models.
 
-    names: of the one model, the first is its id. loaded: set when it is ready, or has failed.
+    names: names of the model, its id first; empty for a router. loaded: set when it is ready, or has failed.
     """
 
     names: tuple[str, ...]
