@@ -19,7 +19,7 @@ def main(model: str | None = None) -> None:
             with talk.stream(said, max_tokens=300) as stream:
                 try:
                     for chunk in stream:
-                        print("".join(delta.content for delta in chunk.deltas), end="", flush=True)
+                        print(chunk.content, end="", flush=True)
                 except KeyboardInterrupt:
                     stream.cancel()
                     stream.collect()  # reads the rest: the turn is added as far as it came

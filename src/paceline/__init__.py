@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from paceline.model_manager import AsyncModelManager, ModelEntry, ModelManager, ModelStatus
     from paceline.observability.instruments import Instrument
     from paceline.output import TextPipe
-    from paceline.params import SamplingParams
+    from paceline.params import CallGrammar, PatternTrigger, SamplingParams, ThinkingParams
     from paceline.request import RequestOptions
     from paceline.runtime import Context, DeviceMemory, Embedder, MemoryEstimate, Model, Sampler, Tokenizer
     from paceline.scheduling.drafter import BatchDrafter, Drafter
@@ -109,6 +109,7 @@ _HOMES = {
     "BatchDrafter": "paceline.scheduling.drafter",
     "BatchStrategy": "paceline.scheduling.view",
     "BatchStream": "paceline.streaming",
+    "CallGrammar": "paceline.params",
     "ChatReply": "paceline.chat_client.chat_reply",
     "ChatStream": "paceline.chat_client.chat_streams",
     "Choice": "paceline.completion",
@@ -133,6 +134,7 @@ _HOMES = {
     "NgramCacheDrafter": "paceline.scheduling.ngram_cache_drafter",
     "NgramDrafter": "paceline.scheduling.ngram_drafter",
     "NgramModDrafter": "paceline.scheduling.ngram_mod_drafter",
+    "PatternTrigger": "paceline.params",
     "RequestOptions": "paceline.request",
     "RequestRecord": "paceline.scheduling.telemetry",
     "Sampler": "paceline.runtime",
@@ -144,6 +146,7 @@ _HOMES = {
     "StreamChannel": "paceline.streaming",
     "StreamChunk": "paceline.streaming",
     "TextPipe": "paceline.output",
+    "ThinkingParams": "paceline.params",
     "TickRecord": "paceline.scheduling.telemetry",
     "TokenAllocation": "paceline.scheduling.view",
     "TokenLogprobs": "paceline.streaming",
@@ -154,6 +157,19 @@ _HOMES = {
     "demo_model_path": "paceline.demo",
     "demo_vision_model_path": "paceline.demo",
     "estimate_memory": "paceline.engine.memory_needs",
+}
+
+_NAMES_ELSEWHERE = {  # in other packages
+    "AsyncEngineArgs": "the options of AsyncLLM",
+    "AsyncLLMEngine": "AsyncLLM",
+    "EngineArgs": "the options of LLM",
+    "GuidedDecodingParams": "json_schema, regex, choice or grammar of SamplingParams",
+    "LLMEngine": "LLM",
+    "Llama": "LLM",
+    "LlamaGrammar": "grammar of SamplingParams",
+    "LoRARequest": "lora={name: scale} of a request, with LLM(lora={name: path})",
+    "RequestOutput": "Completion",
+    "StructuredOutputsParams": "json_schema, regex, choice or grammar of SamplingParams",
 }
 
 __all__ = [  # noqa: RUF022 - sorted as sorted() does
@@ -175,6 +191,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "BatchError",
     "BatchStrategy",
     "BatchStream",
+    "CallGrammar",
     "Cancelled",
     "CapacityError",
     "ChatParseError",
@@ -227,6 +244,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "NoTokenAllowed",
     "NotEnoughMemory",
     "PacelineError",
+    "PatternTrigger",
     "PromptTooLong",
     "QueueFull",
     "RequestError",
@@ -248,6 +266,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "TemplateError",
     "TextPipe",
     "TextTooLong",
+    "ThinkingParams",
     "TickRecord",
     "TokenAllocation",
     "TokenLogprobs",
@@ -271,7 +290,8 @@ def __getattr__(name: str) -> Any:
 
         value = version("paceline")
     elif home is None:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+        hint = f"; use {_NAMES_ELSEWHERE[name]}" if name in _NAMES_ELSEWHERE else ""
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}{hint}")
     else:
         value = getattr(importlib.import_module(home), name)
     globals()[name] = value

@@ -21,6 +21,7 @@ from paceline.chat_client.async_chat_methods import AsyncChatMethods
 from paceline.completion import Classification, Completion, Score, shortened
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
+    METHODS_ELSEWHERE,
     GenerateKeywords,
     LLMKeywords,
     ModelPath,
@@ -138,6 +139,11 @@ class AsyncLLM(AsyncChatMethods):
         """
         await self._engine()
         return self
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown names
+
+        def __getattr__(self, name: str) -> object:
+            raise validation.no_attribute(self, name, METHODS_ELSEWHERE)
 
     @overload
     async def generate(  # type: ignore[overload-overlap] # a str is a sequence of texts, too: the first match counts

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from paceline import validation
 from paceline.errors import PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 _MOST_CHARS = 80
+_NAMES_ELSEWHERE = {  # attributes of completions in other packages
+    "content": "text",
+    "outputs": "text, or choices if n > 1",
+    "prompt": "prompt_token_ids",
+    "response": "text",
+    "stop_reason": "stop",
+}
 
 
 def shortened(text: str) -> str:
@@ -77,6 +86,11 @@ class Completion:
     usage: Usage
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     index: int = 0
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown names
+
+        def __getattr__(self, name: str) -> object:
+            raise validation.no_attribute(self, name, _NAMES_ELSEWHERE)
 
     @property
     def text(self) -> str:

@@ -8,11 +8,13 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
+from paceline import validation
 from paceline.chat_client.chat_arguments import ChatFormats
 from paceline.chat_client.chat_methods import ChatMethods
 from paceline.completion import Classification, Completion, Score
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
+    METHODS_ELSEWHERE,
     GenerateKeywords,
     LLMKeywords,
     ModelPath,
@@ -122,6 +124,11 @@ class LLM(ChatMethods):
         except BaseException:
             self._engine.close()
             raise
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown names
+
+        def __getattr__(self, name: str) -> object:
+            raise validation.no_attribute(self, name, METHODS_ELSEWHERE)
 
     @overload
     def generate(  # type: ignore[overload-overlap] # a str is a sequence of texts, too: the first match counts
@@ -273,8 +280,8 @@ class LLM(ChatMethods):
         Args:
             texts: A text, its token ids, or segments of which at least one is an `Image` or `Audio`, as in `generate`; or a
                 list of these. A list of texts alone is a text for each vector.
-            pooling: How token vectors become one: "mean", "cls" or "last"; None: as the model was trained. Prompts with images or
-                audio have "last" alone, as their tokens and media are computed one after another.
+            pooling: How token vectors become one: "mean", "cls" or "last"; None: set by the model's file, else "mean". Prompts
+                with images or audio have "last" alone, as their tokens and media are computed one after another.
             normalize: True or "l2" scales to length 1, "max_abs" to a greatest component of 1; False or "none" does not scale.
             dimensions: Only the first so many numbers of each vector, normalised after that, for models that were trained for
                 it (Matryoshka); None: all.

@@ -235,6 +235,13 @@ def reject_unknown(
         raise InvalidType(f"unknown option {_shown(name)}; {hint}")
 
 
+def no_attribute(owner: object, name: str, elsewhere: Mapping[str, str]) -> AttributeError:
+    """Return the error of an attribute that an object does not have. elsewhere: what to use for names of other packages."""
+    hint = f"; use {elsewhere[name]}" if name in elsewhere else ""
+    message = f"{type(owner).__name__!r} object has no attribute {name!r}{hint}"
+    return AttributeError(message, name=name, obj=owner)
+
+
 def _is_between(value: float, low: float | None, high: float | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 

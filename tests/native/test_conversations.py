@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, AsyncConversation, AsyncLLM, Conversation, FinishReason
-from paceline.errors import InvalidParams, PromptTooLong, StateError
+from paceline.errors import InvalidParams, InvalidType, PromptTooLong, StateError
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 KEEPING = (
@@ -242,6 +242,7 @@ def test_a_full_context_is_an_error_with_advice_that_works(small: LLM) -> None:
         for _ in range(60):
             talk.say(LONG)
     assert f"a larger n_ctx (at most {small.model.n_ctx_train})" in str(caught.value)
+    assert "truncate" not in str(caught.value)  # it would cut the system message
     before = talk.messages
     assert before[-1]["role"] == "assistant"
     assert talk.say(LONG, context_overflow="drop_oldest").finish_reason is not None
@@ -318,7 +319,9 @@ def test_a_last_message_that_fills_the_context_alone_is_refused(small: LLM) -> N
     talk = Conversation(small, context_overflow="drop_oldest", **GREEDY)
     talk.say("Hello!")
     before = talk.messages
-    with pytest.raises(PromptTooLong, match="shorten it") as caught:
+    with pytest.raises(
+        PromptTooLong, match="tokens\\); shorten the messages, or load the model with a larger n_ctx"
+    ) as caught:
         talk.say(LONG * 60)
     assert "drop_oldest" not in str(caught.value)
     assert talk.messages == before
@@ -361,3 +364,32 @@ def test_context_overflow_and_truncate_exclude_each_other(small: LLM) -> None:
         small.chat([{"role": "user", "content": "a"}], context_overflow="drop_oldest", truncate="left")
     with pytest.raises(InvalidParams, match="context_overflow"):
         small.chat([{"role": "user", "content": "a"}], context_overflow="drop")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sytem": "x"}, "unknown option 'sytem'; did you mean 'system'?"),
+        ({"temprature": 1}, "unknown option 'temprature'; did you mean 'temperature'?"),
+        ({"temperature": -1}, "temperature must be a finite number >= 0 and <= 1000000.0, not -1"),
+        ({"interval": 0}, "interval must be an integer >= 1"),
+        ({"max_tool_rounds": 2}, "max_tool_rounds has no effect without run_tools=True"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_first_turn(small: LLM, options: dict[str, Any], message: str) -> None:
+    """At the constructor; right ones of streams are taken there."""
+    for kind, llm in ((Conversation, small), (AsyncConversation, AsyncLLM())):
+        with pytest.raises(InvalidParams) as refused:
+            kind(llm, **options)  # type: ignore[arg-type]
+        assert str(refused.value).startswith(message)
+    Conversation(small, interval=3, max_tokens=1).stream("Hello!").close()
+
+
+def test_a_conversation_names_the_class_for_the_other_engine(small: LLM) -> None:
+    """And refuses anything else."""
+    with pytest.raises(InvalidType, match="^llm must be an LLM, not AsyncLLM; an AsyncLLM takes an AsyncConversation$"):
+        Conversation(AsyncLLM())  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="^llm must be an AsyncLLM, not LLM; an LLM takes a Conversation$"):
+        AsyncConversation(small)  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="^llm must be an LLM, not str"):
+        Conversation("m.gguf")  # type: ignore[arg-type]

@@ -140,6 +140,22 @@ def test_sizes_follow_from_slots_and_memory_and_are_reported(
         assert f": {num_slots} slots, {sizes}, " in caplog.text
 
 
+def test_an_n_ctx_between_multiples_of_256_is_rounded_up(
+    tiny_models: TinyModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limits have the number of cells, and the log has both numbers."""
+    with caplog.at_level("INFO", "paceline.engine"), LLM(tiny_models("llama"), num_slots=2, n_ctx=300) as llm:
+        assert (llm.limits.num_cells, llm.limits.max_positions) == (512, 512)
+        assert llm.generate([1] * 400, max_tokens=1).usage.prompt_tokens == 400
+    assert (
+        "KV cache: 512 cells (n_ctx=300, rounded up to a multiple of 256) shared by 2 slots, 512 tokens" in caplog.text
+    )
+    caplog.clear()
+    with caplog.at_level("INFO", "paceline.engine"):
+        LLM(tiny_models("llama"), num_slots=2, n_ctx=512).close()
+    assert "KV cache: 512 cells shared by 2 slots" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "level"), [({}, None), ({"n_ctx": 1024}, None), ({"n_ctx": 2048}, "INFO"), ({"n_ctx": 4096}, "WARNING")]
 )

@@ -24,7 +24,7 @@ def blocking(llm: paceline.LLM) -> None:
     assert_type(one, paceline.Completion)
     assert_type(one.text, str)
     assert_type(llm.generate([1, 2, 3]), paceline.Completion)
-    assert_type(llm.generate(["a", "b"], progress=True), list[paceline.Completion])
+    assert_type(llm.generate(["a", "b"], progress=lambda done, total: done / total), list[paceline.Completion])
     assert_type(llm.generate([paceline.Image("cat.png"), "What is this?"]), paceline.Completion)
     assert_type(llm.generate(["a", paceline.Image(b""), [1, 2]]), paceline.Completion)
     pictured: list[str | paceline.Image] = ["a", paceline.Image(b"")]
@@ -68,6 +68,12 @@ def chatting(llm: paceline.LLM) -> None:
     assert_type(llm.chat(messages, response_model=Person).parsed, Person)
     assert_type(llm.chat([messages, messages], progress=True), list[paceline.ChatReply[None]])
     assert_type(llm.chat([messages], response_model=Person)[0].parsed, Person)
+    assert_type(paceline.Conversation(llm).say("Hello!", response_model=Person).parsed, Person)
+    paceline.Conversation(llm, response_model=Person).say("Hello!").parsed.name.upper()
+    try:
+        llm.chat([messages], response_model=Person)
+    except paceline.BatchError as error:
+        list[paceline.ChatReply[Person] | paceline.PacelineError](error.outcomes)
     assert_type(llm.chat([messages], [paceline.SamplingParams(n=2)]), list[paceline.ChatReply[None]])
     with llm.stream_chat(messages) as stream:
         for chunk in stream:

@@ -65,8 +65,8 @@ def records() -> None:
 
 def conversations(llm: paceline.LLM) -> None:
     talk = paceline.Conversation(llm, temprature=0.1)  # type: ignore[call-arg]
-    talk.say("x", temprature=0.1)  # type: ignore[call-arg]
-    talk.say("x", interval=4)  # type: ignore[call-arg]  # of streams
+    talk.say("x", temprature=0.1)  # type: ignore[call-overload]
+    talk.say("x", interval=4)  # type: ignore[call-overload]  # of streams
     talk.stream("x", max_token=1)  # type: ignore[call-arg]
     paceline.Conversation.load(llm, "file", temprature=0.1)  # type: ignore[call-arg]
 
@@ -79,4 +79,4 @@ async def awaiting(llm: paceline.AsyncLLM, chat: list[dict[str, str]]) -> None:
     await llm.embed("x", temprature=0.1)  # type: ignore[call-arg]
     await llm.rerank("x", [], temprature=0.1)  # type: ignore[call-arg]
     talk = paceline.AsyncConversation(llm, temprature=0.1)  # type: ignore[call-arg]
-    await talk.say("x", temprature=0.1)  # type: ignore[call-arg]
+    await talk.say("x", temprature=0.1)  # type: ignore[call-overload]

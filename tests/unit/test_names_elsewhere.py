@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline import LLM, SamplingParams
+import paceline
+from paceline import LLM, AsyncLLM, Completion, FinishReason, SamplingParams, Usage
+from paceline.chat import ParsedMessage
+from paceline.chat.chat_completion import ChatChoice
 from paceline.chat_client.chat_arguments import CHAT_NAMES, chat_arguments
-from paceline.engine.arguments import engine_arguments, request_arguments
+from paceline.completion import Choice
+from paceline.engine.arguments import METHODS_ELSEWHERE, engine_arguments, request_arguments
 from paceline.errors import InvalidType
 from paceline.params import FIELDS
 from paceline.request import OPTION_NAMES
+
+
+def completion() -> Completion:
+    """A completion without a text."""
+    choice = Choice(index=0, text="", token_ids=(), finish_reason=FinishReason.STOP)
+    return Completion(choices=(choice,), prompt_token_ids=(), usage=Usage())
+
+
+def reply() -> paceline.ChatReply[Any]:
+    """An empty reply."""
+    choice = ChatChoice(index=0, message=ParsedMessage(), text="", token_ids=(), finish_reason=FinishReason.STOP)
+    return paceline.ChatReply(choices=(choice,), prompt_token_ids=(), usage=Usage(), messages=[])
+
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 PAGES = ("from_llama_cpp_python", "from_ollama", "from_vllm")
@@ -129,3 +149,43 @@ def test_json_object_takes_a_schema(schema: dict[str, object]) -> None:
     format_ = {"type": "json_object", "schema": schema}
     found = chat_arguments(SamplingParams(), None, {"response_format": format_}, is_streamed=False)
     assert found.params.json_schema == SamplingParams(json_schema=schema).json_schema
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "hint"),
+    [
+        (LLM.__new__(LLM), "create_chat_completion", "chat(messages), or stream_chat(messages)"),
+        (AsyncLLM.__new__(AsyncLLM), "tokenize", "tokenizer.encode(text)"),
+        (completion(), "outputs", "text, or choices if n > 1"),
+        (reply(), "outputs", "content, or choices if n > 1"),
+        (reply(), "text", "content"),
+    ],
+)
+def test_an_attribute_of_other_packages_has_a_hint(owner: Any, name: str, hint: str) -> None:
+    """It stays an AttributeError, so that `hasattr` is False."""
+    assert not hasattr(owner, name)
+    with pytest.raises(AttributeError) as refused:
+        getattr(owner, name)
+    assert str(refused.value) == f"{type(owner).__name__!r} object has no attribute {name!r}; use {hint}"
+    with pytest.raises(AttributeError) as unknown:
+        _ = owner.nonsense
+    assert str(unknown.value) == f"{type(owner).__name__!r} object has no attribute 'nonsense'"
+
+
+def test_records_with_hints_can_be_copied_and_pickled() -> None:
+    """A copy is equal."""
+    for record in (completion(), reply()):
+        assert copy.deepcopy(record) == copy.copy(record) == pickle.loads(pickle.dumps(record)) == record
+
+
+def test_a_name_of_other_packages_has_a_hint() -> None:
+    """As an attribute of the package."""
+    assert not hasattr(paceline, "Llama")
+    with pytest.raises(AttributeError, match=r"^module 'paceline' has no attribute 'AsyncLLMEngine'; use AsyncLLM$"):
+        _ = paceline.AsyncLLMEngine
+
+
+def test_hints_name_attributes_that_exist() -> None:
+    """The first word of each."""
+    for hint in METHODS_ELSEWHERE.values():
+        assert hint.startswith("the option ") or hasattr(LLM, re.split(r"\W", hint)[0]), hint

@@ -8,9 +8,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.chat.message_parser import ParsedMessage, ToolCall
 from paceline.chat.message_stream import MessageDelta, MessageStream
@@ -24,6 +26,15 @@ _SHORT_CHARS = 1024  # that are parsed faster than a thread is found for it
 def new_call_id() -> str:
     """Return an id for a tool call in a format without ids."""
     return f"call_{secrets.token_hex(12)}"
+
+
+_NAMES_ELSEWHERE = {  # attributes of replies in other packages
+    "outputs": "content, or choices if n > 1",
+    "prompt": "prompt_token_ids",
+    "response": "content",
+    "stop_reason": "choices[0].stop",
+    "text": "content",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -77,6 +88,11 @@ class ChatCompletion:
     usage: Usage
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     index: int = 0
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown names
+
+        def __getattr__(self, name: str) -> object:
+            raise validation.no_attribute(self, name, _NAMES_ELSEWHERE)
 
     @property
     def message(self) -> ParsedMessage:
@@ -170,6 +186,11 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
     message: ParsedMessage | None = None
     warning: ChatParseError | None = None
     tool_result: ToolResult | None = None
+
+    @property
+    def content(self) -> str:
+        """The new text of the message, without thinking and tool calls; "" if there is none."""
+        return "".join([delta.content for delta in self.deltas])
 
     @property
     def has_output(self) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -187,6 +187,15 @@ def chat_arguments(
         max_retries=_max_retries(options, sampling, response, is_streamed=is_streamed),
         drops_oldest=_drops_oldest(options.get("context_overflow"), rest),
     )
+
+
+def check_chat_options(params: SamplingParams | None, options: Mapping[str, Any], named: Collection[str] = ()) -> None:
+    """Check keywords of later chats, as `chat_arguments` does. named: other parameters of the caller, for the nearest name."""
+    known = CHAT_NAMES | frozenset(FIELDS) | OPTION_NAMES | frozenset(named)
+    validation.reject_unknown(options, known, "chat, SamplingParams and RequestOptions", names_elsewhere())
+    read = {name: value for name, value in options.items() if name not in ReadingKeywords.__annotations__}
+    RequestOptions(**{name: value for name, value in options.items() if name not in read})
+    chat_arguments(SamplingParams(), params, read, is_streamed=False)
 
 
 def _drops_oldest(context_overflow: object, options: RequestOptions) -> bool:

@@ -188,10 +188,13 @@ class ChatCall:
         try:
             return engine.prepare(prompt, prepared.params, wanted)
         except PromptTooLong as error:
-            if self._arguments.drops_oldest or len(exchange_starts(self._messages)) < 2:
-                raise
-            way_out = f'{error}; context_overflow="drop_oldest" leaves the oldest messages out of the prompt'
-            raise PromptTooLong(way_out, error.num_tokens, error.max_tokens) from None
+            may_drop = not self._arguments.drops_oldest and len(exchange_starts(self._messages)) > 1
+            drop = (
+                'context_overflow="drop_oldest" leaves the oldest messages out of the prompt; or ' if may_drop else ""
+            )
+            problem = str(error).partition(";")[0]  # cutting the prompt of a chat would cut its system message
+            message = f"{problem}; {drop}shorten the messages, or {engine.limits.longer_prompts}"
+            raise PromptTooLong(message, error.num_tokens, error.max_tokens) from None
 
     def _prepared(self, turn: Turn, options: ChatOptions) -> ChatRequest:
         """Prepare a turn. A grammar of the chat format enforces less of a response_model, which is parsed in any case."""
@@ -229,6 +232,8 @@ class ChatCall:
         for choice in completion.choices:
             if choice.warning is not None:
                 _log.warning("%s", choice.warning)
+        if self._rounds and self._num_retries == 0 and not (completion.content or completion.tool_calls):
+            _log.warning("the model's reply after the results of tools is empty; ask it again, or try a larger model")
         self._messages = self._with(completion.message)
         if completion.tool_calls:
             self._messages_before = None  # the calls follow the reply that was refused

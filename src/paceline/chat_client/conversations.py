@@ -7,11 +7,17 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack, overload
 
 from paceline import validation
 from paceline.chat_client.async_chat_methods import AsyncChatMethods
-from paceline.chat_client.chat_arguments import ChatKeywords, StreamChatKeywords, with_chat_keywords
+from paceline.chat_client.chat_arguments import (
+    ChatKeywords,
+    PlainChatKeywords,
+    StreamChatKeywords,
+    check_chat_options,
+    with_chat_keywords,
+)
 from paceline.chat_client.chat_attachments import parsed_with_attachments, saved_part
 from paceline.chat_client.chat_call import ChatCall
 from paceline.chat_client.chat_methods import ChatMethods
@@ -20,12 +26,17 @@ from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
 from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import record_repr
 from paceline.engine.arguments import given_options
-from paceline.errors import InvalidParams, StateError
+from paceline.errors import InvalidParams, InvalidType, StateError
 from paceline.media import Attachment, is_attachment
 from paceline.params import SamplingParams
 from paceline.runtime import Model
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm  # known to type checkers without the package
+
 _VERSION = 1
+_NAMED = ("llm", "system", "messages", "params")
+T = TypeVar("T")
 
 Content: TypeAlias = str | Sequence[Attachment | Mapping[str, Any]]
 
@@ -40,6 +51,7 @@ class _BaseConversation:
         params: SamplingParams | None,
         options: Mapping[str, Any],
     ) -> None:
+        check_chat_options(params, options, _NAMED)
         messages = () if messages is None else messages
         if system is not None:
             messages = [{"role": "system", "content": validation.text("system", system)}, *messages]
@@ -219,10 +231,18 @@ class Conversation(_BaseConversation):
                 have all of them.
 
         Raises:
-            InvalidParams: A message is malformed.
+            InvalidParams: A message is malformed, or an option is invalid or unknown.
         """
+        _check_engine(llm, ChatMethods, "an LLM", "an AsyncLLM takes an AsyncConversation")
         super().__init__(system, messages, params, options)
         self._llm = llm
+
+    @overload
+    def say(
+        self, content: Content, *, response_model: TypeForm[T], **options: Unpack[PlainChatKeywords]
+    ) -> ChatReply[T]: ...
+    @overload
+    def say(self, content: Content, **options: Unpack[ChatKeywords]) -> ChatReply[Any]: ...
 
     @with_chat_keywords
     def say(self, content: Content, **options: Unpack[ChatKeywords]) -> ChatReply[Any]:
@@ -341,10 +361,18 @@ class AsyncConversation(_BaseConversation):
             **options: Keywords of `AsyncLLM.chat` for every turn.
 
         Raises:
-            InvalidParams: A message is malformed.
+            InvalidParams: A message is malformed, or an option is invalid or unknown.
         """
+        _check_engine(llm, AsyncChatMethods, "an AsyncLLM", "an LLM takes a Conversation")
         super().__init__(system, messages, params, options)
         self._llm = llm
+
+    @overload
+    async def say(
+        self, content: Content, *, response_model: TypeForm[T], **options: Unpack[PlainChatKeywords]
+    ) -> ChatReply[T]: ...
+    @overload
+    async def say(self, content: Content, **options: Unpack[ChatKeywords]) -> ChatReply[Any]: ...
 
     @with_chat_keywords
     async def say(self, content: Content, **options: Unpack[ChatKeywords]) -> ChatReply[Any]:
@@ -389,6 +417,11 @@ class AsyncConversation(_BaseConversation):
         made = cls(llm, params=params, **options)
         made._restore(path)
         return made
+
+
+def _check_engine(llm: object, kind: type, wanted: str, hint: str) -> None:
+    if not isinstance(llm, kind):
+        raise InvalidType(f"llm must be {wanted}, not {type(llm).__name__}; {hint}")
 
 
 def _saved(message: Message) -> Message:

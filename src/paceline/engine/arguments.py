@@ -145,6 +145,24 @@ _NAMES_ELSEWHERE = {  # options of models and engines in other packages: the sam
     "use_mmap": 'load_mode="mmap" maps the file, and load_mode="none" reads it',
     "verbose": "the loggers paceline.llama and paceline.engine say more at the level DEBUG",
 }
+METHODS_ELSEWHERE = {  # of engines in other packages: what to use here
+    "beam_search": "generate with n > 1",
+    "create_chat_completion": "chat(messages), or stream_chat(messages)",
+    "create_completion": "generate(prompt), or stream(prompt)",
+    "create_embedding": "embed(texts)",
+    "detokenize": "tokenizer.decode(ids)",
+    "encode": "tokenizer.encode(text) for token ids, or embed(texts) for vectors",
+    "get_tokenizer": "tokenizer",
+    "n_ctx": "limits.max_positions",
+    "n_vocab": "tokenizer.n_vocab",
+    "save_state": "save_prefix(name, prompt)",
+    "load_state": "load_prefix(name)",
+    "score": "rerank(query, documents)",
+    "sleep": "the option sleep_idle_s of LLM, or a ModelManager",
+    "token_eos": "tokenizer.eos",
+    "tokenize": "tokenizer.encode(text)",
+    "wake_up": "the option sleep_idle_s of LLM, or a ModelManager",
+}
 _OF_CHATS = (
     "add_generation_prompt",
     "chat_template",

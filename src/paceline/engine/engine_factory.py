@@ -541,10 +541,12 @@ def _log_sizes(model: Model, context: Context | None, limits: Limits, arguments:
     if context is None:
         return
     config, is_given = arguments.config, "n_ctx" in arguments.context
+    asked = arguments.context.get("n_ctx")
     share = "a quarter of the free memory" if config.fit_cache_bytes is None else mebibytes(config.fit_cache_bytes)
     _log.info(
-        "KV cache: %d cells shared by %d slots, %d tokens for one request, %s%s",
+        "KV cache: %d cells%s shared by %d slots, %d tokens for one request, %s%s",
         limits.num_cells or 0,
+        f" (n_ctx={asked}, rounded up to a multiple of 256)" if is_given and asked != context.n_ctx else "",
         limits.num_slots,
         limits.max_positions,
         mebibytes(memory_in_use(context).cache_bytes),

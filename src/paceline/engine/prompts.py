@@ -290,7 +290,7 @@ def is_single_text(texts: object) -> bool:
     """Whether this is one input to embed and no list of them: a str, token ids, or segments with an image or audio."""
     if isinstance(texts, str) or has_media(texts):
         return True
-    if isinstance(texts, Sequence):
+    if isinstance(texts, (list, tuple)):
         return len(texts) > 0 and isinstance(texts[0], Integral)
     return getattr(texts, "ndim", None) == 1 and getattr(getattr(texts, "dtype", None), "kind", None) in ("i", "u")
 

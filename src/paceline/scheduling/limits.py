@@ -13,7 +13,8 @@ class Limits:
     """What backend and configuration allow.
 
     num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: computed at once. chunk_size: prefill tokens
-    of one sequence in a tick. max_positions: tokens that one sequence can hold. max_scored: rows of logits that a tick can
+    of one sequence in a tick. max_positions: tokens that one sequence can hold, at most num_cells, which is n_ctx rounded up to a
+    multiple of 256. max_scored: rows of logits that a tick can
     spend on prompt tokens; max_drafted: on drafts, 0 without speculation. max_draft: most drafts of one sequence in a tick;
     min_draft: fewer than that are not verified. n_verify: tokens of a tick that has drafts, where that is less than n_batch.
     max_rollback: wrong drafts that can be cut from the end of a row, None: all of them; where there are more, all of the row

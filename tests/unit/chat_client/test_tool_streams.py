@@ -395,3 +395,18 @@ def test_an_error_of_a_tool_is_logged_as_information(
     assert [(line.levelname, line.getMessage()) for line in caplog.records] == [
         ("INFO", "the tool broken failed, and the model reads the error as its result: RuntimeError('no')")
     ]
+
+
+@pytest.mark.parametrize(("content", "num_warnings"), [("", 1), ("done", 0)])
+def test_an_empty_reply_after_results_of_tools_is_logged(
+    chats: FakeChats, script: Callable[..., None], caplog: pytest.LogCaptureFixture, content: str, num_warnings: int
+) -> None:
+    """Small models end their turn there."""
+    script(calling(ONE), ParsedMessage(content))
+    with chats.stream_chat(HELLO, tools=[add], **SHORT) as stream:
+        for chunk in stream:
+            assert chunk.content == "".join(delta.content for delta in chunk.deltas)
+    warnings = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
+    assert [warning.startswith("the model's reply after the results of tools is empty") for warning in warnings] == (
+        [True] * num_warnings
+    )
