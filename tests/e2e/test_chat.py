@@ -171,6 +171,8 @@ def test_ctrl_c_at_the_question_and_in_a_call_takes_the_turn_back(tmp_path: Path
     chat.seen = b""
     chat.press("/undo\n")
     chat.read_until_seen("there is nothing to take back")
+    chat.press("/save none\n")
+    chat.read_until_seen("there are no messages to save")
     chat.press("/exit\n")
     assert chat.finish() == 0 and chat.last_mode == mode
 
@@ -188,6 +190,8 @@ def test_commands_take_back_and_suggest_and_let_paths_be() -> None:
     chat.read_until_seen("> $")
     chat.press("/undo\n")
     chat.read_until_seen("there is nothing to take back")
+    chat.press("/save none\n")
+    chat.read_until_seen("there are no messages to save")
     chat.press("/usr/bin is a folder\n")
     chat.read_until_seen(r"cut at the limit\)\n\n> $")
     chat.press("/undo\n")
@@ -198,6 +202,54 @@ def test_commands_take_back_and_suggest_and_let_paths_be() -> None:
     chat.press(f"{'many words ' * 105}\n")
     chat.read_until_seen(r"the context is \d\d% full; /clear frees it")
     chat.press("/clear\n/undo\n/exit\n")
+    assert chat.finish() == 0
+
+
+def test_quotes_begin_and_end_a_message_of_several_lines() -> None:
+    """Three of them, as in Ollama; a line between them is no command, and quotes around one line are left out."""
+    chat = Terminal(*CHAT, "-q", "-n", "3")
+    chat.read_until_seen("> $")
+    chat.press('"""one\n')
+    chat.read_until_seen(r"\.\.\. $")
+    chat.press('/clear "two\n')
+    chat.read_until_seen(r"\.\.\. $")
+    chat.press('three"""\n')
+    chat.read_until_seen(r"cut at the limit\)\n\n> $")
+    chat.press("/undo\n")
+    chat.read_until_seen('taken back: one /clear "two three\n')
+    chat.press('"""/bye"""\n')
+    chat.read_until_seen(r"cut at the limit(.|\n)*cut at the limit\)\n\n> $")
+    chat.press("/undo\n")
+    chat.read_until_seen("taken back: /bye\n")
+    chat.press("/bye\n")
+    assert chat.finish() == 0
+
+
+def test_parameters_change_within_a_chat() -> None:
+    """/set changes the next turns and keeps what was said; /show shows it; - takes it back."""
+    chat = Terminal(*CHAT, "-q", "-n", "60")
+    chat.read_until_seen("> $")
+    chat.press(f"{ASKED}\n")
+    chat.read_until_seen(r"I am paceline-demo[^>]*> $")
+    for command, reply in (
+        ("/set choice seventeen", r"choice is 'seventeen'\n> $"),
+        ("How many?", r"How many\?\n[^>]*seventeen\n\n> $"),
+        ("/show", r"model +paceline-demo\n(.|\n)*max_tokens +60\n +temperature +0\.0\n(.|\n)*choice +'seventeen'\n> $"),
+        ("/set parameter max_tokens 2", r"max_tokens is 2\n> $"),
+        ("/set choice -", r"choice is none\n> $"),
+        ("How many?", r"\(cut at the limit\)\n\n> $"),
+        ("/set max_tokens -", r"max_tokens is 60\n> $"),
+        ("/set temprature 1", r"unknown option 'temprature'; did you mean 'temperature'\?"),
+        ("/set num_ctx 1", r"unknown option 'num_ctx'; there are \d+, see docs/guide/sampling.md"),
+        ("/set temperature -1", r"temperature must be (.|\n)*not -1\.0"),
+        ("/set temperature", r"/set needs a name and a value"),
+        ("/undo", r"taken back: How many\?\n> $"),
+        ("/?", r"/show  +show the model"),
+        ("/stats", r"3 replies with"),
+    ):
+        chat.press(f"{command}\n")
+        chat.read_until_seen(reply)
+    chat.press("/bye\n")
     assert chat.finish() == 0
 
 
@@ -238,7 +290,7 @@ def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     chat.read_until_seen(r"loaded 3 messages\s+from\s")
     for command, reply in (
         ("/nothing", "there is no command /nothing"),
-        ("/load none.json", "none.json: No such file|No such file"),
+        ("/load none.json", r"Error: none.json: No such file or directory\n"),
         ("/save", "needs the name of a file"),
         ("/help", r"Ctrl-C stops a reply\.\n[^>]*> $"),  # Ctrl-D counts at the prompt alone
     ):

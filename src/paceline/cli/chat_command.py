@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import terminal
-from paceline.cli.chat_session import ChatSession, SessionOptions, stats_line
+from paceline.cli.chat_session import QUOTES, ChatSession, SessionOptions, stats_line
 from paceline.cli.chat_view import make_view
 from paceline.cli.generate import ContextSize
 from paceline.cli.image_options import (
@@ -331,8 +331,15 @@ def _converse(session: ChatSession) -> None:
 
 
 def _read() -> str:
-    """Return a line; one that ends with a backslash goes on in the next. Raises `EOFError` at the end."""
+    """Return a line. One that ends with a backslash goes on in the next, and three quotes go on to the closing ones.
+
+    Raises `EOFError` at the end.
+    """
     lines = [input(_PROMPT)]
+    if lines[0].lstrip().startswith(QUOTES):
+        while not "\n".join(lines).strip().removeprefix(QUOTES).endswith(QUOTES):
+            lines.append(input(_GOES_ON))
+        return "\n".join(lines)
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
         lines.append(input(_GOES_ON))

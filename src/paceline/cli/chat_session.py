@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import secrets
 import threading
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.chat_view import ReplyView
+from paceline.cli.exit_codes import error_text
 from paceline.cli.image_options import read_audio, read_image
 from paceline.cli.interrupt import StopSignal
-from paceline.errors import PacelineError, Unsupported
+from paceline.cli.options import read_sampling
+from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.chat_client.chat_reply import ChatReply
@@ -25,12 +29,14 @@ if TYPE_CHECKING:
     from paceline.chat_client.conversations import Content, Conversation
     from paceline.llm import LLM
     from paceline.media import Attachment
-    from paceline.params import SamplingParams
     from paceline.streaming import Usage
 
 _NEARLY_FULL = 0.8  # share of the context
 _POLL_S = 0.1
 _MAX_SHOWN_CHARS = 400
+QUOTES = '"""'  # around a message of several lines
+_ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit"}
+_ALWAYS_SHOWN = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")  # by /show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ class ChatSession:
 
     def __init__(self, llm: LLM, options: SessionOptions, system: str | None = None) -> None:
         self._llm, self._options = llm, options
-        self._turn = dict(options.turn)
+        self._params, self._turn = options.params, dict(options.turn)
         if options.tools:
             self._turn |= {"tools": [self._guarded(tool) for tool in options.tools], "run_tools": True}
         self._view: ReplyView | None = None  # of the message that is being shown
@@ -70,6 +76,12 @@ class ChatSession:
         self._attached: list[tuple[Path, Attachment]] = []  # to the next message
         self._commands: dict[str, tuple[str, str, Callable[[str], None]]] = {
             "/system": ("TEXT", "set the system message, or show it; - for none", self._system),
+            "/set": (
+                "NAME VALUE",
+                "set a sampling parameter; - for its value at the start",
+                self._set,
+            ),
+            "/show": ("", "show the model, the system message and parameters", self._show_settings),
             "/image": ("FILE", "show it an image with the next message; - for none", self._image),
             "/audio": ("FILE", "let it hear audio with the next message; - for none", self._audio),
             "/retry": ("", "take the last reply back and generate another", self._retry),
@@ -78,8 +90,8 @@ class ChatSession:
             "/save": ("FILE", "write the conversation to a file, as JSON", self._save),
             "/load": ("FILE", "go on with a conversation from a file", self._load),
             "/stats": ("", "show counts and times of the last reply", self._stats),
-            "/help": ("", "show this", self._help),
-            "/exit": ("", "end (also Ctrl-D)", lambda _: None),
+            "/help": ("", "show this (also /?)", self._help),
+            "/exit": ("", "end the chat (also /bye, /quit and Ctrl-D)", lambda _: None),
         }
 
     @property
@@ -93,10 +105,13 @@ class ChatSession:
         if not text:
             return True
         name, _, rest = text.partition(" ")
-        if name in ("/exit", "/quit", "/bye"):
+        name = _ALIASES.get(name, name)
+        if name == "/exit":
             return False
         try:
-            if text.startswith("//"):
+            if text.startswith(QUOTES):
+                self._say_spaced(text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
+            elif text.startswith("//"):
                 self._say_spaced(text[1:])
             elif not text.startswith("/") or "/" in name[1:]:  # a path is no command
                 self._say_spaced(line)
@@ -109,7 +124,7 @@ class ChatSession:
                     f"there is no command {name}; {hint}/help lists all, and // begins a message with one /"
                 )
         except (PacelineError, OSError) as error:
-            terminal.report(str(error))
+            terminal.report(error_text(error))
             if self._attached and not text.startswith("/"):
                 terminal.note(f"still to be sent: {self._attached_names()}; /image - and /audio - leave them out")
         except KeyboardInterrupt:
@@ -225,6 +240,38 @@ class ChatSession:
         others = [one for one in messages if one["role"] != "system"]
         self._talk = self._conversation(None if text == "-" else text, others)
 
+    def _set(self, text: str) -> None:
+        """Set a parameter for the turns to come. "/set parameter" and "/set system" are Ollama's."""
+        name, _, value = text.removeprefix("parameter ").lstrip().partition(" ")
+        value = value.strip()
+        if name == "system":
+            self._system(value)
+            return
+        if not name or not value:
+            raise InvalidParams("/set needs a name and a value, as /set temperature 0; /show shows the parameters")
+        field, changed = read_sampling(name, value, self._options.params)
+        self._params = self._params.replace(**{field: changed})
+        self._talk = self._conversation(None, self._talk.messages)
+        terminal.note(f"{field} is {_shown_value(changed)}")
+
+    def _show_settings(self, _: str) -> None:
+        model = self._llm.model
+        system = [str(message["content"]) for message in self._talk.messages if message["role"] == "system"]
+        usual = SamplingParams()
+        rows = [
+            ("model", model.metadata.get("general.name", model.paths[0].name)),
+            ("file", str(model.paths[0])),
+            ("context", terminal.counted(self._llm.limits.max_positions, "token")),
+            ("system", _shortened("\n".join(system)) or "none"),
+        ]
+        for field in dataclasses.fields(usual):
+            value = getattr(self._params, field.name)
+            if field.name in _ALWAYS_SHOWN or value != getattr(usual, field.name):
+                rows.append((field.name, _shown_value(value)))
+        width = max(len(name) for name, _ in rows)
+        for name, shown in rows:
+            terminal.note(f"  {name:<{width}}  {shown}")
+
     def _retry(self, _: str) -> None:
         before = self._talk.fork()
         said = self._talk.undo()
@@ -274,6 +321,8 @@ class ChatSession:
     def _save(self, path: str) -> None:
         if not path:
             raise Unsupported("/save needs the name of a file")
+        if not self._talk.messages:
+            raise Unsupported("there are no messages to save")
         self._talk.save(path)
         terminal.note(f"saved {terminal.counted(len(self._talk.messages), 'message')} to {path}")
 
@@ -281,12 +330,12 @@ class ChatSession:
         """Go on with a conversation from a file. Raises `StateError` and `OSError`; nothing has changed then."""
         from paceline.chat_client.conversations import Conversation
 
-        self._talk = Conversation.load(self._llm, path, params=self._options.params, **self._turn)
+        self._talk = Conversation.load(self._llm, path, params=self._params, **self._turn)
 
     def _conversation(self, system: str | None, messages: Sequence[Mapping[str, Any]] = ()) -> Conversation:
         from paceline.chat_client.conversations import Conversation
 
-        return Conversation(self._llm, system, messages=messages, params=self._options.params, **self._turn)
+        return Conversation(self._llm, system, messages=messages, params=self._params, **self._turn)
 
     def _load(self, path: str) -> None:
         if not path:
@@ -304,10 +353,10 @@ class ChatSession:
 
     def _help(self, _: str) -> None:
         for name, (argument, text, _command) in self._commands.items():
-            terminal.note(f"  {f'{name} {argument}':<14}{text}")
+            terminal.note(f"  {f'{name} {argument}':<17}{text}")
         terminal.note(
-            "A line that ends with \\ goes on in the next one; pasted lines are one message. // begins a message with one /. "
-            "Ctrl-C stops a reply."
+            'Lines between """ and """ are one message, and so are pasted lines and lines that end with \\. '
+            "// begins a message with one /. Ctrl-C stops a reply."
         )
 
 
@@ -322,8 +371,9 @@ def stats_line(usage: Usage) -> str:
     parts = [
         terminal.counted(count, "token") + speed,
         f"prompt {terminal.counted(usage.prompt_tokens, 'token')}, {usage.cached_tokens} cached",
-        f"first token after {terminal.duration(usage.ttft_s)}",
     ]
+    if usage.ttft_s is not None:
+        parts.append(f"first token after {terminal.duration(usage.ttft_s)}")
     return " | ".join(parts)
 
 
@@ -345,6 +395,13 @@ def _run_unless_stopped(work: Callable[[], Any], name: str, stop: StopSignal) ->
             terminal.note(f"{name} is not waited for any more, and may still run")
             raise InterruptedError("interrupted by the user")
     return outcome.result()
+
+
+def _shown_value(value: object) -> str:
+    """Return a value of a sampling parameter for people."""
+    if isinstance(value, tuple):
+        return ", ".join(map(repr, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def _shortened(text: str) -> str:

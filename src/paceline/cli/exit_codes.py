@@ -13,6 +13,13 @@ INTERRUPTED: Final = 130
 READER_GONE: Final = 141
 
 
+def error_text(error: BaseException) -> str:
+    """Return an error as one line: of an `OSError` the file and the reason, without its number."""
+    if isinstance(error, PacelineError) or not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
 def report(error: BaseException) -> int | None:
     """Report what a command raised, and return its exit code; None for an error that keeps its traceback."""
     match error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import inspect
 import io
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
 
 import typer
 
@@ -26,7 +27,7 @@ from paceline.cli import terminal
 from paceline.cli.config_file import MODEL_VARIABLE
 from paceline.cli.interrupt import StopSignal
 from paceline.errors import InvalidParams, PacelineError
-from paceline.params import SamplingParams
+from paceline.params import NAMES_ELSEWHERE, SamplingParams
 
 if TYPE_CHECKING:
     from paceline.runtime import Model
@@ -387,6 +388,39 @@ def sampling_params(given: Mapping[str, Any], **changes: Any) -> SamplingParams:
         biases = [pair for text in values.get("logit_bias", ()) for pair in readers.bias("--logit-bias", text)]
         values["logit_bias"] = dict(biases)
     return SamplingParams(**values | changes)
+
+
+def read_sampling(name: str, text: str, start: SamplingParams) -> tuple[str, Any]:
+    """Return the field of `SamplingParams` that an option of `takes_sampling` sets, and its value. Raises `InvalidParams`.
+
+    Args:
+        name: The option, with or without dashes before it, or the field.
+        text: The value, as the command line has it; a switch takes true and false. "-" is the value in `start`.
+        start: The parameters of the command line.
+    """
+    from paceline.server.flags import readers
+
+    option = usual_name(name.lstrip("-").replace("_", "-")).replace("-", "_")
+    kinds = {each.name: get_args(each.annotation)[0] for each in _sampling_options({})}
+    validation.reject_unknown([option], kinds, "docs/guide/sampling.md", NAMES_ELSEWHERE)
+    field = option.removesuffix("_file")
+    value: Any = text
+    if text == "-":
+        return field, getattr(start, field)
+    match kinds[option]:
+        case builtins.bool:
+            value = readers.switch(name, text)
+        case builtins.int | builtins.float as number:
+            try:
+                value = number(text)
+            except ValueError:
+                wanted = "a whole number" if number is int else "a number"
+                raise InvalidParams(f"{name} must be {wanted}, not {text[:80]!r}") from None
+        case _ if option in _REPEATED:
+            value = [text]
+        case _ if option.endswith("_file"):
+            value = Path(text).expanduser()
+    return field, getattr(sampling_params({option: value}), field)
 
 
 def lora_adapters(given: list[str] | None) -> dict[str, tuple[Path, float]]:
