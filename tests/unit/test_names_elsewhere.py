@@ -143,6 +143,13 @@ def test_a_request_names_the_chat_for_each_option_of_chats() -> None:
             request_arguments(SamplingParams(), None, {option: 1})
 
 
+@pytest.mark.parametrize("name", sorted(CHAT_NAMES))
+def test_a_request_names_each_option_of_chats(name: str) -> None:
+    """A table of the engine repeats their names, since chats are built on engines."""
+    with pytest.raises(TypeError, match=f"it is an option of a chat: llm.chat\\(messages, {name}="):
+        request_arguments(SamplingParams(), None, {name: 1})
+
+
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"type": "object", "required": ["a"]}])
 def test_json_object_takes_a_schema(schema: dict[str, object]) -> None:
     """As llama-cpp-python and llama-server take it."""

@@ -140,7 +140,7 @@ def test_places_that_no_file_can_be_written_to_are_refused(tmp_path: Path) -> No
     """When the engine is made, not when it ends."""
     with pytest.raises(InvalidParams, match="no folder that can be written to"):
         loaded(dynamic=tmp_path / "none" / "cache.bin")
-    with pytest.raises(InvalidParams, match="is no file"):
+    with pytest.raises(InvalidParams, match="is not a file"):
         loaded(dynamic=tmp_path)
     with pytest.raises(InvalidParams, match="lookup_cache_dynamic is empty"):
         NgramCacheDrafter(lookup_cache_dynamic="")
@@ -204,7 +204,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (tmp_path, pipe):
-        with pytest.raises(InvalidParams, match=rf"lookup_cache_{kind} \S+ is no file"):
+        with pytest.raises(InvalidParams, match=rf"lookup_cache_{kind} \S+ is not a file"):
             loaded(**{kind: path})
 
 
