@@ -244,8 +244,8 @@ class LLM(ChatMethods):
                 `generate`.
 
         Returns:
-            The stream, with the request already queued, or in line for the queue. For a list a `BatchStream`, in which a prompt
-                that is refused, such as one that is too long, ends with the error.
+            The stream, with the request already queued, or waiting for room in the queue. For a list a `BatchStream`, in which
+                a prompt that is refused, such as one that is too long, ends with the error.
 
         Raises:
             RequestError: The prompt, an option or the channel is invalid. For a list: `params`, `channel` or an option is
@@ -496,7 +496,7 @@ class LLM(ChatMethods):
         `EngineStopped`; `tokenizer` still decodes, and `model` has its metadata. A `Model` of the caller stays open.
 
         Args:
-            drain: Whether accepted requests may finish first. Requests in line for the queue end with `EngineStopped`.
+            drain: Whether accepted requests may finish first. Requests that wait for room in the queue end with `EngineStopped`.
             timeout_s: How long they may take, in seconds; None: no limit.
         """
         self._engine.close(drain=drain, timeout_s=timeout_s)

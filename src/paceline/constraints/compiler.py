@@ -338,7 +338,7 @@ def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
         try:
             schema, end = json.JSONDecoder().raw_decode(lark, match.end())
         except (ValueError, RecursionError) as error:
-            raise GrammarError(f"lark: what follows %json is no JSON schema: {error}") from None
+            raise GrammarError(f"lark: the text after %json is not a JSON schema: {error}") from None
         prepared = json.loads(prepared_schema(json.dumps(schema)))
         found += [lark[start : match.end()], json.dumps({**prepared, "x-guidance": options})]
         start = at = end

@@ -97,7 +97,7 @@ class MetricsSnapshot:
         if len(found) != 1:
             labels = [value for sample in self._named(name) for _, value in sample.labels]
             way_out = f"pass a label, one of {', '.join(labels)}" if labels else f"use number({name!r})"
-            raise InvalidParams(f"{name} is no single histogram under the label {label!r}; {way_out}")
+            raise InvalidParams(f"{name} is not a single histogram under the label {label!r}; {way_out}")
         return found[0]
 
     @property

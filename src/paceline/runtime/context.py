@@ -549,7 +549,7 @@ class Context(Closeable):
             return
         if (state.start, state.end) != (num_tokens, num_tokens):
             raise InvalidParams(
-                f"this is no state that continues after {num_tokens} tokens, but {state.start} to {state.end}"
+                f"this state continues after {state.start} to {state.end} tokens, not after {num_tokens}"
             )
         self.native.restore(seq_id, state.payload, True, num_tokens - 1)
 

@@ -221,7 +221,7 @@ class Sampler(Closeable):
         if not isinstance(state, (bytes, bytearray, memoryview)):
             raise InvalidType(f"state must be bytes, not {type(state).__name__}")
         if len(state) > 2**31:
-            raise StateError(f"{len(state)} bytes are no saved sampler")
+            raise StateError(f"{len(state)} bytes are not a saved sampler")
         self.native.restore(bytes(state))
 
     def close(self) -> None:

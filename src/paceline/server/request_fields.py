@@ -365,7 +365,7 @@ def parse_logit_bias(tokenizer: Tokenizer, value: Any, warnings: list[str] | Non
 def _read_bias(tokenizer: Tokenizer, pair: Any) -> tuple[list[int], float]:
     """Return the token ids of a pair, and its bias."""
     if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-        raise InvalidParams(f"logit_bias: {pair!r:.60} is no pair of a token and a bias")
+        raise InvalidParams(f"logit_bias: {pair!r:.60} is not a pair of a token and a bias")
     token, bias = pair
     if bias is not False and not _is_number(bias):
         raise InvalidParams(f"logit_bias: {bias!r:.60} is neither a number nor false")
@@ -375,7 +375,7 @@ def _read_bias(tokenizer: Tokenizer, pair: Any) -> tuple[list[int], float]:
     elif _is_number(token) and token == int(token) and 0 <= token < tokenizer.n_vocab:
         ids = [int(token)]
     if not ids:
-        raise InvalidParams(f"logit_bias: {token!r:.60} is no token of the vocabulary")
+        raise InvalidParams(f"logit_bias: {token!r:.60} is not a token of the vocabulary")
     return ids, BANNED_BIAS if bias is False else bias
 
 

@@ -206,7 +206,7 @@ def test_a_constraint_that_raises_fails_alone() -> None:
         ({"regex": "(a)\\1"}, GrammarError, "regex: .*backreferences"),
         ({"lark": "start: nothing"}, GrammarError, 'lark: .*unknown name: "nothing"'),
         ({"lark": 'start: %json {"not": {}}'}, GrammarError, "json_schema: #/not"),
-        ({"lark": "start: %json {"}, GrammarError, "what follows %json"),
+        ({"lark": "start: %json {"}, GrammarError, "the text after %json is not a JSON schema"),
         ({"json_schema": False}, GrammarError, "#: false allows no value"),
         ({"json_schema": {"properties": {"a/b": {"not": {}}}}}, GrammarError, "#/properties/a~1b/not"),
         (
