@@ -58,6 +58,8 @@ def test_pull_writes_the_paths(hub: StandInHub) -> None:
     ("args", "code", "words"),
     [
         (["nothing"], 2, "hf:USER/REPO"),
+        (["llama3.2"], 2, "is downloaded by `ollama pull llama3.2`, and named ollama:llama3.2"),
+        (["a/b/c"], 2, "write hf:USER/REPO, hf:USER/REPO:QUANT or hf:USER/REPO/FILE.gguf, such as"),
         (["user/none"], 1, "did you mean user/tiny"),
         (["user/tiny:Q2_K"], 1, "did you mean Q4_K_M"),
         (["user/tiny", "--hf-file", "x.gguf"], 1, "no file 'x.gguf'"),
@@ -305,6 +307,9 @@ def test_files_of_older_versions_of_llama_cpp_are_shown_and_removed(
         assert refused.exit_code == 1
         assert f"no cache has {path}" in refused.stderr
     assert other.exists()
+    for command in ("rm", "show"):
+        refused = invoke(command, str(other))
+        assert refused.stderr.endswith(f", a file outside the caches; `paceline info {other}` shows it\n")
 
 
 def test_files_of_urls_are_shown_and_removed_by_their_url(hub: StandInHub, tmp_path: Path) -> None:

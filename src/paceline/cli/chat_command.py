@@ -69,7 +69,10 @@ Message = Annotated[
     ),
 ]
 System = Annotated[
-    str | None, reading_text("--system", metavar="TEXT", help="What the model should be or know.", show_default=False)
+    str | None,
+    reading_text(
+        "--system", metavar="TEXT", help="Instructions for the model: the system message.", show_default=False
+    ),
 ]
 ChatFile = Annotated[
     Path | None, reading_text("--load", metavar="FILE", help="Go on with a saved conversation.", show_default=False)
@@ -88,7 +91,7 @@ Effort = Annotated[
     reading_text(
         "--reasoning-effort",
         metavar="WORD",
-        help='How much it thinks, for templates that know; "none".',
+        help="How much the model thinks, such as low or high; none for no thinking. Some templates have no effort.",
         show_default=False,
     ),
 ]
@@ -101,10 +104,10 @@ ToolFile = Annotated[
         show_default=False,
     ),
 ]
-Yes = Annotated[bool, calling_tools("--yes", "-y", help="Run calls without a question.")]
-Plain = Annotated[bool, showing("--plain", help="Show text as it is, not as Markdown.")]
-HideThinking = Annotated[bool, showing("--hide-thinking", help="Do not show what the model thinks.")]
-Quiet = Annotated[bool, showing("--quiet", "-q", help="No progress bar, no greeting, no statistics.")]
+Yes = Annotated[bool, calling_tools("--yes", "-y", help="Run each call without asking first.")]
+Plain = Annotated[bool, showing("--plain", help="Show the text without setting its Markdown.")]
+HideThinking = Annotated[bool, showing("--hide-thinking", help="Do not show the model's thinking.")]
+Quiet = Annotated[bool, showing("--quiet", "-q", help="Show no progress bar, no greeting and no statistics.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +165,7 @@ def chat(
 
     With a MESSAGE, or if stdin is no terminal, one reply is written to stdout and statistics to stderr. The message
     is MESSAGE, the text of --file, and the text that a pipe sends to stdin, with a blank line between them. The
-    model's thinking is dimmed on a terminal, and left out elsewhere. The first message has the images and audio.
+    model's thinking is dimmed on a terminal, and left out elsewhere. Images and audio are sent with the first message.
     """
     params = sampling_params({"max_tokens": -1, **sampling})
     if system is not None and load_file is not None:

@@ -88,11 +88,16 @@ Requests = Annotated[
     ),
 ]
 FirstSeed = Annotated[
-    int, choosing_tokens("--seed", "-s", metavar="N", help="Of the first request, the next ones count on; -1: new.")
+    int,
+    choosing_tokens(
+        "--seed", "-s", metavar="N", help="Seed of the first request; each next request adds 1. -1 draws a new seed."
+    ),
 ]
 MostTokens = Annotated[
     int | None,
-    ending("--max-tokens", "-n", metavar="N", help="Most tokens of any choice.", show_default="each request's own"),
+    ending(
+        "--max-tokens", "-n", metavar="N", help="Maximum of tokens for each choice.", show_default="each request's own"
+    ),
 ]
 NumSlots = Annotated[
     int, running("--num-slots", "-np", metavar="N", help="Sequences that run at once; the others wait.")
@@ -101,7 +106,7 @@ Pace = Annotated[
     float | None,
     running(
         metavar="N",
-        help="Most ticks a second, so that one can follow; 0 for no limit.",
+        help="Maximum of ticks per second, slow enough to follow by eye; 0 for no limit.",
         show_default="25 for a picture of the demo model, else 0",
     ),
 ]
@@ -109,18 +114,20 @@ Speculate = Annotated[
     bool,
     running(
         "--speculate",
-        help="Propose tokens ahead of decoding. The requests run without drafts as well, to tell the difference.",
+        help="Speculate: propose draft tokens. The requests also run without drafts, for comparison.",
     ),
 ]
 Speculation = Annotated[
     str | None,
     running(
         metavar="NAME",
-        help="What proposes them, as for `paceline serve`.",
+        help="How draft tokens are proposed, as --speculation of `paceline serve`.",
         show_default=f"{_WITH_PAIR}; for another model {_DRAFTER}",
     ),
 ]
-Plain = Annotated[bool, showing("--plain", help="One line per choice and one of figures, as without a terminal.")]
+Plain = Annotated[
+    bool, showing("--plain", help="Write one line for each choice and one line of figures, as without a terminal.")
+]
 AsJson = Annotated[bool, showing("--json", help="One JSON object at the end.")]
 TraceTarget = Annotated[
     Path | None, showing(metavar="FILE", help="Record what the engine does, as lines of JSON.", show_default=False)
@@ -147,9 +154,9 @@ def demo(
 ) -> None:
     """Run several requests together on one engine, and show how they share it.
 
-    On a terminal there is a picture of the slots, and keys act on it: a digit cancels the request in that slot; p and a
-    digit stops or starts its reader, p and p those of all, and the engine pauses what is not read; q ends it. Figures
-    come last: time to first token (TTFT), time between tokens (ITL), throughput, and more.
+    On a terminal there is a picture of the slots, and keys act on it: a digit cancels the request in that slot; p and
+    a digit stops or starts its reader, p and p the readers of all requests, and the engine pauses a request that is not
+    read; q ends the demo. Figures come last: time to first token (TTFT), time between tokens (ITL), throughput, and more.
     """
     if plain and as_json:
         raise InvalidParams("--plain and --json exclude each other; choose one")

@@ -71,7 +71,7 @@ def embed(
     pooling: Annotated[
         PoolingName | None,
         making_vectors(
-            help="How the tokens' vectors become one; none gives one a token.",
+            help="How the vectors of the tokens become one vector; none keeps a vector for each token.",
             show_default="what the model was made for, or mean",
         ),
     ] = None,

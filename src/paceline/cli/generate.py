@@ -89,14 +89,14 @@ ContextSize = Annotated[
         "--ctx-size",
         "-c",
         metavar="N",
-        help="Tokens that fit, prompt included.",
+        help="Size of the context in tokens: prompt and generated text together.",
         show_default="what the model was trained with, as memory allows",
     ),
 ]
 Echo = Annotated[bool | None, showing(help="Show the prompt first.", show_default="on a terminal")]
-Special = Annotated[bool, showing("--special", help="Show control tokens that are generated.")]
-AsJson = Annotated[bool, showing("--json", help="One JSON object at the end, not text as it comes.")]
-Quiet = Annotated[bool, showing("--quiet", "-q", help="No progress bar, no statistics.")]
+Special = Annotated[bool, showing("--special", help="Show the control tokens that the model generates.")]
+AsJson = Annotated[bool, showing("--json", help="Write one JSON object at the end in place of streamed text.")]
+Quiet = Annotated[bool, showing("--quiet", "-q", help="Show no progress bar and no statistics.")]
 
 
 @takes_sampling()

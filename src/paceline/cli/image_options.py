@@ -23,28 +23,32 @@ ImageFiles = Annotated[
     _seeing(
         "--image",
         metavar="FILE",
-        help="An image in front of the text; repeat it. Without --model, a demo model that sees is loaded.",
+        help="An image before the text; may be repeated. If no model is named, a demo model for images is loaded.",
         show_default=False,
     ),
 ]
 AudioFiles = Annotated[
     list[Path] | None,
     _seeing(
-        "--audio", metavar="FILE", help="Audio in front of the text, behind images; repeat it.", show_default=False
+        "--audio",
+        metavar="FILE",
+        help="Audio before the text and after the images; may be repeated.",
+        show_default=False,
     ),
 ]
 Mmproj = Annotated[
     Path | None,
     _seeing("--mmproj", metavar="FILE", help="The model's projector.", show_default="the one beside the model"),
 ]
-NoMmproj = Annotated[bool, _seeing("--no-mmproj", help="Load no projector, and take no images or audio.")]
+NoMmproj = Annotated[bool, _seeing("--no-mmproj", help="Load no projector: the model takes no images and no audio.")]
 NoMmprojOffload = Annotated[bool, _seeing("--no-mmproj-offload", help="Keep the projector off the GPU.")]
 ImageMinTokens = Annotated[
     int | None,
-    _seeing("--image-min-tokens", metavar="N", help="Least tokens of an image.", show_default="the projector's"),
+    _seeing("--image-min-tokens", metavar="N", help="Minimum of tokens for an image.", show_default="the projector's"),
 ]
 ImageMaxTokens = Annotated[
-    int | None, _seeing("--image-max-tokens", metavar="N", help="Most tokens of it.", show_default="the projector's")
+    int | None,
+    _seeing("--image-max-tokens", metavar="N", help="Maximum of tokens for an image.", show_default="the projector's"),
 ]
 
 

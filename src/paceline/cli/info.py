@@ -49,15 +49,20 @@ def info(
     ctx_size: Annotated[
         int | None,
         typer.Option(
-            "--ctx-size", "-c", metavar="N", help="KV cells of the memory it needs.", show_default="as in serve"
+            "--ctx-size", "-c", metavar="N", help="KV cells for which memory is computed.", show_default="as in serve"
         ),
     ] = None,
     parallel: Annotated[
-        int | None, typer.Option("--parallel", "-np", metavar="N", help="Slots of it.", show_default="as in serve")
+        int | None,
+        typer.Option(
+            "--parallel", "-np", metavar="N", help="Slots for which memory is computed.", show_default="as in serve"
+        ),
     ] = None,
     cache_type: Annotated[
         str | None,
-        typer.Option("--cache-type", metavar="TYPE", help="Type of its keys and values.", show_default="f16"),
+        typer.Option(
+            "--cache-type", metavar="TYPE", help="Type of the keys and values in the KV cache.", show_default="f16"
+        ),
     ] = None,
     rpc: Annotated[
         str | None,

@@ -52,10 +52,10 @@ HfToken = Annotated[
         show_default="HF_TOKEN, or that of `hf auth login`",
     ),
 ]
-Offline = Annotated[bool, _downloading("--offline", help="Look at the caches alone.")]
+Offline = Annotated[bool, _downloading("--offline", help="Use the caches only; request nothing.")]
 NoProjector = Annotated[bool, _downloading("--no-mmproj", help="Leave out the projector for images.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")]
 
 
 def pull(
@@ -65,7 +65,7 @@ def pull(
     hf_token: HfToken = None,
     offline: Offline = False,
     no_mmproj: NoProjector = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no notes.")] = False,
 ) -> None:
     """Download a model, and write the paths of its files.
 

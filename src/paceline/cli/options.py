@@ -184,11 +184,11 @@ ModelOption = Annotated[
 ]
 PromptOption = Annotated[
     str | None,
-    reading_text("--prompt", "-p", metavar="TEXT", help="The same as the argument.", show_default=False),
+    reading_text("--prompt", "-p", metavar="TEXT", help="The text, in place of the argument.", show_default=False),
 ]
 FileOption = Annotated[
     Path | None,
-    reading_text("--file", "-f", metavar="FILE", help="Add the text of a file after it.", show_default=False),
+    reading_text("--file", "-f", metavar="FILE", help="Add the text of a file after the argument.", show_default=False),
 ]
 ApiKeyOption = Annotated[
     str | None,
@@ -210,7 +210,9 @@ GpuLayersOption = Annotated[
 DeviceOption = Annotated[
     list[str] | None,
     choosing_model(
-        metavar="NAME", help="Compute on this device, may be repeated; see `paceline info`.", show_default="all"
+        metavar="NAME",
+        help="Compute on this device; may be repeated. `paceline info` lists devices.",
+        show_default="all",
     ),
 ]
 RpcOption = Annotated[
@@ -218,7 +220,7 @@ RpcOption = Annotated[
     choosing_model(
         "--rpc",
         metavar="HOST:PORT,...",
-        help="Compute on the devices of these hosts as well, where `paceline rpc-serve` runs.",
+        help="Compute also on the devices of these hosts, each of which runs `paceline rpc-serve`.",
         show_default="none",
     ),
 ]
@@ -227,7 +229,7 @@ LoraOption = Annotated[
     choosing_model(
         "--lora",
         metavar="FILE[=SCALE]",
-        help="Apply this LoRA adapter, with scale 1 or SCALE; repeat it.",
+        help="Apply this LoRA adapter, with scale 1 or SCALE; may be repeated.",
         show_default="none",
     ),
 ]
@@ -242,7 +244,7 @@ ThreadsOption = Annotated[
     ),
 ]
 ParseSpecialOption = Annotated[
-    bool, reading_text("--parse-special", help="Take names like <|im_start|> in it for control tokens.")
+    bool, reading_text("--parse-special", help="Read names such as <|im_start|> in the text as control tokens.")
 ]
 VerboseOption = Annotated[bool, running("--verbose", "-v", help="Show llama.cpp's log on stderr.")]
 
@@ -284,22 +286,23 @@ _METAVARS: Final = {  # of options that take no number
 }
 _REPEATED: Final = frozenset({"stop", "dry_sequence_breakers", "bad_words", "logit_bias", "choice"})
 _HELP: Final = {  # of options whose values are not those of the field
-    "max_tokens": "Most tokens; -1: until the context is full.",
-    "min_tokens": "No end before so many tokens.",
-    "disable_any_whitespace": "Write JSON of a schema without blanks between its tokens.",
-    "seed": "The same seed draws the same tokens; -1 for a fresh one.",
-    "samplers": "Which samplers apply, in order, between semicolons.",
-    "logit_bias": "Add to the logit of a token id, as 15043+1 or 15043-1; repeat it.",
-    "stop": "End before this text; repeat it.",
-    "dry_sequence_breakers": "A text at which a repetition ends, in place of the usual ones; repeat it; none for no text.",
-    "bad_words": "A text that may not come; repeat it.",
-    "grammar": "Only text that this GBNF grammar allows.",
-    "grammar_file": "The same, of a file.",
-    "json_schema": "Only JSON that this JSON schema allows.",
-    "json_schema_file": "The same, of a file.",
-    "regex": "Only text that this regular expression matches.",
-    "choice": "Only one of these texts; repeat it.",
-    "lark": "Only text that this Lark grammar allows.",
+    "max_tokens": "Maximum of tokens to generate; -1: until the context is full.",
+    "min_tokens": "Minimum of tokens to generate before the model may end.",
+    "ignore_eos": "Go on after the model's end-of-generation token.",
+    "disable_any_whitespace": "Generate the JSON of a schema without whitespace between its tokens.",
+    "seed": "The same seed draws the same tokens; -1 draws a new seed.",
+    "samplers": "Names of the samplers to apply, in order, separated by semicolons.",
+    "logit_bias": "Add to the logit of a token id, as 15043+1 or 15043-1; may be repeated.",
+    "stop": "Stop when the model generates this text, which is left out; may be repeated.",
+    "dry_sequence_breakers": "A text at which DRY counts anew, in place of the default ones; may be repeated; none: no text.",
+    "bad_words": "A text that the model must not generate; may be repeated.",
+    "grammar": "Generate only text that this GBNF grammar allows.",
+    "grammar_file": "The same, with the grammar in a file.",
+    "json_schema": "Generate only JSON that this JSON schema allows.",
+    "json_schema_file": "The same, with the schema in a file.",
+    "regex": "Generate only text that this regular expression matches.",
+    "choice": "Generate one of the texts that are given in this way; may be repeated.",
+    "lark": "Generate only text that this Lark grammar allows.",
 }
 _PANELS: Final = {
     **dict.fromkeys(("max_tokens", "min_tokens", "stop", "ignore_eos"), ending),

@@ -38,10 +38,10 @@ def tokenize(
     model: ModelOption = None,
     no_special: Annotated[bool, reading_text("--no-special", help="Add no tokens for beginning and end.")] = False,
     parse_special: ParseSpecialOption = False,
-    decode: Annotated[bool, reading_text("--decode", help="The other way: ids to text.")] = False,
-    ids: Annotated[bool, showing("--ids", help="Only the ids, on one line.")] = False,
-    pieces: Annotated[bool, showing("--pieces", help="Only the pieces, one a line.")] = False,
-    count: Annotated[bool, showing("--count", help="Only how many there are.")] = False,
+    decode: Annotated[bool, reading_text("--decode", help="Convert token ids to text.")] = False,
+    ids: Annotated[bool, showing("--ids", help="Write the ids only, on one line.")] = False,
+    pieces: Annotated[bool, showing("--pieces", help="Write the pieces only, one a line.")] = False,
+    count: Annotated[bool, showing("--count", help="Write the number of tokens only.")] = False,
     as_json: Annotated[bool, showing("--json", help="One JSON object.")] = False,
 ) -> None:
     r"""Show the tokens of a text: the id and the piece of text of each, one a line.

@@ -32,20 +32,29 @@ _BEGINNINGS: Final = ("Once upon a time", "One cold morning", "Tonight it was th
 
 def top(
     url: Annotated[
-        str, typer.Argument(metavar="[URL]", help="Of a paceline server, with its prefix if it has one.")
+        str, typer.Argument(metavar="[URL]", help="URL of a paceline server, with its prefix if it has one.")
     ] = _DEFAULT_URL,
     *,
     api_key: ApiKeyOption = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="NAME", help="Of a server with several models.", show_default=False),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="Name of a model, for a server with several models.",
+            show_default=False,
+        ),
     ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Watch the demo model in this process, at work.")] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Watch the demo model, which generates in this process.")
+    ] = False,
     interval_ms: Annotated[
-        int, typer.Option("--interval-ms", min=100, max=60_000, metavar="N", help="Least time between two pictures.")
+        int,
+        typer.Option("--interval-ms", min=100, max=60_000, metavar="N", help="Minimum of time between two pictures."),
     ] = 250,
     once: Annotated[
-        bool, typer.Option("--once", help="Show one picture and end, as where stdout is no terminal.")
+        bool, typer.Option("--once", help="Show one picture and end, as if stdout is no terminal.")
     ] = False,
 ) -> None:
     """Show what an engine does: slots, the last ticks, shared prefixes, memory, latencies. q quits.

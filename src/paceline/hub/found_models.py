@@ -90,6 +90,8 @@ def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> lis
     models = find_models(settings)
     found = [each for each in models if _is_meant(settings, each, wanted)]
     if not found:
+        if isinstance(wanted, Path) and wanted.is_file():
+            raise ModelNotFound(f"no cache has {wanted}, a file outside the caches; `paceline info {wanted}` shows it")
         names = [each.name for each in models]
         hint = nearest_names(_name_of(wanted), names) if names else "the caches have no models"
         raise ModelNotFound(f"no cache has {_name_of(wanted)}; {hint}")

@@ -29,8 +29,7 @@ _OLLAMA_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?::[\w.-]+)?", re.ASCII)
 _QUANT = re.compile(r"[\w.-]+", re.ASCII)
 _SCHEMES = ("hf:", "http://", "https://", "ollama:")
 _FORMS = (
-    'it must be "hf:USER/REPO", with ":QUANT" or "/FILE.gguf" behind it if need be, '
-    "such as hf:ggml-org/gemma-3-1b-it-GGUF:Q4_K_M"
+    "write hf:USER/REPO, hf:USER/REPO:QUANT or hf:USER/REPO/FILE.gguf, such as hf:ggml-org/gemma-3-1b-it-GGUF:Q4_K_M"
 )
 
 
@@ -108,7 +107,14 @@ def parse_hub_reference(text: str, *, name: str = "model") -> HubReference:
     text = validation.text(name, text).removeprefix("hf:")
     match = _HUB_NAME.fullmatch(text)
     if match is None or _REPO.fullmatch(match["repo"]) is None or ".." in text or "--" in match["repo"]:
-        raise InvalidParams(f"{name} {text!r} is not the name of a repository of the Hugging Face Hub: {_FORMS}")
+        registry = (
+            f"; a model of Ollama's registry is downloaded by `ollama pull {text}`, and named ollama:{text}"
+            if _OLLAMA_NAME.fullmatch(text)
+            else ""
+        )
+        raise InvalidParams(
+            f"{name} {text!r} is not the name of a repository of the Hugging Face Hub: {_FORMS}{registry}"
+        )
     revision, file, quant = match["revision"], match["file"], match["quant"]
     if quant is not None and _QUANT.fullmatch(quant) is None:
         raise InvalidParams(
