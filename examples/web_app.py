@@ -63,9 +63,8 @@ async def events(stream: paceline.AsyncChatStream) -> AsyncIterator[str]:
     async with stream:
         try:
             async for chunk in stream:
-                for delta in chunk.deltas:
-                    if delta.content:
-                        yield f"data: {json.dumps({'content': delta.content})}\n\n"
+                if chunk.content:
+                    yield f"data: {json.dumps({'content': chunk.content})}\n\n"
             yield f"data: {json.dumps({'finish_reason': stream.finish_reason})}\n\n"
         except paceline.PacelineError as error:  # the response has begun: only an event can say it
             yield f"data: {json.dumps({'code': error.code, 'message': str(error)})}\n\n"
