@@ -71,7 +71,7 @@ def test_an_output_that_takes_nothing_is_one_line() -> None:
     ("args", "code", "message"),
     [
         (["generate", "x", "-m", "/no/such.gguf"], 1, "/no/such.gguf: No such file or directory"),
-        (["generate", "x", "-m", "/no/\udcff.gguf"], 2, "the model's path is no valid text"),
+        (["generate", "x", "-m", "/no/\udcff.gguf"], 2, "the model's path is not valid text"),
         (["generate", "x", "-m", __file__], 1, "not a GGUF file"),
         (["generate", "many words " * 2000], 1, "exceeds the available context size (1024 tokens)"),
         (["generate", ""], 2, "PROMPT is empty"),

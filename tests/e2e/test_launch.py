@@ -242,7 +242,7 @@ def test_another_program_at_the_address_is_no_server(agents: Agents) -> None:
         threading.Thread(target=page.handle_request, daemon=True).start()
         code, _, err = ended(agents.start("claude", "--url", f"http://127.0.0.1:{page.server_port}"))
     assert code == 1
-    assert "lists no models; is it paceline's?" in err and len(err.strip().splitlines()) == 1
+    assert "lists no models; is it a paceline server?" in err and len(err.strip().splitlines()) == 1
 
 
 def test_a_server_that_cannot_start_says_why(agents: Agents, tmp_path: Path) -> None:

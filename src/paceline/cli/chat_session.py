@@ -82,8 +82,8 @@ class ChatSession:
                 self._set,
             ),
             "/show": ("", "show the model, the system message and parameters", self._show_settings),
-            "/image": ("FILE", "show it an image with the next message; - for none", self._image),
-            "/audio": ("FILE", "let it hear audio with the next message; - for none", self._audio),
+            "/image": ("FILE", "attach an image to the next message; - for none", self._image),
+            "/audio": ("FILE", "attach audio to the next message; - for none", self._audio),
             "/retry": ("", "take the last reply back and generate another", self._retry),
             "/undo": ("", "take the last message and its reply back", self._undo),
             "/clear": ("", "forget all but the system message, which frees the context", self._clear),
@@ -309,7 +309,9 @@ class ChatSession:
             self.attach(Path(path).expanduser(), read(Path(path).expanduser(), f"/{modality}"))
         waiting = self._attached_names()
         terminal.note(
-            f"with the next message: {waiting}" if waiting else f"no {modality} waits; /{modality} FILE adds one"
+            f"with the next message: {waiting}"
+            if waiting
+            else f"no {modality} is attached; /{modality} FILE attaches a file"
         )
 
     def _attached_names(self) -> str:

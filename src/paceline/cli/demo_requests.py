@@ -52,7 +52,7 @@ def read_requests(path: Path) -> list[DemoRequest]:
     if not isinstance(items, list):
         raise InvalidParams(f"{name} must be a list of prompts or of objects with a prompt, not {_kind(items)}")
     if not items:
-        raise InvalidParams(f"{name} has no requests; give it one at least")
+        raise InvalidParams(f"{name} is an empty list; give it at least one request")
     return requests_of(items, name)
 
 

@@ -90,7 +90,7 @@ def embed(
     if npy is not None and as_json:
         raise InvalidParams("--json and --npy exclude each other; choose one")
     if npy is not None and pooling is PoolingName.NONE:
-        raise InvalidParams("--npy needs one vector a text; --pooling none gives one a token")
+        raise InvalidParams("--npy needs one vector for each text, and --pooling none gives one for each token")
     given = arguments_or_lines("TEXT", texts)
     choice = ModelChoice(path=model, n_gpu_layers=n_gpu_layers, devices=device, verbose=verbose)
 

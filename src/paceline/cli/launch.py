@@ -266,7 +266,7 @@ def _models_of(root: str, body: bytes) -> list[Mapping[str, Any]]:
         or not models
         or not all(isinstance(entry, dict) and "id" in entry for entry in models)
     ):
-        raise EngineError(f"the server at {root} lists no models; is it paceline's?")
+        raise EngineError(f"the server at {root} lists no models; is it a paceline server?")
     return models
 
 

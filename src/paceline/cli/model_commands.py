@@ -168,7 +168,9 @@ def _with_file(reference: ModelReference, file: str | None) -> ModelReference:
     if file is None:
         return reference
     if not isinstance(reference, HubReference):
-        raise InvalidParams(f"--hf-file names a file of a repository of the hub, and {reference} is none")
+        raise InvalidParams(
+            f"--hf-file needs a repository of the Hugging Face Hub, and {reference} is not a repository"
+        )
     return HubReference(reference.repo, file=check_file(file, "--hf-file"), revision=reference.revision)
 
 

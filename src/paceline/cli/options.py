@@ -44,7 +44,7 @@ def text_argument(name: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidParams(f"{name} is no valid text: character {error.start} of it is a stray byte") from None
+        raise InvalidParams(f"{name} is not valid text: character {error.start} is a stray byte") from None
     return text
 
 

@@ -115,7 +115,7 @@ def _asked(url: str, api_key: str | None, *, checks_certificate: bool) -> list[d
     except httpx.HTTPError as error:
         raise EngineError(f"it does not answer ({str(error) or type(error).__name__})") from None
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise EngineError("it is no server of paceline's") from None
+        raise EngineError("it is not a paceline server") from None
 
 
 def _body(client: Client, path: str, params: dict[str, str]) -> Any:

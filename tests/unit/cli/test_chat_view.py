@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from paceline.cli import chat_command
+from paceline.cli.chat_session import stats_line
 from paceline.cli.chat_view import MarkdownView, PlainView, make_view, split_blocks
+from paceline.cli.exit_codes import error_text
 from paceline.cli.terminal import WordWrap
+from paceline.errors import ModelFileNotFound
+from paceline.streaming import Usage
 
 TEXT = "# Title\n\nSome **bold** text\nof two lines.\n\n- one\n- two\n\n```python\na = 1\n\nb = 2\n```\n\nThe end."
 
@@ -204,3 +209,39 @@ def test_thinking_breaks_between_words(monkeypatch: pytest.MonkeyPatch, view: ty
     shown = seen(screen.getvalue())
     assert max(cell_len(line) for line in shown if URL not in line) < 60
     assert shown[-2:] == ["Yes.", ""] and sum(bool(line) for line in shown) == 4
+
+
+def test_statistics_leave_out_a_first_token_that_never_came() -> None:
+    """A reply of no tokens has no time to its first token."""
+    assert stats_line(Usage(prompt_tokens=30)) == "0 tokens | prompt 30 tokens, 0 cached"
+    assert stats_line(Usage(prompt_tokens=30, completion_tokens=1, ttft_s=0.5)).endswith("| first token after 500.0 ms")
+
+
+def test_an_error_of_a_file_has_no_number() -> None:
+    """The file and the reason; an error of paceline keeps its words."""
+    assert error_text(FileNotFoundError(2, "No such file or directory", "x")) == "x: No such file or directory"
+    assert error_text(OSError(28, "No space left on device")) == "No space left on device"
+    assert error_text(InterruptedError("stopped")) == "stopped"
+    assert error_text(ModelFileNotFound("there is no file x; name another", "x")) == "there is no file x; name another"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["one"], "one"),
+        (["one\\", "two"], "one\ntwo"),
+        (['"""one"""'], '"""one"""'),
+        (['"""one', "two\\", '"""'], '"""one\ntwo\\\n"""'),
+        (['"""', "one", 'two"""  '], '"""\none\ntwo"""  '),
+        (['"""one\ntwo"""'], '"""one\ntwo"""'),
+        (['""""""'], '""""""'),
+    ],
+)
+def test_a_message_goes_on_to_its_closing_quotes(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], message: str
+) -> None:
+    """Or to the first line without a backslash at its end; no line more is read."""
+    left = iter(lines)
+    monkeypatch.setattr("builtins.input", lambda _: next(left))
+    assert chat_command._read() == message
+    assert list(left) == []

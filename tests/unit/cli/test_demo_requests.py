@@ -49,7 +49,7 @@ def test_a_dash_reads_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
         ("[" * 100_000, "requests.json is not valid JSON: "),
         ('[{"prompt": "a", "n": 1, "n": 2}]', "an object has the key 'n' twice"),
         ({"prompt": "a"}, "must be a list of prompts or of objects with a prompt, not an object"),
-        ([], "has no requests"),
+        ([], "is an empty list"),
         (["a", 7], "request 2 must be a prompt or an object with a prompt, not a number"),
         (["a", ["b"]], "request 2 must be a prompt or an object with a prompt, not a list"),
         ([None], "request 1 must be a prompt or an object with a prompt, not null"),

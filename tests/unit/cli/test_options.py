@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from paceline import SamplingParams
 from paceline.cli import options
 from paceline.cli.app import build_app
+from paceline.cli.options import read_sampling
 from paceline.errors import InvalidParams
 from paceline.server.flags.flag import Store
 from paceline.server.flags.table import GROUPS
@@ -50,7 +52,7 @@ def test_a_closed_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_argument_with_stray_bytes_is_refused() -> None:
     """Python hands them over as surrogates, which are no text."""
     assert options.text_argument("PROMPT", "é") == "é"
-    with pytest.raises(InvalidParams, match="PROMPT is no valid text: character 1"):
+    with pytest.raises(InvalidParams, match="PROMPT is not valid text: character 1"):
         options.text_argument("PROMPT", "a\udcff")
 
 
@@ -185,3 +187,49 @@ def test_adapters_have_names_and_scales(tmp_path: Path) -> None:
     for given, words in ((["a.gguf=x"], "FILE=SCALE"), (["x/a.gguf", "y/a.gguf"], "two adapters would be called 'a'")):
         with pytest.raises(InvalidParams, match=words):
             options.lora_adapters(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("temperature", "0", "temperature", 0.0),
+        ("--temp", "0.5", "temperature", 0.5),
+        ("top-k", "3", "top_k", 3),
+        ("top_k", "-", "top_k", 7),
+        ("n_predict", "-1", "max_tokens", None),
+        ("seed", "5", "seed", 5),
+        ("ignore_eos", "true", "ignore_eos", True),
+        ("stop", "a b", "stop", ("a b",)),
+        ("choice", "-", "choice", None),
+        ("json_schema", '{"const": 5}', "json_schema", '{"const": 5}'),
+    ],
+)
+def test_a_sampling_option_is_read_from_its_name_and_text(name: str, text: str, field: str, value: object) -> None:
+    """By the name of the field or llama.cpp's; a dash is the value at the start."""
+    assert read_sampling(name, text, SamplingParams(top_k=7)) == (field, value)
+
+
+def test_a_file_is_read_for_the_field_that_it_sets(tmp_path: Path) -> None:
+    """As the option of the command line reads it."""
+    (tmp_path / "g").write_text('root ::= "a"\n')
+    assert read_sampling("grammar_file", str(tmp_path / "g"), SamplingParams()) == ("grammar", 'root ::= "a"\n')
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("temprature", "1", "did you mean 'temperature'"),
+        ("num_predict", "1", "did you mean 'max_tokens'"),
+        ("think", "false", 'reasoning_effort="none"'),
+        ("n", "2", "unknown option 'n'"),
+        ("top_k", "1.5", "top_k must be a whole number, not '1.5'"),
+        ("temp", "hot", "temp must be a number, not 'hot'"),
+        ("temperature", "nan", "temperature must be"),
+        ("ignore_eos", "maybe", "ignore_eos must be on or off"),
+        ("stop", "", "stop"),
+    ],
+)
+def test_a_sampling_option_that_cannot_be_set_says_why(name: str, text: str, words: str) -> None:
+    """An unknown name, another package's name, a value of another kind."""
+    with pytest.raises(InvalidParams, match=re.escape(words)):
+        read_sampling(name, text, SamplingParams())
