@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -156,7 +155,7 @@ def test_a_question_comes_before_each_call(tmp_path: Path) -> None:
 
 def test_ctrl_c_at_the_question_and_in_a_call_takes_the_turn_back(tmp_path: Path) -> None:
     """The chat goes on, with the terminal as it was."""
-    chat = Terminal(*CHAT, "-q", "--tools", tool_file(tmp_path, "time.sleep(60)"))
+    chat = Terminal(*CHAT, "-q", "--tools", tool_file(tmp_path, 'print("begun", flush=True), time.sleep(60)'))
     mode = chat.mode()
     for key in ("", "y"):
         chat.seen = b""
@@ -164,7 +163,7 @@ def test_ctrl_c_at_the_question_and_in_a_call_takes_the_turn_back(tmp_path: Path
         chat.read_until_seen(r"yes to all\n")
         chat.press(key)
         if key:
-            time.sleep(1)
+            chat.read_until_seen("begun")
         chat.interrupt()
         chat.read_until_seen(r"interrupted\n(.|\n)*> $")
     assert "weather is not waited for any more" in chat.plain_text
@@ -181,7 +180,9 @@ def test_a_tool_that_fails_or_exits_is_a_result(tmp_path: Path) -> None:
     """The model reads why, and the chat ends as it would."""
     for body, result in (("raise KeyError(city)", "Error: KeyError: 'Paris'"), ("sys.exit(3)", "SystemExit(3)")):
         done = paceline_(*CHAT, WEATHER, "--tools", tool_file(tmp_path, body), "-y", "-q")
-        assert done.returncode == 0 and result in done.stderr.decode()
+        shown = done.stderr.decode()
+        assert done.returncode == 0 and result in shown
+        assert all(line.startswith(("calls weather(", "weather: ")) for line in shown.splitlines())
 
 
 def test_commands_take_back_and_suggest_and_let_paths_be() -> None:
@@ -200,7 +201,7 @@ def test_commands_take_back_and_suggest_and_let_paths_be() -> None:
     chat.read_until_seen(r"no command /retyr; did you mean /retry\?")
     assert "full" not in chat.plain_text
     chat.press(f"{'many words ' * 105}\n")
-    chat.read_until_seen(r"the context is \d\d% full; /clear frees it")
+    chat.read_until_seen(r"the context is \d\d% full; once(.|\n)*/clear\s+begins\s+anew\)\n")
     chat.press("/clear\n/undo\n/exit\n")
     assert chat.finish() == 0
 
@@ -265,9 +266,25 @@ def test_pasted_lines_are_one_message() -> None:
     assert chat.finish() == 0
 
 
-def test_an_empty_pipe_is_wrong_usage_or_an_empty_message() -> None:
-    """It ends; nothing hangs."""
-    assert paceline_(*CHAT, "-n", "3", stdin=b"").returncode == 0
+@pytest.mark.parametrize("stdin", [b"", b"\n"])
+def test_a_pipe_without_text_is_no_message(stdin: bytes) -> None:
+    """The model is not asked to reply to an empty text."""
+    done = paceline_(*CHAT, "-n", "3", stdin=stdin)
+    assert (done.returncode, done.stdout) == (2, b"") and b"MESSAGE is missing" in done.stderr
+
+
+def test_the_tab_key_completes_commands_alone() -> None:
+    """The slash stays as it is, and paths within a message are left alone."""
+    chat = Terminal(*CHAT, "-q", "-n", "3")
+    chat.read_until_seen("> $")
+    chat.press("/un\t\n")
+    chat.read_until_seen(r"there is nothing to take back\n(.|\n)*> $")
+    chat.press("see un\t\n")
+    chat.read_until_seen(r"cut at the limit\)\n\n> $")
+    chat.press("/undo\n")
+    chat.read_until_seen("taken back: see un\n")
+    chat.press("/exit\n")
+    assert chat.finish() == 0
 
 
 def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
@@ -309,7 +326,9 @@ def test_a_full_context_leaves_old_messages_out_and_says_so() -> None:
     for turn in range(1, 9):
         chat.press(f"{story}\n")
         chat.read_until_seen(rf"(?s)(?:\n> .*){{{turn}}}\n> $")
-    assert re.search(r"old messages?\s+left\s+out:\s+the\s+context\s+of\s+512\s+tokens\s+is\s+full", chat.plain_text)
+    left_out = r"old messages?\s+left\s+out:\s+the\s+context\s+of\s+512\s+tokens\s+is\s+full;\s+/clear"
+    begun = re.search(left_out, chat.plain_text)
+    assert begun and "% full" not in chat.plain_text[begun.end() :]
     chat.press("\x04")
     assert chat.finish() == 0
 
@@ -317,9 +336,16 @@ def test_a_full_context_leaves_old_messages_out_and_says_so() -> None:
 def test_a_reply_that_fills_the_context_says_so() -> None:
     """A limit on its length has another reason."""
     done = paceline_(*CHAT, "-c", "512", "--ignore-eos", "Tell me a story", stdin=b"")
-    assert "(cut off: the context of 512 tokens is full" in done.stderr.decode()
+    advice = "raise --ctx-size (at most 1024)"
+    assert f"(reply cut off: the context of 512 tokens is full; {advice})" in done.stderr.decode()
     done = paceline_(*CHAT, "-c", "512", "-n", "5", "--ignore-eos", "Tell me a story", stdin=b"")
     assert "(cut at the limit)" in done.stderr.decode()
+    for command in ("chat", "generate"):
+        done = paceline_(command, "word " * 600, "-q", "-c", "512")
+        assert done.returncode == 1 and re.search(
+            r"\d+ tokens, and the context 512; shorten it, or", done.stderr.decode()
+        )
+        assert advice in done.stderr.decode()
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(long_model: Path) -> None:

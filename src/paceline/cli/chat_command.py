@@ -46,12 +46,13 @@ from paceline.cli.options import (
     given_text,
     load,
     lora_adapters,
+    missing,
     reading_text,
     sampling_params,
     showing,
-    stdin_text,
     takes_sampling,
     text_argument,
+    way_to_longer_texts,
 )
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
@@ -209,8 +210,10 @@ def chat(
 
 
 def _only_message(given: str | None) -> str | None:
-    """Return the only message of a run; None for a chat, which needs a terminal to read from."""
-    return stdin_text() if given is None and not terminal.can_read_keys() else given
+    """Return the only message of a run; None for a chat, which needs a terminal. Raises `InvalidParams` if there is neither."""
+    if given is None and not terminal.can_read_keys():
+        raise missing("MESSAGE")
+    return given
 
 
 def load_tools(path: Path) -> list[Callable[..., Any]]:
@@ -292,6 +295,7 @@ def _run(job: ChatJob) -> None:
                 turn={**job.turn, "lora": job.model.lora_scales, "context_overflow": "drop_oldest"},
                 make_view=lambda: make_view(is_plain=job.is_plain, shows_thinking=job.shows_thinking),
                 run=run,
+                full_advice="/clear begins anew" if job.message is None else way_to_longer_texts(llm.limits),
                 tools=job.tools,
                 allows=job.allows,
             ),
@@ -318,6 +322,7 @@ def _converse(session: ChatSession) -> None:
         import readline  # which gives `input` a history and editing
 
         readline.set_completer(_completer(session.commands))
+        readline.set_completer_delims(" \t\n")  # a command's slash is part of its name
         readline.parse_and_bind("tab: complete")
         readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
     while True:
@@ -350,10 +355,10 @@ def _read() -> str:
 
 
 def _completer(commands: tuple[str, ...]) -> Any:
-    """Return a function that completes names of commands, as readline calls it."""
+    """Return a function that completes the names of commands, as readline calls it."""
 
     def complete(text: str, state: int) -> str | None:
-        found = [name for name in commands if name.startswith("/" + text.removeprefix("/"))]
+        found = [name for name in commands if text.startswith("/") and name.startswith(text)]
         return found[state] if state < len(found) else None
 
     return complete

@@ -19,7 +19,7 @@ from paceline.cli.chat_view import ReplyView
 from paceline.cli.exit_codes import error_text
 from paceline.cli.image_options import read_audio, read_image
 from paceline.cli.interrupt import StopSignal
-from paceline.cli.options import read_sampling
+from paceline.cli.options import advising_flags, read_sampling
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.params import SamplingParams
 
@@ -48,6 +48,7 @@ class SessionOptions:
         turn: Keywords of `LLM.chat` for every turn.
         make_view: Makes the view of a message.
         run: Does work that Ctrl-C stops.
+        full_advice: The advice of a note that the context is full.
         tools: Functions that the model may call.
         allows: Asks whether a call may run, on the thread that reads the reply; None runs all calls.
     """
@@ -56,6 +57,7 @@ class SessionOptions:
     turn: Mapping[str, Any]
     make_view: Callable[[], ReplyView]
     run: Callable[[Callable[[StopSignal], None]], None]
+    full_advice: str
     tools: Sequence[Callable[..., Any]] = ()
     allows: Callable[[StopSignal], bool] | None = None
 
@@ -157,16 +159,20 @@ class ChatSession:
         self._attached.append((path, attachment))
 
     def _say(self, content: Content, **options: Any) -> None:
-        self._options.run(lambda stop: self._show(self._talk.stream(content, **options), stop))
+        with advising_flags(self._llm.limits):
+            self._options.run(lambda stop: self._show(self._talk.stream(content, **options), stop))
 
     def _say_spaced(self, text: str) -> None:
-        """Say something, with a blank line behind the reply."""
+        """Say something, with a blank line after the reply."""
         try:
             self.say(text)
             if self._last is not None:
                 used = (self._last.prompt_tokens + self._last.completion_tokens) / self._llm.limits.max_positions
-                if used >= _NEARLY_FULL:
-                    terminal.note(f"(the context is {used:.0%} full; /clear frees it)")
+                if _NEARLY_FULL <= used < 1 and not self._num_left_out:
+                    terminal.note(
+                        f"(the context is {used:.0%} full; once it is full, the oldest messages are left out. "
+                        "/clear begins anew)"
+                    )
         finally:
             terminal.write("\n")
 
@@ -222,13 +228,14 @@ class ChatSession:
         self._num_turns += 1
         self._num_tokens += reply.usage.completion_tokens
         most, left_out = self._llm.limits.max_positions, self._talk.num_left_out
-        if reply.finish_reason == "length" and reply.usage.prompt_tokens + reply.usage.completion_tokens >= most:
-            terminal.note(f"(cut off: the context of {most} tokens is full; /clear begins anew)")
-        elif reply.finish_reason not in ("stop", "tool_calls", "cancelled"):
+        num_used = reply.usage.prompt_tokens + reply.usage.completion_tokens
+        is_cut_off = reply.finish_reason == "length" and num_used >= most
+        if not is_cut_off and reply.finish_reason not in ("stop", "tool_calls", "cancelled"):
             terminal.note(f"({terminal.finish_words(reply.finish_reason)})")
-        if left_out > self._num_left_out:
-            counted = terminal.counted(left_out, "old message")
-            terminal.note(f"({counted} left out: the context of {most} tokens is full; /clear begins anew)")
+        effects = [f"{terminal.counted(left_out, 'old message')} left out"] if left_out > self._num_left_out else []
+        effects += ["reply cut off"] if is_cut_off else []
+        if effects:
+            terminal.note(f"({', '.join(effects)}: the context of {most} tokens is full; {self._options.full_advice})")
         self._num_left_out = left_out
 
     def _system(self, text: str) -> None:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 from paceline import validation
 from paceline.errors import InvalidParams
+from paceline.params import SamplingParams
 
 CONFIG_VARIABLE: Final = "PACELINE_CONFIG"
 MODEL_VARIABLE: Final = "PACELINE_MODEL"
@@ -148,7 +149,19 @@ def _read(config: ConfigFile, section: str, values: Mapping[str, Any], command: 
         _reject_unknown(f"{config.path}: {section}", key, options, f"paceline {command.name} --help")
         parameter = options[_flag(key)]
         found[parameter.name] = _checked(f"{config.path}: {section}{key}", value, parameter, command)
+        _check_sampling(f"{config.path}: {section}", parameter.name, found[parameter.name])
     return found
+
+
+def _check_sampling(where: str, name: str, value: Any) -> None:
+    """Raise `InvalidParams` for a value that the field of `SamplingParams` does not take."""
+    from paceline.cli.options import sampling_params
+
+    if name in SamplingParams.__dataclass_fields__:
+        try:
+            sampling_params({name: value})
+        except InvalidParams as error:
+            raise InvalidParams(f"{where}{error}") from None
 
 
 def _reject_unknown(where: str, key: str, known: Collection[str], see: str) -> None:
@@ -194,4 +207,6 @@ def _kind(annotation: Any) -> tuple[type, bool]:
 
 
 def _flag(key: str) -> str:
-    return key.replace("_", "-")
+    from paceline.cli.options import usual_name  # late: `serve` needs none of it
+
+    return usual_name(key.replace("_", "-"))

@@ -36,6 +36,7 @@ from paceline.cli.options import (
     RpcOption,
     ThreadsOption,
     VerboseOption,
+    advising_flags,
     engine_model,
     given_text,
     load,
@@ -89,6 +90,7 @@ ContextSize = Annotated[
         "--ctx-size",
         "-c",
         metavar="N",
+        min=1,
         help="Size of the context in tokens: prompt and generated text together.",
         show_default="what the model was trained with, as memory allows",
     ),
@@ -208,7 +210,8 @@ def _generate_in(
     options |= job.images.engine_options(takes_images_later=False)
     with LLM(source, num_slots=1, n_ctx=n_ctx, n_threads=job.n_threads, **options) as llm:
         load_s = time.perf_counter() - start if job.model.rpc is not None else 0.0
-        return _generate(llm, job, prompt, interrupted), load_s
+        with advising_flags(llm.limits):
+            return _generate(llm, job, prompt, interrupted), load_s
 
 
 def _encode(model: Model, job: GenerateJob) -> list[int]:

@@ -74,10 +74,11 @@ def info(
 
     The weights are not loaded, and nothing is downloaded: of a model on the network only the header is requested.
     """
-    named = {"--metadata": metadata or None, "-c": ctx_size, "-np": parallel, "--cache-type": cache_type}
-    for name, value in named.items():
-        if value is not None and model is None:
-            raise InvalidParams(f"{name} needs a MODEL")
+    named = {"metadata": "--metadata", "ctx_size": "-c", "parallel": "-np", "cache_type": "--cache-type"}
+    for name, flag in named.items():
+        source = ctx.get_parameter_source(name)
+        if model is None and source is not None and source.name == "COMMANDLINE":  # the config file may have it
+            raise InvalidParams(f"{flag} needs a MODEL")
     given = {"n_ctx": ctx_size, "num_slots": parallel, "type_k": cache_type, "type_v": cache_type}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if rpc is not None:

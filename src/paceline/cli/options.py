@@ -26,11 +26,12 @@ from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.config_file import MODEL_VARIABLE
 from paceline.cli.interrupt import StopSignal
-from paceline.errors import InvalidParams, PacelineError
+from paceline.errors import InvalidParams, PacelineError, PromptTooLong
 from paceline.params import NAMES_ELSEWHERE, SamplingParams
 
 if TYPE_CHECKING:
     from paceline.runtime import Model
+    from paceline.scheduling.limits import Limits
 
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -239,6 +240,7 @@ ThreadsOption = Annotated[
         "--threads",
         "-t",
         metavar="N",
+        min=1,
         help="CPU threads.",
         show_default="physical cores, fewer for small models",
     ),
@@ -464,6 +466,29 @@ class ModelChoice:
     def lora_scales(self) -> dict[str, float]:
         """The scales of the adapters for a request."""
         return {name: scale for name, (_, scale) in self.lora.items()}
+
+
+def way_to_longer_texts(limits: Limits) -> str:
+    """Return how a command could take a longer text than the context holds."""
+    if limits.n_ctx_train > limits.max_positions:
+        return f"raise --ctx-size (at most {limits.n_ctx_train})"
+    return limits.longer_prompts
+
+
+@contextmanager
+def advising_flags(limits: Limits) -> Iterator[None]:
+    """Have a `PromptTooLong` of the block advise what a command offers, in place of options of the library."""
+    try:
+        yield
+    except PromptTooLong as error:
+        if error.num_tokens is None:
+            raise
+        raise PromptTooLong(
+            f"the prompt has {error.num_tokens} tokens, and the context {limits.max_positions}; shorten it, or "
+            f"{way_to_longer_texts(limits)}",
+            error.num_tokens,
+            error.max_tokens,
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,11 +109,15 @@ def test_the_file_of_the_flag_wins_over_that_of_the_variable(monkeypatch: pytest
         ("[chat]\nmessage = 'Hi'", "[chat] unknown option 'message'"),
         ("[chat]\nconfig = 'x'", "[chat] unknown option 'config'"),
         ("chat = 'x'", "chat is a command, whose options stand in a section [chat]"),
-        ("threads = '3'", "threads must be an integer, not '3'"),
-        ("threads = true", "threads must be an integer, not True"),
+        ("threads = '3'", "threads must be an integer >= 1, not '3'"),
+        ("threads = true", "threads must be an integer >= 1, not True"),
         ("[chat]\ntemperature = 'hot'", "[chat] temperature must be a finite number, not 'hot'"),
         ("[chat]\nplain = 1", "[chat] plain must be true or false, not 1"),
         ("model = 3", "model must be a text, not 3"),
+        ("[chat]\ntemperature = -5", "[chat] temperature must be a finite number >= 0"),
+        ("top-p = 2.0", "top_p must be a finite number"),
+        ("[chat]\nlogit-bias = ['x']", "[chat] --logit-bias"),
+        ("[chat]\nctx-size = 0", "[chat] ctx-size must be an integer >= 1, not 0"),
         ("[chat]\nstop = [3]", "[chat] stop must be a text, not 3"),
         ("threads = ", "is not valid TOML"),
     ],
@@ -130,6 +134,22 @@ def test_a_number_out_of_range_names_the_file() -> None:
     """As the option has bounds."""
     path = write("[launch]\nparallel = 0")
     assert f"{path}: [launch] parallel must be an integer >= 1, not 0" in invoke("launch", "claude").stderr
+
+
+def test_llama_cpps_names_are_keys_for_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of flags that all commands share on the top level, and of a section."""
+    write("temp = 0.25\n[chat]\nn-predict = 5\n[generate]\nreverse_prompt = ['x']\n")
+    chat, generate = received(monkeypatch, "chat"), received(monkeypatch, "generate")
+    assert (chat["temperature"], chat["max_tokens"], chat["stop"]) == (0.25, 5, None)
+    assert (generate["temperature"], generate["max_tokens"], generate["stop"]) == (0.25, 256, ["x"])
+    assert re.search(r"temperature +0\.25 ", invoke("serve", "--print-config", COLUMNS="120").stdout)
+
+
+def test_info_without_a_model_leaves_out_its_options_of_the_file() -> None:
+    """They are for `info MODEL`; on the command line they need one."""
+    write("[info]\nmetadata = true\nctx-size = 512\n")
+    assert invoke("info").exit_code == 0
+    assert "-c needs a MODEL" in invoke("info", "-c", "512").stderr
 
 
 def test_a_named_file_must_be_there() -> None:
@@ -174,5 +194,7 @@ def test_info_shows_what_applies_and_checks_all_of_it() -> None:
     for line in (f"file +{path}", "threads +2", r"\[chat\] plain +true", r"PACELINE_MODEL +m.gguf, which wins"):
         assert re.search(line, shown)
     assert "secret" not in shown and "[top] api-key" in shown
+    write("[chat]\ntemperature = -5")
+    assert "[chat] temperature must be" in invoke("info").stderr
     write("[serve]\nport = 'x'")
     assert "[serve] port must be an integer" in invoke("info").stderr
