@@ -72,7 +72,7 @@ def test_paths_are_relative_to_the_file() -> None:
     ("text", "says"),
     [
         ("", "no model"),
-        ("[models.a\n", "no TOML"),
+        ("[models.a\n", "not valid TOML"),
         ("[modles.a]\n", "did you mean 'models'"),
         ("[models.a]\n[models.a.replicas]\nmin = 0\n", r"\[models.a.replicas\]: min"),
         ("[models.a]\n[models.a.replicas]\nmin = 3\nmax = 2\n", "max must be at least min"),
