@@ -159,7 +159,7 @@ def test_metadata_within_the_bounds_are_passed_over() -> None:
 def test_base64_may_be_broken_into_lines() -> None:
     """As MIME and command lines write it."""
     assert Audio.from_base64(base64.encodebytes(WAV).decode().replace("\n", "\r\n")).data == Audio(WAV).data
-    with pytest.raises(InvalidParams, match="no valid base64"):
+    with pytest.raises(InvalidParams, match="not valid base64"):
         Audio.from_base64(base64.b64encode(WAV).decode().replace("A", " ", 1))
 
 
