@@ -68,7 +68,7 @@ def test_audio_of_a_chat_on_a_terminal(folder: Path) -> None:
     for typed, reply in (
         ("/audio", r"with the next message: \S+one\.wav \(1\.0 s\)"),
         (f"/audio {folder / 'cut.flac'}", r"/audio \S+cut\.flac: the audio file is damaged"),
-        ("/audio -", r"no audio waits"),
+        ("/audio -", r"no audio is attached"),
         (f"/audio {one}", r"one\.wav \(1\.0 s\)"),
         ("what is it?", r"cut at the limit\)"),
         ("and now?", r"and now\?.*cut at the limit\)"),

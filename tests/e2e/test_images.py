@@ -116,13 +116,13 @@ def test_images_of_a_chat_on_a_terminal(folder: Path) -> None:
         (f"/image {two}", r"1\.png \(60 x 40\), \S+2\.png"),
         ("word " * 300, r"exceeds the available context size.*still to be sent: \S+1\.png \(60 x 40\), \S+2\.png"),
         ("what are they?", r"cut at the limit\)"),
-        ("/image", r"no image waits"),
+        ("/image", r"no image is attached"),
         ("and now?", r"and now\?.*cut at the limit\)"),
         ("/retry", r"/retry.*cut at the limit\)"),
         (f"/save {talk}", r"saved 4 messages"),
         (f"/load {talk}", r"loaded 4 messages"),
         (f"/image {one}", r"1\.png \(60 x 40\)"),
-        ("/image -", r"no image waits"),
+        ("/image -", r"no image is attached"),
         ("bye", r"bye.*cut at the limit\)"),
     ):
         chat.seen = b""
