@@ -12,9 +12,9 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 PROMPT = "Once upon a time"
 COMMAND = (sys.executable, "-m", "paceline")
@@ -23,8 +23,9 @@ ESCAPE = "\x1b"
 
 
 def environment(**changes: str) -> dict[str, str]:
-    unset = {"NO_COLOR", "FORCE_COLOR", "COLORTERM", "PYTHONIOENCODING"}
+    unset = {"NO_COLOR", "FORCE_COLOR", "COLORTERM", "PYTHONIOENCODING", "PACELINE_CONFIG", "PACELINE_MODEL"}
     kept = {name: value for name, value in os.environ.items() if name not in unset}
+    kept.setdefault("XDG_CONFIG_HOME", os.devnull)  # no file of whoever runs the tests
     return kept | {"TERM": "xterm-256color", "COLUMNS": "80"} | changes
 
 
@@ -72,7 +73,9 @@ def generate(*args: str) -> dict[str, Any]:
 
 
 class Terminal:
-    """A command that believes to be on a terminal."""
+    """A command that believes to be on a terminal. `tests/e2e/conftest.py` ends it if its test fails before its end."""
+
+    running: ClassVar[set[Terminal]] = set()
 
     def __init__(self, *args: str, **env: str) -> None:
         self.seen = b""
@@ -87,6 +90,14 @@ class Terminal:
             start_new_session=True,
         )
         os.close(screen)
+        self.running.add(self)
+
+    def kill(self) -> None:
+        """End it at once, with all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(TIMEOUT_S)
+        self.running.discard(self)
 
     def read_until(self, text: bytes) -> None:
         """Wait for a text to show up."""
@@ -123,7 +134,9 @@ class Terminal:
             pass
         self.last_mode = self.mode()
         os.close(self._keyboard)
-        return self._process.wait(TIMEOUT_S)
+        code = self._process.wait(TIMEOUT_S)
+        self.running.discard(self)
+        return code
 
     def _read(self) -> bool:
         try:

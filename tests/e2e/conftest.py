@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.e2e.commands import Terminal
 
 from paceline.testing.models import CHAT_TEMPLATE, KINDS, LlamaSpec, write_model
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal_is_left() -> Iterator[None]:
+    """A command on a terminal ends with its test, also with one that fails."""
+    yield
+    for terminal in tuple(Terminal.running):
+        terminal.kill()
 
 
 @pytest.fixture(scope="session")
