@@ -79,7 +79,7 @@ def test_wrong_images_and_projectors_are_one_line(folder: Path) -> None:
             (("--image", str(folder / "page.webp")), 2, ("page.webp", "WebP", "PNG")),
             ((*image, "--no-mmproj"), 2, ("--no-mmproj and --image",)),
             (("--mmproj", model, "--no-mmproj"), 2, ("--no-mmproj and --mmproj",)),
-            ((*image, "--mmproj", model), 1, ("no multimodal projector",)),
+            ((*image, "--mmproj", model), 1, ("not a multimodal projector",)),
             ((*image, "--mmproj", str(folder / "none.gguf")), 1, ("none.gguf",)),
             ((*image, "--image-max-tokens", "0"), 2, ("image_max_tokens",)),
             ((*image, "--image-min-tokens", "9", "--image-max-tokens", "8"), 2, ("image_min_tokens",)),
