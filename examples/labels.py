@@ -18,7 +18,7 @@ class Label(BaseModel):
     """How a text makes its reader feel."""
 
     mood: Literal["happy", "sad"]
-    reason: str = Field(description="one short sentence", max_length=80)
+    reason: str = Field(description="at most eight words", max_length=200)
 
 
 def main(model: str | None = None) -> None:

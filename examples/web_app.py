@@ -5,8 +5,10 @@ python examples/web_app.py [model.gguf]
 
 import json
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -14,6 +16,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 import paceline
+
+SHUTDOWN_S = 30.0
 
 
 class ChatBody(BaseModel):
@@ -32,9 +36,10 @@ def make_app(model: str | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await llm.start()  # loads the model; without it, the first request would
         yield
-        await llm.aclose(drain=True, timeout_s=30)
+        await llm.aclose()
 
     app = FastAPI(lifespan=lifespan)
+    app.state.llm = llm
 
     @app.exception_handler(paceline.PacelineError)
     async def failed(_: Request, error: paceline.PacelineError) -> Response:
@@ -70,5 +75,19 @@ async def events(stream: paceline.AsyncChatStream) -> AsyncIterator[str]:
             yield f"data: {json.dumps({'code': error.code, 'message': str(error)})}\n\n"
 
 
+class Server(uvicorn.Server):
+    """Ends the chats at the first signal: uvicorn ends the lifespan of an application after all responses have ended."""
+
+    def __init__(self, app: FastAPI, port: int = 8000) -> None:
+        super().__init__(uvicorn.Config(app, host="127.0.0.1", port=port))
+        self.llm: paceline.AsyncLLM = app.state.llm
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Refuse new chats and let those that run go on; after SHUTDOWN_S they end with the reason "shutdown"."""
+        if not self.should_exit:
+            threading.Thread(target=self.llm.close, kwargs={"drain": True, "timeout_s": SHUTDOWN_S}).start()
+        super().handle_exit(sig, frame)
+
+
 if __name__ == "__main__":
-    uvicorn.run(make_app(*sys.argv[1:]), host="127.0.0.1", port=8000)
+    Server(make_app(*sys.argv[1:])).run()

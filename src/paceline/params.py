@@ -129,6 +129,7 @@ NAMES_ELSEWHERE = {  # options of requests in other packages: the same option he
     "stopping_criteria": "leave the loop over llm.stream(), which cancels the request, or name texts in stop",
     "stream": "call llm.stream_chat(messages) in a chat, or llm.stream(prompt)",
     "structured_outputs": "name the constraint itself: json_schema, regex, choice, grammar or lark",
+    "system": 'the system message is the first message of a chat: {"role": "system", "content": ...}',
     "temp": "temperature",
     "tfs_z": "llama.cpp has no tail-free sampling any more; top_p and min_p cut the tail",
     "think": 'reasoning_effort="none" of a chat switches thinking off for templates that can',

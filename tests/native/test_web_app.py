@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import runpy
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,10 +59,12 @@ class WebApp:
                 super().__init__(model, n_ctx=8192, instruments=[watched], **options)
                 engines.append(self)
 
-        make_app = runpy.run_path(str(EXAMPLE))["make_app"]
+        namespace = runpy.run_path(str(EXAMPLE))
+        make_app = namespace["make_app"]
+        self.names = make_app.__globals__
         names = {name: getattr(paceline, name) for name in paceline.__all__ if name != "AsyncLLM"}
         make_app.__globals__["paceline"] = SimpleNamespace(**names, AsyncLLM=Noted)
-        self.server = uvicorn.Server(uvicorn.Config(make_app(), port=0, log_level="warning"))
+        self.server: uvicorn.Server = namespace["Server"](make_app(), 0)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         wait_until(lambda: self.server.started or not self.thread.is_alive())
@@ -70,7 +73,7 @@ class WebApp:
 
     def stop(self) -> None:
         """End it as a signal does."""
-        self.server.should_exit = True
+        self.server.handle_exit(signal.SIGTERM, None)
         self.thread.join(LONG_S)
 
 
@@ -161,4 +164,20 @@ def test_a_shutdown_lets_a_reply_end(app: WebApp) -> None:
     reply = replies.get(timeout=LONG_S)
     assert (reply.status_code, reply.json()["finish_reason"]) == (200, "length")
     assert not app.engines[0].heartbeat().is_alive
+    asking.join(LONG_S)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_shutdown_ends_a_long_reply_with_its_reason(app: WebApp, stream: bool) -> None:
+    """After the time that it has; the client gets what was generated."""
+    app.names["SHUTDOWN_S"] = 0.2
+    replies: queue.Queue[httpx.Response] = queue.Queue()
+    asking = threading.Thread(target=lambda: replies.put(app.client.post("/chat", json=chat(1000, stream=stream))))
+    asking.start()
+    wait_until(lambda: app.watched.num_running == 1)
+    app.stop()
+    reply = replies.get(timeout=LONG_S)
+    assert reply.status_code == 200
+    last = reply.text.strip().rpartition("data: ")[2] if stream else reply.text
+    assert json.loads(last)["finish_reason"] == "shutdown"
     asking.join(LONG_S)

@@ -113,7 +113,8 @@ class UntaggedCalls:
     The content has to be a JSON object with the name of a tool and arguments that fit its schema, several such objects, or a
     list of them. Blanks and one code fence may stand around it, and nothing else. Read are {"name": ..., "arguments": {...}},
     "parameters" in place of "arguments", {"type": "function", "function": {...}}, and arguments as a text of JSON. The outer
-    braces may be doubled, {{"name": ..., "arguments": {...}}}, as the template of Qwen2.5-Coder shows them.
+    braces may be doubled, {{"name": ..., "arguments": {...}}}, as the template of Qwen2.5-Coder shows them; the last brace may
+    be missing then.
 
     Pure; one thread at a time.
     """
@@ -313,7 +314,7 @@ def _json_values(content: str) -> list[Any]:
         doubled = _DOUBLED.match(text, at)
         value, at = json.JSONDecoder().raw_decode(text, at if doubled is None else doubled.end() - 1)
         found.append(value)
-        if doubled is not None:
+        if doubled is not None and text[at:].strip(_BLANKS):  # small models forget the second brace at the end
             at = text.index("}", at) + 1
     return found
 

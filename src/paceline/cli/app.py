@@ -80,6 +80,7 @@ _OPTIONS_ELSEWHERE: Final = {  # of Ollama and llama-cli: the same option here, 
     "--keepalive": "leave it out: the model is in memory until the command ends",
     "--model-url": "name the model by its URL",
     "--multiline-input": 'leave it out: """ begins and ends a message of several lines',
+    "--num-ctx": "--ctx-size",
     "--no-conversation": "`paceline generate` continues a text without a chat template",
     "--no-display-prompt": "--no-echo",
     "--nowordwrap": "use a pipe: lines are wrapped on a terminal alone",
@@ -243,8 +244,8 @@ class HintedCommand(TyperCommand):
 
         return option in _OPTIONS_ELSEWHERE or option in BY_NAME
 
-    def _no_such_option(self, option: str) -> str:
-        known = self._names()
+    def _no_such_option(self, given: str) -> str:
+        known, option = self._names(), given.replace("_", "-")
         if option in ("-m", "--model") and "model" in known:
             hint = f"MODEL is an argument: paceline {self.name} MODEL"
         elif option in _OPTIONS_ELSEWHERE:
@@ -256,7 +257,7 @@ class HintedCommand(TyperCommand):
             names += [f"--{name}" for name, usual in LLAMA_NAMES.items() if f"--{usual}" in known]
             known = validation.nearest_names(option, names)
             hint = known[0] if known else f"`paceline {self.name} --help` lists the options"
-        return f"No such option {option!r}. {_hint(hint, known)}"
+        return f"No such option {given!r}. {_hint(hint, known)}"
 
 
 class RawCommand(TyperCommand):

@@ -530,7 +530,7 @@ def _note_what_one_sequence_cannot_use(context: Context, limits: Limits, asked: 
 def _log_sizes(model: Model, context: Context | None, limits: Limits, arguments: EngineArguments) -> None:
     """Log the sizes of an engine: slots, sequence ids, and of a context the cells, the tokens of one request and the memory."""
     _log.info(
-        "%s with %s memory: %d slots, %d sequence ids, %d rows of logits, %d MiB of host memory",
+        "%s, %s memory: %d slots, %d sequence ids, %d rows of logits, at most %d MiB of host memory for cached prefixes",
         model.desc,
         (model if context is None else context).memory_class,
         limits.num_slots,

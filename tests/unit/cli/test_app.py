@@ -155,6 +155,7 @@ def test_commands_and_options_elsewhere_are_none_of_ours_and_name_some_of_ours()
         (["show", "--model=x"], "No such option '--model'. MODEL is an argument: paceline show MODEL."),
         (["run", "x", "--format", "json"], "No such option '--format'. Use --json-schema; "),
         (["chat", "--think=false"], "Use --reasoning-effort, with none, low, medium or high; none is --think=false."),
+        (["chat", "--num_ctx", "5"], "No such option '--num_ctx'. Did you mean '--ctx-size'?"),
         (["chat", "--keepalive", "5m"], "Leave it out: the model is in memory until the command ends."),
         (["generate", "x", "--no-display-prompt"], "Did you mean '--no-echo'?"),
         (["chat", "-sys", "x"], "No such option '-sys'. Did you mean '--system'?"),
