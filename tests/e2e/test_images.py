@@ -114,7 +114,7 @@ def test_images_of_a_chat_on_a_terminal(folder: Path) -> None:
         (f"/image {folder / 'cut.png'}", r"/image \S+cut\.png: the image file is damaged"),
         (f"/image {folder / 'none.png'}", r"/image image cannot be read from \S+none\.png: No such file"),
         (f"/image {two}", r"1\.png \(60 x 40\), \S+2\.png"),
-        ("word " * 300, r"exceeds the available context size.*still to be sent: \S+1\.png \(60 x 40\), \S+2\.png"),
+        ("word " * 300, r"the context 512; shorten it, or raise --ctx-size.*still to be sent: \S+1\.png"),
         ("what are they?", r"cut at the limit\)"),
         ("/image", r"no image is attached"),
         ("and now?", r"and now\?.*cut at the limit\)"),
