@@ -247,43 +247,44 @@ class SamplingParams:
     `Context.generate` also reads max_tokens and stop_token_ids. None is the default of every field but max_tokens.
 
     Attributes:
-        max_tokens: Most tokens of a choice; None: until the context is full.
-        min_tokens: Neither an end-of-generation token nor one of stop_token_ids can come before so many.
+        max_tokens: Most tokens that a choice may have; None: until the context is full.
+        min_tokens: Fewest tokens of a choice: before, no end-of-generation token and none of stop_token_ids is drawn.
         stop: Texts that end generation. They are not part of the text.
         stop_token_ids: Token ids that end generation.
-        ignore_eos: The model's own end never comes.
-        n: Choices of the prompt.
-        temperature: 0 is greedy: the most likely token after biases, penalties and masks, whatever the other samplers.
-        dynatemp_range: The temperature varies by so much in both directions with the entropy; 0 is off.
-        dynatemp_exponent: Exponent of that variation.
-        samplers: Which samplers apply, in order. One that is not listed does nothing, the temperature included (but for 0).
-        top_k: Only the k most likely tokens; 0 or -1 is off.
-        top_p: Only the most likely tokens that make up p; 1 is off.
-        min_p: Only tokens with p times the most likely one's probability; 0 is off.
-        typical_p: Only tokens about as surprising as expected, p of them ("typ_p" in the order); 1 is off.
-        top_n_sigma: Only logits within n standard deviations of the greatest; -1 or 0 is off.
-        xtc_probability: How often the most likely tokens are left out; 0 is off.
-        xtc_threshold: The probability from which on that applies.
-        mirostat: 1 or 2 replaces all samplers but the temperature; 0 is off.
-        mirostat_tau: Target entropy of mirostat in bits.
+        ignore_eos: Whether generation goes on after the model's end-of-generation token.
+        n: Number of choices for the prompt.
+        temperature: Randomness of the draw; 0 takes the likeliest token after biases, penalties and masks.
+        dynatemp_range: Most by which the temperature goes up or down with the entropy of the distribution; 0 is off.
+        dynatemp_exponent: Exponent of the entropy in the dynamic temperature.
+        samplers: Names of the samplers that apply, in order. A sampler that is not listed does nothing, not even the temperature,
+            except a temperature of 0.
+        top_k: Keep the k likeliest tokens; 0 or -1 is off.
+        top_p: Keep the likeliest tokens whose probabilities add up to p; 1 is off.
+        min_p: Keep the tokens with at least p times the probability of the likeliest; 0 is off.
+        typical_p: Keep the tokens whose surprise is nearest to the mean and whose probabilities add up to p; 1 is off.
+        top_n_sigma: Keep the tokens whose logits are within n standard deviations of the greatest; -1 or 0 is off.
+        xtc_probability: Probability with which the likeliest tokens are left out; 0 is off.
+        xtc_threshold: Probability that tokens need for XTC to leave them out, all but the least likely of them.
+        mirostat: Version of mirostat, 1 or 2, which replaces all samplers but the temperature; 0 is off.
+        mirostat_tau: Entropy in bits that mirostat aims at.
         mirostat_eta: Learning rate of mirostat.
-        adaptive_target: Probability that "adaptive_p" aims at, where the order has it, always as the last; -1 is off.
-        adaptive_decay: How slowly it adapts.
-        repeat_penalty: Penalty for tokens among the last penalty_last_n of prompt and text; 1 is off.
-        frequency_penalty: Penalty for each time that a token was among them; 0 is off.
-        presence_penalty: Penalty for having been among them; 0 is off.
-        penalty_last_n: Tokens that the penalties look back over; 0 is off, -1 is all of them.
-        dry_multiplier: Strength of the penalty for repeated sequences; 0 is off.
-        dry_base: Growth of that penalty with the length.
-        dry_allowed_length: Length of repetition without penalty.
-        dry_penalty_last_n: Tokens that it looks back over; -1 is as many as the context the model was trained with.
-        dry_sequence_breakers: Texts at which a repetition ends.
-        logit_bias: Token id to what is added to its logit; kept as pairs in order of the ids.
-        seed: The same seed draws the same tokens, whatever else runs; None or -1 is a fresh one for every sampler.
+        adaptive_target: Probability of drawn tokens that "adaptive_p", the last of samplers, aims at; -1 is off.
+        adaptive_decay: Decay of the history that "adaptive_p" keeps: greater values adapt more slowly.
+        repeat_penalty: Factor that lowers the logits of tokens among the last penalty_last_n of prompt and text; 1 is off.
+        frequency_penalty: Lower a token's logit by so much for each time that it is in the last penalty_last_n tokens; 0 is off.
+        presence_penalty: Lower a token's logit by so much if it is in the last penalty_last_n tokens at all; 0 is off.
+        penalty_last_n: Number of tokens that the three penalties look back over; 0 is off, -1 is all of them.
+        dry_multiplier: Strength of DRY, the penalty for repeated sequences; 0 is off.
+        dry_base: Base of DRY's penalty, whose exponent is the length of the repetition beyond dry_allowed_length.
+        dry_allowed_length: Longest repetition that DRY does not penalise, in tokens.
+        dry_penalty_last_n: Number of tokens that DRY looks back over; -1 is the context that the model was trained with.
+        dry_sequence_breakers: Texts at which DRY ends a repetition.
+        logit_bias: Numbers that are added to logits, by token id; kept as pairs in the order of the ids.
+        seed: The same seed draws the same tokens, whatever else runs; None or -1 draws a new seed for every sampler.
         grammar: A GBNF grammar. At most one of grammar, json_schema, regex, choice, lark and constraint.
-        grammar_root: The rule that it begins with.
+        grammar_root: The rule with which the grammar begins.
         grammar_prefix: Text of the prompt's end that the grammar begins with; it has a match before the first token.
-        grammar_lazy: Text is free until one of grammar_triggers has come, with which the grammar begins.
+        grammar_lazy: Whether text is free until one of grammar_triggers comes, with which the grammar begins.
         grammar_triggers: Texts, found as they are, or, with a ^ in front, only at the beginning; token ids; or regular
             expressions, as `PatternTrigger` or a mapping of its fields. A token that would complete a trigger with a text
             that the grammar does not allow is not drawn.
@@ -291,7 +292,7 @@ class SamplingParams:
         disable_any_whitespace: Whether JSON of a schema is compact, without blanks between its tokens. Tool calls keep theirs.
         regex: A regular expression that the whole text matches, in the syntax of Rust's regex crate: without look-around and
             back references.
-        choice: The text is one of these.
+        choice: Texts, of which the reply is one.
         lark: A grammar in llguidance's variant of Lark's syntax; the text is what its rule `start` derives.
         constraint: A constraint of your own: an object with the methods of `paceline.constraints.Constraint`, of which each
             choice gets a copy; a function that makes one of a `TokenTable`; or the name of one, as "module:attr", which
