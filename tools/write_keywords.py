@@ -48,7 +48,7 @@ def _typed_dicts() -> list[str]:
     context, model = _options(ContextOptions), _options(Model.load)
     plain = sampling.keys() - set(_MEANINGLESS) - {name for name, hint in sampling.items() if _names_record(hint)}
     collected = request.keys() - set(_READING_NAMES)
-    of_chat = collected - set(_MEANINGLESS)
+    of_chat = collected - {*_MEANINGLESS, "truncate"}
     objects = {name for name, hint in config.items() if hint == "object"}
     of_engine = context.keys() - _DERIVED
     shared = of_engine - RESERVED

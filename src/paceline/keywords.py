@@ -193,7 +193,6 @@ class ChatRequestKeywords(TypedDict, total=False):
     queue_timeout_s: Float | None
     ttft_timeout_s: Float | None
     timeout_s: Float | None
-    truncate: Literal["left", "right", "middle"] | None
     lora: Mapping[str, Float] | tuple[tuple[str, Float], ...] | None
     special: bool | None
     cache_prompt: bool | None
@@ -207,6 +206,7 @@ class ChatRequestKeywords(TypedDict, total=False):
 class GenerateRequestKeywords(ChatRequestKeywords, total=False):
     """Fields of `RequestOptions` that a completion takes."""
 
+    truncate: Literal["left", "right", "middle"] | None
     add_special: bool | None
     parse_special: bool | None
     suffix: str | None

@@ -110,7 +110,7 @@ NAMES_ELSEWHERE = {  # options of requests in other packages: the same option he
     "mirostat_mode": "mirostat",
     "model": "an LLM has one model; ModelManager has several by name",
     "n_predict": "max_tokens",
-    "num_keep": "nothing is dropped from a context while it generates; truncate shortens the prompt",
+    "num_keep": "nothing is dropped from a context while it generates; truncate of generate cuts the prompt",
     "num_predict": "max_tokens",
     "num_return_sequences": "n",
     "options": "every option is a keyword of its own: temperature=0.2",
@@ -131,12 +131,13 @@ NAMES_ELSEWHERE = {  # options of requests in other packages: the same option he
     "structured_outputs": "name the constraint itself: json_schema, regex, choice, grammar or lark",
     "system": 'the system message is the first message of a chat: {"role": "system", "content": ...}',
     "temp": "temperature",
+    "text_format": "llm.chat(messages, response_model=...) takes a type",
     "tfs_z": "llama.cpp has no tail-free sampling any more; top_p and min_p cut the tail",
     "think": 'reasoning_effort="none" of a chat switches thinking off for templates that can',
     "thinking_token_budget": "thinking=ThinkingParams(budget=...) bounds thinking",
     "timeout": "timeout_s",
     "top_logprobs": "logprobs",
-    "truncate_prompt_tokens": 'truncate="left" shortens a prompt that is too long',
+    "truncate_prompt_tokens": 'truncate="left" of generate cuts a long prompt; chats have context_overflow="drop_oldest"',
     "typ_p": "typical_p",
     "use_tqdm": "progress=True shows a bar while a list runs",
 }
@@ -617,6 +618,11 @@ def _thinking(thinking: object) -> ThinkingParams:
 def _schema(schema: object) -> str:
     """Return the schema as JSON text, which is immutable and what the native side reads."""
     if not isinstance(schema, (str, bool, Mapping)):
+        if isinstance(schema, type):
+            raise InvalidType(
+                f"json_schema must be a JSON text, a mapping or a bool, not the class {schema.__name__}; "
+                f"llm.chat takes a type as response_model={schema.__name__}"
+            )
         raise InvalidType(f"json_schema must be a JSON text, a mapping or a bool, not {type(schema).__name__}")
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else schema

@@ -320,10 +320,11 @@ def test_a_last_message_that_fills_the_context_alone_is_refused(small: LLM) -> N
     talk.say("Hello!")
     before = talk.messages
     with pytest.raises(
-        PromptTooLong, match="tokens\\); shorten the messages, or load the model with a larger n_ctx"
+        PromptTooLong, match="tokens\\); shorten the messages, or take a model that was trained for longer texts"
     ) as caught:
         talk.say(LONG * 60)
     assert "drop_oldest" not in str(caught.value)
+    assert "truncate" not in str(caught.value)
     assert talk.messages == before
     assert talk.say("Hello!").finish_reason is not None
 
@@ -358,10 +359,20 @@ def test_streams_and_async_conversations_leave_messages_out(small: LLM) -> None:
     assert talk.num_left_out > 0
 
 
-def test_context_overflow_and_truncate_exclude_each_other(small: LLM) -> None:
-    """Both say what to leave out of a prompt; another word than the two is refused."""
-    with pytest.raises(InvalidParams, match="exclude each other"):
-        small.chat([{"role": "user", "content": "a"}], context_overflow="drop_oldest", truncate="left")
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_truncate_is_refused_in_chats(small: LLM, side: str) -> None:
+    """It would cut the system message or the question; the error names the option of chats, whose other words are refused."""
+    refused = (
+        r'^truncate would cut the system message.*; context_overflow="drop_oldest" leaves the oldest messages out$'
+    )
+    options: dict[str, Any] = {"truncate": side}
+    for call in (small.chat, small.stream_chat):
+        with pytest.raises(InvalidParams, match=refused):
+            call([{"role": "user", "content": "a"}], **options)
+    with pytest.raises(InvalidParams, match=refused):
+        Conversation(small).say("a", **options)
+    with pytest.raises(InvalidParams, match=refused):
+        Conversation(small, **options)
     with pytest.raises(InvalidParams, match="context_overflow"):
         small.chat([{"role": "user", "content": "a"}], context_overflow="drop")
 

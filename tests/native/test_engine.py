@@ -174,6 +174,14 @@ def test_an_n_ctx_beyond_what_one_sequence_may_have_is_noted(
     assert notes == ([(level, messages[level])] if level else [])
 
 
+def test_the_note_about_n_ctx_names_one_slot(tiny_models: TinyModels, caplog: pytest.LogCaptureFixture) -> None:
+    """In the singular."""
+    with caplog.at_level("WARNING", "paceline.engine"):
+        LLM(tiny_models("llama"), num_slots=1, n_ctx=2048).close()
+    (note,) = [one.getMessage() for one in caplog.records if one.getMessage().startswith("n_ctx=")]
+    assert note.endswith("(the model was trained for no more), and 1 slot uses at most n_ctx=1024")
+
+
 @pytest.mark.parametrize("kind", MEMORY_CLASSES)
 def test_its_output_is_that_of_a_bare_context(tiny_models: TinyModels, kind: str) -> None:
     """Token for token what `Context.generate` gives, with every class of memory."""

@@ -212,6 +212,12 @@ def test_wrong_types_are_refused_by_name(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
 
 
+def test_a_class_as_json_schema_is_refused_with_the_option_that_takes_types() -> None:
+    """Chats take types."""
+    with pytest.raises(InvalidType, match="not the class int; llm.chat takes a type as response_model=int$"):
+        SamplingParams(json_schema=int)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "kept"),
     [

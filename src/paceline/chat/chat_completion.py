@@ -51,7 +51,8 @@ class ChatChoice:
         logprobs: One for each of token_ids; None where they were not requested.
         error: Why it failed, with the reason ERROR; the message is what was generated until then.
         warning: Why the text could not be read as a message of the chat format; the content is the raw text then, behind what
-            had been streamed of it before. Not raised: what was generated is never lost.
+            had been streamed of it before. Also that a reply after results of tools is empty. Not
+            raised: no generated text is lost.
     """
 
     index: int

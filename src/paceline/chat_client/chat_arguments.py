@@ -154,8 +154,13 @@ def chat_arguments(
     Raises `InvalidParams`, and `InvalidType`, a `TypeError`, for an unknown keyword, with the nearest known one.
     """
     known = CHAT_NAMES | frozenset(FIELDS) | OPTION_NAMES
-    validation.reject_unknown(options, known, "chat, SamplingParams and RequestOptions", names_elsewhere())
+    _check_names(options, known)
     options = given_options(options)
+    if "truncate" in options:
+        raise InvalidParams(
+            "truncate would cut the system message or the question of a chat; "
+            'context_overflow="drop_oldest" leaves the oldest messages out'
+        )
     for name in _MEANINGLESS:
         if name in options:
             raise InvalidParams(f"{name} has no effect in a chat, since the chat format decides it; leave it out")
@@ -185,25 +190,28 @@ def chat_arguments(
         notice=_schema_notice(options, sampling, response, toolbox),
         max_tool_rounds=_tool_rounds(options, toolbox, sampling),
         max_retries=_max_retries(options, sampling, response, is_streamed=is_streamed),
-        drops_oldest=_drops_oldest(options.get("context_overflow"), rest),
+        drops_oldest=validation.choice(
+            "context_overflow", options.get("context_overflow", CONTEXT_OVERFLOW[0]), CONTEXT_OVERFLOW
+        )
+        == "drop_oldest",
     )
 
 
 def check_chat_options(params: SamplingParams | None, options: Mapping[str, Any], named: Collection[str] = ()) -> None:
     """Check keywords of later chats, as `chat_arguments` does. named: other parameters of the caller, for the nearest name."""
     known = CHAT_NAMES | frozenset(FIELDS) | OPTION_NAMES | frozenset(named)
-    validation.reject_unknown(options, known, "chat, SamplingParams and RequestOptions", names_elsewhere())
+    _check_names(options, known)
     read = {name: value for name, value in options.items() if name not in ReadingKeywords.__annotations__}
     RequestOptions(**{name: value for name, value in options.items() if name not in read})
     chat_arguments(SamplingParams(), params, read, is_streamed=False)
 
 
-def _drops_oldest(context_overflow: object, options: RequestOptions) -> bool:
-    if context_overflow is None or validation.choice("context_overflow", context_overflow, CONTEXT_OVERFLOW) == "error":
-        return False
-    if options.truncate is not None:
-        raise InvalidParams('context_overflow="drop_oldest" and truncate exclude each other; leave one of them out')
-    return True
+def _check_names(options: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `InvalidType` for an unknown keyword, and for a class that a keyword of schemas was given."""
+    for name in ("response_format", "text_format", "json_schema"):
+        if isinstance(options.get(name), type):
+            raise InvalidType(f"{name} takes no class; give a type as response_model={options[name].__name__}")
+    validation.reject_unknown(options, known, "chat, SamplingParams and RequestOptions", names_elsewhere())
 
 
 def _tool_rounds(options: Mapping[str, Any], toolbox: Toolbox, params: SamplingParams) -> int:

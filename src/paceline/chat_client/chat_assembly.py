@@ -49,11 +49,15 @@ class ChatAssembly:
         chunks = self._reader.read(chunk)
         self._last_chunks |= {one.choice: one for one in chunks if one.finish_reason is not None}
         if chunk.usage is not None:
-            self.completion = self._assembled()
-            self.pending = self._call.take_read(self.completion)
+            self.pending = self._call.take_read(self._assembled())
+            self.completion = completion = self._call.completion
+            assert completion is not None  # noqa: S101 - it was taken
             if self.pending:  # then this is not the stream's end
                 chunks[-1] = msgspec.structs.replace(chunks[-1], finish_reason=None, usage=None)
             else:
+                last = chunks[-1]
+                warnings = {choice.index: choice.warning for choice in completion.choices}
+                chunks[-1] = msgspec.structs.replace(last, warning=warnings[last.choice])
                 self._has_ended()
         return chunks
 

@@ -40,7 +40,16 @@ from paceline.chat_client.chat_reply import (
 from paceline.chat_client.function_tools import Toolbox
 from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import Completion
-from paceline.errors import Closed, EngineStopped, GrammarError, PacelineError, PromptTooLong, ResponseModelError
+from paceline.engine.prompts import chat_too_long
+from paceline.errors import (
+    ChatParseError,
+    Closed,
+    EngineStopped,
+    GrammarError,
+    PacelineError,
+    PromptTooLong,
+    ResponseModelError,
+)
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 
@@ -51,6 +60,7 @@ if TYPE_CHECKING:
 _MAX_ERROR_CHARS = 2000
 _FINAL = frozenset((FinishReason.DEADLINE, FinishReason.CANCELLED, FinishReason.SHUTDOWN))
 _REPLY_SHARE = 4  # of the context, the part that a reply without max_tokens finds free
+_EMPTY_AFTER_RESULTS = "the model's reply after the results of tools is empty; ask it again, or try a larger model"
 _log = logging.getLogger("paceline.chat")
 
 
@@ -192,9 +202,7 @@ class ChatCall:
             drop = (
                 'context_overflow="drop_oldest" leaves the oldest messages out of the prompt; or ' if may_drop else ""
             )
-            problem = str(error).partition(";")[0]  # cutting the prompt of a chat would cut its system message
-            message = f"{problem}; {drop}shorten the messages, or {engine.limits.longer_prompts}"
-            raise PromptTooLong(message, error.num_tokens, error.max_tokens) from None
+            raise chat_too_long(error, engine.limits, drop) from None
 
     def _prepared(self, turn: Turn, options: ChatOptions) -> ChatRequest:
         """Prepare a turn. A grammar of the chat format enforces less of a response_model, which is parsed in any case."""
@@ -228,12 +236,12 @@ class ChatCall:
         self._history.record(
             self.request, completion.prompt_token_ids, completion.choices[0], self._format.tokenizer, self._segments
         )
-        self._completion = completion
+        if self._rounds and self._num_retries == 0 and not (completion.content or completion.tool_calls):
+            completion = _with_warning(completion, _EMPTY_AFTER_RESULTS)
         for choice in completion.choices:
             if choice.warning is not None:
                 _log.warning("%s", choice.warning)
-        if self._rounds and self._num_retries == 0 and not (completion.content or completion.tool_calls):
-            _log.warning("the model's reply after the results of tools is empty; ask it again, or try a larger model")
+        self._completion = completion
         self._messages = self._with(completion.message)
         if completion.tool_calls:
             self._messages_before = None  # the calls follow the reply that was refused
@@ -353,6 +361,13 @@ class ChatCall:
             if begun.get("reasoning_content"):
                 made["reasoning_content"] = begun["reasoning_content"] + made.get("reasoning_content", "")
         return [*before, made]
+
+
+def _with_warning(completion: ChatCompletion, text: str) -> ChatCompletion:
+    """Return a completion of one choice with a warning, unless it has one."""
+    (choice,) = completion.choices
+    warning = choice.warning or ChatParseError(text)
+    return dataclasses.replace(completion, choices=(dataclasses.replace(choice, warning=warning),))
 
 
 def _correction(problem: ValueError) -> str:

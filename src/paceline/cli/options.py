@@ -468,11 +468,11 @@ class ModelChoice:
         return {name: scale for name, (_, scale) in self.lora.items()}
 
 
-def way_to_longer_texts(limits: Limits) -> str:
-    """Return how a command could take a longer text than the context holds."""
-    if limits.n_ctx_train > limits.max_positions:
+def way_to_longer_texts(limits: Limits, num_tokens: int = 0) -> str:
+    """Return how a command could take a text of `num_tokens`, which the context does not hold; 0: of a few more tokens."""
+    if max(num_tokens, limits.max_positions + 1) <= limits.n_ctx_train:
         return f"raise --ctx-size (at most {limits.n_ctx_train})"
-    return limits.longer_prompts
+    return limits.longer_prompts(num_tokens)
 
 
 @contextmanager
@@ -485,7 +485,7 @@ def advising_flags(limits: Limits) -> Iterator[None]:
             raise
         raise PromptTooLong(
             f"the prompt has {error.num_tokens} tokens, and the context {limits.max_positions}; shorten it, or "
-            f"{way_to_longer_texts(limits)}",
+            f"{way_to_longer_texts(limits, error.num_tokens)}",
             error.num_tokens,
             error.max_tokens,
         ) from None

@@ -510,11 +510,11 @@ def _note_what_one_sequence_cannot_use(context: Context, limits: Limits, asked: 
     most = limits.max_positions * limits.num_slots
     if asked > most:
         _log.warning(
-            "n_ctx=%d is larger than needed: a request has at most %d tokens (%s), and %d slots use at most n_ctx=%d",
+            "n_ctx=%d is larger than needed: a request has at most %d tokens (%s), and %s at most n_ctx=%d",
             asked,
             limits.max_positions,
             reason,
-            limits.num_slots,
+            "1 slot uses" if limits.num_slots == 1 else f"{limits.num_slots} slots use",
             most,
         )
     else:

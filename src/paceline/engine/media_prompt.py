@@ -26,6 +26,11 @@ MAX_BYTES: Final = 1 << 29
 """Most bytes of their files or pixels together: they are half of what a message to a worker may have."""
 
 Measure: TypeAlias = "Callable[[MediaExtent], Sequence[MediaPart]]"
+WayOut: TypeAlias = Callable[[int], str]
+
+
+def _raise_n_ctx(_num_tokens: int) -> str:
+    return "raise n_ctx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +45,17 @@ class ComposedPrompt:
         """Return the number of its tokens and of the cells of its items."""
         return len(self.ids)
 
-    def check_length(self, max_positions: int, before: str = "", way_out: str = "raise n_ctx") -> None:
+    def check_length(self, max_positions: int, before: str = "", way_out: WayOut = _raise_n_ctx) -> None:
         """Raise `PromptTooLong` where a sequence cannot have as many tokens.
 
-        before: the segment that is not measured yet. way_out: how it could have more.
+        before: the segment that is not measured yet. way_out: returns how a sequence could have so many tokens.
         """
         num_tokens = len(self.ids)
         if num_tokens > max_positions:
             where = f" before {before}" if before else ""
             raise PromptTooLong(
                 f"the prompt ({num_tokens} tokens{where}, {num_tokens - len(self.text_ids)} of them of images and audio) exceeds "
-                f"the available context size ({max_positions} tokens); leave some out, {way_out}, "
+                f"the available context size ({max_positions} tokens); leave some out, {way_out(num_tokens)}, "
                 "or set image_max_tokens where it has a meaning",
                 num_tokens,
                 max_positions,
@@ -86,9 +91,11 @@ def composed(  # noqa: PLR0913 - names for messages
     max_positions: int,
     *,
     place: str = "prompt",
-    way_out: str = "raise n_ctx",
+    way_out: WayOut = _raise_n_ctx,
 ) -> ComposedPrompt:
-    """Put segments together. place: the prompt's name in messages. way_out: how longer ones would be allowed.
+    """Put segments together. place: the prompt's name in messages.
+
+    way_out: returns how a prompt of a number of tokens would be allowed.
 
     Raises `InvalidParams`, naming the segment, what `measure` raises, and `PromptTooLong` for more tokens than positions.
     """

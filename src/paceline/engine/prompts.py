@@ -104,13 +104,26 @@ def fitted(
     if options.truncate is None:
         raise PromptTooLong(
             f"the prompt ({len(ids)} tokens) exceeds the available context size ({max_positions} tokens); shorten it, set "
-            f'truncate to "left", "right" or "middle", or {limits.longer_prompts}',
+            f'truncate to "left", "right" or "middle", or {limits.longer_prompts(len(ids))}',
             len(ids),
             max_positions,
         )
     half = max_positions // 2
     reserved = half if params.max_tokens is None else min(params.max_tokens, half)
     return truncated(ids, max(1, max_positions - reserved), options.truncate, keep=int(ids[0] == bos))
+
+
+def chat_too_long(error: PromptTooLong, limits: Limits, drop: str = "") -> PromptTooLong:
+    """Return the error of a chat whose prompt is too long: cutting it would cut the system message or the question.
+
+    Args:
+        error: The error of the rendered prompt.
+        limits: Limits of the engine.
+        drop: Another way out, before "shorten the messages".
+    """
+    problem = str(error).partition(";")[0]
+    way_out = f"{drop}shorten the messages, or {limits.longer_prompts(error.num_tokens or 0)}"
+    return PromptTooLong(f"{problem}; {way_out}", error.num_tokens, error.max_tokens)
 
 
 def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> list[int]:
@@ -152,7 +165,7 @@ def filling_ids(
         if room < 1:
             raise PromptTooLong(
                 f"the suffix ({len(after)} tokens with its marks) leaves the prompt no place in the available context size "
-                f"({limits.max_positions} tokens); shorten it, or {limits.longer_prompts}",
+                f"({limits.max_positions} tokens); shorten it, or {limits.longer_prompts(len(after))}",
                 len(after),
                 limits.max_positions,
             )
@@ -329,7 +342,9 @@ def _embedding_segments(
     name: str, segments: Any, tokenizer: Any, options: RequestOptions, longest: int, measure: Measure
 ) -> ComposedPrompt:
     """Put the segments of an input with media together. Raises as `composed`, and `InvalidParams` where media are its end."""
-    found = composed(segments, tokenizer, options, measure, longest, place=name, way_out="raise max_embedding_tokens")
+    found = composed(
+        segments, tokenizer, options, measure, longest, place=name, way_out=lambda _: "raise max_embedding_tokens"
+    )
     if found.media and found.media[-1].end == len(found.ids):
         raise InvalidParams(
             f"{found.attachments[-1].name or name}: a prompt must end with a token, as its vector is that of the last one; put a "

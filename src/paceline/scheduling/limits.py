@@ -52,12 +52,12 @@ class Limits:
     cannot_generate: str = ""
     n_ctx_train: int = 0
 
-    @property
-    def longer_prompts(self) -> str:
-        """How a prompt that is longer than `max_positions` could be taken, for errors."""
-        if self.n_ctx_train > self.max_positions:
+    def longer_prompts(self, num_tokens: int) -> str:
+        """Return how a prompt of `num_tokens`, more than `max_positions`, could be taken, for errors."""
+        if max(num_tokens, self.max_positions + 1) <= self.n_ctx_train:
             return f"load the model with a larger n_ctx (at most {self.n_ctx_train})"
-        return "take a model that was trained for longer texts"
+        most = max(self.max_positions, self.n_ctx_train)
+        return f"take a model that was trained for longer texts (this model takes at most {most} tokens)"
 
     def for_kv_cache(self) -> KVCacheLimits:
         """Return the part that the KV cache needs."""

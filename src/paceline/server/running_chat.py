@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, ChatReader, Turn, chat_completion_of, prepare_chat
 from paceline.chat.chat_request import ChatRequest
 from paceline.engine.media_prompt import has_media
-from paceline.engine.prompts import Prompt
+from paceline.engine.prompts import Prompt, chat_too_long
 from paceline.errors import PromptTooLong
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -67,7 +67,13 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
         wanted = streamed_or_whole(
             {**options, "preserved_tokens": chat.preserved_tokens, "add_special": False}, streaming=streaming
         )
-        return [engine.prepare(chat.prompt(chat_format.tokenizer), chat.params, wanted)]
+        prompt = chat.prompt(chat_format.tokenizer)
+        try:
+            return [engine.prepare(prompt, chat.params, wanted)]
+        except PromptTooLong as error:
+            if has_media(prompt):  # this error never advises truncate
+                raise
+            raise chat_too_long(error, engine.limits) from None
 
     running = await start_prepared(service, request, prepare, streaming=streaming)
     source = (

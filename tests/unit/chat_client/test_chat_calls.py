@@ -13,7 +13,7 @@ from tests.chat_world import FakeAsyncChats, FakeChats, run_async
 
 from paceline.chat import ParsedMessage, ToolCall
 from paceline.chat_client import chat_call
-from paceline.chat_client.chat_arguments import CHAT_NAMES
+from paceline.chat_client.chat_arguments import CHAT_NAMES, check_chat_options
 from paceline.chat_client.conversations import Conversation
 from paceline.chat_client.token_history import TokenHistory
 from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, PromptTooLong, ResponseModelError
@@ -123,6 +123,8 @@ def test_messages_have_no_limit_unless_params_say(chats: FakeChats) -> None:
         (HELLO, {"tools": [add], "run_tools": True, "n": 2}, "one choice"),
         (HELLO, {"response_format": {"type": "xml"}}, "response_format"),
         (HELLO, {"response_format": "json"}, "response_format"),
+        (HELLO, {"text_format": list[int]}, "^unknown option 'text_format'; .*response_model"),
+        (HELLO, {"truncate": "left"}, 'context_overflow="drop_oldest" leaves the oldest messages out$'),
         (HELLO, {"response_model": int, "response_format": {"type": "json_object"}}, "exclude each other"),
         (HELLO, {"response_model": lambda: 1}, "response_model"),
         (HELLO, {"chat_template_kwargs": 3}, "chat_template_kwargs"),
@@ -143,6 +145,15 @@ def test_bad_input_names_its_field_and_changes_nothing(
         chats.chat(messages, **options)
     assert chats._engine.num_open == 0
     assert chats.chat(HELLO, **SHORT).content
+
+
+def test_an_empty_reply_after_results_of_tools_has_a_warning(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its choice; the message with the calls has none."""
+    scripted(monkeypatch, calling(("add", '{"a": 1, "b": 2}')), ParsedMessage())
+    reply = chats.chat(HELLO, tools=[add], run_tools=True, **SHORT)
+    warning = "the model's reply after the results of tools is empty; ask it again, or try a larger model"
+    assert str(reply.choices[0].warning) == warning
+    assert [one.choices[0].warning for one in reply.rounds] == [None]
 
 
 def test_tools_run_until_there_is_a_reply(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +261,16 @@ class Even(pydantic.BaseModel):
         if number % 2:
             raise ValueError("the number must be even")
         return number
+
+
+@pytest.mark.parametrize("name", ["response_format", "text_format", "json_schema"])
+def test_a_class_as_a_schema_is_refused_with_the_option_that_takes_types(chats: FakeChats, name: str) -> None:
+    """In calls, and in the options of a conversation when it is made."""
+    options: dict[str, Any] = {name: Even}
+    with pytest.raises(InvalidType, match=f"^{name} takes no class; give a type as response_model=Even$"):
+        chats.chat(HELLO, **options)
+    with pytest.raises(InvalidType, match=f"^{name} takes no class; give a type as response_model=Even$"):
+        check_chat_options(None, options)
 
 
 def test_a_reply_that_is_no_instance_is_asked_for_once_more(chats: FakeChats, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -398,10 +398,10 @@ def test_an_error_of_a_tool_is_logged_as_information(
 
 
 @pytest.mark.parametrize(("content", "num_warnings"), [("", 1), ("done", 0)])
-def test_an_empty_reply_after_results_of_tools_is_logged(
+def test_an_empty_reply_after_results_of_tools_has_a_warning(
     chats: FakeChats, script: Callable[..., None], caplog: pytest.LogCaptureFixture, content: str, num_warnings: int
 ) -> None:
-    """Small models end their turn there."""
+    """In the log, in the terminal chunk and in the reply. Small models end their turn there."""
     script(calling(ONE), ParsedMessage(content))
     with chats.stream_chat(HELLO, tools=[add], **SHORT) as stream:
         for chunk in stream:
@@ -410,3 +410,7 @@ def test_an_empty_reply_after_results_of_tools_is_logged(
     assert [warning.startswith("the model's reply after the results of tools is empty") for warning in warnings] == (
         [True] * num_warnings
     )
+    expected = warnings[0] if warnings else None
+    for warning in (chunk.warning, stream.collect().choices[0].warning):
+        assert (None if warning is None else str(warning)) == expected
+    assert all(one.choices[0].warning is None for one in stream.collect().rounds)

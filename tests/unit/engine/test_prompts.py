@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engine.prompts import fitted, is_batch, prompt_ids, truncated
+from paceline.cli.options import way_to_longer_texts
+from paceline.engine.prompts import chat_too_long, fitted, is_batch, prompt_ids, truncated
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -98,15 +99,27 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_ctx_train", "advice"),
-    [(2048, "a larger n_ctx (at most 2048)"), (100, "a model that was trained for longer texts")],
+    ("num_tokens", "n_ctx_train", "advice"),
+    [
+        (101, 2048, "load the model with a larger n_ctx (at most 2048)"),
+        (2048, 2048, "load the model with a larger n_ctx (at most 2048)"),
+        (2049, 2048, "take a model that was trained for longer texts (this model takes at most 2048 tokens)"),
+        (101, 100, "take a model that was trained for longer texts (this model takes at most 100 tokens)"),
+        (101, 0, "take a model that was trained for longer texts (this model takes at most 100 tokens)"),
+    ],
 )
-def test_the_advice_about_a_long_prompt_works(n_ctx_train: int, advice: str) -> None:
-    """A larger context is named only if the model was trained for one."""
+def test_the_advice_about_a_long_prompt_works(num_tokens: int, n_ctx_train: int, advice: str) -> None:
+    """A larger context is named only if the model was trained for as many tokens as the prompt has."""
     limits = replace(FakeEngineClient().limits, max_positions=100, n_ctx_train=n_ctx_train)
     with pytest.raises(PromptTooLong) as caught:
-        fitted([1] * 101, SamplingParams(), RequestOptions(), limits, 0)
-    assert advice in str(caught.value)
+        fitted([1] * num_tokens, SamplingParams(), RequestOptions(), limits, 0)
+    assert str(caught.value).endswith(f", or {advice}")
+    of_command = advice.replace("load the model with a larger n_ctx", "raise --ctx-size")
+    assert way_to_longer_texts(limits, num_tokens) == of_command
+    in_chat = chat_too_long(caught.value, limits, "leave some out, ")
+    numbers = f"the prompt ({num_tokens} tokens) exceeds the available context size (100 tokens)"
+    assert str(in_chat) == f"{numbers}; leave some out, shorten the messages, or {advice}"
+    assert (in_chat.num_tokens, in_chat.max_tokens) == (num_tokens, 100)
 
 
 @pytest.mark.parametrize(("max_tokens", "room"), [(10, 90), (0, 100), (256, 50), (None, 50), (50, 50), (51, 50)])
