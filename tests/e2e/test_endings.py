@@ -73,7 +73,7 @@ def test_an_output_that_takes_nothing_is_one_line() -> None:
         (["generate", "x", "-m", "/no/such.gguf"], 1, "/no/such.gguf: No such file or directory"),
         (["generate", "x", "-m", "/no/\udcff.gguf"], 2, "the model's path is not valid text"),
         (["generate", "x", "-m", __file__], 1, "not a GGUF file"),
-        (["generate", "many words " * 2000], 1, "exceeds the available context size (1024 tokens)"),
+        (["generate", "many words " * 2000], 1, "tokens, and the context 1024; shorten it, or take a model that"),
         (["generate", ""], 2, "PROMPT is empty"),
         (["generate", "x", "-c", "0"], 2, "n_ctx must be an integer >= 1"),
         (["generate", "x", "-t", "0"], 2, "n_threads must be an integer >= 1"),
