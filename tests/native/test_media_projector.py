@@ -211,7 +211,7 @@ def load(tiny_models: TinyModels, path: Path, text: Any = None) -> None:
 
 def test_a_model_is_no_projector(tiny_models: TinyModels, tmp_path: Path) -> None:
     """Nor is a file that is not there, or no GGUF."""
-    with pytest.raises(ModelLoadError, match="no multimodal projector.*'llama'"):
+    with pytest.raises(ModelLoadError, match="is not a multimodal projector.*'llama'"):
         load(tiny_models, tiny_models("llama"))
     with pytest.raises(ModelLoadError, match="no projector file"):
         load(tiny_models, tmp_path / "none.gguf")

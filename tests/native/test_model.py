@@ -166,7 +166,7 @@ def test_values_that_would_end_the_process_are_refused(tmp_path: Path, tiny_mode
 
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
     """A directory instead of a file raises ModelLoadError."""
-    with pytest.raises(ModelLoadError, match="directory"):
+    with pytest.raises(ModelLoadError, match="is a folder without a GGUF file"):
         Model.load(tmp_path)
 
 

@@ -20,7 +20,7 @@ from paceline.engine import dry_run, memory_needs
 from paceline.errors import (
     EngineStopped,
     InvalidParams,
-    ModelLoadError,
+    ModelFileNotFound,
     ModelNotFound,
     ModelUnloaded,
     NotEnoughMemory,
@@ -262,8 +262,8 @@ def test_a_file_that_is_missing_fails_every_waiter_and_not_the_next_try(tmp_path
     async def check() -> None:
         async with AsyncModelManager([entry("late", model=path)], memory_budget="1 GiB") as models:
             found = await asyncio.gather(models.load("late"), models.load("late"), return_exceptions=True)
-            assert [type(one) for one in found] == [ModelLoadError] * 2
-            assert isinstance(models.status("late").error, ModelLoadError)
+            assert [type(one) for one in found] == [ModelFileNotFound] * 2
+            assert isinstance(models.status("late").error, ModelFileNotFound)
             shutil.copy(demo_model_path(), path)
             async with models.use("late") as llm:
                 assert (await llm.generate(PROMPT, max_tokens=12, temperature=0)).text == alone
