@@ -118,7 +118,7 @@ def parse_messages(
         example = '[{"role": "user", "content": "Hello!"}]'
         raise InvalidType(f"{name} must be a list of messages, such as {example}, not {type(messages).__name__}")
     if not messages:
-        raise InvalidParams(f"{name} must have at least one message")
+        raise InvalidParams(f"{name} must have at least one message: an empty list is a conversation without any")
     if len(messages) > MAX_MESSAGES:
         raise InvalidParams(f"{name} must have at most {MAX_MESSAGES} messages, not {len(messages)}; leave some out")
     ignored = IgnoredMembers() if ignored is None else ignored

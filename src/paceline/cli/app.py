@@ -244,14 +244,21 @@ class HintedCommand(TyperCommand):
 
         return option in _OPTIONS_ELSEWHERE or option in BY_NAME
 
+    def _has_flag_of(self, hint: str) -> bool:
+        """Return whether the command has the first flag that a hint names, or whether the hint names none."""
+        flag = re.search(r"--[a-z-]+", hint)
+        return flag is None or flag[0] in self._names()
+
     def _no_such_option(self, given: str) -> str:
         known, option = self._names(), given.replace("_", "-")
         if option in ("-m", "--model") and "model" in known:
             hint = f"MODEL is an argument: paceline {self.name} MODEL"
         elif option in _OPTIONS_ELSEWHERE:
             hint = _OPTIONS_ELSEWHERE[option]
+            if not self._has_flag_of(hint):
+                hint = f"`paceline {self.name} --help` lists the options"
         elif self._is_elsewhere(option):
-            hint = "it is a flag of `paceline serve` alone"
+            hint = "it is a flag of `paceline serve`"
         else:
             names = [name for name in known if name.startswith("-")]
             names += [f"--{name}" for name, usual in LLAMA_NAMES.items() if f"--{usual}" in known]

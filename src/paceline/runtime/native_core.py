@@ -126,7 +126,7 @@ END_TIMEOUT_S = 10.0  # for calls that no abort reaches, such as a wait for a ma
 
 _HARMLESS = re.compile(
     r"possible training context overflow|its type will be overridden|attribute to USER_DEFINED|from EOG list"
-    r"|to 'true' for Gemma4|setting new yarn_attn_factor|not divisible by n_seq_max"
+    r"|model default pooling_type is \[-1\]|to 'true' for Gemma4|setting new yarn_attn_factor|not divisible by n_seq_max"
 )
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 
