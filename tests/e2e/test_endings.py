@@ -75,8 +75,6 @@ def test_an_output_that_takes_nothing_is_one_line() -> None:
         (["generate", "x", "-m", __file__], 1, "not a GGUF file"),
         (["generate", "many words " * 2000], 1, "tokens, and the context 1024; shorten it, or take a model that"),
         (["generate", ""], 2, "PROMPT is empty"),
-        (["generate", "x", "-c", "0"], 2, "n_ctx must be an integer >= 1"),
-        (["generate", "x", "-t", "0"], 2, "n_threads must be an integer >= 1"),
         (["generate", "x", "--device", "abacus"], 2, "no device 'abacus'"),
         (["generate", "-"], 2, "stdin is not UTF-8"),
         (["tokenize", "--decode", "4096"], 2, "the vocabulary has 4096 tokens"),
@@ -91,6 +89,17 @@ def test_what_goes_wrong_is_one_line_and_a_code(args: list[str], code: int, mess
     error = done.stderr.decode()
     assert (done.returncode, done.stdout) == (code, b"")
     assert error.startswith("Error: ") and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("flag", "names"), [("-c", "'--ctx-size' / '-c'"), ("-t", "'--threads' / '-t'")])
+def test_a_value_out_of_range_names_its_flag(flag: str, names: str) -> None:
+    """Behind the line on usage, as all wrong options."""
+    done = paceline_("generate", "x", flag, "0")
+    error = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert error.startswith("Usage: ")
+    assert f"Error: Invalid value for {names}: " in error
+    assert "1" in error.rpartition(": ")[2]
 
 
 def test_ctrl_c_on_a_terminal_keeps_text_and_numbers_apart(long_model: Path) -> None:

@@ -65,7 +65,7 @@ def test_an_image_may_take_more_than_the_usual_context(folder: Path) -> None:
     assert found["usage"]["completion_tokens"] == 8
     model = str(folder / "model.gguf")
     done = paceline_("generate", "a", "-m", model, *FLAGS, *large, "-c", "4096")
-    assert done.returncode == 1 and b"image_max_tokens" in done.stderr
+    assert done.returncode == 1 and b"lower --image-max-tokens, or raise --ctx-size (at most 16384)" in done.stderr
 
 
 def test_wrong_images_and_projectors_are_one_line(folder: Path) -> None:

@@ -483,8 +483,11 @@ def advising_flags(limits: Limits) -> Iterator[None]:
     except PromptTooLong as error:
         if error.num_tokens is None:
             raise
+        with_media = "image_max_tokens" in str(error)
+        tokens = "tokens with those of images and audio" if with_media else "tokens"
+        shorter = "leave some out, lower --image-max-tokens" if with_media else "shorten it"
         raise PromptTooLong(
-            f"the prompt has {error.num_tokens} tokens, and the context {limits.max_positions}; shorten it, or "
+            f"the prompt has {error.num_tokens} {tokens}, and the context {limits.max_positions}; {shorter}, or "
             f"{way_to_longer_texts(limits, error.num_tokens)}",
             error.num_tokens,
             error.max_tokens,
