@@ -84,10 +84,13 @@ def test_a_killed_worker_changes_nothing_of_a_constrained_chat(llm: LLM, case: s
     whole = llm.chat(ASKED, **sampling)
     before = llm.stats().number("paceline_engine_restarts_total")
     reply = disturbed(llm, kills_at, **sampling)
-    assert llm.stats().number("paceline_engine_restarts_total") == before + len(kills_at)
+    deadline = time.monotonic() + 60  # the last restart may come after a reply that was generated before
+    while llm.stats().number("paceline_engine_restarts_total") < before + len(kills_at):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert reply.choices[0].token_ids == whole.choices[0].token_ids
     assert (reply.content, reply.reasoning_content) == (whole.content, whole.reasoning_content)
-    assert reply.finish_reason is FinishReason.STOP
+    assert reply.finish_reason is (FinishReason.TOOL_CALLS if reply.tool_calls else FinishReason.STOP)
     if "tools" not in options:
         jsonschema.validate(json.loads(reply.content), SCHEMA)
     if "thinking" in options:

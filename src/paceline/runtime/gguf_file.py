@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -120,7 +121,8 @@ def _unreadable(path: Path, error: OSError) -> ModelLoadError:
         return ModelFileNotFound(f"{message}{validation.similar_files(path)}", str(path))
     if isinstance(error, PermissionError):
         return ModelFileForbidden(f"{message}; give this user the right to read it", str(path))
-    return ModelLoadError(_about_folder(path) if path.is_dir() else message)
+    is_folder = os.path.isdir(path)  # noqa: PTH112 - a path that is too long raises in `Path.is_dir`
+    return ModelLoadError(_about_folder(path) if is_folder else message)
 
 
 def _about_folder(path: Path) -> str:

@@ -159,7 +159,7 @@ class Model(Closeable):
         if kv_overrides is not None and not isinstance(kv_overrides, Mapping):
             raise InvalidType(f"kv_overrides must be a mapping, not {type(kv_overrides).__name__}")
         overrides = [_checked_override(key, value) for key, value in (kv_overrides or {}).items()]
-        paths = _checked_paths(path, dict(overrides), needs_weights=not vocab_only)
+        paths = _checked_paths(path, dict(overrides), needs_weights=not validation.boolean("vocab_only", vocab_only))
         native = _native.Model.load(
             [str(one) for one in paths],
             None if devices is None else [validation.text("devices", name) for name in _listed("devices", devices)],
