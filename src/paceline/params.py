@@ -76,10 +76,10 @@ _OPTIONAL_INTEGERS: dict[str, tuple[int, int]] = {
     "prompt_logprobs": (0, 1000),
 }
 _BOOLEANS = ("ignore_eos", "echo", "grammar_lazy", "disable_any_whitespace")
-_TEXTS: dict[str, tuple[int, int, int]] = {  # most of them, most characters of each, and of all together
+_TEXTS: dict[str, tuple[int, int, int | None]] = {  # most of them, most characters of each, and of all together
     "stop": (256, 4096, 2**14),
     "bad_words": (1024, 256, 2**15),
-    "dry_sequence_breakers": (64, 40, 2**11),
+    "dry_sequence_breakers": (64, 40, None),
 }
 HAS_NONE = frozenset({"max_tokens"})
 """Fields in which None is not the default: until the context is full."""

@@ -122,7 +122,8 @@ def similar_files(path: Path) -> str:
     try:
         if not path.parent.is_dir():
             return f"; there is no folder {path.parent}"
-        names = [entry.name for entry in islice(os.scandir(path.parent), _MAX_LISTED) if entry.is_file()]
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in islice(entries, _MAX_LISTED) if entry.is_file()]
     except OSError:
         return ""
     wanted = path.name.removesuffix(".gguf").lower()

@@ -47,7 +47,7 @@ def test_another_server_is_said_to_be_none_of_ours(worlds: Any) -> None:
     assert "Not Found" in found.output
 
 
-@pytest.mark.parametrize("arguments", [("--demo", "http://127.0.0.1:1"), ("no-url",)])
+@pytest.mark.parametrize("arguments", [("--demo", "http://127.0.0.1:1"), ("--demo", "--api-key", "k"), ("no-url",)])
 def test_options_that_mean_nothing_together_are_refused(arguments: tuple[str, ...]) -> None:
     """With exit code 2, as all wrong usage."""
     assert run(*arguments).exit_code == 2

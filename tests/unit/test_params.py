@@ -267,3 +267,9 @@ def test_every_field_is_documented() -> None:
     """The docstring names every field."""
     assert SamplingParams.__doc__ is not None
     assert [name for name in FIELDS if name not in SamplingParams.__doc__] == []
+
+
+def test_sequence_breakers_have_no_limit_together() -> None:
+    """The most of them, of the most characters."""
+    breakers = tuple(f"{number:02}".ljust(40, "x") for number in range(64))
+    assert SamplingParams(dry_sequence_breakers=breakers).dry_sequence_breakers == breakers

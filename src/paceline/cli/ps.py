@@ -84,7 +84,7 @@ def _local_rows(api_key: str | None) -> Iterator[ServedRow]:
             yield ServedRow(model=server.model, state=str(error), **facts)
             continue
         state = "ready" if server.model is None else "loading"
-        yield from (ServedRow(**one, **facts) for one in found or [{"model": server.model, "state": state}])
+        yield from (ServedRow(**row, **facts) for row in found or [{"model": server.model, "state": state}])
 
 
 def _rows_at(url: str, api_key: str | None) -> Iterator[ServedRow]:
@@ -95,7 +95,7 @@ def _rows_at(url: str, api_key: str | None) -> Iterator[ServedRow]:
         found = _asked(root, api_key, checks_certificate=True)
     except EngineError as error:
         raise EngineError(f"the server at {root} is not listed: {error}") from None
-    yield from (ServedRow(**one, url=root) for one in found or [{"model": None, "state": "no model is loaded"}])
+    yield from (ServedRow(**row, url=root) for row in found or [{"model": None, "state": "no model is loaded"}])
 
 
 def _asked(url: str, api_key: str | None, *, checks_certificate: bool) -> list[dict[str, Any]]:
@@ -110,8 +110,8 @@ def _asked(url: str, api_key: str | None, *, checks_certificate: bool) -> list[d
     try:
         with httpx.Client(base_url=root, headers=headers, timeout=_TIMEOUT_S, **options) as client:
             models = _body(client, "api/ps", {}).get("models", [])
-            owned = [one for one in models if not one["details"].get("parent_model")]  # without LoRA adapters
-            return [{"model": one["name"], "size": one["size"], **_slots(client, one["name"])} for one in owned]
+            owned = [model for model in models if not model["details"].get("parent_model")]  # without LoRA adapters
+            return [{"model": model["name"], "size": model["size"], **_slots(client, model["name"])} for model in owned]
     except httpx.HTTPError as error:
         raise EngineError(f"it does not answer ({str(error) or type(error).__name__})") from None
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -31,6 +31,7 @@ _BEGINNINGS: Final = ("Once upon a time", "One cold morning", "Tonight it was th
 
 
 def top(
+    ctx: typer.Context,
     url: Annotated[
         str, typer.Argument(metavar="[URL]", help="URL of a paceline server, with its prefix if it has one.")
     ] = _DEFAULT_URL,
@@ -61,8 +62,10 @@ def top(
 
     Nothing is recorded while no client reads. With tenants a key shows its own requests, and sums of the rest.
     """
-    if demo and (model is not None or url != _DEFAULT_URL):
-        raise InvalidParams("--demo runs in this process: give no URL or --model with it")
+    source = ctx.get_parameter_source("api_key")
+    has_key = source is not None and source.name == "COMMANDLINE"  # the environment or the config file may have it
+    if demo and (has_key or model is not None or url != _DEFAULT_URL):
+        raise InvalidParams("--demo runs in this process: give no URL, --api-key or --model with it")
     once = once or not terminal.can_draw(sys.stdout)
     if not demo:
         _show(ServerEvents(url, api_key=api_key, model=model, interval_ms=interval_ms), once=once)
