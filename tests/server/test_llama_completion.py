@@ -12,6 +12,8 @@ import pytest
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
 
+from paceline.server.llama_server.completion_request import PromptLimits, infill_prompt
+from paceline.server.llama_server.llama_bodies import InfillBody
 from paceline.server.settings import ServerSettings
 
 pytestmark = pytest.mark.native
@@ -412,6 +414,22 @@ def test_a_gap_is_filled(client: httpx.Client) -> None:
     prompt = response.json()["prompt"]
     assert prompt.startswith("<|fim_prefix|>One day, a fox<|fim_suffix|>")
     assert prompt.endswith("<|fim_middle|>")
+
+
+@pytest.mark.parametrize("field", ["input_prefix", "input_suffix", "prompt", "filename", "text"])
+def test_control_tokens_in_the_texts_of_an_infill_stay_text(server: RunningServer, field: str) -> None:
+    """In every field; with `parse_special` those of the prompt are parsed, and of no other field."""
+    tokenizer = server.call(server.service.engine).tokenizer
+    sides: dict[str, Any] = {"input_prefix": "a", "input_suffix": "b"}
+    spelt = {field: tokenizer.decode([tokenizer.fim.middle], special=True)}
+    body = {**sides, "input_extra": [{"text": "d", **spelt}]} if field in ("filename", "text") else {**sides, **spelt}
+
+    def num_middle_tokens(**more: bool) -> int:
+        limits = PromptLimits(n_ctx=512, n_batch=64)
+        return infill_prompt(InfillBody.model_validate({**body, **more}), tokenizer, limits).count(tokenizer.fim.middle)
+
+    assert num_middle_tokens() == 1
+    assert num_middle_tokens(parse_special=True) == (2 if field == "prompt" else 1)
 
 
 @pytest.mark.parametrize(

@@ -189,11 +189,12 @@ def infill_prompt(
     """Return the token ids of an infill prompt.
 
     The prefix keeps its end and the suffix its beginning, at most three quarters and one quarter of n_batch; other
-    files fill what that and twice n_predict leave of n_ctx, from their end. Raises `Unsupported` if the model has no
-    tokens for it.
+    files fill what that and twice n_predict leave of n_ctx, from their end. Control tokens spelled out in the texts
+    stay text, except in `prompt` if the body has `parse_special`. Raises `Unsupported` if the model has no tokens for
+    it.
     """
     for_prefix, for_suffix, for_middle = tokenizer.fim.required()
-    prompt = tokenizer.encode(body.prompt or "", add_special=False, parse_special=True)
+    prompt = tokenizer.encode(body.prompt or "", add_special=False, parse_special=bool(body.parse_special))
     prefix = _text_ids(tokenizer, "input_prefix", body.input_prefix)
     suffix = _text_ids(tokenizer, "input_suffix", body.input_suffix)
     before = [for_prefix, *prefix[max(0, len(prefix) - 3 * (limits.n_batch // 4)) :], *prompt]

@@ -163,6 +163,7 @@ class InfillBody(CompletionBody):
     """Body of POST /infill: text before and after the gap, pieces of other files. `prompt` begins the completion."""
 
     prompt: str | None = None
+    parse_special: bool | None = Field(default=None, description="Of prompt; off by default, and never of other texts.")
     input_prefix: Any = None
     input_suffix: Any = None
     input_extra: Annotated[list[InfillChunk], Field(max_length=_MANY)] | None = None
