@@ -1,0 +1,167 @@
+"""The page of all limits has the figures of the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline import params
+from paceline.chat import chat_format, conversation, json_values, tools
+from paceline.config import _MAX_SLOTS, EngineConfig
+from paceline.constraints import compiler, json_schema_rules
+from paceline.engine import encoding_queue, lookup_files
+from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.hub import remote_header
+from paceline.media import audio, audio_header, image, image_header
+from paceline.request import RequestOptions
+from paceline.runtime import gguf_check
+from paceline.server import connection, json_bodies, request_fields, resumable_streams, running_request, vectors
+from paceline.server.flags.table import FLAGS
+from paceline.server.media_input import media_fetcher
+from paceline.server.middleware import content_encoding
+from paceline.server.settings import ServerSettings
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
+REQUEST_NAMES = {field.name for field in dataclasses.fields(RequestOptions)}
+SERVER, ENGINE = ServerSettings(), EngineConfig()
+
+
+def _bytes(number: int) -> str:
+    """Return a size in the largest binary unit that divides it."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number % size == 0:
+            return f"{number // size} {unit}"
+    return f"{number:,}"
+
+
+def _seconds(number: float) -> str:
+    return f"{number:,g} s"
+
+
+def _native_limit(header: str, name: str) -> int:
+    """Return a constant of the compiled core, which is written as a number or as a shifted one."""
+    text = (Path(__file__).parents[2] / "native" / header).read_text(encoding="utf-8")
+    found = re.search(rf"\b{name}\s*=\s*([0-9']+)(?: << ([0-9]+))?;", text)
+    assert found is not None
+    return int(found[1].replace("'", "")) << int(found[2] or 0)
+
+
+def _or_none(number: float | None) -> str:
+    return "none" if number is None else f"{number:,}"
+
+
+FIGURES = {
+    # HTTP
+    "body of a request, decoded": _bytes(SERVER.max_body_bytes),
+    "bodies of all requests in flight": _bytes(SERVER.max_total_body_bytes or 4 * SERVER.max_body_bytes),
+    "path, query and headers of a request": _bytes(SERVER.max_header_bytes),
+    "open connections, and requests in flight": f"{SERVER.max_connections:,}",
+    "time to send headers or a body": _seconds(SERVER.body_timeout_s),
+    "time that a client may read nothing of a response": _seconds(SERVER.body_timeout_s),
+    "time of an idle connection": _seconds(SERVER.keep_alive_s),
+    "pipelined requests of a connection": f"{connection._MAX_PIPELINED:,}",
+    "members of a compressed body": f"{content_encoding._MAX_MEMBERS:,}",
+    "window of a body in zstd": _bytes(1 << content_encoding._MAX_WINDOW_LOG),
+    "fields of a JSON body": f"{json_bodies._MAX_FIELDS:,}",
+    "lists, objects and fields within a JSON body": f"{json_bodies._MAX_PARTS:,}",
+    "values within a JSON body": f"{json_bodies._MAX_VALUES:,}",
+    "bytes kept of a resumable stream": _bytes(resumable_streams._MAX_STREAM_BYTES),
+    "bytes kept of all resumable streams": _bytes(resumable_streams._MAX_TOTAL_BYTES),
+    "resumable streams": f"{resumable_streams._MAX_STREAMS:,}",
+    "bytes of a conversation's id": f"{resumable_streams.MAX_ID_BYTES:,}",
+    "bytes of a tenant's stored responses": _bytes(SERVER.responses_store_bytes),
+    "time that running requests get after SIGTERM": _seconds(SERVER.drain_s),
+    # Queue and engine
+    "sequences that run at once": f"{ENGINE.num_slots:,}",
+    "largest number of slots": f"{_MAX_SLOTS:,}",
+    "requests that are open beyond the slots": f"{ENGINE.max_queue:,}",
+    "prompt tokens that wait": _or_none(ENGINE.max_queue_tokens),
+    "time of a whole request": _or_none(SERVER.timeout_s),
+    "tokens that a stream's client may fall behind": f"{running_request.MAX_BUFFERED_TOKENS:,}",
+    "wait before a crashed worker is started again": _seconds(RestartLimits().longest_wait_s),
+    "size of a trace": _bytes(ENGINE.trace_max_bytes),
+    # Sampling
+    "choices of a prompt (`n`)": f"{params._INTEGERS['n'][1]:,}",
+    **{f"`{name}`: texts": f"{count:,}" for name, (count, _, _) in params._TEXTS.items()},
+    **{f"`{name}`: characters of a text": f"{length:,}" for name, (_, length, _) in params._TEXTS.items()},
+    **{f"`{name}`: characters together": f"{total:,}" for name, (_, _, total) in params._TEXTS.items() if total},
+    "`logit_bias`: entries": f"{request_fields._MAX_BIASES:,}",
+    "`logprobs`, `prompt_logprobs` of a token": f"{params._OPTIONAL_INTEGERS['logprobs'][1]:,}",
+    "candidates of the sampler `infill`": f"{params._MAX_INFILL_CANDIDATES:,}",
+    "logits processors": f"{params._MAX_PROCESSORS:,}",
+    # Structured output and tools
+    "characters of a JSON schema": f"{params._MAX_SCHEMA_CHARS:,}",
+    "depth of a JSON schema": f"{params._MAX_SCHEMA_DEPTH:,}",
+    "nesting of a JSON schema through references": f"{json_schema_rules._MAX_NESTING:,}",
+    "bytes of a GBNF grammar": _bytes(_native_limit("grammar_guard.hpp", "max_bytes")),
+    "characters of a Lark grammar, or of a regular expression or schema when translated": (
+        f"{compiler._MAX_GRAMMAR_CHARS:,}"
+    ),
+    "nesting of a Lark grammar": f"{compiler._MAX_LARK_NESTING:,}",
+    "characters of `choice` together": f"{params._MAX_CHOICE_CHARS:,}",
+    "`grammar_triggers`": f"{params._MAX_TRIGGERS:,}",
+    "characters of a trigger": f"{params._MAX_TRIGGER_CHARS:,}",
+    "characters of a trigger that is a pattern": f"{params._MAX_PATTERN_CHARS:,}",
+    "grammars that are compiled at once": f"{compiler._MAX_COMPILES:,}",
+    "characters of cached grammars": f"{compiler._CACHED_CHARS:,}",
+    "tools of a request": f"{tools.MAX_TOOLS:,}",
+    "bytes of a tool's schema": _bytes(json_values.MAX_SCHEMA_BYTES),
+    "depth of a tool's schema": f"{json_values.MAX_SCHEMA_DEPTH:,}",
+    # Chats and embeddings
+    "messages of a conversation": f"{conversation.MAX_MESSAGES:,}",
+    "bytes of a conversation as JSON": _bytes(chat_format.MAX_BYTES),
+    "tool calls of a message": f"{conversation.MAX_TOOL_CALLS:,}",
+    "bytes of a call's arguments": _bytes(conversation.MAX_ARGUMENTS_BYTES),
+    "depth of a call's arguments": f"{conversation.MAX_ARGUMENTS_DEPTH:,}",
+    "bytes of a chat template's variables": _bytes(chat_format.MAX_KWARGS_BYTES),
+    "depth of a chat template's variables": f"{chat_format.MAX_KWARGS_DEPTH:,}",
+    "texts of a request for embeddings or scores": f"{vectors.MAX_TEXTS:,}",
+    "numbers of a response with pooling `none`": f"{vectors.MAX_NUMBERS:,}",
+    # Images and audio
+    "images of a request": f"{SERVER.max_images:,}",
+    "bytes of an image": _bytes(image.MAX_IMAGE_BYTES),
+    "side of an image": f"{image_header.MAX_SIDE:,} pixels",
+    "pixels of an image": f"{image_header.MAX_PIXELS:,}",
+    "bytes of a sound": _bytes(audio.MAX_AUDIO_BYTES),
+    "length of all sounds of a request": _seconds(audio_header.MAX_SECONDS),
+    "bytes of an image that is fetched": _bytes(media_fetcher.MAX_FILE_BYTES),
+    "redirects of an image that is fetched": f"{media_fetcher.MAX_REDIRECTS:,}",
+    "time to fetch an image": _seconds(media_fetcher.TIMEOUT_S),
+    "time to fetch the images of a request": _seconds(media_fetcher.REQUEST_TIMEOUT_S),
+    "images that are fetched at once": f"{media_fetcher._MAX_AT_ONCE:,}",
+    "embeddings that wait for their prompts": _bytes(encoding_queue.MAX_HELD_BYTES),
+    "embeddings that are kept for later prompts": _bytes(ENGINE.media_cache_bytes),
+    # Files
+    "layers of a model": f"{gguf_check.MAX_LAYERS:,}",
+    "experts of a model": f"{gguf_check.MAX_EXPERTS:,}",
+    "bytes of a remote file's header": _bytes(remote_header._MOST_BYTES),
+    "bytes of a lookup cache": _bytes(lookup_files._MOST_BYTES),
+}
+"""The figure of each row, by the row's first cell."""
+
+
+def _rows() -> list[list[str]]:
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row[0] != "limit"]
+
+
+def test_the_page_has_the_figures_of_the_code() -> None:
+    """Each row's figure is the code's, no row is without a check, and no limit is there twice."""
+    rows = _rows()
+    assert len({row[0] for row in rows}) == len(rows)
+    assert {row[0]: row[1] for row in rows} == FIGURES
+
+
+@pytest.mark.parametrize("row", _rows(), ids=lambda row: row[0])
+def test_options_that_change_a_limit_exist(row: list[str]) -> None:
+    """The third cell has a flag of the server, an option of a request, or a dash; the fourth says what happens."""
+    assert len(row) == 4
+    assert row[3]
+    flags = {name for flag in FLAGS for name in flag.names}
+    for option in re.findall("`([^`]+)`", row[2]):
+        assert option in flags | REQUEST_NAMES
+    assert row[2] == "-" or "`" in row[2]
