@@ -13,6 +13,7 @@ import struct
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_telemetry import WorkerTotals
 from paceline.observability.metrics import Metrics
 from paceline.server.settings import ServerSettings
+from paceline.testing.models import LlamaSpec, write_lora, write_model
 
 pytestmark = pytest.mark.native
 
@@ -43,46 +45,46 @@ class Clients:
 
     def whole(self) -> None:
         """Read a whole response."""
-        assert self._status("POST", COMPLETION, SHORT) == 200
+        assert self.status("POST", COMPLETION, SHORT) == 200
 
     def stream(self) -> None:
         """Read a stream to its end."""
-        assert self._status("POST", COMPLETION, {**SHORT, "stream": True}) == 200
+        assert self.status("POST", COMPLETION, {**SHORT, "stream": True}) == 200
 
     def chat(self) -> None:
         """Read a chat completion as llama-server streams it."""
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
-        assert self._status("POST", "/v1/chat/completions", body) == 200
+        assert self.status("POST", "/v1/chat/completions", body) == 200
 
     def native(self) -> None:
         """llama-server's own stream."""
-        assert self._status("POST", "/completion", {"prompt": "Once", "n_predict": 2, "stream": True}) == 200
+        assert self.status("POST", "/completion", {"prompt": "Once", "n_predict": 2, "stream": True}) == 200
 
     def several(self) -> None:
         """Two prompts at once."""
-        assert self._status("POST", COMPLETION, {**SHORT, "prompt": ["Once", "Twice"], "stream": True}) == 200
+        assert self.status("POST", COMPLETION, {**SHORT, "prompt": ["Once", "Twice"], "stream": True}) == 200
 
     def refused(self) -> None:
         """What makes no sense."""
-        assert self._status("POST", COMPLETION, {"prompt": 5.5}) == 400
+        assert self.status("POST", COMPLETION, {"prompt": 5.5}) == 400
 
     def nowhere(self) -> None:
         """What is not there."""
-        assert self._status("GET", "/nothing", None) == 404
+        assert self.status("GET", "/nothing", None) == 404
 
     def tokens(self) -> None:
         """No generation."""
-        assert self._status("POST", "/tokenize", {"content": "Once"}) == 200
+        assert self.status("POST", "/tokenize", {"content": "Once"}) == 200
 
     def scrape(self) -> None:
         """A question to the worker."""
-        assert self._status("GET", "/metrics", None) == 200
+        assert self.status("GET", "/metrics", None) == 200
 
     def cancelled(self) -> None:
         """Has its stream ended by its id, and reads the end."""
         with self._sent(LONG, request_id="mine") as response:
             response.readline()
-            assert self._status("POST", "/v1/requests/mine/cancel", {}) == 200
+            assert self.status("POST", "/v1/requests/mine/cancel", {}) == 200
             assert b"[DONE]" in response.read()
 
     def left(self) -> None:
@@ -106,7 +108,8 @@ class Clients:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
-    def _status(self, method: str, path: str, body: dict[str, Any] | None) -> int:
+    def status(self, method: str, path: str, body: dict[str, Any] | None) -> int:
+        """Send a request and return the status of its response."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LONG_S)
         connection.request(method, path, None if body is None else json.dumps(body))
         response = connection.getresponse()
@@ -248,6 +251,33 @@ def test_a_worker_that_died_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatc
         kill(4)
         after = held(server)
     assert gained(before, after, by_more_than=3) == {}
+
+
+def test_sleep_and_adapters_leave_nothing_behind(tmp_path: Path) -> None:
+    """Sleeping and waking, and loading and unloading a LoRA adapter, leave as many objects as before."""
+    spec = LlamaSpec(n_ctx_train=2048)
+    model, adapter = write_model(tmp_path / "tiny.gguf", spec), write_lora(tmp_path / "style.gguf", spec)
+    settings = ServerSettings(
+        model=model,
+        engine_options={**ENGINE, "n_ctx": 512, "sleep_idle_s": 0.05},
+        lora_loading=True,
+    )
+    with RunningServer(settings) as server:
+        clients = Clients(server.port)
+
+        def sleep_and_adapt(times: int) -> None:
+            for _ in range(times):
+                server.until(lambda: server.engine.worker_pid is None)
+                load = {"lora_name": "style", "lora_path": str(adapter)}
+                assert clients.status("POST", "/v1/load_lora_adapter", load) == 200
+                clients.whole()
+                assert clients.status("POST", "/v1/unload_lora_adapter", {"lora_name": "style"}) == 200
+
+        sleep_and_adapt(2)
+        before = held(server)
+        sleep_and_adapt(5)
+        after = held(server)
+    assert gained(before, after, by_more_than=4) == {}
 
 
 def gained(before: str, after: str, *, by_more_than: int) -> dict[str, int]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.possessions import open_files
 from tests.server.running import RunningServer
 
 from paceline.demo import demo_model_path
+from paceline.model_manager.engine_loader import resident_bytes
 from paceline.server.flags import DiskFiles, ModelPresets, resolve
 from paceline.server.router.router_application import build_router_app
 from paceline.testing.models import LlamaSpec, write_lora, write_model
@@ -59,6 +63,29 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     write_model(made / "tiny.gguf", LlamaSpec(n_ctx_train=2048))
     return made
+
+
+@pytest.mark.slow
+def test_fifty_loads_of_a_model_leave_nothing_behind(routers: Callable[..., RunningServer], folder: Path) -> None:
+    """Every unloaded model's service dies, no descriptor stays, and the process has no more memory than before."""
+    server = routers("--models-dir", str(folder), "--no-spare-worker")
+    models: Any = server.app.state.service.models
+    services: list[weakref.ref[Any]] = []
+    descriptors: list[int] = []
+    resident: list[int] = []
+    with server.client() as client:
+        for _ in range(50):
+            assert client.post("/completion", json={**BODY, "model": "tiny"}).status_code == 200
+            services += map(weakref.ref, models.services())
+            assert client.post("/models/unload", json={"model": "tiny"}).status_code == 200
+            server.until(lambda: status(server, "tiny").state == "unloaded")
+            gc.collect()
+            descriptors.append(sum(open_files().values()))
+            resident.append(resident_bytes(os.getpid()) or 0)
+    assert len(services) == 50
+    assert [service() for service in services[:-1]] == [None] * 49
+    assert descriptors[-1] <= descriptors[5]
+    assert resident[-1] - resident[5] < 4 << 20
 
 
 def test_a_worker_that_is_killed_takes_no_other_model_along(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,22 @@ def test_a_request_loads_the_model_that_it_names(routers: Any) -> None:
     assert world.client.get("/slots?model=large").status_code == 200
     assert world.loader.loads == ["small", "large"]
     assert [world.state(name) for name in ("small", "large", "other")] == ["loaded", "loaded", "unloaded"]
+
+
+def test_the_service_of_an_unloaded_model_is_freed(routers: Any) -> None:
+    """Nothing in the process holds it any more, however often the model is loaded."""
+    world = routers()
+    models: Any = world.server.app.state.service.models
+    services: list[weakref.ref[Any]] = []
+    for _ in range(3):
+        assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+        services += map(weakref.ref, models.services())
+        assert world.client.post("/models/unload", json={"model": "small"}).status_code == 200
+        world.until("small", "unloaded")
+        world.server.until(lambda: not models.all_ready())
+        gc.collect()
+    assert len(services) == 3
+    assert [service() for service in services[:-1]] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ class ClusterEngine(BaseEngine):
         self.sampling_defaults = front.sampling_defaults
         front.describe(ready.facts)
         self._adapters = AdapterRegistry(ready.adapters)
+        self._inbox.has_adapter = self._adapters.has_key
         self._take_limits(self._dispatcher.replicas or {"": ready})
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,

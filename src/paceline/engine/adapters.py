@@ -152,6 +152,11 @@ class AdapterRegistry:
             del self._adapters[adapter.name]
             return True
 
+    def has_key(self, key: str) -> bool:
+        """Return whether the adapter of this key has its name still: it was neither removed nor replaced."""
+        adapter = self._adapters.get(name_of(key))
+        return adapter is not None and adapter.key == key
+
     def was_unloaded(self, name: str) -> bool:
         """Return whether an adapter of this name was unloaded; there may be one again."""
         return name in self._unloaded

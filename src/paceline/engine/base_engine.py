@@ -160,6 +160,7 @@ class BaseEngine(ABC):
             )
         if not self._adapters.remove(adapter):
             raise AdapterNotFound(f"the adapter {name!r} was unloaded or replaced by another call")
+        self._inbox.forget_adapter(adapter.key)
         self._free_adapter(adapter.key)
 
     def loras(self) -> tuple[LoraAdapter, ...]:
@@ -172,6 +173,7 @@ class BaseEngine(ABC):
 
     def _free_when_unused(self, key: str) -> None:
         self._inbox.retire_adapter(key, None)
+        self._inbox.forget_adapter(key)
         with suppress(EngineStopped):
             self._free_adapter(key)
 

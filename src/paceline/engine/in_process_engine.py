@@ -72,6 +72,7 @@ class InProcessEngine(BaseEngine):
             measure, at_end = encoder.measure, (inbox.close_encoder, *at_end)
         self._router = OutputRouter(self._inbox)
         self._adapters = AdapterRegistry(parts.adapters, adapter_paths(arguments.lora))
+        self._inbox.has_adapter = self._adapters.has_key
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,
             vocabulary=self._backend.vocabulary,

@@ -55,6 +55,7 @@ class Inbox:
         self._open: set[int] = set()
         self._adapters: dict[int, Lora] = {}  # of the open requests that have any
         self._retired: set[str] = set()  # keys of adapters that no new request may use
+        self.has_adapter: Callable[[str], bool] = lambda _: True  # whether an adapter of this key is loaded
         self._is_closed = False
         self._next_key = 0
         self.num_refused = 0
@@ -212,6 +213,11 @@ class Inbox:
                     self._retired.discard(adapter)
             return is_unused
 
+    def forget_adapter(self, adapter: str) -> None:
+        """Forget a retired adapter, which `has_adapter` does not know any more."""
+        with self._changed:
+            self._retired.discard(adapter)
+
     def num_using(self, adapter: str) -> int:
         """Return the number of open requests that use an adapter."""
         return sum(any(key == adapter for key, _ in lora) for lora in tuple(self._adapters.values()))
@@ -274,7 +280,7 @@ class Inbox:
         if not isinstance(request, Request) or not request.lora:
             return
         for key, _ in request.lora:
-            if key in self._retired:
+            if key in self._retired or not self.has_adapter(key):
                 raise InvalidParams(f"lora: the adapter {name_of(key)!r} is being unloaded, or was unloaded just now")
         self._adapters[request.key] = request.lora
 

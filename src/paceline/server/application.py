@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.dependencies import models as endpoint_caches
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -145,6 +146,17 @@ def build_routes(app: FastAPI) -> None:
     """Have FastAPI build the routers' routes now, which it otherwise does, slowly, at the first request."""
     for route in app.routes:
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
+
+
+def release_endpoints() -> None:
+    """Clear FastAPI's caches of endpoints.
+
+    The caches are global, and their keys are the endpoints' functions, which hold the `Service` of their application.
+    An application of an unloaded model would be kept until thousands of further endpoints displace it.
+    """
+    for cached in vars(endpoint_caches).values():
+        if callable(clear := getattr(cached, "cache_clear", None)):
+            clear()
 
 
 class ServedState(LimitedServer, Protocol):

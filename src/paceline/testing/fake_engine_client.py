@@ -74,6 +74,7 @@ class FakeEngineClient(InProcessEngine):
         self._inbox = Inbox(self.limits.num_slots + config.max_queue, config.max_queue_tokens)
         self._router = OutputRouter(self._inbox)
         self._adapters = AdapterRegistry(sorted(fake.adapters))
+        self._inbox.has_adapter = self._adapters.has_key
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,
             vocabulary=fake.vocabulary,

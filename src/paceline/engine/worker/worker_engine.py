@@ -168,6 +168,7 @@ class WorkerEngine(BaseEngine):
         self._take_limits(ready)
         self._front.describe(ready.facts)
         self._adapters = AdapterRegistry(ready.adapters, adapter_paths(arguments.lora))
+        self._inbox.has_adapter = self._adapters.has_key
         self._text_requests = TextRequests(
             tokenizer=self.tokenizer,
             vocabulary=self._front.vocabulary,

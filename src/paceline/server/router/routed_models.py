@@ -30,7 +30,7 @@ from paceline.model_manager import (
 )
 from paceline.model_manager.engine_loader import AsyncLLMLoader
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
-from paceline.server.application import model_app
+from paceline.server.application import model_app, release_endpoints
 from paceline.server.flags import ModelPreset, ModelPresets
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.router.event_feed import EventFeed
@@ -307,6 +307,7 @@ class RoutedModels:
         elif status.state not in _KEEPING:
             self._drop_draft(status.name)
             self._forget(status)
+            release_endpoints()
         self._feed.report(status)
 
     def _begin_preparing(self, name: str) -> None:
@@ -329,6 +330,7 @@ class RoutedModels:
 
 
 def _report_dropped(name: str, app: asyncio.Task[FastAPI]) -> None:
+    release_endpoints()
     error = None if app.cancelled() else app.exception()
     if error is not None:
         _log.warning("an application of the model %s, which is not served, could not be built", name, exc_info=error)
