@@ -32,6 +32,19 @@ _MAX_OF_REQUEST: Final = 4  # so that one request alone does not hold back the o
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # all that was ever allocated (RFC 4291)
+# IANA's registries of special-purpose addresses within unicast space, with the globally reachable blocks (relays, sinks of
+# DNS, anycast services of the nearest router): no web site has an address there. Python's own list differs by version.
+_SPECIAL: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+            "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24",
+            "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
+            "2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20",
+        ),
+    )
+)  # fmt: skip
 _PORTS: Final = {"http": 80, "https": 443}
 _MAX_PORT: Final = 65_535
 
@@ -188,9 +201,10 @@ async def _body_of(response: httpx.Response, budget: _ByteCount) -> bytes:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is of the public internet, also where an IPv6 address stands for one of IPv4.
+    """Return whether an address belongs to the public internet. An IPv6 address that stands for an IPv4 address counts as that.
 
-    Of IPv6 what is not known to be public is none: addresses of sites, those of translators within a network, old forms.
+    No address of a special-purpose block is public. IPv6 addresses outside of 2000::/3 are not public either: site-local
+    addresses, addresses of translators within a network, deprecated forms.
     """
     try:
         found = ipaddress.ip_address(address)
@@ -202,7 +216,7 @@ def is_public(address: str) -> bool:
             return is_public(str(within))
         if found not in _UNICAST:
             return False
-    return found.is_global and not found.is_multicast
+    return found.is_global and not any(found in block for block in _SPECIAL)
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:

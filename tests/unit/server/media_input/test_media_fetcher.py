@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import http.server
+import ipaddress
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
@@ -165,6 +166,62 @@ def test_addresses_that_are_not_public_are_never_connected_to(addresses: list[st
 def test_public_addresses_are_known_also_within_others() -> None:
     """An IPv4 address within one of IPv6 counts as itself."""
     assert all(map(is_public, [PUBLIC, OTHER, f"::ffff:{PUBLIC}", "64:ff9b::808:808", "2002:808:808::1"]))
+
+
+REGISTRIES = """
+0.0.0.0/8 0.0.0.0/32 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.0.0/29 192.0.0.8/32
+192.0.0.9/32 192.0.0.10/32 192.0.0.170/32 192.0.0.171/32 192.0.2.0/24 192.31.196.0/24 192.52.193.0/24 192.88.99.0/24
+192.88.99.2/32 192.168.0.0/16 192.175.48.0/24 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4
+255.255.255.255/32
+::1/128 ::/128 ::/96 ::ffff:0:0:0/96 64:ff9b:1::/48 100::/64 100:0:0:1::/64 2001::/23 2001::/32 2001:1::1/128 2001:1::2/128
+2001:1::3/128 2001:2::/48 2001:3::/32 2001:4:112::/48 2001:10::/28 2001:20::/28 2001:30::/28 2001:db8::/32 2620:4f:8000::/48
+3fff::/20 5f00::/16 fc00::/7 fe80::/10 fec0::/10 ff00::/8
+""".split()
+"""Blocks of IANA's registries of special-purpose and multicast addresses, and deprecated forms."""
+
+
+@pytest.mark.parametrize("block", REGISTRIES)
+def test_no_address_of_a_special_purpose_block_is_public(block: str) -> None:
+    """Neither the first nor the last address, nor those within an IPv6 address; the neighbours are public unless special too."""
+    network = ipaddress.ip_network(block)
+    ends = (network[0], network[-1])
+    assert not any(is_public(str(end)) for end in ends)
+    if network.version == 4:
+        for end in ends:
+            assert not is_public(f"::ffff:{end}")
+            assert not is_public(str(ipaddress.IPv6Address((0x64FF9B << 96) | int(end))))
+            assert not is_public(str(ipaddress.IPv6Address((0x2002 << 112) | int(end) << 80 | 1)))
+    others = [ipaddress.ip_network(other) for other in REGISTRIES]
+    unicast = ipaddress.ip_network("2000::/3")
+    for number in (int(ends[0]) - 1, int(ends[1]) + 1):
+        if 0 <= number < 2**network.max_prefixlen:
+            neighbour = type(ends[0])(number)
+            is_special = any(neighbour in other for other in others)
+            if network.version == 6:
+                is_special = is_special or neighbour not in unicast
+            assert is_public(str(neighbour)) is not is_special, neighbour
+
+
+@pytest.mark.parametrize(
+    "block", ["8.8.8.0/24", "192.0.1.0/24", "192.88.98.0/24", "2000::/16", "2606:4700::/32", "3ffe::/16"]
+)
+def test_addresses_of_other_blocks_are_public(block: str) -> None:
+    """A list that refuses all addresses would be as wrong."""
+    network = ipaddress.ip_network(block)
+    assert is_public(str(network[0])) and is_public(str(network[-1]))
+
+
+def test_every_redirect_is_resolved_and_checked_again() -> None:
+    """A name whose address has changed to a private one since the first request is not connected to."""
+    web = Web({"images.example/cat.png": redirect("/again")})
+    answers = iter([[PUBLIC], ["192.88.99.1"]])
+
+    async def rebound(host: str, port: int) -> list[str]:
+        return next(answers)
+
+    web.resolve = rebound  # type: ignore[method-assign]
+    assert "has no public address" in web.why(URL)
+    assert [request.url.host for request in web.requests] == [PUBLIC]
 
 
 @pytest.mark.parametrize(
