@@ -5,12 +5,14 @@ It can be told to fail: statuses with headers, connections that are cut, bytes t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
@@ -192,7 +194,7 @@ def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a
             if repo is None or (repo.private and not is_known):
                 self._error(401, "RepoNotFound")
             elif self.headers.get("authorization") not in (None, f"Bearer {TOKEN}"):
-                self._json(401, {"error": "Invalid credentials"})
+                self._send(401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b"")
             elif words[4:5] == ["revision"] and words[5] not in ("main", repo.commit, *repo.branches):
                 self._error(404, "RevisionNotFound")
             else:
@@ -269,3 +271,73 @@ def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a
                 self.close_connection = True
 
     return Handler
+
+
+class HostileServer:
+    """Sends whatever it is told to, without HTTP's rules, until the client leaves.
+
+    pieces: returns the raw bytes of a response, head and all, for the first line of a request.
+    """
+
+    def __init__(self, pieces: Callable[[str], Iterator[bytes]]) -> None:
+        self._pieces = pieces
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self.requests: list[str] = []
+        self.num_sent = 0
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(HELD_S)
+            assert not thread.is_alive(), "a client has not left"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            line = connection.recv(65_536).partition(b"\r\n")[0].decode("latin-1")
+            self.requests.append(line)
+            for piece in self._pieces(line):
+                connection.sendall(piece)
+                self.num_sent += len(piece)
+
+
+def endless(piece: bytes, *, first: bytes = b"", pause_s: float = 0.0) -> Iterator[bytes]:
+    """Return a piece again and again, with a pause after each."""
+    yield first
+    while True:
+        yield piece
+        time.sleep(pause_s)
+
+
+def chunked(piece: bytes) -> bytes:
+    """Return a chunk of a body of unknown length."""
+    return b"%x\r\n%s\r\n" % (len(piece), piece)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def listing_bytes(**file: object) -> bytes:
+    """Return a whole response with a repository's listing of one file, and close the connection."""
+    listed = {"rfilename": "tiny-Q4_K_M.gguf", "size": 50_000, "blobId": "a" * 40} | file
+    body = json.dumps({"id": "user/tiny", "sha": "b" * 40, "siblings": [listed]}).encode()
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)

@@ -8,12 +8,25 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.hub.stand_in_hub import HELD_S, TOKEN, Fault, StandInHub, gguf, sha256
+from tests.hub.stand_in_hub import (
+    CHUNKED,
+    HELD_S,
+    TOKEN,
+    Fault,
+    HostileServer,
+    StandInHub,
+    chunked,
+    endless,
+    gguf,
+    listing_bytes,
+    sha256,
+)
 from tests.hub.test_commands import put_ollama
 
 from paceline.errors import (
@@ -25,7 +38,7 @@ from paceline.errors import (
     ModelNotFound,
     PacelineError,
 )
-from paceline.hub import local_model, transfer
+from paceline.hub import http_responses, local_model, transfer
 from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import LocalModel, Locator
 from paceline.hub.references import parse_reference
@@ -73,7 +86,9 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = threading.Event.wait
 
     def briefly(self: threading.Event, seconds: float | None = None) -> bool:
-        return wait(self, seconds if seconds is None or seconds == HELD_S else min(seconds, 0.01))
+        return wait(
+            self, seconds if seconds is None or seconds in (HELD_S, http_responses.HEAD_S) else min(seconds, 0.01)
+        )
 
     monkeypatch.setattr(threading.Event, "wait", briefly)
 
@@ -630,3 +645,130 @@ def test_words_of_a_server_cannot_drive_the_terminal(hub: StandInHub) -> None:
     with pytest.raises(ModelNotFound, match="is one of 2 parts") as raised:
         local_model("hf:user/split")
     assert str(raised.value).isprintable()
+
+
+# ---- a hub that is hostile
+
+BIG = b"GGUF".ljust(1 << 16, b"x")
+
+
+def hostile(monkeypatch: pytest.MonkeyPatch, file: Callable[[], Iterator[bytes]], **listed: object) -> HostileServer:
+    """Return a hub that lists a file, and sends this for it."""
+    server = HostileServer(lambda line: iter([listing_bytes(**listed)]) if " /api/" in line else file())
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    return server
+
+
+@pytest.mark.parametrize("size", [50_000, 1 << 20, 1])
+def test_a_body_that_is_longer_than_listed_is_deleted(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Although the server announces no length; no more of it is read."""
+    with hostile(monkeypatch, lambda: endless(chunked(BIG), first=CHUNKED), size=size) as server:
+        with pytest.raises(DownloadError, match=f"127.0.0.1 sends more than the {size} bytes of tiny-Q4_K_M.gguf"):
+            locate("hf:user/tiny")
+    assert server.num_sent < size + (16 << 20)
+    assert not [path for path in (tmp_path / "hf").rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_a_body_without_a_length_leaves_a_reserve_of_the_disk(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the listing nor the response has a length: the body ends where 2 % of the disk are free, and is deleted."""
+    folder = tmp_path / "hf"
+
+    def usage(_: object) -> SimpleNamespace:
+        used = sum(path.stat().st_size for path in folder.rglob("*.incomplete"))
+        return SimpleNamespace(total=100 << 20, used=used, free=(12 << 20) - used)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    recorder = Recorder()
+    with hostile(monkeypatch, lambda: endless(chunked(BIG), first=CHUNKED), size=None):
+        with pytest.raises(DiskFull, match="tiny-Q4_K_M.gguf whose length the server does not say"):
+            locate("hf:user/tiny", recorder=recorder)
+    assert 9 << 20 <= max(recorder.reached_bytes) <= 11 << 20
+    assert parts(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        (lambda: endless(chunked(b"[" * 65_536), first=CHUNKED), "more than 16 MiB"),
+        (lambda: iter([CHUNKED, chunked(b"[" * 100_000), b"0\r\n\r\n"]), "does not respond as the hub does"),
+        (lambda: endless(b"x-more: " + b"y" * 4096 + b"\r\n", first=b"HTTP/1.1 200 OK\r\n"), "cannot reach"),
+        (lambda: endless(b"HTTP/1.1 103 Early Hints\r\n\r\n"), "no complete headers within 0.5 s"),
+        (lambda: endless(b"x", first=b"HTTP/1.1 200 OK\r\nx-slow: ", pause_s=0.05), "no complete headers within 0.5 s"),
+        (lambda: endless(chunked(b" "), first=CHUNKED, pause_s=0.05), "less than 1024 bytes/s"),
+        (lambda: iter([b"HTTP/1.1 302 Found\r\nLocation: /api/models/x\r\nContent-Length: 0\r\n\r\n"]), "10 redirects"),
+        (lambda: endless(b"x" * 65_536, first=b"HTTP/1.1 302 Found\r\nLocation: /api/x\r\n\r\n"), "10 redirects"),
+        (lambda: iter([b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx"]), "compressed"),
+        (lambda: iter([b"SSH-2.0-OpenSSH_9.2\r\n"]), "cannot reach"),
+    ],
+)  # fmt: skip
+def test_a_listing_without_an_end_ends(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch, response: Callable[[], Iterator[bytes]], words: str
+) -> None:
+    """In bytes, in time, and in redirects."""
+    monkeypatch.setattr(http_responses, "HEAD_S", 0.5)
+    monkeypatch.setattr(http_responses, "RATE_WINDOW_S", 0.5)
+    with HostileServer(lambda _: response()) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        began = time.monotonic()
+        with pytest.raises(HubUnavailable, match=words):
+            locate("hf:user/tiny")
+        assert time.monotonic() - began < 10
+    assert server.num_sent < 64 << 20
+
+
+def test_a_file_that_drips_is_given_up(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After six attempts with next to nothing each, whether the server closes the connection or sends a byte at a time."""
+    monkeypatch.setattr(http_responses, "RATE_WINDOW_S", 0.2)
+    head = b"HTTP/1.1 200 OK\r\nAccept-Ranges: bytes\r\nContent-Length: 50000\r\n\r\n"
+    with hostile(monkeypatch, lambda: endless(b"GGUF", first=head, pause_s=0.05)) as server:
+        with pytest.raises(HubUnavailable, match="less than 1024 bytes/s"):
+            locate("hf:user/tiny")
+    assert len(server.requests) == 1 + 6
+    with hostile(monkeypatch, lambda: iter([head + b"GGUF"])) as server:
+        with pytest.raises(HubUnavailable, match="cannot download tiny-Q4_K_M.gguf"):
+            locate("hf:user/tiny")
+    assert len(server.requests) == 1 + 6
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"size": "many"}, {"size": -1}, {"size": 1 << 60}, {"size": [1]}, {"size": 1.5}, {"rfilename": 7}, {"rfilename": None},
+        {"rfilename": "a\0-Q4_K_M.gguf"}, {"rfilename": "\ud800-Q4_K_M.gguf"}, {"rfilename": "x" * 300 + ".gguf"},
+        {"rfilename": "a/" * 40 + "m.gguf"},
+    ],
+)  # fmt: skip
+def test_a_listing_with_wrong_types_is_an_error_of_ours(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch, listed: dict[str, object]
+) -> None:
+    """And nothing of it is requested."""
+    with hostile(monkeypatch, lambda: iter([]), **listed) as server:
+        with pytest.raises(HubUnavailable, match="check HF_ENDPOINT"):
+            locate("hf:user/tiny")
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"null", b"7", b"[]", b"{}", b'{"sha": 1, "siblings": []}', b'{"sha": "a", "siblings": [1]}']
+)
+def test_json_that_is_no_listing_is_an_error_of_ours(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """Whatever its type."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with HostileServer(lambda _: iter([head + body])) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        with pytest.raises(HubUnavailable, match="does not list files as the hub does"):
+            locate("hf:user/tiny")
+
+
+def test_what_the_hubs_library_downloads_must_fit(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of an impossible size is not begun."""
+    with hostile(monkeypatch, lambda: iter([]), size=1 << 49) as server:
+        with pytest.raises(DiskFull, match=f"{1 << 49} bytes are missing"):
+            locate("hf:user/tiny")
+    assert len(server.requests) == 1

@@ -14,7 +14,7 @@ from paceline.config import _MAX_SLOTS, EngineConfig
 from paceline.constraints import compiler, json_schema_rules
 from paceline.engine import encoding_queue, lookup_files
 from paceline.engine.worker.lifecycle import RestartLimits
-from paceline.hub import remote_header
+from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
 from paceline.request import RequestOptions
 from paceline.runtime import gguf_check
@@ -139,6 +139,14 @@ FIGURES = {
     "experts of a model": f"{gguf_check.MAX_EXPERTS:,}",
     "bytes of a remote file's header": _bytes(remote_header._MOST_BYTES),
     "bytes of a lookup cache": _bytes(lookup_files._MOST_BYTES),
+    "bytes of a hub's listing": _bytes(hub_api._MAX_LISTING_BYTES),
+    "time until a hub has sent its headers, with redirects": _seconds(http_responses.HEAD_S),
+    f"slowest rate of a download, over {_seconds(http_responses.RATE_WINDOW_S)}": f"{http_responses.MIN_BYTES_S:,} bytes/s",
+    "redirects of a download": f"{http_responses.MAX_REDIRECTS}",
+    f"attempts in a row that bring less than {_bytes(transfer._MIN_PROGRESS)}": f"{transfer._ATTEMPTS}",
+    "part of the disk that downloads leave free": (
+        f"{transfer._RESERVED_SHARE * 100:g} %, at most {_bytes(transfer._MAX_RESERVE)}"
+    ),
 }
 """The figure of each row, by the row's first cell."""
 

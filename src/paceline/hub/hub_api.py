@@ -1,33 +1,33 @@
-"""The Hugging Face Hub through huggingface_hub: files of a repository, tokens, the layout of its cache, errors.
+"""The Hugging Face Hub: files of a repository, tokens, errors.
 
-The only module that imports huggingface_hub, when the hub is first asked. Blocking; any thread.
+Listings are requested here, since huggingface_hub reads a response of any length. The only module that imports huggingface_hub,
+for tokens, and for files that the hub sends by its own protocol alone. Blocking; any thread.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 from paceline.errors import Aborted, AccessDenied, HubUnavailable, ModelNotFound, PacelineError
 from paceline.hub.download import DownloadObserver
 from paceline.hub.file_choice import RepoFile, nearest_names
-from paceline.hub.http_responses import retry_after_s
+from paceline.hub.http_responses import new_client, open_response, retry_after_s, small_body
 from paceline.hub.hub_settings import HubSettings
 from paceline.hub.references import is_repository_path
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.hf_api import RepoSibling
-
 T = TypeVar("T")
 
-_TIMEOUT_S: Final = 20.0
+_INVALID_CREDENTIALS: Final = "Invalid credentials in Authorization header"
+_MAX_LISTING_BYTES: Final = 16 << 20
+_MAX_FILE_BYTES: Final = 1 << 50
 _ATTEMPTS: Final = 4
 _LONGEST_WAIT_S: Final = 60.0
 _PASSING: Final = (408, 429, 500, 502, 503, 504)
@@ -54,18 +54,39 @@ class HubApi:
 
     def listing(self, repo: str, revision: str | None) -> RepoListing:
         """Return the files of a repository. Raises `ModelNotFound`, `AccessDenied`, `HubUnavailable`."""
-        info = self._try(
-            repo, revision, lambda api: api.model_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-        )
-        if info.sha is None or info.siblings is None or not _COMMIT.fullmatch(info.sha):
-            raise HubUnavailable(f"{self._settings.endpoint} does not list files as the hub does; check HF_ENDPOINT")
-        files = tuple(map(_repo_file, info.siblings))
+        path = f"/{quote(repo)}" + ("" if revision is None else f"/revision/{quote(revision, safe='')}")
+        try:
+            info = self._try(repo, lambda: self._json(f"{path}?blobs=true", repo, revision))
+        except _NoRepository as error:
+            raise ModelNotFound(f"{error}{self._similar(repo, revision)}") from None
+        match info:
+            case {"sha": str(commit), "siblings": [*siblings]} if _COMMIT.fullmatch(commit):
+                files = tuple(map(self._repo_file, siblings))
+            case _:
+                raise self._no_listing()
         outside = next((file.path for file in files if not is_repository_path(file.path)), None)
         if outside is not None:
             raise HubUnavailable(
-                f"{self._settings.endpoint} lists {outside!r:.80} in {repo}, which leads out of it; check HF_ENDPOINT"
+                f"{self._settings.endpoint} lists {outside!r:.80} in {repo}, which leads out of it or is no path; "
+                "check HF_ENDPOINT"
             )
-        return RepoListing(repo, info.sha, files)
+        return RepoListing(repo, commit, files)
+
+    def _repo_file(self, listed: object) -> RepoFile:
+        match listed:
+            case {"rfilename": str(path), **facts}:
+                size, blob, lfs = (facts.get(key) for key in ("size", "blobId", "lfs"))
+            case _:
+                raise self._no_listing()
+        if not (size is None or (isinstance(size, int) and 0 <= size < _MAX_FILE_BYTES)):
+            raise self._no_listing()
+        sha256 = lfs.get("sha256") if isinstance(lfs, dict) else None
+        known = sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
+        git_id = blob if isinstance(blob, str) and _GIT_ID.fullmatch(blob) else None
+        return RepoFile(path, size, known or git_id, known)
+
+    def _no_listing(self) -> HubUnavailable:
+        return HubUnavailable(f"{self._settings.endpoint} does not list files as the hub does; check HF_ENDPOINT")
 
     def url(self, repo: str, commit: str, path: str) -> str:
         """Return the address of a file."""
@@ -82,16 +103,15 @@ class HubApi:
         """Return the error for a repository whose files the hub refuses, although it lists them."""
         return _denied(self._settings, repo, has_token=bool(self.headers()))
 
-    def link(self, repo: str, commit: str, path: str) -> Path:
-        """Give a file its place in huggingface_hub's cache, and return it; without its blob this downloads the file."""
+    def download(self, repo: str, commit: str, path: str) -> Path:
+        """Have huggingface_hub download a file into its cache, and return its place."""
         from huggingface_hub import hf_hub_download
 
         settings = self._settings
-        return Path(
-            self._try(
-                repo,
-                commit,
-                lambda _: hf_hub_download(
+
+        def download() -> str:
+            with _translated(settings, repo, commit):
+                return hf_hub_download(
                     repo,
                     path,
                     revision=commit,
@@ -99,19 +119,35 @@ class HubApi:
                     endpoint=settings.endpoint,
                     token=settings.token,
                     library_name="paceline",
-                ),
-            )
-        )
+                )
 
-    def _try(self, repo: str, revision: str | None, request: Callable[[HfApi], T]) -> T:
-        """Send a request, again where the hub asks for patience."""
-        from huggingface_hub import HfApi
+        return Path(self._try(repo, download))
 
-        api = HfApi(endpoint=self._settings.endpoint, token=self._settings.token, library_name="paceline")
+    def _json(self, path: str, repo: str, revision: str | None) -> Any:
+        """Return what the hub sends of its models' API, of at most `_MAX_LISTING_BYTES`."""
+        import httpx
+
+        settings = self._settings
+        try:
+            with (
+                new_client() as client,
+                open_response(client, f"{settings.endpoint}/api/models{path}", self.headers()) as response,
+            ):
+                if not response.is_success:
+                    raise _of_response(settings, repo, revision, response.status_code, response.headers)
+                return json.loads(small_body(response, _MAX_LISTING_BYTES))
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise _unreachable(settings, error) from None
+        except (ValueError, RecursionError) as error:
+            raise HubUnavailable(
+                f"{settings.endpoint} does not respond as the hub does ({error}); check HF_ENDPOINT"
+            ) from None
+
+    def _try(self, repo: str, request: Callable[[], T]) -> T:
+        """Send a request, again if the hub asks for patience."""
         for attempt in range(_ATTEMPTS):
             try:
-                with _translated(self._settings, repo, revision):
-                    return request(api)
+                return request()
             except _Overloaded as error:
                 wait_s = 2.0**attempt / 2 if error.wait_s is None else error.wait_s
                 if attempt + 1 == _ATTEMPTS or wait_s > _LONGEST_WAIT_S:
@@ -121,19 +157,19 @@ class HubApi:
                 self._observer.note(f"{error}; trying again in {wait_s:.1f} s")
                 if self._cancel.wait(wait_s):
                     raise Aborted(f"the look-up of {repo} was stopped") from None
-            except ModelNotFound as error:
-                raise ModelNotFound(f"{error}{self._similar(api, repo, revision)}") from None
         raise AssertionError("the last attempt returns or raises")
 
-    def _similar(self, api: HfApi, repo: str, revision: str | None) -> str:
+    def _similar(self, repo: str, revision: str | None) -> str:
         """Return the nearest names of the same owner, for a repository that does not exist."""
         user = repo.partition("/")[0]
-        try:
-            if revision is not None:
-                return ""
-            names = [model.id for model in api.list_models(author=user, limit=200)]
-        except Exception:  # noqa: BLE001 - only a hint in a message
+        if revision is not None:
             return ""
+        try:
+            models = self._json(f"?author={quote(user, safe='')}&limit=200", repo, revision)
+        except (PacelineError, _Overloaded):  # only a hint in a message
+            return ""
+        listed = models if isinstance(models, list) else []
+        names = [name for each in listed if isinstance(each, dict) and isinstance(name := each.get("id"), str)]
         return f"; {nearest_names(repo, names)}" if names else f"; the hub has no models of {user}"
 
 
@@ -145,11 +181,8 @@ class _Overloaded(Exception):
         self.wait_s = wait_s
 
 
-def _repo_file(sibling: RepoSibling) -> RepoFile:
-    lfs = sibling.lfs
-    sha256 = None if lfs is None or not _SHA256.fullmatch(lfs.sha256) else lfs.sha256
-    git_id = None if sibling.blob_id is None or not _GIT_ID.fullmatch(sibling.blob_id) else sibling.blob_id
-    return RepoFile(sibling.rfilename, sibling.size, sha256 or git_id, sha256)
+class _NoRepository(ModelNotFound):
+    """The hub has no such repository, or shows it only with a token."""
 
 
 def _token(settings: HubSettings) -> str | None:
@@ -168,41 +201,38 @@ def _translated(settings: HubSettings, repo: str, revision: str | None) -> Itera
 
     try:
         yield
-    except PacelineError:
-        raise
     except HfHubHTTPError as error:
-        raise _of_response(settings, repo, revision, error) from None
-    except ValueError as error:  # of its parser of JSON
-        raise HubUnavailable(
-            f"{settings.endpoint} does not respond as the hub does ({error}); check HF_ENDPOINT"
-        ) from None
+        raise _of_response(settings, repo, revision, error.response.status_code, error.response.headers) from None
     except Exception as error:
         cause = error.__cause__  # that of a LocalEntryNotFoundError is the reason
         if isinstance(cause, HfHubHTTPError):
-            raise _of_response(settings, repo, revision, cause) from None
-        failed = next((each for each in (error, cause) if each is not None and _is_transport_error(each)), None)
-        if failed is None:
-            raise
-        raise _unreachable(settings, failed) from None
+            status, headers = cause.response.status_code, cause.response.headers
+            raise _of_response(settings, repo, revision, status, headers) from None
+        failed = next((each for each in (error, cause) if each is not None and _is_transport_error(each)), error)
+        raise _unreachable(settings, failed) from error
 
 
-def _of_response(settings: HubSettings, repo: str, revision: str | None, error: HfHubHTTPError) -> Exception:
-    from huggingface_hub import errors
-
-    match error:
-        case errors.GatedRepoError():
+def _of_response(
+    settings: HubSettings, repo: str, revision: str | None, status: int, headers: Mapping[str, str]
+) -> Exception:
+    """Return the error for a status that is none of success; X-Error-Code says more about it."""
+    code = headers.get("x-error-code")
+    if status == 401 and code is None and headers.get("x-error-message") != _INVALID_CREDENTIALS:
+        code = "RepoNotFound"  # the hub does not say whether a repository is private or missing
+    match code:
+        case "GatedRepo":
             return _denied(settings, repo, has_token=_token(settings) is not None)
-        case errors.RevisionNotFoundError():
+        case "RevisionNotFound":
             return ModelNotFound(f"{repo} has no branch, tag or commit {revision!r}")
-        case errors.RepositoryNotFoundError():
+        case "RepoNotFound":
             private = "it is private and needs a token: set HF_TOKEN or pass hf_token"
             if _token(settings) is not None:
                 private = "the token may not see it"
-            return ModelNotFound(f"{settings.endpoint} has no repository {repo}, or {private}")
-        case errors.EntryNotFoundError():
+            return _NoRepository(f"{settings.endpoint} has no repository {repo}, or {private}")
+        case "EntryNotFound":
             return ModelNotFound(f"{repo} has no such file at {revision}")
         case _:
-            return _of_status(settings, repo, error)
+            return _of_status(settings, repo, status, headers)
 
 
 def _is_transport_error(error: BaseException) -> bool:
@@ -227,13 +257,10 @@ def _denied(settings: HubSettings, repo: str, *, has_token: bool) -> AccessDenie
     return AccessDenied(f"{repo} is gated, and this token's account may not read it: {conditions} with that account")
 
 
-def _of_status(settings: HubSettings, repo: str, error: HfHubHTTPError) -> Exception:
-    status = error.response.status_code
+def _of_status(settings: HubSettings, repo: str, status: int, headers: Mapping[str, str]) -> Exception:
     if status in _PASSING:
         what = "limits the rate of requests" if status == 429 else "is overloaded"
-        return _Overloaded(
-            f"{settings.endpoint} {what} (HTTP {status})", retry_after_s(error.response.headers.get("retry-after"))
-        )
+        return _Overloaded(f"{settings.endpoint} {what} (HTTP {status})", retry_after_s(headers.get("retry-after")))
     if status in (401, 403):
         if _token(settings) is None:
             return _denied(settings, repo, has_token=False)

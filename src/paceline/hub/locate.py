@@ -30,7 +30,7 @@ from paceline.hub.hub_settings import HubSettings
 from paceline.hub.ollama_cache import full_name, ollama_blob, ollama_models
 from paceline.hub.references import HubReference, ModelReference, OllamaReference, UrlReference
 from paceline.hub.repository_cache import PART_SUFFIX, CachedRepo, cached_repos, snapshot_files
-from paceline.hub.transfer import fetch
+from paceline.hub.transfer import check_space, fetch, translating_disk_errors
 
 _LARGEST_BY_HTTP: Final = 50_000_000_000  # bytes; beyond, the hub sends files over its own protocol alone
 
@@ -189,7 +189,9 @@ class Locator:
         if self.with_projector and chosen.projector is not None:
             wanted.append(chosen.projector)
         paths = [self._ensure(api, listing, file) for file in wanted]
-        CachedRepo(self.settings.cache, listing.repo).set_ref(reference.revision, listing.commit)
+        cached = CachedRepo(self.settings.cache, listing.repo)
+        with translating_disk_errors(reference.revision or "main", cached.folder):
+            cached.set_ref(reference.revision, listing.commit)
         return LocalModel(
             name=listed.name,
             path=paths[0],
@@ -205,23 +207,29 @@ class Locator:
         place = cached.folder / "snapshots" / listing.commit / file.path
         if place.is_file():
             return place
-        if file.blob is not None and (file.size is None or file.size <= _LARGEST_BY_HTTP):
-            blob = cached.blobs / file.blob
-            download = Download(
-                url=api.url(listing.repo, listing.commit, file.path),
-                target=blob,
-                part=blob.with_name(blob.name + PART_SUFFIX),
-                lock=cached.blob_lock(file.blob),
-                name=file.path,
-                size=file.size,
-                sha256=file.sha256,
-                headers=api.headers(),
-            )
-            try:
-                fetch(download, self.observer, self.cancel)
-            except AccessDenied:
-                raise api.denied(listing.repo) from None
-        return api.link(listing.repo, listing.commit, file.path)
+        if file.size is not None and file.size > _LARGEST_BY_HTTP:
+            with translating_disk_errors(file.path, cached.folder):
+                cached.folder.mkdir(parents=True, exist_ok=True)
+                check_space(file.path, cached.folder, file.size)
+            return api.download(listing.repo, listing.commit, file.path)
+        name = file.blob or hashlib.sha256(f"{listing.commit}/{file.path}".encode()).hexdigest()
+        blob = cached.blobs / name
+        download = Download(
+            url=api.url(listing.repo, listing.commit, file.path),
+            target=blob,
+            part=blob.with_name(blob.name + PART_SUFFIX),
+            lock=cached.blob_lock(name),
+            name=file.path,
+            size=file.size,
+            sha256=file.sha256,
+            headers=api.headers(),
+        )
+        try:
+            fetch(download, self.observer, self.cancel)
+        except AccessDenied:
+            raise api.denied(listing.repo) from None
+        with translating_disk_errors(file.path, cached.folder):
+            return cached.link(listing.commit, file.path, name)
 
     def _elsewhere(self, listing: RepoListing, chosen: ModelFiles) -> LocalModel | None:
         """Return the same files where another program keeps them, unless huggingface_hub has them."""

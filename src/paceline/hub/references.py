@@ -27,6 +27,8 @@ _HUB_NAME = re.compile(
 _REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
 _OLLAMA_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?::[\w.-]+)?", re.ASCII)
 _QUANT = re.compile(r"[\w.-]+", re.ASCII)
+_MAX_DEPTH = 16  # folders of a repository within each other, with the file
+_MAX_NAME_BYTES = 200  # file systems take 255, and a download adds a suffix
 _SCHEMES = ("hf:", "http://", "https://", "ollama:")
 _FORMS = (
     "write hf:USER/REPO, hf:USER/REPO:QUANT or hf:USER/REPO/FILE.gguf, such as hf:ggml-org/gemma-3-1b-it-GGUF:Q4_K_M"
@@ -156,8 +158,14 @@ def check_file(file: str | None, name: str) -> str | None:
 
 
 def is_repository_path(file: str) -> bool:
-    """Return whether a path stays within its repository."""
-    return not any(part in ("", ".", "..") for part in file.split("/"))
+    """Return whether a path stays within its repository, and a file system can have it."""
+    try:
+        parts = file.encode().split(b"/")
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return len(parts) <= _MAX_DEPTH and not any(
+        part in (b"", b".", b"..") or b"\0" in part or len(part) > _MAX_NAME_BYTES for part in parts
+    )
 
 
 def visible(text: str) -> str:

@@ -20,7 +20,16 @@ from paceline.errors import Aborted, DiskFull, HubUnavailable, ModelLoadError, M
 from paceline.hub.download import DownloadObserver
 from paceline.hub.download_bar import LineObserver
 from paceline.hub.file_choice import quantisations
-from paceline.hub.http_responses import PASSING, content_range, refused, retry_after_s, whole_number
+from paceline.hub.http_responses import (
+    PASSING,
+    body_pieces,
+    content_range,
+    new_client,
+    open_response,
+    refused,
+    retry_after_s,
+    whole_number,
+)
 from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import ListedModel, LocalModel, Locator, part_urls
 from paceline.hub.references import HubReference, ModelReference, UrlReference, parse_reference, without_secrets
@@ -35,7 +44,6 @@ _FIRST_BYTES: Final = 1 << 20
 _GROWTH: Final = 8  # vocabularies of 250,000 tokens take some 10 MB
 _MOST_BYTES: Final = 1 << 26  # a header that does not end within these is damaged
 _MOST_FILE_BYTES: Final = 1 << 44
-_TIMEOUT_S: Final = 20.0
 _ATTEMPTS: Final = 3
 _LONGEST_WAIT_S: Final = 60.0
 
@@ -224,10 +232,10 @@ class _Busy(Exception):
 def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[bytes, int | None]:
     import httpx
 
-    wanted = {**file.headers, "accept-encoding": "identity", "range": f"bytes=0-{count - 1}"}
+    wanted = {**file.headers, "range": f"bytes=0-{count - 1}"}
     data = bytearray()
     try:
-        with httpx.stream("GET", file.url, headers=wanted, follow_redirects=True, timeout=_TIMEOUT_S) as response:
+        with new_client() as client, open_response(client, file.url, wanted) as response:
             if response.status_code in PASSING:
                 wait_s = retry_after_s(response.headers.get("retry-after"))
                 raise _Busy(
@@ -236,7 +244,7 @@ def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[by
                 )
             if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 raise refused(response, file.name, file.url)
-            for piece in response.iter_bytes():
+            for piece in body_pieces(response):
                 data += piece
                 if len(data) >= count:  # of a server without ranges
                     break
@@ -251,6 +259,4 @@ def _length_of(response: httpx.Response) -> int | None:
     """Return the length of the whole file, where a response says it."""
     if response.status_code == HTTPStatus.PARTIAL_CONTENT:
         return content_range(response.headers.get("content-range", ""))[1]
-    if "content-encoding" in response.headers:
-        return None
     return whole_number(response.headers.get("content-length", ""))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +49,18 @@ class CachedRepo:
     def lock_of(self, path: Path) -> Path:
         """Return the lock under which a blob, or the part of one, is written: HASH, HASH.incomplete, HASH.RANDOM.incomplete."""
         return self.blob_lock(path.name.partition(".")[0])
+
+    def link(self, commit: str, path: str, blob: str) -> Path:
+        """Give a blob its place in a snapshot, and return the place. A file system without links gets the file itself."""
+        place = self.folder / "snapshots" / commit / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        aside = place.with_name(f".{os.getpid()}.{threading.get_ident()}.link")
+        try:
+            aside.symlink_to(os.path.relpath(self.blobs / blob, place.parent))
+        except OSError:
+            aside = self.blobs / blob
+        aside.replace(place)
+        return place
 
     def snapshot(self, revision: str | None) -> Path | None:
         """Return the folder of a revision; without one of main, else of any branch, else the newest."""

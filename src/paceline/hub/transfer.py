@@ -14,12 +14,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn
 
 from paceline.errors import Aborted, DiskFull, DownloadError, HubUnavailable
 from paceline.hub.download import Download, DownloadObserver, tag_file
 from paceline.hub.download_lock import locked
-from paceline.hub.http_responses import PASSING, are_same_version, content_range, is_weak, refused, retry_after_s
+from paceline.hub.http_responses import (
+    PASSING,
+    are_same_version,
+    body_pieces,
+    content_range,
+    is_weak,
+    new_client,
+    open_response,
+    refused,
+    retry_after_s,
+    whole_number,
+)
 from paceline.hub.references import without_secrets
 
 if TYPE_CHECKING:
@@ -27,10 +39,13 @@ if TYPE_CHECKING:
 
 _MAGIC: Final = b"GGUF"
 _CHUNK_BYTES: Final = 1 << 20
-_ATTEMPTS: Final = 6  # in a row without a new byte
+_ATTEMPTS: Final = 6  # in a row with fewer than _MIN_PROGRESS new bytes
+_MIN_PROGRESS: Final = 1 << 16
 _FIRST_ATTEMPTS: Final = 2  # where no connection was made at all
 _LONGEST_WAIT_S: Final = 60.0
-_TIMEOUT_S: Final = 20.0
+_CHECK_BYTES: Final = 1 << 20  # between two checks of the free space
+_MAX_RESERVE: Final = 1 << 29  # bytes of the disk that downloads leave free
+_RESERVED_SHARE: Final = 0.02
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -41,9 +56,10 @@ def fetch(download: Download, observer: DownloadObserver, cancel: threading.Even
     what has arrived is kept, unless it is wrong.
     """
     stop = threading.Event() if cancel is None else cancel
-    with _translating_disk_errors(download):
+    with translating_disk_errors(download.name, download.part.parent):
         download.part.parent.mkdir(parents=True, exist_ok=True)
         download.lock.parent.mkdir(parents=True, exist_ok=True)
+        download.target.parent.mkdir(parents=True, exist_ok=True)
         with locked(download, observer, stop):
             if download.replaces or not download.target.exists():
                 observer.begin(download.name, download.size)
@@ -77,12 +93,9 @@ class _Transfer:
         self._max_failures = _FIRST_ATTEMPTS
 
     def run(self) -> None:
-        import httpx
-
         self._read_part()
         began_anew = False
-        timeout = httpx.Timeout(_TIMEOUT_S)
-        with httpx.Client(follow_redirects=True, timeout=timeout, headers={"user-agent": "paceline"}) as client:
+        with new_client() as client:
             while True:
                 try:
                     self._fill(client)
@@ -127,7 +140,7 @@ class _Transfer:
         self._observer.reached(0)
 
     def _fill(self, client: httpx.Client) -> None:
-        """Request the missing bytes until all are there, or six attempts in a row brought none."""
+        """Request the missing bytes until all are there, or six attempts in a row brought next to none."""
         import httpx
 
         failures = 0
@@ -143,7 +156,7 @@ class _Transfer:
             if failure is None and self._total is None:
                 return  # a server that announces no length has sent what there is
             if failure is not None or self._have < (self._total or 0):
-                failures = 1 if self._have > before else failures + 1
+                failures = 1 if self._have - before >= _MIN_PROGRESS else failures + 1
                 self._wait(failure or _Broken("the connection ended early"), failures)
 
     def _wait(self, error: Exception, failures: int) -> None:
@@ -157,12 +170,12 @@ class _Transfer:
         self._stop_if_cancelled()
 
     def _request(self, client: httpx.Client) -> None:
-        headers = {**self._download.headers, "accept-encoding": "identity"}
+        headers = dict(self._download.headers)
         if self._have:
             headers["range"] = f"bytes={self._have}-"
             if self._tag is not None and not is_weak(self._tag):
                 headers["if-range"] = self._tag
-        with client.stream("GET", self._download.url, headers=headers) as response:
+        with open_response(client, self._download.url, headers) as response:
             self._max_failures = _ATTEMPTS
             self._check_status(response)
             self._check_disk()
@@ -207,9 +220,8 @@ class _Transfer:
         if self._have:
             self._observer.note(f"{self._download.name}: the server begins anew")
             self._forget_part()
-        length = response.headers.get("content-length")
-        if length is not None and "content-encoding" not in response.headers:
-            total = int(length)
+        total = whole_number(response.headers.get("content-length", ""))
+        if total is not None:
             if self._total is not None and total != self._total:
                 raise DownloadError(
                     f"{self._download.name} should have {self._total} bytes, and {self._where(response)} sends {total}"
@@ -222,24 +234,38 @@ class _Transfer:
             self._download.part_tag.write_text(tag, encoding="utf-8")
 
     def _check_disk(self) -> None:
-        if self._total is None:
-            return
-        free = shutil.disk_usage(self._download.part.parent).free
-        if free < self._total - self._have:
-            _raise_full(self._download, f"{self._total - self._have} bytes are missing and {free} are free")
+        """Raise `DiskFull` if the missing bytes do not fit. A part of unknown length may be endless: it is deleted then."""
+        missing = 0 if self._total is None else self._total - self._have
+        try:
+            check_space(self._download.name, self._download.part.parent, missing)
+        except DiskFull as error:
+            if self._total is not None:
+                raise
+            self._forget_part()
+            raise DiskFull(f"{error}, except the {self._download.name} whose length the server does not say") from None
 
     def _copy(self, response: httpx.Response, file: BinaryIO) -> None:
-        for piece in response.iter_bytes():
+        checked = self._have
+        for piece in body_pieces(response):
             if self._have == 0 and not piece.startswith(_MAGIC[: len(piece)]):
                 raise DownloadError(
                     f"{without_secrets(self._download.url)} is no GGUF file: it begins with {piece[:16]!r}; "
                     "give the address of the file itself, not of a page about it"
+                )
+            if self._total is not None and self._have + len(piece) > self._total:
+                total = self._total
+                self._forget_part()
+                raise DownloadError(
+                    f"{self._where(response)} sends more than the {total} bytes of {self._download.name}; what came is deleted"
                 )
             file.write(piece)
             self._hash.update(piece)
             self._have += len(piece)
             self._observer.reached(self._have)
             self._stop_if_cancelled()
+            if self._have - checked >= _CHECK_BYTES:
+                checked = self._have
+                self._check_disk()
 
     def _verify(self) -> None:
         found, expected = self._hash.hexdigest(), self._download.sha256
@@ -266,20 +292,28 @@ class _Transfer:
 
 
 @contextmanager
-def _translating_disk_errors(download: Download) -> Iterator[None]:
+def translating_disk_errors(name: str, folder: Path) -> Iterator[None]:
+    """Raise an `OSError` of the block as `DiskFull` or `DownloadError`. name: of the file that is written to the folder."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            _raise_full(download, error.strerror or "no space left")
+            _raise_full(name, folder, error.strerror or "no space left")
         raise DownloadError(
-            f"cannot write {download.name} to {download.part.parent}: {error.strerror or error}; "
-            "set HF_HOME to a folder that can be written"
+            f"cannot write {name} to {folder}: {error.strerror or error}; set HF_HOME to a folder that can be written"
         ) from None
 
 
-def _raise_full(download: Download, reason: str) -> NoReturn:
+def check_space(name: str, folder: Path, missing: int) -> None:
+    """Raise `DiskFull` if the missing bytes of a file would leave less of the disk free than a reserve."""
+    disk = shutil.disk_usage(folder)
+    reserve = min(_MAX_RESERVE, int(disk.total * _RESERVED_SHARE))
+    if disk.free < missing + reserve:
+        _raise_full(name, folder, f"{missing} bytes are missing and {disk.free} are free, of which {reserve} stay free")
+
+
+def _raise_full(name: str, folder: Path, reason: str) -> NoReturn:
     raise DiskFull(
-        f"{download.part.parent} has no space for {download.name}: {reason}; free some (`paceline prune`, `paceline rm`), "
+        f"{folder} has no space for {name}: {reason}; free some (`paceline prune`, `paceline rm`), "
         "or set HF_HOME to a folder on another disk; what has arrived is kept"
     ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
@@ -56,3 +57,44 @@ def test_two_requests_at_once_are_one_download(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(check())
     assert (FakeLocator.downloads, read_again) == (1, [])
+
+
+class FailingLocator(FakeLocator):
+    """Fails in a way that is no error of ours."""
+
+    def look_up(self, _: object) -> None:
+        pass
+
+    def locate(self, _: object) -> None:
+        raise TypeError("'<' not supported between instances of 'str' and 'int'")
+
+
+@pytest.mark.parametrize("is_reload_broken", [False, True])
+def test_an_error_of_any_kind_ends_in_download_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_reload_broken: bool
+) -> None:
+    """It is logged, the model is no longer being downloaded, and no task is left with an exception."""
+    monkeypatch.setattr(model_downloads, "Locator", FailingLocator)
+    events: list[tuple[str, str]] = []
+    monkeypatch.setattr(EventFeed, "publish", lambda _, event, name, data: events.append((event, name)))
+    unhandled: list[Any] = []
+
+    async def reload() -> None:
+        if is_reload_broken:
+            raise OSError("the folder has gone")
+
+    async def check() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        downloads = ModelDownloads(EventFeed(), offline=False, hf_token=None)
+        await downloads.start(NAME, reload)
+        async with asyncio.timeout(LONG_S):
+            while not events:
+                await asyncio.sleep(0.01)
+        assert not downloads.is_running(NAME)
+        await downloads.aclose()
+
+    asyncio.run(check())
+    gc.collect()
+    assert events == [("download_failed", NAME)]
+    assert unhandled == []
+    assert f"the download of {NAME} failed" in caplog.text and "TypeError" in caplog.text

@@ -146,6 +146,8 @@ class ModelDownloads:
             _log.info("the download of %s was ended", name)
         except PacelineError as error:
             _log.error("the download of %s failed: %s", name, error)
+        except Exception:  # noqa: BLE001 - nobody awaits this task: its event is what clients see
+            _log.exception("the download of %s failed", name)
         finally:
             self._running.pop(name, None)
         if self._is_closed:
@@ -154,6 +156,8 @@ class ModelDownloads:
             await when_done()
         except PacelineError as error:
             _log.error("the models could not be read again: %s", error)
+        except Exception:  # noqa: BLE001 - the download's event is sent all the same
+            _log.exception("the models could not be read again")
         self._feed.publish(event, name, {})
 
 
