@@ -309,6 +309,24 @@ def status(received: bytes) -> int:
         b"content-length: -1\r\n\r\n",
         b"content-length: 1e3\r\n\r\n",
         b"content-length: 99999999999999999999999\r\n\r\n",
+        b"content-length: 31\r\ncontent-length: 31\r\n\r\n" + SMALL,
+        b"content-length: 31, 31\r\n\r\n" + SMALL,
+        b"content-length: +31\r\n\r\n" + SMALL,
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+        b"transfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n1f;a=b\n" + SMALL + b"\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n1f\n" + SMALL + b"\n0\n\n",
+        b"transfer-encoding: chunked\r\n\r\n1f \r\n" + SMALL + b"\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n0x1f\r\n" + SMALL + b"\r\n0\r\n\r\n",
+        b"x: a\r\n folded\r\ncontent-length: 31\r\n\r\n" + SMALL,
+        b"x: a\ncontent-length: 31\r\n\r\n" + SMALL,
+        b"x: a\rcontent-length: 31\r\n\r\n" + SMALL,
+        b"content-length: 31\n\n" + SMALL,
+        b"host: elsewhere\r\ncontent-length: 31\r\n\r\n" + SMALL,
         b"no colon\r\n\r\n",
         b"a\0b: c\r\n\r\n",
         b"a: b\0c\r\n\r\n",
@@ -321,6 +339,12 @@ def test_lies_about_the_length_and_broken_heads_are_refused(say: Any, head: byte
     received = say(POST + head, half_close=False)
     assert status(received) in (400, 413), received
     assert b"Traceback" not in received
+
+
+def test_extensions_of_chunks_are_no_part_of_the_body(say: Any) -> None:
+    """They have no meaning here."""
+    head = b'transfer-encoding: chunked\r\n\r\n%x;a=b;c="d"\r\n' % len(SMALL)
+    assert status(say(POST + head + SMALL + b"\r\n0;e\r\n\r\n", half_close=False)) == 200
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,126 @@ def test_without_a_key_only_public_routes_are_served(worlds: Any) -> None:
     assert (error["code"], error["type"]) == (401, "authentication_error")
 
 
+REFUSED_UNREAD = (
+    b"POST /health",
+    b"PUT /docs",
+    b"DELETE /v1/health",
+    b"POST /",
+    b"OPTIONS /health",
+    b"POST /completion",
+    b"POST /v1/messages",
+    b"POST /api/chat",
+    b"POST /nothing",
+)
+
+
+def test_no_body_is_read_before_its_request_is_authorised(worlds: Any) -> None:
+    """Also on public paths, of which only GET and HEAD need no key: the response comes at once, and the connection closes."""
+    world = worlds({"api_keys": KEYS, "keep_alive_s": 1000.0})
+    budget = world.server.service.body_budget
+    for begin in REFUSED_UNREAD:
+        with world.socket() as connection:
+            connection.sendall(begin + b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n" + b"x" * 500)
+            assert read_to_end(connection).startswith(b"HTTP/1.1 401 "), begin
+            assert budget.free_bytes == budget.max_bytes
+    assert world.client.head("/health").status_code == 200
+
+
+@pytest.mark.parametrize("begin", [b"GET /health", b"HEAD /health", b"POST /nothing", b"PUT /health"])
+def test_a_body_that_no_route_reads_is_not_waited_for(worlds: Any, begin: bytes) -> None:
+    """The response says that the connection closes, and it does; the budget of bodies is whole."""
+    world = worlds({"keep_alive_s": 1000.0})
+    budget = world.server.service.body_budget
+    with world.socket() as connection:
+        connection.sendall(begin + b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n" + b"x" * 500)
+        received = read_to_end(connection)
+        assert b"\r\nconnection: close\r\n" in received.lower()
+        assert budget.free_bytes == budget.max_bytes
+
+
+def test_a_client_that_sends_its_whole_body_first_reads_the_refusal(worlds: Any) -> None:
+    """What it sends after the response is discarded: a connection that was reset would lose the response."""
+    world = worlds({"api_keys": KEYS})
+    with world.socket() as connection:
+        connection.sendall(b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8000000\r\n\r\n")
+        for _ in range(80):
+            connection.sendall(b"x" * 100_000)
+        assert read_to_end(connection).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_connection_goes_on_after_a_body_that_arrived(worlds: Any) -> None:
+    """Two requests on it, each with a body."""
+    world = worlds()
+    body = json.dumps({"prompts": prompts(1)}).encode()
+    head = b"POST /v1/probe HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n"
+    with world.socket() as connection:
+        connection.sendall(head % (b"", len(body)))
+        connection.sendall(body + head % (b"connection: close\r\n", len(body)) + body)
+        received = read_to_end(connection)
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert received.lower().count(b"connection: close") == 1
+
+
+AUTHORIZED = b"authorization: Bearer second\r\n"
+CHUNKED = b"POST /v1/probe HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("is_authorized", [False, True])
+def test_trailers_are_no_headers(worlds: Any, *, is_split: bool, is_authorized: bool) -> None:
+    """Whether they come with the head in one packet or later: a key in a trailer opens nothing, and a request is served."""
+    world = worlds({"api_keys": KEYS})
+    body = json.dumps({"prompts": prompts(1)}).encode()
+    head = CHUNKED + (AUTHORIZED if is_authorized else b"connection: close\r\n") + b"\r\n"
+    rest = b"%x\r\n%b\r\n0\r\n" % (len(body), body) + b"authorization: Bearer x\r\n" * is_authorized
+    rest += AUTHORIZED * (not is_authorized) + b"\r\n"
+    after = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" if is_authorized else b""
+    with world.socket() as connection:
+        if is_split:
+            connection.sendall(head)
+            if is_authorized:
+                world.server.until(lambda: world.server.service.in_flight.count == 1)
+            connection.sendall(rest + after)
+        else:
+            connection.sendall(head + rest + after)
+        received = read_to_end(connection)
+    assert received.startswith(b"HTTP/1.1 200 " if is_authorized else b"HTTP/1.1 401 ")
+    assert received.count(b"HTTP/1.1 200") == 2 * is_authorized
+
+
+@pytest.mark.parametrize("endless", [b"5;a=", b"0\r\nx: "])
+def test_what_surrounds_a_chunked_body_is_bounded(worlds: Any, endless: bytes) -> None:
+    """Extensions of chunks and trailers have the limit of headers."""
+    world = worlds({"max_header_bytes": 2000})
+    with world.socket() as connection:
+        connection.sendall(CHUNKED + b"\r\n" + endless)
+        for _ in range(3):
+            connection.sendall(b"y" * 1000)
+        assert read_to_end(connection).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_request_for_another_protocol_is_served_with_its_body(
+    worlds: Any, *, is_split: bool, is_chunked: bool
+) -> None:
+    """As HTTP/1.1, and its body is never taken for another request."""
+    world = worlds({"api_keys": KEYS})
+    body = json.dumps({"prompts": prompts(1)}).encode() + b"\r\nGET /v1/models HTTP/1.1\r\n" + AUTHORIZED + b"\r\n"
+    body = body.ljust(5000)
+    framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % len(body)
+    head = b"POST /v1/probe HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n" + AUTHORIZED
+    sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+    after = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    with world.socket() as connection:
+        connection.sendall(head + framing + b"\r\n\r\n" + sent[: 0 if is_split else 1000])
+        if is_split:
+            world.server.until(lambda: world.server.service.in_flight.count == 1)
+        connection.sendall(sent[0 if is_split else 1000 :] + after)
+        received = read_to_end(connection)
+    assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == [b"400", b"200"]
+
+
 def test_each_key_opens_in_any_of_the_usual_ways(worlds: Any) -> None:
     """A key is accepted as a bearer token, bare, or in X-Api-Key."""
     client = worlds({"api_keys": KEYS}).client

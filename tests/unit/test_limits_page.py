@@ -57,7 +57,10 @@ FIGURES = {
     # HTTP
     "body of a request, decoded": _bytes(SERVER.max_body_bytes),
     "bodies of all requests in flight": _bytes(SERVER.max_total_body_bytes or 4 * SERVER.max_body_bytes),
+    "bodies of a tenant beside its first, if there are several tenants": "as many bytes as stay free",
     "path, query and headers of a request": _bytes(SERVER.max_header_bytes),
+    "extensions of a chunk, or trailers, of a body": _bytes(SERVER.max_header_bytes),
+    "time that the rest of a refused body is discarded": _seconds(connection._LINGER_S),
     "open connections, and requests in flight": f"{SERVER.max_connections:,}",
     "time to send headers or a body": _seconds(SERVER.body_timeout_s),
     "time that a client may read nothing of a response": _seconds(SERVER.body_timeout_s),

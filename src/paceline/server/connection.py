@@ -2,7 +2,8 @@
 
     head not complete after body_timeout_s: 408   head too long: 431      no request after keep_alive_s: closed
     more connections than max_connections: 429    nothing read of a response for body_timeout_s: cut off
-    HTTP/1.0: responses without chunks
+    HTTP/1.0: responses without chunks            responded before the body has arrived: closed
+    trailers of a chunked body: dropped           request for another protocol: served as HTTP/1.1
 
 On the event loop.
 """
@@ -10,8 +11,10 @@ On the event loop.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import httptools
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -20,6 +23,7 @@ from paceline.server.api_errors import DEFAULT_RETRY_S, ApiError, llama_error_bo
 from paceline.server.settings import ServerSettings
 
 _MAX_PIPELINED = 8  # requests behind the current one; with fewer, reading goes on, which notices disconnects
+_LINGER_S = 5.0  # for a client that still sends its body: a connection closed meanwhile could lose it the response
 
 _TOO_MANY = ApiError(
     429,
@@ -29,7 +33,12 @@ _TOO_MANY = ApiError(
     retry_after_s=DEFAULT_RETRY_S,
 )
 _SLOW = ApiError(408, "timeout_error", "header_timeout", "the request's headers did not arrive in time")
-_LONG = ApiError(431, "invalid_request_error", "headers_too_large", "the request's headers are too long")
+_LONG = ApiError(
+    431,
+    "invalid_request_error",
+    "headers_too_large",
+    "the request's headers, trailers or chunk extensions are too long",
+)
 _BAD = ApiError(400, "invalid_request_error", "invalid_http", "malformed HTTP/1.1 request")
 
 
@@ -57,6 +66,19 @@ def _without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
     return run
 
 
+def _framing(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the headers that say how long a request's body is; empty for a request without a body."""
+    named = (b"content-length", b"transfer-encoding")
+    return b"".join(b"%b: %b\r\n" % pair for pair in headers if pair[0] in named and pair[1].strip(b"0"))
+
+
+class _ResponseTransport:
+    """The transport as uvicorn's cycle of a request sees it."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
+
+
 class Connection(HttpToolsProtocol):
     """One connection; uvicorn creates it."""
 
@@ -64,8 +86,10 @@ class Connection(HttpToolsProtocol):
         super().__init__(**rest)
         self._settings = settings
         self.timeout_keep_alive = settings.keep_alive_s  # type: ignore[assignment]  # between requests; whole or not
-        self._is_in_head = False
-        self._num_head_bytes = 0
+        self._is_in_head = self._is_lingering = self._skips_message = False
+        self._keeps_alive = True
+        self._num_unread = 0  # bytes since the beginning of the head, or since the last bytes of the body
+        self._num_new = 0  # bytes that came at once, 0 once they have ended a part of a body or a request
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._current: RequestResponseCycle | None = None
@@ -92,37 +116,106 @@ class Connection(HttpToolsProtocol):
     # ---- reading
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of an incomplete head."""
-        super().data_received(data)
-        if self._is_in_head:
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > self._settings.max_header_bytes:
-                self._reject(_LONG)
+        """Parse the bytes, and count those of an incomplete head and those around the parts of a body."""
+        if self._is_lingering:
+            return
+        self._unset_keepalive_if_required()
+        self._num_unread += len(data)
+        self._num_new = len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._reject(_BAD)
+            return
+        if self._num_unread > self._settings.max_header_bytes and (self._is_in_head or self._is_in_body()):
+            self._reject(_LONG)
+
+    def _is_in_body(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and cycle.more_body
+
+    def _feed(self, data: bytes) -> None:
+        """Parse the bytes. httptools ends at a request for another protocol; a new parser takes its body and the rest."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                if self.cycle.more_body:
+                    self._skips_message = True
+                    self.parser.feed_data(b"POST / HTTP/1.1\r\n" + _framing(self.headers) + b"\r\n")
+                    self._skips_message = False
+            else:
+                return
 
     def on_message_begin(self) -> None:
         """Start the deadline for a request's head."""
+        if self._skips_message:
+            return
         super().on_message_begin()
-        self._is_in_head, self._num_head_bytes = True, 0
+        self._is_in_head, self._num_unread = True, self._num_new
         self._expect_within(self._settings.body_timeout_s)
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request's target."""
+        if not self._skips_message:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Trailers come here as well, and are dropped: they follow the body, when the headers were read."""
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """End the deadline. Keep reading while few requests are pipelined, so that a disconnect is noticed."""
+        if self._skips_message:
+            return
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            raise ValueError("a request has one Host header")  # httptools makes it an error of parsing
         self._is_in_head = False
         self._expect_within(None)
         super().on_headers_complete()
+        self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # until the body has arrived
         if 0 < len(self.pipeline) <= _MAX_PIPELINED:
             self.flow.resume_reading()
 
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._num_unread = self._num_new = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the body has arrived: the connection may serve another request."""
+        if self._skips_message or (self.parser.should_upgrade() and _framing(self.headers)):
+            return
+        self._num_unread = self._num_new = 0
+        self.cycle.keep_alive = self._keeps_alive
+        super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """Close the connection, after the response if there is a request."""
+        self._keeps_alive = False
+        super().shutdown()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._current = cycle
+        cycle.transport = _ResponseTransport(self.transport, self._close)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app if cycle.scope["http_version"] == "1.1" else _without_chunks(cycle, app))
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Do not warn: clients request other protocols, and installing packages would not help."""
+    def _close(self) -> None:
+        """Close the connection, at once unless the response is complete and the client still sends its body.
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text
-        """Reject a request that could not be parsed."""
-        self._reject(_BAD)
+        That body is discarded for a short time, so that the client reads the response and not an error of its connection.
+        """
+        current = self._current
+        if current is None or not (current.response_complete and current.more_body) or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._is_lingering = True
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
+        self._expect_within(min(_LINGER_S, self._settings.body_timeout_s))
 
     # ---- writing
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final, Protocol, Self
@@ -147,14 +147,36 @@ def _whole_seconds(seconds: float) -> int:
 
 
 class ByteBudget:
-    """The bytes that the bodies of all requests may have together, with the images that are fetched for them."""
+    """The bytes that the bodies of all requests may have together, with the images that are fetched for them.
 
-    def __init__(self, max_bytes: int) -> None:
+    Attributes:
+        max_bytes: The bytes of all requests together.
+        free_bytes: How many of them no request has.
+        is_shared: Whether one tenant leaves room for others. The only body of a tenant may take all free bytes; the bodies of a
+            tenant that has several may take as many bytes together as stay free.
+    """
+
+    def __init__(self, max_bytes: int, *, is_shared: bool = False) -> None:
         self.max_bytes = self.free_bytes = max_bytes
+        self.is_shared = is_shared
+        self._num_bytes: Counter[str] = Counter()
 
-    def reserve(self) -> ByteReservation:
+    def reserve(self, tenant: str = "") -> ByteReservation:
         """Return a reservation of no bytes yet."""
-        return ByteReservation(self)
+        return ByteReservation(self, tenant)
+
+    def has_room(self, tenant: str, num_bytes: int, num_own: int) -> bool:
+        """Return whether a tenant may take `num_bytes` more for a body that has `num_own`."""
+        of_tenant, free = self._num_bytes[tenant], self.free_bytes - num_bytes
+        has_share = not self.is_shared or of_tenant == num_own or of_tenant + num_bytes <= free
+        return free >= 0 and has_share
+
+    def take(self, tenant: str, num_bytes: int) -> None:
+        """Count bytes as a tenant's; a negative number gives them back."""
+        self.free_bytes -= num_bytes
+        self._num_bytes[tenant] += num_bytes
+        if not self._num_bytes[tenant]:
+            del self._num_bytes[tenant]
 
 
 class ByteReservation:
@@ -163,25 +185,29 @@ class ByteReservation:
     current: Final[ContextVar[ByteReservation | None]] = ContextVar("byte_reservation", default=None)
     """Of the request that is being served, for what is read besides its body."""
 
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget, self._num_bytes = budget, 0
+    def __init__(self, budget: ByteBudget, tenant: str) -> None:
+        self._budget, self._tenant, self._num_bytes = budget, tenant, 0
 
     @property
     def max_bytes(self) -> int:
         """What all requests may have together."""
         return self._budget.max_bytes
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether `num_bytes` more can be reserved now."""
+        return self._budget.has_room(self._tenant, num_bytes, self._num_bytes)
+
     def grow(self, num_bytes: int) -> bool:
         """Reserve `num_bytes` more; return False, and reserve none, where fewer are free."""
-        if num_bytes > self._budget.free_bytes:
+        if not self.has_room(num_bytes):
             return False
-        self._budget.free_bytes -= num_bytes
+        self._budget.take(self._tenant, num_bytes)
         self._num_bytes += num_bytes
         return True
 
     def release(self) -> None:
         """Release all bytes. Idempotent."""
-        self._budget.free_bytes += self._num_bytes
+        self._budget.take(self._tenant, -self._num_bytes)
         self._num_bytes = 0
 
     def __enter__(self) -> Self:

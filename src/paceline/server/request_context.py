@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope
 
 from paceline.server.api_errors import ApiException, ClientDisconnected, api_error_of_finish
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.server.resumable_streams import ResumableStream
 
 _KEY = "paceline.request_context"
+_MAX_KNOWN = 512  # pairs of method and path: clients choose paths
 
 
 @dataclass(slots=True)
@@ -80,6 +82,24 @@ def route_path(scope: Scope) -> str:
     if root and (path == root or path.startswith(root + "/")):
         return path[len(root) :] or "/"
     return path
+
+
+class RouteTable:
+    """Routes, and which pairs of method and path they serve."""
+
+    def __init__(self, routes: Sequence[BaseRoute] = ()) -> None:
+        self._routes = routes
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def serves(self, method: str, path: str) -> bool:
+        """Return whether there is a route for this method and this path without the server's prefix."""
+        known = self._known.get((method, path))
+        if known is None:
+            scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+            known = any(route.matches(scope)[0] is Match.FULL for route in self._routes)
+            if len(self._known) < _MAX_KNOWN:
+                self._known[method, path] = known
+        return known
 
 
 class DisconnectWatcher:

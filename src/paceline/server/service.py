@@ -112,7 +112,7 @@ class Service:
         self.engine_watch = EngineWatch(self.engine, self._why_ended)
         self.page = WebPage.of(settings)
         self.http_metrics = HttpMetrics()
-        self.body_budget = ByteBudget(max_body_bytes(settings))
+        self.body_budget = body_budget(settings)
         self.media_marker = settings.media_marker or f"<__media_{secrets.token_hex(16)}__>"
         self.media_fetcher = _fetcher(settings)
         self.is_draining = False
@@ -368,7 +368,8 @@ def _names(settings: ServerSettings) -> tuple[str, ...]:
     return ("paceline-demo",) if settings.model is None else (settings.model.name,)
 
 
-def max_body_bytes(settings: ServerSettings) -> int:
-    """Return the most bytes that the bodies of all requests in flight may have."""
+def body_budget(settings: ServerSettings) -> ByteBudget:
+    """Return the budget of the bodies of all requests in flight, which tenants share if there are several."""
     total = settings.max_total_body_bytes
-    return _DEFAULT_BODIES * settings.max_body_bytes if total is None else total
+    num_tenants = len({key.tenant for key in settings.api_keys})
+    return ByteBudget(_DEFAULT_BODIES * settings.max_body_bytes if total is None else total, is_shared=num_tenants > 1)

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.server.in_flight import ByteBudget
 from paceline.server.middleware.request_limits import BodyReader
+from paceline.server.request_context import RequestContext
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -20,8 +23,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class World:
     """Middleware with a budget of 100 bytes, 60 for one body; its application responds when `gate` is set."""
 
-    def __init__(self, app: App | None = None) -> None:
-        self.budget, self.gate, self.bodies = ByteBudget(100), asyncio.Event(), 0
+    def __init__(self, app: App | None = None, *, is_shared: bool = False) -> None:
+        self.budget, self.gate, self.bodies = ByteBudget(100, is_shared=is_shared), asyncio.Event(), 0
+        self.app = Starlette(routes=[Route("/x", lambda _: None, methods=["POST"])])
         self.received: list[tuple[bytes, dict[bytes, bytes]]] = []
         self._middleware = BodyReader(app or self._respond, 60, 60.0, self.budget, lambda: 7)
 
@@ -33,7 +37,13 @@ class World:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def ask(
-        self, *parts: bytes, length: int | None = None, encoding: bytes = b"", hangs_up: bool = False
+        self,
+        *parts: bytes,
+        length: int | None = None,
+        encoding: bytes = b"",
+        hangs_up: bool = False,
+        path: str = "/x",
+        tenant: str = "",
     ) -> dict[str, Any]:
         """Return the start of the response; empty where there is none."""
         messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
@@ -48,16 +58,53 @@ class World:
 
         headers = [] if length is None else [(b"content-length", b"%d" % length)]
         headers += [(b"content-encoding", encoding)] if encoding else []
-        await self._middleware({"type": "http", "method": "POST", "path": "/x", "headers": headers}, receive, send)
+        scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "app": self.app}
+        RequestContext("id", tenant=tenant).attach(scope)
+        await self._middleware(scope, receive, send)
         return dict(sent[0]) if sent else {}
 
-    async def begun(self, *parts: bytes, encoding: bytes = b"") -> asyncio.Task[dict[str, Any]]:
+    async def begun(self, *parts: bytes, encoding: bytes = b"", tenant: str = "") -> asyncio.Task[dict[str, Any]]:
         """A request that is in flight."""
         before = self.bodies
-        task = asyncio.create_task(self.ask(*parts, encoding=encoding))
+        task = asyncio.create_task(self.ask(*parts, encoding=encoding, tenant=tenant))
         while self.bodies == before:
             await asyncio.sleep(0)
         return task
+
+
+def test_the_body_of_a_request_without_a_route_is_not_read() -> None:
+    """It counts against no limit, and the application responds at once."""
+    statuses: list[int] = []
+
+    async def respond(_scope: Scope, _receive: Receive, send: Send) -> None:
+        statuses.append(404)
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+
+    async def main() -> None:
+        world = World(respond)
+        assert (await world.ask(b"x" * 61, length=10**9, path="/y"))["status"] == 404
+        assert statuses == [404]
+
+    asyncio.run(main())
+
+
+def test_a_tenant_leaves_room_for_the_bodies_of_others() -> None:
+    """Its first body may be of any size; with more bodies it has as many bytes as stay free. A lone tenant has all of them."""
+
+    async def main() -> None:
+        world = World(is_shared=True)
+        running = [await world.begun(b"x" * 40, tenant="a"), await world.begun(b"x" * 10, tenant="a")]
+        for parts, length in (((b"x",), None), ((), 1)):
+            refused = await world.ask(*parts, length=length, tenant="a")
+            assert refused["status"] == 429
+        running.append(await world.begun(b"x" * 50, tenant="b"))
+        assert world.budget.free_bytes == 0
+        world.gate.set()
+        assert [(await request)["status"] for request in running] == [200] * 3
+        assert world.budget.free_bytes == 100
+        assert (await world.ask(b"x" * 60, tenant="a"))["status"] == 200
+
+    asyncio.run(main())
 
 
 def test_bodies_that_do_not_fit_together_are_refused_until_others_are_done() -> None:
@@ -126,7 +173,7 @@ def test_a_refusal_holds_nothing_while_it_is_sent() -> None:
         async def send(message: Message) -> None:
             free.append(world.budget.free_bytes)
 
-        scope: Scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
+        scope: Scope = {"type": "http", "method": "POST", "path": "/x", "headers": [], "app": world.app}
         await world._middleware(scope, receive, send)
         assert free == [100, 100]
 

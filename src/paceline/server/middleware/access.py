@@ -196,7 +196,7 @@ def _is_local_origin(origin: str) -> bool:
 
 
 PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
-"""Routes that need no key: they reveal nothing of any request."""
+"""Paths whose GET, and with it HEAD, needs no key: they reveal nothing of any request."""
 
 _INVALID_KEY = ApiError(
     401,
@@ -207,7 +207,7 @@ _INVALID_KEY = ApiError(
 
 
 class ApiKeys:
-    """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant.
+    """Require one of `keys`, except to read public paths; without keys all requests pass. Sets the key's tenant.
 
     is_page: whether a request is for a file of the web page, which is public too: it asks for a key itself.
     """
@@ -228,7 +228,7 @@ class ApiKeys:
         if found is not None:
             context = RequestContext.of(scope)
             context.key_digest, context.tenant = found
-        elif path not in PUBLIC and not self._is_page(scope):
+        elif not (scope["method"] == "GET" and path in PUBLIC) and not self._is_page(scope):
             await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
             return
         await self._app(scope, receive, send)

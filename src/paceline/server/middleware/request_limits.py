@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining, error_response
 from paceline.server.in_flight import ByteBudget, ByteReservation, InFlight
 from paceline.server.middleware.content_encoding import content_encoding, decoded_parts
-from paceline.server.request_context import route_path
+from paceline.server.request_context import RequestContext, RouteTable, route_path
 
 _CLOSE = {"connection": "close"}
 _UNCOUNTED = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
@@ -87,6 +87,8 @@ class BodyReader:
 
     budget: of the bodies of all requests in flight. retry_after_s: called when the budget is exhausted.
 
+    The body of a request without a route is not read, as its response does not depend on it.
+
     A compressed body is decoded. Its decoded bytes are counted against both limits before the next ones are decoded.
 
     A body that is not declared as JSON is read as JSON all the same, as `curl -d` sends it; but not from a web page of
@@ -98,15 +100,16 @@ class BodyReader:
     ) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
         self._budget, self._retry_after_s = budget, retry_after_s
+        self._routes: RouteTable | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application with the whole body. Its bytes stay reserved until the response is complete."""
-        if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY:
+        if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY or not self._has_route(scope):
             await self._app(scope, receive, send)
             return
-        with self._budget.reserve() as reservation:
+        with self._budget.reserve(RequestContext.of(scope).tenant) as reservation:
             try:
-                self._check_length(scope)
+                self._check_length(scope, reservation)
                 encoding = content_encoding(scope["headers"])
                 _declare_json(scope)
                 body = await self._read(receive, reservation)
@@ -123,13 +126,18 @@ class BodyReader:
         headers = {**_CLOSE, **(rejected.headers or {})}
         await error_response(rejected.api_error, route_path(scope), headers)(scope, receive, send)
 
-    def _check_length(self, scope: Scope) -> None:
+    def _has_route(self, scope: Scope) -> bool:
+        if self._routes is None:
+            self._routes = RouteTable(scope["app"].routes)
+        return self._routes.serves(scope["method"], route_path(scope))
+
+    def _check_length(self, scope: Scope, reservation: ByteReservation) -> None:
         """Reject a declared length that is too large before the body is sent."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 if int(value) > self._max_bytes:
                     raise self._too_large(int(value))
-                if int(value) > self._budget.free_bytes:
+                if not reservation.has_room(int(value)):
                     raise self._budget_exhausted()
 
     async def _read(self, receive: Receive, reservation: ByteReservation) -> bytes:
@@ -171,7 +179,10 @@ class BodyReader:
 
     def _budget_exhausted(self) -> ApiException:
         most = self._budget.max_bytes
-        text = f"with this body all requests in flight would have more than {most} bytes; try again later"
+        text = f"with this body all requests in flight would have more than {most} bytes"
+        if self._budget.is_shared:
+            text += ", or those of this key's tenant more than its share"
+        text += "; try again later"
         return ApiException(
             ApiError(429, "rate_limit_error", "too_many_bytes", text, retry_after_s=self._retry_after_s())
         )

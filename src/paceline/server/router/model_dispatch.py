@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.errors import CapacityError, EngineStopped, ModelNotFound, ModelNotLoaded, PacelineError
@@ -32,7 +32,7 @@ from paceline.server.api_errors import (
 )
 from paceline.server.flags import ModelPreset
 from paceline.server.middleware.request_limits import BufferedReceive
-from paceline.server.request_context import DisconnectWatcher, RequestContext, route_path
+from paceline.server.request_context import DisconnectWatcher, RequestContext, RouteTable, route_path
 from paceline.server.resumable_streams import conversation_id_of
 from paceline.server.router.early_stream import STYLES, EarlyStream
 from paceline.server.router.routed_models import RoutedModels, ServedModel
@@ -43,7 +43,6 @@ _log = logging.getLogger("paceline.server")
 _TRUE: Final = ("true", "1")
 _ALSO_OF_MODELS: Final = ("/props", "/metrics")  # without ?model= they are about the server
 _STORED: Final = "/v1/responses/"  # stored responses are handed out without their model
-_MAX_KNOWN: Final = 512  # pairs of method and path: clients choose paths
 _NEVER_LOAD: Final = ("/metrics", "/v1/engine/events", "/v1/engine/model")  # looking on loads nothing
 
 
@@ -59,13 +58,11 @@ class ModelRoutes:
     """The routes that are a model's: what is not among them is the server's own, or does not exist."""
 
     def __init__(self) -> None:
-        self._models: Sequence[BaseRoute] = ()
-        self._own: Sequence[BaseRoute] = ()
-        self._known: dict[tuple[str, str], bool] = {}
+        self._models = self._own = RouteTable()
 
     def set(self, models: Sequence[BaseRoute], own: Sequence[BaseRoute]) -> None:
         """Set the routes, once they are there. own: win over a model's of the same path and method."""
-        self._models, self._own = models, own
+        self._models, self._own = RouteTable(models), RouteTable(own)
 
     def has(self, method: str, path: str, *, names_model: bool) -> bool:
         """Return whether a request is for a model."""
@@ -73,17 +70,7 @@ class ModelRoutes:
             return names_model and method == "GET"
         if method in ("GET", "DELETE") and path.startswith(_STORED):
             return False
-        known = self._known.get((method, path))
-        if known is None:
-            known = _is_among(self._models, method, path) and not _is_among(self._own, method, path)
-            if len(self._known) < _MAX_KNOWN:
-                self._known[method, path] = known
-        return known
-
-
-def _is_among(routes: Sequence[BaseRoute], method: str, path: str) -> bool:
-    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
-    return any(route.matches(scope)[0] is Match.FULL for route in routes)
+        return self._models.serves(method, path) and not self._own.serves(method, path)
 
 
 class ModelDispatch:

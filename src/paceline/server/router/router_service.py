@@ -12,13 +12,13 @@ from paceline.errors import ModelNotFound
 from paceline.model_manager import ModelLoader
 from paceline.server.api_errors import DEFAULT_RETRY_S, ApiError, api_error_of
 from paceline.server.flags import ModelPresets
-from paceline.server.in_flight import ByteBudget, InFlight
+from paceline.server.in_flight import InFlight
 from paceline.server.router.event_feed import EventFeed
 from paceline.server.router.model_dispatch import routing_error
 from paceline.server.router.model_downloads import ModelDownloads
 from paceline.server.router.routed_models import RoutedModels
 from paceline.server.server_metrics import HttpMetrics
-from paceline.server.service import KeptForClients, max_body_bytes
+from paceline.server.service import KeptForClients, body_budget
 from paceline.server.settings import ServerSettings
 from paceline.server.web_page import WebPage
 
@@ -33,7 +33,7 @@ class RouterService:
         self.settings, self.names = settings, ()
         self.created = int(time.time())
         self.in_flight, self.http_metrics = InFlight(), HttpMetrics()
-        self.body_budget = ByteBudget(max_body_bytes(settings))
+        self.body_budget = body_budget(settings)
         self.kept = KeptForClients(settings)
         self.page = WebPage.of(settings)
         self.feed = EventFeed()
