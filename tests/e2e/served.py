@@ -32,6 +32,9 @@ class Served:
         self._more_lines = threading.Condition()
         self._num_lines = 0
         self._has_ended = False
+        self.reads = threading.Event()  # cleared: its stderr is not read
+        self.reads.set()
+        self._closes_stderr = False
         self._process = subprocess.Popen(
             [*COMMAND, "serve", "--port", "0", *flags],
             stdin=subprocess.DEVNULL,
@@ -57,6 +60,10 @@ class Served:
         assert self._process.stderr is not None
         for line in iter(self._process.stderr.readline, b""):
             self._add(line.decode(errors="replace"))
+            self.reads.wait()
+            if self._closes_stderr:
+                self._process.stderr.close()
+                break
         with self._more_lines:
             self._has_ended = True
             self._more_lines.notify_all()
@@ -89,6 +96,12 @@ class Served:
         code = self._process.wait(LONG_S)
         self._reader.join(LONG_S)
         return code
+
+    def close_stderr(self) -> None:
+        """Close the pipe that it logs to, after one more line."""
+        self._closes_stderr = True
+        self.get("/health")
+        self._reader.join(LONG_S)
 
     def children(self) -> list[int]:
         """The processes that it has started and not buried."""
@@ -149,6 +162,7 @@ class Served:
 
     def end(self) -> None:
         """It is gone, whatever happened; its worker follows."""
+        self.reads.set()
         self._process.kill()
         self._process.wait(LONG_S)
         self._reader.join(LONG_S)

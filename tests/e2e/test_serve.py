@@ -229,6 +229,35 @@ def test_a_second_signal_ends_server_and_worker_at_once(number: signal.Signals) 
         worker.wait_gone()
 
 
+def test_a_log_that_is_not_read_stops_nothing() -> None:
+    """2,000 requests are served meanwhile, their lines arrive in order once they are read, and a signal ends the server."""
+    with Served("-t", "1", "-v") as server, server.client() as client:
+        server.reads.clear()
+        for number in range(2000):
+            assert client.get("/health", headers={"x-request-id": f"r{number}"}).status_code == 200
+        assert client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2}).status_code == 200
+        server.reads.set()
+        server.wait_for("/v1/completions")
+        lines = [json.loads(line) for line in server.lines if line.startswith("{")]
+        assert [line["request_id"] for line in lines[-901:-1]] == [f"r{number}" for number in range(1100, 2000)]
+        server.reads.clear()
+        for _ in range(1000):
+            client.get("/health")
+        server.signal(signal.SIGTERM)
+        assert server._process.wait(LONG_S) == 0
+
+
+def test_a_log_whose_reader_is_gone_stops_nothing() -> None:
+    """The server goes on without it, and a signal ends it in order."""
+    with Served("-t", "1", "-v") as server, server.client() as client:
+        server.close_stderr()
+        for _ in range(50):
+            assert client.get("/health").status_code == 200
+        assert client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2}).status_code == 200
+        server.signal(signal.SIGTERM)
+        assert server.code() == 0
+
+
 def test_a_killed_server_takes_its_worker_along() -> None:
     """Whatever the worker is at; the client sees that its stream was cut."""
     with Served(*FLAGS) as served, served.worker() as worker:

@@ -24,6 +24,7 @@ from paceline.request import RequestOptions
 from paceline.server.application import build_app
 from paceline.server.json_bodies import JsonRoute
 from paceline.server.listeners import Listeners
+from paceline.server.log_queue import STDERR
 from paceline.server.serving import ENGINE_ENDED, Serving, uvicorn_config
 from paceline.server.settings import ServerSettings
 from paceline.server.startup import prepare_loop
@@ -136,6 +137,7 @@ def test_the_time_until_it_is_ready_counts_from_the_beginning_of_the_load(capfd:
             return await running
 
     assert asyncio.run(main()) == 0
+    STDERR.flush(LONG_S)
     assert "ready after 100" in capfd.readouterr().err
 
 
@@ -325,6 +327,7 @@ def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> N
         raise RuntimeError("it is broken")
 
     assert asyncio.run(main(True)) == ENGINE_ENDED == 70
+    STDERR.flush(LONG_S)
     assert "ending: 3 ticks in a row failed, the last one with RuntimeError: it is broken" in capfd.readouterr().err
     assert asyncio.run(main(False)) == 0
 

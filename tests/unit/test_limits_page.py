@@ -18,7 +18,15 @@ from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
 from paceline.request import RequestOptions
 from paceline.runtime import gguf_check
-from paceline.server import connection, json_bodies, request_fields, resumable_streams, running_request, vectors
+from paceline.server import (
+    connection,
+    json_bodies,
+    log_queue,
+    request_fields,
+    resumable_streams,
+    running_request,
+    vectors,
+)
 from paceline.server.flags.table import FLAGS
 from paceline.server.media_input import media_fetcher
 from paceline.server.middleware import content_encoding
@@ -76,6 +84,7 @@ FIGURES = {
     "resumable streams": f"{resumable_streams._MAX_STREAMS:,}",
     "bytes of a conversation's id": f"{resumable_streams.MAX_ID_BYTES:,}",
     "bytes of a tenant's stored responses": _bytes(SERVER.responses_store_bytes),
+    "lines of the log that wait to be written": _bytes(log_queue.MAX_WAITING_CHARS),
     "time that running requests get after SIGTERM": _seconds(SERVER.drain_s),
     # Queue and engine
     "sequences that run at once": f"{ENGINE.num_slots:,}",

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline.cli import terminal
@@ -46,6 +47,7 @@ def run_server(args: Sequence[str]) -> int:
             for note in resolved.notes:
                 terminal.note(f"Note: {note}")
             set_up_logging(resolved.settings)
+            logging.captureWarnings(True)
             from paceline.server.startup import serve as run
 
             presets = ModelPresets(resolved, files) if resolved.is_router else None
@@ -107,22 +109,29 @@ class _PlainLines(logging.Formatter):
 
 def set_up_logging(settings: ServerSettings) -> None:
     """Replace the handlers of the server's loggers. Raise `OSError` if the log file cannot be opened."""
+    from paceline.server.log_queue import STDERR, LogQueue, QueuedLines, describe_dropped, write_to
     from paceline.server.settings import ACCESS_LOGGER
 
     level = _LEVELS[settings.log_level]
     form = _JsonLines() if settings.log_json else _PlainLines()
-    _direct("paceline", level, settings, form)
-    _direct("uvicorn", level if level <= logging.DEBUG else max(level, logging.WARNING), settings, form)
-    _direct(ACCESS_LOGGER, max(level, logging.INFO), settings, logging.Formatter("%(message)s"))
-
-
-def _direct(name: str, level: int, settings: ServerSettings, form: logging.Formatter) -> None:
-    handler: logging.Handler
-    if settings.log_file is None:
-        handler = logging.StreamHandler()
-    else:
-        handler = logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")
+    queue = STDERR
+    if settings.log_file is not None:
+        queue = LogQueue(partial(write_to, os.open(settings.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)))
+    handler, access_handler, last_handler = QueuedLines(queue), QueuedLines(queue), QueuedLines(queue)
     handler.setFormatter(form)
+    access_handler.setFormatter(logging.Formatter("%(message)s"))
+    last_handler.setFormatter(form)
+    last_handler.setLevel(max(level, logging.WARNING))
+    logging.lastResort = last_handler  # of other loggers, such as asyncio's
+    queue.describe_dropped = lambda number: form.format(
+        logging.LogRecord("paceline.server", logging.WARNING, "", 0, describe_dropped(number), None, None)
+    )
+    _direct("paceline", level, handler)
+    _direct("uvicorn", level if level <= logging.DEBUG else max(level, logging.WARNING), handler)
+    _direct(ACCESS_LOGGER, max(level, logging.INFO), access_handler)
+
+
+def _direct(name: str, level: int, handler: logging.Handler) -> None:
     logger = logging.getLogger(name)
     logger.handlers[:] = [handler]
     logger.setLevel(level)

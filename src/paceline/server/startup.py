@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.server.listeners import CannotListen, Listeners, tls_context
+from paceline.server.log_queue import STDERR
 from paceline.server.settings import ServerSettings
 from paceline.server.stop_signals import StopSignals, say
 
@@ -48,6 +49,7 @@ def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
         return _serve_model(settings) if presets is None else _serve_models(settings, presets)
     finally:
         SPARE_WORKERS.end()
+        STDERR.flush()
 
 
 def _serve_model(settings: ServerSettings) -> int:

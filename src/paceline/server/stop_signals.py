@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from contextlib import suppress
 from typing import Final
+
+from paceline.server.log_queue import STDERR
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -34,10 +34,10 @@ class StopSignals:
             self.request()
             return
         say("ended at once")
+        STDERR.flush()
         os._exit(128 + number)  # a worker process notices that its parent is gone
 
 
 def say(text: str) -> None:
-    """Write a line of the server's own to stderr."""
-    with suppress(OSError):  # stderr may be closed
-        print(f"paceline: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the command's own output
+    """Write a line of the server's own to stderr. Never waits."""
+    STDERR.put(f"paceline: {text}")

@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 import paceline
 from paceline.cli.app import build_app
 from paceline.cli.serve import set_up_logging
+from paceline.server.log_queue import STDERR, QueuedLines
 from paceline.server.settings import ServerSettings
 
+LONG_S = 60.0
 LOGGERS = ("paceline", "uvicorn", "paceline.server.access")
 
 
@@ -166,6 +168,7 @@ def test_the_log_has_a_time_a_level_and_a_name_a_line(capsys: pytest.CaptureFixt
     logging.getLogger("paceline.engine").warning("short of %s", "memory")
     logging.getLogger("paceline.engine").debug("not shown")
     logging.getLogger("paceline.server.access").info('{"status": 200}')
+    STDERR.flush(LONG_S)
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith("+00:00 WARNING paceline.engine: short of memory")
     assert second == '{"status": 200}'
@@ -180,6 +183,9 @@ def test_the_log_can_be_json_in_a_file(tmp_path: Path) -> None:
     except ValueError:
         logging.getLogger("paceline.server").exception("failed\nbadly")
     logging.getLogger("paceline.server.access").info("{}")
+    (handler,) = logging.getLogger("paceline").handlers
+    assert isinstance(handler, QueuedLines)
+    handler.queue.flush(LONG_S)
     (line,) = map(json.loads, path.read_text().splitlines())
     assert (line["level"], line["logger"], line["message"]) == ("error", "paceline.server", "failed\nbadly")
     assert "ValueError: invalid literal" in line["traceback"]
@@ -189,6 +195,7 @@ def test_the_log_can_be_off(capsys: pytest.CaptureFixture[str]) -> None:
     """Then nothing is written, whatever it is."""
     set_up_logging(ServerSettings(log_level="off"))
     logging.getLogger("paceline.server").critical("gone")
+    STDERR.flush(LONG_S)
     assert capsys.readouterr().err == ""
 
 

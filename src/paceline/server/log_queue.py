@@ -1,0 +1,142 @@
+"""Lines of the server's log, written by a thread: a full pipe or a slow disk holds up no other thread."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+MAX_WAITING_CHARS: Final = 4 << 20
+"""Most characters of lines that wait to be written; further lines are dropped and counted."""
+
+_BATCH_CHARS: Final = 1 << 16  # written at once
+_RETRY_S: Final = 1.0  # between two looks at a descriptor that cannot be written to
+_EXIT_S: Final = 1.0  # that the process waits at its end until its last lines are written
+
+
+def describe_dropped(number: int) -> str:
+    """Return the text that stands in place of dropped lines."""
+    return f"{number} lines of the log were dropped, as they were not read or could not be written"
+
+
+class LogQueue:
+    """Lines in order, and the thread that writes them. Any thread.
+
+    A line that finds no room is dropped. A line with the number of dropped lines takes their place.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        """write: called by the thread with whole lines; they are dropped if it raises `OSError`."""
+        self.describe_dropped = describe_dropped
+        self._write = write
+        self._lines: deque[str] = deque()
+        self._num_chars = self._num_dropped = 0
+        self._is_writing = False
+        self._changed = threading.Condition()  # its lock may be taken again: an object that is freed meanwhile may log
+        self._thread: threading.Thread | None = None
+
+    def put(self, line: str) -> None:
+        """Add a line, which has no newline at its end. Never waits for the thread's writing."""
+        with self._changed:
+            if self._num_chars + len(line) > MAX_WAITING_CHARS:
+                self._num_dropped += 1
+                return
+            self._append_dropped()
+            self._append(line)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="paceline-log", daemon=True)
+                self._thread.start()
+                atexit.register(self.flush)
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float = _EXIT_S) -> None:
+        """Wait until all lines are written, at most for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines and not self._is_writing, timeout_s)
+
+    def _append(self, line: str) -> None:
+        self._lines.append(line + "\n")
+        self._num_chars += len(line) + 1
+
+    def _append_dropped(self) -> None:
+        if self._num_dropped:
+            self._append(self.describe_dropped(self._num_dropped))
+            self._num_dropped = 0
+
+    def _run(self) -> None:
+        while True:
+            text, num_lines = self._next_batch()
+            try:
+                self._write(text)
+            except OSError:  # such as a closed pipe or a full disk
+                with self._changed:
+                    self._num_dropped += num_lines
+
+    def _next_batch(self) -> tuple[str, int]:
+        """Wait for lines; return some of them and their number."""
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._lines)
+            batch: list[str] = []
+            num_chars = 0
+            while self._lines and num_chars < _BATCH_CHARS:
+                batch.append(self._lines.popleft())
+                num_chars += len(batch[-1])
+            self._num_chars -= num_chars
+            if not self._lines:
+                self._append_dropped()
+            self._is_writing = True
+        return "".join(batch), len(batch)
+
+
+class QueuedLines(logging.Handler):
+    """Puts formatted log records into a queue."""
+
+    def __init__(self, queue: LogQueue) -> None:
+        super().__init__()
+        self.queue = queue
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Put one record."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - as any handler
+            line = f"paceline: a record of {record.name} cannot be formatted: {type(error).__name__}: {error}"
+        self.queue.put(line)
+
+
+def write_to(descriptor: int, text: str) -> None:
+    """Write a text to a descriptor, which may be one that does not block. Raises `OSError`."""
+    data = text.encode("utf-8", "backslashreplace")
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            waiting = select.poll()
+            waiting.register(descriptor, select.POLLOUT)
+            waiting.poll(_RETRY_S * 1000)
+
+
+def _write_to_stderr(text: str) -> None:
+    """Write past the buffer of `sys.stderr`: a thread that waits with that buffer's lock would hold up the interpreter's end."""
+    stream = sys.stderr
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # a stream without a descriptor
+        with suppress(ValueError):  # a closed one
+            stream.write(text)
+            stream.flush()
+    else:
+        write_to(descriptor, text)
+
+
+STDERR: Final = LogQueue(_write_to_stderr)
+"""The lines that the server writes to stderr."""
