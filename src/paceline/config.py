@@ -43,9 +43,10 @@ class EngineConfig:
             most that its target yields to while too much time is lost to small batches.
         max_queue: Requests that may be open beyond num_slots of them. Open requests are those that have not ended, waiting
             or running, embeddings included, each counted once whatever its n. Beyond: see when_full.
-        max_queue_tokens: Prompt tokens that may wait; None: no limit. An empty queue takes a prompt of any length.
-        when_full: What `LLM` and `AsyncLLM` do with a request beyond these two limits: "wait" keeps it, in order of arrival,
-            until requests before it make room; "refuse" raises `QueueFull`. Servers refuse in any case.
+        max_queue_tokens: Prompt tokens that may wait; None: no limit. An empty queue takes a prompt of any length. If requests
+            have tenants, a tenant has a share of the places and of these tokens, see the guide to servers.
+        when_full: What `LLM` and `AsyncLLM` do with a request beyond these two limits: "wait" keeps it until requests before
+            it make room, in order of arrival, with tenants in turn; "refuse" raises `QueueFull`. Servers refuse in any case.
         max_embedding_tokens: Most tokens of a text to embed or rerank; None: as many as the model was trained for. A text is
             computed in one tick, which delays streams; memory for more than 2048 tokens is allocated with the first such text.
         isolation: "thread" computes in this process, "process" in a worker process whose crash this one survives.

@@ -64,7 +64,7 @@ class RequestOptions:
         speculation: Whether tokens may be proposed ahead of decoding, where the engine has a drafter. The output is the same.
         max_draft: Most tokens that are proposed in a tick, 0 to 64; None: as many as pay.
         tenant: Owner of the request. Only requests of the same tenant and cache_salt share prefixes; others cannot even
-            find out by timing.
+            find out by timing. Tenants take turns for slots, and one tenant cannot fill the queue for the others.
         cache_salt: See tenant.
         request_id: The caller's name for the request in records and traces.
 

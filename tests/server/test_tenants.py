@@ -1,7 +1,8 @@
-"""What tenants share of the cache over HTTP: nothing, by whatever route."""
+"""Tenants over HTTP: they share no cached prefixes by any route, and take turns in the queue."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,3 +69,43 @@ def test_prefixes_are_shared_within_a_tenant_and_not_beyond(shared: RunningServe
     )
     result = named.json()
     assert named.status_code == 400 or (result["timings"]["cache_n"] == 0 and "tenant" in result["warnings"][0])
+
+
+def test_a_tenant_that_fills_the_queue_leaves_room_and_a_fair_turn_to_another() -> None:
+    """Of eighty requests 48 fill the tenant's share of 64 places; a request of another tenant waits for about one turn."""
+    engine = {**DEMO_ENGINE, "num_slots": 2, "max_queue": 62}
+    body = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    done: list[str] = []
+    num_before: list[int] = []
+    refused: list[httpx.Response] = []
+
+    async def attack(server: RunningServer) -> httpx.Response:
+        async with server.async_client(limits=httpx.Limits(max_connections=100)) as client:
+
+            async def send(key: str) -> httpx.Response:
+                headers = {"authorization": f"Bearer {KEYS[key].secret}"}
+                response = await client.post("/v1/completions", json=body, headers=headers)
+                if response.status_code == 200:
+                    done.append(key)
+                else:
+                    refused.append(response)
+                return response
+
+            async with asyncio.TaskGroup() as tasks:
+                many = [tasks.create_task(send("one")) for _ in range(80)]
+                while len(refused) < 32:
+                    await asyncio.sleep(0.01)
+                num_before.append(len(done))
+                other = await send("two")
+            assert all(task.done() for task in many)
+            return other
+
+    with RunningServer(ServerSettings(engine_options=engine, api_keys=tuple(KEYS.values()))) as server:
+        other = asyncio.run(attack(server))
+    assert other.status_code == 200, other.text
+    assert (done.count("one"), len(refused)) == (48, 32)
+    assert done.index("two") - num_before[0] <= 5  # two have slots, one may have its turn, two may have arrived late
+    for response in refused:
+        assert response.status_code == 429
+        assert "the share of tenant 'one' in the queue is full: it has 48 of 64 places" in response.text
+        assert int(response.headers["retry-after"]) >= 1

@@ -90,6 +90,8 @@ FIGURES = {
     "sequences that run at once": f"{ENGINE.num_slots:,}",
     "largest number of slots": f"{_MAX_SLOTS:,}",
     "requests that are open beyond the slots": f"{ENGINE.max_queue:,}",
+    "open requests of a tenant, if there are several tenants": "three for each free place",
+    "prompt tokens of a tenant that wait, if there are several tenants": "three for each free one",
     "prompt tokens that wait": _or_none(ENGINE.max_queue_tokens),
     "time of a whole request": _or_none(SERVER.timeout_s),
     "tokens that a stream's client may fall behind": f"{running_request.MAX_BUFFERED_TOKENS:,}",

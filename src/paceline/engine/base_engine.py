@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -127,6 +127,10 @@ class BaseEngine(ABC):
     @abstractmethod
     def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
         """Return the pooling of a request. Raises what this process can find wrong with it or its texts."""
+
+    def expect_tenants(self, tenants: Iterable[str]) -> None:
+        """See `EngineClient`."""
+        self._inbox.expect_tenants(tenants)
 
     # ---- LoRA adapters
 

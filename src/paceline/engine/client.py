@@ -7,7 +7,7 @@ happen on the caller's thread; the results of `accept`, `embed` and `rerank` com
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -111,6 +111,12 @@ class EngineClient(Protocol):
 
         Raises `InvalidParams`, `PromptTooLong` where a pair does not fit, and `Unsupported` for a classification model of several
         classes.
+        """
+
+    def expect_tenants(self, tenants: Iterable[str]) -> None:
+        """Set the tenants that may send requests, "" among them for requests without one. None may take the whole queue alone.
+
+        Without this call a part of the queue is kept free as soon as a request has a tenant.
         """
 
     # ---- LoRA adapters

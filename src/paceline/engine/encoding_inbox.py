@@ -37,9 +37,8 @@ class EncodingInbox(Inbox):
             super()._begin(request)
             return
         self._early[request.key] = []
-        self._queue.put(
-            request.key, request, request.deadline_s(), turn_s(request.submitted_s, request.options.priority)
-        )
+        turn = turn_s(request.submitted_s, request.options.priority)
+        self._queue.put(request.key, request, request.deadline_s(), turn, request.options.tenant)
 
     def put(self, command: Command) -> None:
         """As `Inbox.put`, behind the request that the command is for. `Stop` also ends what is encoded, and what waits for it."""

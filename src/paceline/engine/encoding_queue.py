@@ -44,6 +44,7 @@ class _Entry(Generic[Job]):
     job: Job
     deadline_s: float
     turn_s: float
+    tenant: str
     is_given_up: bool = False
 
 
@@ -65,7 +66,10 @@ class _Close:
 
 
 class EncodingQueue(Generic[Job]):
-    """Encodes requests in the order of their turns. Its threads begin with the first one, and end with `close`."""
+    """Encodes requests in the order of their turns; tenants alternate.
+
+    Its threads begin with the first request, and end with `close`.
+    """
 
     def __init__(
         self,
@@ -91,12 +95,21 @@ class EncodingQueue(Generic[Job]):
         self._events: queue.SimpleQueue[_Entry[Job] | _Release | _Encoded | _LetGo | _Close] = queue.SimpleQueue()
         self._handed: queue.SimpleQueue[_Entry[Job] | None] = queue.SimpleQueue()
         self._waiting: dict[int, _Entry[Job]] = {}
+        self._tenants: list[str] = []  # that waited last; the tenant whose turn it is comes first
         self._encoding: _Entry[Job] | None = None
         self._has_begun = False
 
-    def put(self, key: int, job: Job, deadline_s: float, turn_s: float) -> None:
-        """Add a request. deadline_s: on the clock; infinite without one. turn_s: the lowest is next. One thread at a time."""
-        self._events.put(_Entry(key, job, deadline_s, turn_s))
+    def put(self, key: int, job: Job, deadline_s: float, turn_s: float, tenant: str = "") -> None:
+        """Add a request. One thread at a time.
+
+        Args:
+            key: Of the request.
+            job: For `encode`.
+            deadline_s: On the clock; infinite without one.
+            turn_s: The lowest of a tenant is next.
+            tenant: The owner of the request.
+        """
+        self._events.put(_Entry(key, job, deadline_s, turn_s, tenant))
         if not self._has_begun:
             self._has_begun = True
             for name, work in (("watching", self._watch), ("encoding", self._encode_all)):
@@ -173,9 +186,20 @@ class EncodingQueue(Generic[Job]):
     def _hand_next(self) -> None:
         has_room = sum(list(self._held.values())) <= self._max_held_bytes
         if self._encoding is None and self._waiting and has_room:
-            following = min(self._waiting.values(), key=lambda one: one.turn_s)
+            following = self._following()
             self._encoding = self._waiting.pop(following.key)
             self._handed.put(self._encoding)
+
+    def _following(self) -> _Entry[Job]:
+        """Return the next request of the tenant whose turn it is."""
+        entries = sorted(self._waiting.values(), key=lambda entry: entry.turn_s)
+        waiting = dict.fromkeys(entry.tenant for entry in entries)
+        tenants = [
+            *[one for one in self._tenants if one in waiting],
+            *[one for one in waiting if one not in self._tenants],
+        ]
+        self._tenants = tenants[1:] + tenants[:1]
+        return next(entry for entry in entries if entry.tenant == tenants[0])
 
     # ---- the encoding thread
 

@@ -2,7 +2,8 @@
 
 A request for which there is no room is refused here, at once, or it waits in line and is accepted when requests before it make
 room; closing refuses the requests in the line. The engine's thread gets only accepted requests. If a cancel or a deadline ends
-the wait of a request, the request is accepted out of turn, and the scheduler ends it.
+the wait of a request, the request is accepted out of turn, and the scheduler ends it. `QueueShares` keeps a part of the queue
+free for other tenants, and the tenants in the line take turns.
 
 Cancels and the like are never refused, and take no lock: they may come from a finalizer, during a garbage collection on any
 thread.
@@ -17,8 +18,10 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from paceline.engine.adapters import name_of
 from paceline.engine.backend import Lora
@@ -39,20 +42,136 @@ class Wait:
     on_refused: Callable[[EngineStopped], object]
 
 
+_SHARE: Final = 3
+"""Places, and queued tokens, that a tenant may have for each free one."""
+
+_RESERVED: Final = 4
+"""The free places that are reserved for tenants without a request are at most the places divided by this number."""
+
+
+class QueueShares:
+    """The places and prompt tokens that each tenant has in the queue, and the limits of its share.
+
+    Requests without a tenant use the whole queue, as long as no other tenant is known. Otherwise a tenant may have `_SHARE`
+    times as many places as are free: three quarters of the queue for one tenant, and equal parts for several. It also leaves one
+    place free for each known tenant that has no request. Queued tokens are shared in the same way. So the first request of a
+    tenant finds a place, and a tenant without a queued prompt may queue one of any length. No accepted request is evicted: the
+    tenants below their shares get the places that become free.
+
+    Attributes:
+        max_requests: Requests that have not ended, waiting or running.
+        max_tokens: Prompt tokens that wait; None: no limit.
+    """
+
+    def __init__(self, max_requests: int, max_tokens: int | None) -> None:
+        self.max_requests, self.max_tokens = max_requests, max_tokens
+        self._expected: frozenset[str] = frozenset()
+        self._tenants: dict[int, str] = {}  # of the open requests
+        self._waiting: dict[int, int] = {}  # prompt tokens of the open requests that wait
+        self._num_open: Counter[str] = Counter()
+        self._num_waiting: Counter[str] = Counter()
+        self._num_tokens: Counter[str] = Counter()
+
+    def expect(self, tenants: Iterable[str]) -> None:
+        """Set the tenants that may send requests. If there is one alone, it may use the whole queue."""
+        self._expected = frozenset(tenants)
+
+    def add(self, key: int, tenant: str, num_tokens: int) -> None:
+        """Count a request that was accepted, and waits."""
+        self._tenants[key], self._waiting[key] = tenant, num_tokens
+        self._num_open[tenant] += 1
+        self._num_waiting[tenant] += 1
+        self._num_tokens[tenant] += num_tokens
+
+    def started(self, key: int) -> None:
+        """Count a request as running; does nothing for a request that does not wait."""
+        num_tokens = self._waiting.pop(key, None)
+        if num_tokens is not None:
+            tenant = self._tenants[key]
+            self._num_tokens[tenant] -= num_tokens
+            _decrement(self._num_waiting, tenant)
+
+    def ended(self, key: int) -> None:
+        """Release what a request has; does nothing for a request that is not open."""
+        self.started(key)
+        tenant = self._tenants.pop(key, None)
+        if tenant is not None and not _decrement(self._num_open, tenant):
+            del self._num_tokens[tenant]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._tenants
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def why_refused(self, tenant: str, num_tokens: int) -> str | None:
+        """Return why there is no room for a request with so many prompt tokens; None if there is room."""
+        return self._why_no_place(tenant) or self._why_no_tokens(tenant, num_tokens)
+
+    def _why_no_place(self, tenant: str) -> str | None:
+        num_free, num_own = self.max_requests - len(self), self._num_open[tenant]
+        if num_free <= 0:
+            return f"the queue is full: the engine has {len(self)} requests (num_slots + max_queue)"
+        if not num_own or not self._is_shared(tenant):
+            return None
+        num_idle = sum(not self._num_open[other] for other in self._expected - {tenant})
+        num_reserved = min(num_idle, max(1, self.max_requests // _RESERVED))
+        if num_own < _SHARE * num_free and num_free > num_reserved:
+            return None
+        return (
+            f"the share of {_named(tenant)} in the queue is full: it has {num_own} of {self.max_requests} places (num_slots + "
+            f"max_queue), and the {num_free} free places are kept for other tenants"
+        )
+
+    def _why_no_tokens(self, tenant: str, num_tokens: int) -> str | None:
+        if self.max_tokens is None or not self._num_waiting[tenant]:
+            return None
+        num_queued, num_own = self._num_tokens.total(), self._num_tokens[tenant]
+        num_free = self.max_tokens - num_queued
+        if num_tokens > num_free:
+            return (
+                f"the queue is full: {num_queued} prompt tokens are queued, and {num_tokens} more would exceed max_queue_tokens "
+                f"({self.max_tokens})"
+            )
+        if num_own + num_tokens <= _SHARE * num_free or not self._is_shared(tenant):
+            return None
+        return (
+            f"the share of {_named(tenant)} in the queue is full: {num_own} of its prompt tokens are queued, and {num_tokens} "
+            f"more would leave too few of max_queue_tokens ({self.max_tokens}) to other tenants"
+        )
+
+    def _is_shared(self, tenant: str) -> bool:
+        """Return whether other tenants may send requests; of a tenant that was not announced it is assumed."""
+        if self._expected - {tenant} or len(self._num_open) > (tenant in self._num_open):
+            return True
+        return bool(tenant) and not self._expected
+
+
+def _decrement(counter: Counter[str], tenant: str) -> int:
+    """Subtract 1 and return the rest; without a rest the tenant is removed."""
+    counter[tenant] -= 1
+    if not counter[tenant]:
+        del counter[tenant]
+        return 0
+    return counter[tenant]
+
+
+def _named(tenant: str) -> str:
+    return f"tenant {tenant!r}" if tenant else "requests without a tenant"
+
+
 class Inbox:
     """Bounds: max_requests that have not ended, waiting or running; max_queue_tokens of prompts that wait; None: no bound."""
 
     def __init__(self, max_requests: int, max_queue_tokens: int | None = None) -> None:
-        self._max_requests = max_requests
-        self._max_queue_tokens = max_queue_tokens
+        self._shares = QueueShares(max_requests, max_queue_tokens)
         self._changed = threading.Condition()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None only wakes the thread
         self._looked_at: list[Command | None] = []  # by `wait`, on the engine's thread
         self._line: dict[int, tuple[Request | EmbeddingRequest, int, Wait]] = {}  # in order of arrival
+        self._line_turns: dict[str, dict[int, None]] = {}  # keys in the line by tenant; the first tenant is next
         self._is_line_held = False
         self._line_deadlines: list[tuple[float, int]] = []  # a heap; also of requests that have left the line
-        self._waiting_tokens: dict[int, int] = {}
-        self._open: set[int] = set()
         self._adapters: dict[int, Lora] = {}  # of the open requests that have any
         self._retired: set[str] = set()  # keys of adapters that no new request may use
         self.has_adapter: Callable[[str], bool] = lambda _: True  # whether an adapter of this key is loaded
@@ -65,7 +184,13 @@ class Inbox:
     def set_bounds(self, max_requests: int, max_queue_tokens: int | None) -> None:
         """Set the bounds, once the number of slots is known."""
         with self._changed:
-            self._max_requests, self._max_queue_tokens = max_requests, max_queue_tokens
+            self._shares.max_requests, self._shares.max_tokens = max_requests, max_queue_tokens
+            self._accept_from_line()
+
+    def expect_tenants(self, tenants: Iterable[str]) -> None:
+        """Set the tenants that may send requests, for which places are kept free; see `QueueShares`."""
+        with self._changed:
+            self._shares.expect(tenants)
             self._accept_from_line()
 
     def next_key(self) -> int:
@@ -88,31 +213,37 @@ class Inbox:
         """
         with self._changed:
             self.check_open()
-            has_room = is_accepted or (not self._line and self._has_room(num_tokens))
+            why_refused = None if is_accepted else self._why_refused(request.options.tenant, num_tokens)
+            has_room = why_refused is None
             if not has_room and wait is None:
                 self.num_refused += 1
-                raise self._queue_full(num_tokens)
+                raise QueueFull(f"{why_refused}; try again later")
             self._note_adapters(request)
             if has_room:
                 self._accept(request, num_tokens)
             elif wait is not None:
                 self._line[request.key] = (request, num_tokens, wait)
+                self._line_turns.setdefault(request.options.tenant, {})[request.key] = None
                 self._note_deadline(request)
                 if request.cancelled:
                     self.put(Cancel(request.key))  # the first one may have been taken before the request was in line
 
     def _accept(self, request: Request | EmbeddingRequest, num_tokens: int) -> None:
-        self._open.add(request.key)
-        self._waiting_tokens[request.key] = num_tokens
+        self._shares.add(request.key, request.options.tenant, num_tokens)
         self._begin(request)
 
     def _accept_from_line(self) -> None:
-        """Accept the requests at the head of the line for which there is room. The caller holds the lock."""
-        while self._line and not self._is_line_held:
-            key, (_, num_tokens, _) = next(iter(self._line.items()))
-            if not self._has_room(num_tokens):
-                return
-            self._leave_line(key)
+        """Accept requests from the line while there is room; the tenants take turns. The caller holds the lock."""
+        if self._is_line_held or self._is_closed:
+            return
+        has_accepted = True
+        while has_accepted:
+            has_accepted = False
+            for tenant in tuple(self._line_turns):
+                key = next(iter(self._line_turns[tenant]))
+                if self._shares.why_refused(tenant, self._line[key][1]) is None:
+                    self._leave_line(key)
+                    has_accepted = True
 
     def _leave_line(self, key: int) -> None:
         """Accept a request if it is in line, whatever its place. The caller holds the lock."""
@@ -120,6 +251,11 @@ class Inbox:
         if found is None:
             return
         request, num_tokens, wait = found
+        tenant = request.options.tenant
+        in_line = self._line_turns.pop(tenant)
+        del in_line[key]
+        if in_line:
+            self._line_turns[tenant] = in_line  # behind the other tenants
         self._accept(request, num_tokens)
         if request.cancelled:
             self.put(Cancel(key))  # the first one may have been taken already
@@ -156,7 +292,7 @@ class Inbox:
                 for command in commands:
                     if isinstance(command, Cancel):
                         self._leave_line(command.key)
-        return [one for one in commands if not isinstance(one, Submit) or one.request.key in self._open]
+        return [one for one in commands if not isinstance(one, Submit) or one.request.key in self._shares]
 
     def end_overdue_waits(self, now_s: float) -> None:
         """Accept the requests in the line whose deadline has passed; the scheduler ends them. Engine's thread."""
@@ -181,15 +317,14 @@ class Inbox:
     def started(self, key: int) -> None:
         """Note that a request has left the queue."""
         with self._changed:
-            self._waiting_tokens.pop(key, None)
+            self._shares.started(key)
             self._accept_from_line()
         self.on_left(key)
 
     def ended(self, key: int) -> None:
         """Note that a request has ended and makes room for another."""
         with self._changed:
-            self._waiting_tokens.pop(key, None)
-            self._open.discard(key)
+            self._shares.ended(key)
             self._adapters.pop(key, None)
             self._accept_from_line()
             self._changed.notify_all()
@@ -227,6 +362,7 @@ class Inbox:
         with self._changed:
             self._is_closed = True
             line, self._line = self._line, {}
+            self._line_turns.clear()
             self._line_deadlines.clear()
             for key in line:
                 self._adapters.pop(key, None)
@@ -237,7 +373,7 @@ class Inbox:
     def wait_until_empty(self, timeout_s: float | None) -> bool:
         """Wait until every accepted request has ended, and return whether that is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._open, timeout_s)
+            return self._changed.wait_for(lambda: not self._shares, timeout_s)
 
     @property
     def is_closed(self) -> bool:
@@ -246,12 +382,12 @@ class Inbox:
 
     def is_open(self, key: int) -> bool:
         """Whether a request has not ended."""
-        return key in self._open
+        return key in self._shares
 
     @property
     def num_open(self) -> int:
         """Number of requests that were accepted and have not ended."""
-        return len(self._open)
+        return len(self._shares)
 
     @contextlib.contextmanager
     def holding_line(self) -> Iterator[None]:
@@ -284,25 +420,12 @@ class Inbox:
                 raise InvalidParams(f"lora: the adapter {name_of(key)!r} is being unloaded, or was unloaded just now")
         self._adapters[request.key] = request.lora
 
-    def _has_room(self, num_tokens: int) -> bool:
-        if self._is_closed or len(self._open) >= self._max_requests:
-            return False
-        if self._max_queue_tokens is None:
-            return True
-        waiting = sum(self._waiting_tokens.values())
-        return not waiting or waiting + num_tokens <= self._max_queue_tokens
-
-    def _queue_full(self, num_tokens: int) -> QueueFull:
-        if self._line:
-            return QueueFull(f"the queue is full: {len(self._line)} requests wait for room in it; try again later")
-        if len(self._open) >= self._max_requests:
-            return QueueFull(
-                f"the queue is full: the engine has {len(self._open)} requests (num_slots + max_queue); try again later"
-            )
-        return QueueFull(
-            f"the queue is full: {sum(self._waiting_tokens.values())} prompt tokens are queued, and {num_tokens} more would "
-            f"exceed max_queue_tokens ({self._max_queue_tokens}); try again later"
-        )
+    def _why_refused(self, tenant: str, num_tokens: int) -> str | None:
+        """Return why a request is not accepted at once; None if it is. The caller holds the lock."""
+        in_line = self._line_turns.get(tenant)
+        if in_line:
+            return f"the queue is full: {len(in_line)} requests wait for room in it"
+        return self._shares.why_refused(tenant, num_tokens)
 
 
 class FrontInbox(Inbox):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 
 from paceline.kv_cache import KVCache, NotAdmitted, PrefixMatch
 from paceline.scheduling.events import Event, Started
@@ -15,11 +16,15 @@ from paceline.scheduling.telemetry import Telemetry
 class WaitingQueue:
     """First come first served within a priority; waiting makes up for priority, so that no sequence starves.
 
-    sequences: in order of their turn; read-only.
+    Tenants share the slots: the next sequence is of the tenant with the fewest running sequences, and tenants with equally many
+    take turns. Priority and arrival order the sequences of one tenant.
+
+    sequences: by priority and arrival, of all tenants; read-only.
     """
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
+        self._num_waiting: dict[str, int] = {}  # by tenant; the tenant whose last turn is longest ago comes first
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -30,11 +35,40 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Insert a sequence in its turn; a preempted one comes before all that arrived later."""
         insort(self.sequences, sequence, key=lambda one: one.turn_key)
+        self._num_waiting[_tenant(sequence)] = self._num_waiting.get(_tenant(sequence), 0) + 1
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence, if it is there."""
         if sequence in self.sequences:
             self.sequences.remove(sequence)
+            self._num_waiting[_tenant(sequence)] -= 1
+            if not self._num_waiting[_tenant(sequence)]:
+                del self._num_waiting[_tenant(sequence)]
+
+    def take(self, sequence: Sequence) -> None:
+        """Remove a sequence that gets a slot; the other tenants are next."""
+        self.discard(sequence)
+        num_left = self._num_waiting.pop(_tenant(sequence), 0)
+        if num_left:
+            self._num_waiting[_tenant(sequence)] = num_left
+
+    def in_turn(self, running: Iterable[Sequence]) -> Iterator[Sequence]:
+        """Yield the sequences that wait now in the order in which they get slots.
+
+        running: The sequences that have a slot; the order follows it and `take` between two steps.
+        """
+        if len(self._num_waiting) <= 1:
+            yield from tuple(self.sequences)
+            return
+        waiting: dict[str, deque[Sequence]] = {}
+        for sequence in self.sequences:
+            waiting.setdefault(_tenant(sequence), deque()).append(sequence)
+        while waiting:
+            num_running = Counter(map(_tenant, running))
+            tenant = min([one for one in self._num_waiting if one in waiting], key=num_running.__getitem__)
+            yield waiting[tenant].popleft()
+            if not waiting[tenant]:
+                del waiting[tenant]
 
 
 class Slots:
@@ -67,8 +101,12 @@ class Slots:
         return slot
 
     def next_victim(self) -> Sequence:
-        """Return the running sequence to preempt first: paused, then least important, then youngest."""
-        return max(self.running, key=lambda one: (one.request.is_paused, -one.priority, one.order))
+        """Return the running sequence to preempt first: paused, of the tenant with most, least important, youngest."""
+        num_running = Counter(map(_tenant, self.running))
+        return max(
+            self.running,
+            key=lambda one: (one.request.is_paused, num_running[_tenant(one)], -one.priority, one.order),
+        )
 
     def check(self) -> None:
         """Assert that every slot is in one place."""
@@ -85,7 +123,7 @@ class Admission:
     def admit(self, now_s: float, tick: int) -> list[Event]:
         """Start as many waiting sequences, in turn, as slots and cells allow."""
         events: list[Event] = []
-        for sequence in self._queue:
+        for sequence in self._queue.in_turn(self._slots.running):
             if sequence.request.is_paused:
                 continue
             if not (self._slots.num_free or self._has_paused):
@@ -137,7 +175,7 @@ class Admission:
 
     def _start(self, sequence: Sequence, match: PrefixMatch, now_s: float, tick: int) -> list[Event]:
         request, sink = sequence.request, self._telemetry.sink
-        self._queue.discard(sequence)
+        self._queue.take(sequence)
         slot = self._slots.allocate(sequence, tick)
         is_first = request.started_s is None
         if is_first:
@@ -149,3 +187,7 @@ class Admission:
             if is_first:
                 request.num_cached, request.cached_from = match.num_tokens, match.source_name
         return [Started(request.key)] if is_first else []
+
+
+def _tenant(sequence: Sequence) -> str:
+    return sequence.request.options.tenant

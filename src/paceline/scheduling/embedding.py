@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from paceline.errors import Aborted, Cancelled, DeadlineExceeded, EngineStopped, PacelineError
@@ -150,10 +150,14 @@ class EmbeddingItem:
 
 
 class EmbeddingQueue:
-    """First come first served; texts of several requests share a pass where they are pooled in the same way."""
+    """First come first served within a tenant, and tenants take turns, with each pass.
+
+    Texts of several requests share a pass if they are pooled in the same way.
+    """
 
     def __init__(self) -> None:
         self.requests: deque[EmbeddingRequest] = deque()
+        self._tenants: list[str] = []  # that waited at the last pass; the tenant whose turn it is comes first
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -163,10 +167,11 @@ class EmbeddingQueue:
 
         One with media is alone.
         """
+        requests = self._in_turn()
         items: list[EmbeddingItem] = []
         num_tokens = 0
-        for request in self.requests:
-            if request.pooling != self.requests[0].pooling:
+        for request in requests:
+            if request.pooling != requests[0].pooling:
                 continue
             for index in range(request.num_planned, len(request.texts)):
                 num_tokens += len(request.texts[index])
@@ -178,6 +183,16 @@ class EmbeddingQueue:
                 if has_media:
                     return items
         return items
+
+    def _in_turn(self) -> list[EmbeddingRequest]:
+        """Return the first request of each tenant, then the second ones, and so on; the next pass begins with another tenant."""
+        waiting: dict[str, list[EmbeddingRequest]] = {tenant: [] for tenant in self._tenants}
+        for request in self.requests:
+            waiting.setdefault(request.options.tenant, []).append(request)
+        tenants = [tenant for tenant, requests in waiting.items() if requests]
+        self._tenants = tenants[1:] + tenants[:1]
+        rounds = zip_longest(*[waiting[tenant] for tenant in tenants])
+        return [request for one_each in rounds for request in one_each if request is not None]
 
 
 class EmbeddingScheduler:

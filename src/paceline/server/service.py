@@ -78,9 +78,10 @@ class Front(Protocol):
 
 
 class KeptForClients:
-    """What clients come back for by an id: streams to resume, stored responses. Several models of a server share it."""
+    """What several models of a server share: streams to resume, stored responses, and the tenants of the API keys."""
 
     def __init__(self, settings: ServerSettings) -> None:
+        self.tenants = frozenset(key.tenant for key in settings.api_keys)
         self.resumable_streams = ResumableStreams()
         self.response_store = ResponseStore(
             settings.responses_store, settings.responses_store_bytes, settings.responses_store_total_bytes
@@ -137,6 +138,7 @@ class Service:
     async def _load(self) -> None:
         try:
             await self._front.start()
+            self._front.engine.expect_tenants(self.kept.tenants)
             await asyncio.to_thread(self._read_model, self._front.engine.model)
             self._is_loaded = True
         except Exception as error:  # noqa: BLE001 - reported by routes and the exit code

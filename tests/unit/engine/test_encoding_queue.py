@@ -184,3 +184,14 @@ def test_what_was_encoded_or_given_up_is_not_kept(encoder: Encoder) -> None:
     while any(one() is not None for one in alive):
         assert CLOCK.now() < end_s, [str(one()) for one in alive]
         time.sleep(0.001)
+
+
+def test_tenants_alternate(encoder: Encoder) -> None:
+    """A tenant's images are not encoded after all of a tenant that sent more and sent them before."""
+    encoder.queue.put(1, "first", math.inf, 0.0, "a")
+    encoder.wait_for(lambda: encoder.begun == ["first"])
+    for key, (job, tenant) in enumerate((("a2", "a"), ("a3", "a"), ("a4", "a"), ("b1", "b"), ("b2", "b")), 2):
+        encoder.queue.put(key, job, math.inf, float(key), tenant)
+    encoder.may_go.set()
+    encoder.wait_for(lambda: len(encoder.ended) == 6)
+    assert encoder.begun == ["first", "a2", "b1", "a3", "b2", "a4"]

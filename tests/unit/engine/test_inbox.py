@@ -6,9 +6,12 @@ import gc
 import itertools
 import math
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.engine_world import make_request
 from tests.running_engine import LONG_S, in_threads
 
@@ -343,3 +346,131 @@ def test_larger_bounds_serve_the_line() -> None:
     requests = [line.submit() for _ in range(3)]
     line.inbox.set_bounds(3, None)
     assert line.inbox.take() == [Submit(line.first), Submit(requests[0]), Submit(requests[1])]
+
+
+def submit_of(inbox: Inbox, tenant: str, prompt: str = "hello") -> Request:
+    request = make_request(BACKEND, CLOCK, inbox.next_key(), prompt, tenant=tenant)
+    inbox.submit(request, len(request.prompt))
+    return request
+
+
+def fill(inbox: Inbox, tenant: str, prompt: str = "hello") -> tuple[int, str]:
+    """Return how many requests of a tenant are accepted, and why the next one is refused."""
+    for number in range(1000):
+        try:
+            submit_of(inbox, tenant, prompt)
+        except QueueFull as error:
+            return number, str(error)
+    raise AssertionError("no request was refused")
+
+
+def test_a_tenant_leaves_a_part_of_the_queue_to_the_others() -> None:
+    """A tenant alone has three quarters of the places; the others find room, and a refusal names the full share."""
+    inbox = Inbox(80)
+    inbox.expect_tenants(["a", "b", "c"])
+    num_accepted, why = fill(inbox, "a")
+    assert num_accepted == 60
+    assert why == (
+        "the share of tenant 'a' in the queue is full: it has 60 of 80 places (num_slots + max_queue), and the 20 free places "
+        "are kept for other tenants; try again later"
+    )
+    assert fill(inbox, "b")[0] == 15
+    assert fill(inbox, "c")[0] == 4
+
+
+def test_a_place_that_becomes_free_goes_to_the_tenant_below_its_share() -> None:
+    """While one tenant holds more than its share, its ended requests make room for others alone."""
+    inbox = Inbox(16)
+    inbox.expect_tenants(["a", "b"])
+    held = [submit_of(inbox, "a") for _ in range(12)]
+    assert fill(inbox, "b")[0] == 3
+    for request in held[:3]:
+        inbox.ended(request.key)
+        with pytest.raises(QueueFull, match="tenant 'a'"):
+            submit_of(inbox, "a")
+        submit_of(inbox, "b")
+
+
+@pytest.mark.parametrize("tenant", ["", "a"])
+def test_a_tenant_without_others_uses_the_whole_queue(tenant: str) -> None:
+    """Requests without a tenant, and the one tenant that there is, are bounded by the queue alone."""
+    inbox = Inbox(8)
+    inbox.expect_tenants([tenant])
+    assert fill(inbox, tenant) == (
+        8,
+        "the queue is full: the engine has 8 requests (num_slots + max_queue); try again later",
+    )
+
+
+def test_a_queue_that_was_told_of_no_tenants_shares_itself_from_the_first_tenant_on() -> None:
+    """The library's requests may have tenants that were not announced: a place stays free for the next one."""
+    inbox = Inbox(8)
+    assert fill(inbox, "a")[0] == 6
+    assert fill(inbox, "")[0] == 2
+    assert fill(Inbox(8), "")[0] == 8
+
+
+def test_every_known_tenant_without_a_request_has_a_place() -> None:
+    """Nine tenants and two requests each fill no queue of 32 places before the last one has its first."""
+    inbox, tenants = Inbox(32), [f"t{number}" for number in range(9)]
+    inbox.expect_tenants(tenants)
+    for tenant in tenants:
+        assert fill(inbox, tenant)[0] >= 1
+
+
+def test_queued_tokens_are_shared_by_tenants() -> None:
+    """A tenant alone queues three quarters of the tokens; another's first prompt is accepted, whatever its length."""
+    inbox = Inbox(1000, 400)
+    inbox.expect_tenants(["a", "b"])
+    num_accepted, why = fill(inbox, "a", "0123456789")
+    assert num_accepted == 30
+    assert why == (
+        "the share of tenant 'a' in the queue is full: 300 of its prompt tokens are queued, and 10 more would leave too few of "
+        "max_queue_tokens (400) to other tenants; try again later"
+    )
+    submit_of(inbox, "b", "x" * 150)
+    with pytest.raises(QueueFull, match="450 prompt tokens are queued, and 10 more would exceed max_queue_tokens"):
+        submit_of(inbox, "b", "0123456789")
+
+
+def test_tenants_in_the_line_take_turns() -> None:
+    """Three requests of one tenant that came first are not all accepted before one of another tenant."""
+    line = Line()
+    waiting = [line.submit(tenant=tenant) for tenant in ("a", "a", "a", "b", "", "b")]
+    keys = [request.key for request in waiting]
+    running = line.first
+    for _ in waiting:
+        line.inbox.ended(running.key)
+        running = next(request for request in waiting if request.key == line.accepted[-1])
+    assert [keys.index(key) for key in line.accepted] == [0, 3, 4, 1, 5, 2]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    num_places=st.integers(1, 40),
+    tenants=st.integers(2, 8),
+    steps=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 2), st.integers(1, 60)), max_size=120),
+)
+def test_no_tenant_is_refused_its_first_request_for_the_requests_of_others(
+    num_places: int, tenants: int, steps: list[tuple[int, int, int]]
+) -> None:
+    """Whatever tenants send, and whatever starts and ends: a tenant without a request is accepted."""
+    num_places = max(num_places, 4 * (tenants - 1))
+    inbox = Inbox(num_places, 100)
+    inbox.expect_tenants([str(number) for number in range(tenants)])
+    is_open: dict[int, str] = {}
+    for number, action, size in steps:
+        tenant = str(number % tenants)
+        if action == 0 or not is_open:
+            if tenant not in is_open.values():
+                is_open[submit_of(inbox, tenant, "x" * size).key] = tenant
+            else:
+                with suppress(QueueFull):
+                    is_open[submit_of(inbox, tenant, "x" * size).key] = tenant
+        else:
+            key = sorted(is_open)[size % len(is_open)]
+            inbox.started(key)
+            if action == 2:
+                inbox.ended(key)
+                del is_open[key]
+        assert inbox.num_open == len(is_open) <= num_places

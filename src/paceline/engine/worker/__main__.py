@@ -273,7 +273,8 @@ class Worker:
         life = messages.Life(message.started_s) if isinstance(message, messages.Embed) else message.life
         deadline_s = next_deadline_s(options, message.submitted_s, life.started_s, life.first_token_s)
         with self._queueing:
-            self._encoding.put(message.key, message, deadline_s, turn_s(message.submitted_s, options.priority))
+            turn = turn_s(message.submitted_s, options.priority)
+            self._encoding.put(message.key, message, deadline_s, turn, options.tenant)
 
     def _give_up(self, message: messages.Generate | messages.Embed) -> None:
         """Have a request prepared whose images or audio will not be encoded, as it has ended. Watching thread."""

@@ -429,7 +429,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "A file with keys, one a line; lines that begin with # are comments.", env="LLAMA_ARG_API_KEY_FILE",
              default="none"),
         Flag("--tenant-key-file", "FILE", read.path, Store("server.api_keys", setters.tenant_key_file),
-             "A file with TENANT:KEY a line. Requests of different tenants share nothing of the prefix cache.",
+             "A file with TENANT:KEY a line. Tenants share nothing of the prefix cache, and take turns in the queue.",
              default="none", ours=True),
         Flag("--ssl-key-file", "FILE", read.path, Store("server.ssl_keyfile"), "Private key for TLS, PEM.",
              env="LLAMA_ARG_SSL_KEY_FILE", default="no TLS"),

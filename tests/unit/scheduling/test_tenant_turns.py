@@ -1,0 +1,129 @@
+"""Tenants share slots, embedding passes and the encoder, whoever has sent more requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine_world import World
+
+from paceline.observability.instruments import Instrument
+from paceline.scheduling.admission import Slots, WaitingQueue
+
+STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
+
+
+class Starts(Instrument):
+    """The tenants of requests in the order in which these got slots."""
+
+    def __init__(self) -> None:
+        self.tenants: list[str] = []
+        self.world: World | None = None
+
+    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
+        assert self.world is not None
+        self.tenants.append(self.world.outcomes[key].request.options.tenant)
+
+
+def world_of(starts: Starts, **options: Any) -> World:
+    world = starts.world = World(instruments=(starts,), **options)
+    return world
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_request_of_another_tenant_gets_a_slot_within_one_turn(strategy: str) -> None:
+    """Forty requests of one tenant came first, and at most one of them is served before the request of another."""
+    starts = Starts()
+    world = world_of(starts, strategy=strategy, limits={"num_slots": 2})
+    for number in range(40):
+        world.submit(f"a{number:02}", max_tokens=3, tenant="a")
+    world.tick()
+    world.submit("b", max_tokens=3, tenant="b")
+    world.run()
+    assert "b" in starts.tenants[2:4]
+    assert Counter(starts.tenants) == {"a": 40, "b": 1}
+
+
+def test_tenants_with_equally_many_running_sequences_take_turns() -> None:
+    """With one slot each tenant has one request served before another has its second; priority counts within a tenant."""
+    starts = Starts()
+    world = world_of(starts, limits={"num_slots": 1})
+    for tenant, number in (("a", 4), ("b", 2), ("", 3)):
+        for _ in range(number):
+            world.submit("hello", max_tokens=2, tenant=tenant, priority=9 if tenant == "a" else 0)
+    world.run()
+    assert starts.tenants == ["a", "b", "", "a", "b", "", "a", "", "a"]
+
+
+def test_without_tenants_priority_and_arrival_decide() -> None:
+    """One tenant's requests come by priority, then by arrival, as requests without a tenant do."""
+    for tenant in ("", "a"):
+        world = World(limits={"num_slots": 1})
+        outcomes = [world.submit("hello", max_tokens=2, tenant=tenant, priority=one) for one in (0, 2, 1, 2)]
+        world.run()
+        starts = [one.request.started_s or 0 for one in outcomes]
+        assert sorted(range(4), key=lambda index: starts[index]) == [1, 3, 2, 0]
+
+
+def test_the_tenant_with_most_sequences_is_preempted() -> None:
+    """If cells are short, the youngest sequence of the tenant with most goes, not the only one of another tenant."""
+    world = World(limits={"num_slots": 4}, num_cells=60)
+    outcomes = [world.submit("abcdef", max_tokens=20, ignore_eos=True, tenant="a") for _ in range(3)]
+    world.tick()
+    other = world.submit("ghijkl", max_tokens=20, ignore_eos=True, tenant="b")
+    world.run()
+    preempted = [one.request.sequences[0].num_preempted for one in (*outcomes, other)]
+    assert sum(preempted) > 0
+    assert preempted[3] == 0
+
+
+def test_embedding_passes_alternate_between_tenants() -> None:
+    """One text of another tenant does not wait for the thousand texts of the first."""
+    world = World(limits={"embed_texts": 4})
+    many = world.submit_embedding(["hello"] * 100, tenant="a")
+    more = world.submit_embedding(["hello"] * 4, tenant="a")
+    one = world.submit_embedding(["hello"], tenant="b")
+    for _ in range(3):
+        world.tick()
+    assert set(world.embedded) == {one}
+    world.run()
+    assert set(world.embedded) == {many, more, one}
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    num_slots=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.integers(0, 4)), min_size=1, max_size=60),
+)
+def test_a_tenant_without_a_slot_is_passed_over_at_most_once_by_each_other(
+    num_slots: int, steps: list[tuple[str, int]]
+) -> None:
+    """Requests come and end in any order; the sequence that gets a slot is of a tenant with the fewest, in turn."""
+    world, queue, slots = World(), WaitingQueue(), Slots(num_slots)
+    turns: dict[str, Counter[str]] = {}  # of other tenants, while a tenant waits without a slot
+    for number, (tenant, action) in enumerate(steps):
+        if action < 3:
+            sequence = world.request("hello", tenant=tenant).sequences[0]
+            sequence.key = sequence.order = number
+            queue.add(sequence)
+        elif slots.running:
+            slots.release(slots.running[number % len(slots.running)])
+        for sequence in queue.in_turn(slots.running):
+            if not slots.num_free:
+                break
+            own = sequence.request.options.tenant
+            num_running = Counter(one.request.options.tenant for one in slots.running)
+            waiting = {one.request.options.tenant for one in queue}
+            assert num_running[own] == min(num_running[one] for one in waiting)
+            queue.take(sequence)
+            slots.allocate(sequence, number)
+            turns.pop(own, None)
+            for other in waiting - {own}:
+                if not num_running[other]:
+                    turns.setdefault(other, Counter())[own] += 1
+                    assert turns[other][own] == 1
+        assert not (slots.num_free and len(queue))
+    world.check()
