@@ -77,6 +77,7 @@ class Slots:
     def __init__(self, num: int) -> None:
         self._num = num
         self._free = list(range(num))
+        self._is_shared = False  # by several tenants
         self.running: list[Sequence] = []
 
     @property
@@ -84,11 +85,14 @@ class Slots:
         """Number of free slots."""
         return len(self._free)
 
-    def allocate(self, sequence: Sequence, tick: int) -> int:
+    def allocate(self, sequence: Sequence, tick: int, now_s: float) -> int:
         """Give a sequence a slot and return it."""
         slot = sequence.slot = heapq.heappop(self._free)
         sequence.last_tick = tick
         self.running.append(sequence)
+        self._level_priorities()
+        if self._is_shared:
+            sequence.admitted_s = now_s
         return slot
 
     def release(self, sequence: Sequence) -> int:
@@ -97,8 +101,25 @@ class Slots:
         assert slot is not None  # noqa: S101 - it runs
         self.running.remove(sequence)
         heapq.heappush(self._free, slot)
-        sequence.slot = None
+        sequence.slot = sequence.admitted_s = None
+        sequence.priority = sequence.request.options.priority
+        self._level_priorities()
         return slot
+
+    def _level_priorities(self) -> None:
+        """Make 0 the highest priority of each tenant's running sequences if several tenants share the slots.
+
+        So priority orders the sequences of one tenant and raises none above those of another, and prompts of several tenants
+        come in the order in which they got their slots.
+        """
+        highest: dict[str, int] = {}
+        for one in self.running:
+            own = one.request.options.priority
+            highest[_tenant(one)] = max(own, highest.get(_tenant(one), own))
+        was_shared, self._is_shared = self._is_shared, len(highest) > 1
+        if was_shared or self._is_shared:
+            for one in self.running:
+                one.priority = one.request.options.priority - (highest[_tenant(one)] if self._is_shared else 0)
 
     def next_victim(self) -> Sequence:
         """Return the running sequence to preempt first: paused, of the tenant with most, least important, youngest."""
@@ -176,7 +197,7 @@ class Admission:
     def _start(self, sequence: Sequence, match: PrefixMatch, now_s: float, tick: int) -> list[Event]:
         request, sink = sequence.request, self._telemetry.sink
         self._queue.take(sequence)
-        slot = self._slots.allocate(sequence, tick)
+        slot = self._slots.allocate(sequence, tick, now_s)
         is_first = request.started_s is None
         if is_first:
             request.started_s = now_s

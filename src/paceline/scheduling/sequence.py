@@ -197,6 +197,7 @@ class Sequence:
     """One choice's life. What a strategy may read of it is `view.SequenceView`."""
 
     __slots__ = (
+        "admitted_s",
         "choice",
         "computes_all",
         "drawing",
@@ -246,6 +247,7 @@ class Sequence:
         self.output = OutputProcessor(params, vocabulary, choice, options, request.echo)
         self.priority = options.priority
         self.slot: int | None = None
+        self.admitted_s: float | None = None
         self.seq_id: int | None = None
         self.packed = bytearray(tokens)
         self.waits_for: PendingPrefix | None = None
@@ -267,8 +269,8 @@ class Sequence:
 
     @property
     def submitted_s(self) -> float:
-        """When its request was accepted."""
-        return self.request.submitted_s
+        """When its request was accepted; if several tenants share the slots, when it got its slot."""
+        return self.request.submitted_s if self.admitted_s is None else self.admitted_s
 
     @property
     def is_running(self) -> bool:

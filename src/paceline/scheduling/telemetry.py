@@ -315,5 +315,5 @@ def _view(sequence: Sequence, slot: int, now_s: float) -> SlotView:
         running_s=0.0 if request.started_s is None else now_s - request.started_s,
         tenant=request.options.tenant,
         num_preempted=sequence.num_preempted,
-        priority=sequence.priority,
+        priority=request.options.priority,
     )

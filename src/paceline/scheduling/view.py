@@ -15,7 +15,8 @@ class SequenceView(Protocol):
     num_computed_tokens: in the KV cache. num_uncomputed_tokens: its work, at least 1. limit: most tokens that it may get in
     this tick, 1 <= limit <= num_uncomputed_tokens. is_decoding: whether it has generated and a row of all its uncomputed
     tokens yields its next token (the last chunk of a prompt is prefill). order: place by arrival, lower came first.
-    submitted_s: when. last_tick: the tick in which it last had a row, or was admitted. priority: higher first.
+    submitted_s: when; if several tenants run, when it was admitted. last_tick: the tick in which it last had a row, or was
+    admitted. priority: higher first; if several tenants run, 0 is the highest of each.
     """
 
     @property

@@ -12,20 +12,26 @@ from tests.engine_world import World
 
 from paceline.observability.instruments import Instrument
 from paceline.scheduling.admission import Slots, WaitingQueue
+from paceline.scheduling.telemetry import EndRecord
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 
 
 class Starts(Instrument):
-    """The tenants of requests in the order in which these got slots."""
+    """The tenants of requests in the order in which these got slots, and in the order in which they ended."""
 
     def __init__(self) -> None:
         self.tenants: list[str] = []
+        self.ended: list[str] = []
         self.world: World | None = None
 
     def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
         assert self.world is not None
         self.tenants.append(self.world.outcomes[key].request.options.tenant)
+
+    def request_ended(self, record: EndRecord) -> None:
+        assert self.world is not None
+        self.ended.append(self.world.outcomes[record.key].request.options.tenant)
 
 
 def world_of(starts: Starts, **options: Any) -> World:
@@ -80,6 +86,20 @@ def test_the_tenant_with_most_sequences_is_preempted() -> None:
     assert preempted[3] == 0
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_priority_of_a_tenant_does_not_hold_up_the_prompt_of_another(strategy: str) -> None:
+    """While one tenant sends long prompts of the highest priority all the time, another tenant's prompt is computed."""
+    starts = Starts()
+    limits = {"num_slots": 2, "n_batch": 16, "chunk_size": 16, "max_positions": 200}
+    world = world_of(starts, strategy=strategy, limits=limits, num_cells=600)
+    for number in range(30):
+        world.submit(f"{number:02}" * 60, max_tokens=1, tenant="a", priority=1_000_000, cache_prompt=False)
+    world.tick()
+    world.submit("b" * 100, max_tokens=1, tenant="b")
+    world.run()
+    assert starts.ended.index("b") <= 6
+
+
 def test_embedding_passes_alternate_between_tenants() -> None:
     """One text of another tenant does not wait for the thousand texts of the first."""
     world = World(limits={"embed_texts": 4})
@@ -119,7 +139,7 @@ def test_a_tenant_without_a_slot_is_passed_over_at_most_once_by_each_other(
             waiting = {one.request.options.tenant for one in queue}
             assert num_running[own] == min(num_running[one] for one in waiting)
             queue.take(sequence)
-            slots.allocate(sequence, number)
+            slots.allocate(sequence, number, float(number))
             turns.pop(own, None)
             for other in waiting - {own}:
                 if not num_running[other]:
