@@ -351,6 +351,9 @@ def test_bodies_need_not_say_that_they_are_json_but_from_a_web_page(worlds: Any)
             assert response.status_code == 415
         assert client.post("/v1/requests/x/cancel", headers=page).status_code == 415
         assert client.post("/v1/probe", content=body, headers={"content-type": "application/json", **page}).is_success
+    for site, status in (("cross-site", 415), ("same-site", 415), ("same-origin", 200)):
+        headers = {**form, "sec-fetch-site": site}
+        assert client.post("/v1/probe", content=body, headers=headers).status_code == status
 
 
 def test_pages_of_the_server_itself_may_leave_the_type_out(worlds: Any) -> None:

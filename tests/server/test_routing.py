@@ -103,6 +103,69 @@ def test_autoload_is_a_flag_and_a_parameter(routers: Any) -> None:
     assert routers().client.get("/metrics?model=small").status_code == 400
 
 
+PAGE = {"sec-fetch-site": "cross-site", "user-agent": "Mozilla/5.0"}
+MODEL_GETS = [
+    "/props",
+    "/slots",
+    "/lora-adapters",
+    "/tokenizer_info",
+    "/metrics",
+    "/v1/engine/events",
+    "/v1/engine/model",
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", MODEL_GETS)
+def test_a_read_by_a_page_of_another_origin_loads_nothing(routers: Any, path: str, method: str) -> None:
+    """Not even if its address asks for that: an image on any page has such an address."""
+    world = routers()
+    response = world.client.request(method, f"{path}?model=small&autoload=true", headers=PAGE)
+    assert response.status_code == 400
+    assert method == "HEAD" or "X-Requested-With" in response.json()["error"]["message"]
+    assert world.loader.loads == [] and world.state("small") == "unloaded"
+
+
+def test_the_list_of_reads_is_complete(routers: Any) -> None:
+    """Every GET route of a model is among those that are tried."""
+    app, found = routers().server.app, set[str]()
+    for route in app.openapi()["paths"].items():
+        path, methods = route
+        if "get" in methods and "{" not in path:
+            found.add(path)
+    without_models = {"/", "/health", "/v1/health", "/health/live", "/health/ready", "/v1/models", "/models"}
+    without_models |= {"/models/sse", "/v1/stream", "/v1/engine/page", "/api/tags", "/api/ps", "/api/version"}
+    assert found - without_models == set(MODEL_GETS)
+
+
+@pytest.mark.parametrize("headers", [{"x-requested-with": "x"}, {"sec-fetch-site": "same-origin"}])
+def test_a_read_with_consent_loads_a_model(routers: Any, headers: dict[str, str]) -> None:
+    """A header that no page can send to another origin without being asked for, or the server's own page."""
+    world = routers()
+    assert world.client.get("/slots?model=small", headers={**PAGE, **headers}).status_code == 200
+    assert world.loader.loads == ["small"]
+
+
+def test_a_page_of_another_origin_may_read_of_a_loaded_model(routers: Any) -> None:
+    """That changes nothing; whether the page sees the response, CORS decides."""
+    world = routers()
+    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
+    assert world.client.get("/slots?model=small", headers=PAGE).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/models"])
+def test_a_page_of_another_origin_does_not_have_the_list_read_again(routers: Any, path: str) -> None:
+    """403 with the way out; the list itself is not refused."""
+    world = routers()
+    world.files.contents["p.ini"] = PRESETS + "[new]\nmodel = new.gguf\n"
+    refused = world.client.get(f"{path}?reload=1", headers=PAGE)
+    assert refused.status_code == 403 and "X-Requested-With" in refused.json()["error"]["message"]
+    listed = world.client.get(path, headers=PAGE).json()["data"]
+    assert [model["id"] for model in listed] == ["small", "large", "other"]
+    listed = world.client.get(f"{path}?reload=1", headers={**PAGE, "x-requested-with": "x"}).json()["data"]
+    assert [model["id"] for model in listed] == ["small", "large", "other", "new"]
+
+
 def test_a_failed_load_is_reported_and_the_next_request_tries_again(routers: Any) -> None:
     """503 with the reason, without folders; the other models go on."""
     world = routers()

@@ -195,6 +195,34 @@ def _is_local_origin(origin: str) -> bool:
     return parts.scheme in ("http", "https") and parts.hostname in _LOCAL_ORIGINS
 
 
+def may_be_forged(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a web page of another origin may have made a browser send this GET request.
+
+    Any page can: the address of an image is enough, and the page's script needs no right to read the response. So a GET
+    that may be forged changes nothing in the server. It is not forged in three cases. It has a header that a browser
+    sends to another origin only after a preflight: X-Requested-With, X-Api-Key, or a bearer token. It comes from this
+    server's own page, by Sec-Fetch-Site, Origin or Referer, which no page can set. Or it comes from a program: all browsers
+    begin their User-Agent with Mozilla, which a page can change only after a preflight. Sec-Fetch-Site alone is not
+    enough, since browsers leave it out over plain HTTP, except to this machine.
+    """
+    found = dict(headers)
+    if b"x-requested-with" in found or b"x-api-key" in found:
+        return False
+    if found.get(b"authorization", b"")[:7].lower() == b"bearer ":  # browsers add Basic credentials by themselves
+        return False
+    site, pages = found.get(b"sec-fetch-site"), [found[name] for name in (b"origin", b"referer") if name in found]
+    if site is not None:
+        return site != b"same-origin"
+    if pages:
+        return not all(_host_of_page(page) == found.get(b"host") for page in pages)
+    return found.get(b"user-agent", b"").startswith(b"Mozilla/")
+
+
+def _host_of_page(address: bytes) -> bytes:
+    """Return the host and port of a page's origin or address."""
+    return address.partition(b"://")[2].partition(b"/")[0]
+
+
 PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
 """Paths whose GET, and with it HEAD, needs no key: they reveal nothing of any request."""
 

@@ -226,6 +226,8 @@ def _declare_decoded(scope: Scope, num_bytes: int) -> None:
 
 def _is_cross_origin(headers: list[tuple[bytes, bytes]]) -> bool:
     """Return whether a page of another origin sent it; browsers send the page's origin with every POST."""
+    if _first_header(headers, b"sec-fetch-site") in (b"cross-site", b"same-site"):
+        return True
     origin = _first_header(headers, b"origin")
     return bool(origin) and origin.partition(b"://")[2] != _first_header(headers, b"host")
 

@@ -31,6 +31,7 @@ from paceline.server.api_errors import (
     invalid_request,
 )
 from paceline.server.flags import ModelPreset
+from paceline.server.middleware.access import may_be_forged
 from paceline.server.middleware.request_limits import BufferedReceive
 from paceline.server.request_context import DisconnectWatcher, RequestContext, RouteTable, route_path
 from paceline.server.resumable_streams import conversation_id_of
@@ -113,6 +114,8 @@ class ModelDispatch:
         if request.body is None and (ready := self._models.ready(request.preset.name)) is not None:
             await ready.app(scope, receive, send)  # reading neither wakes a model nor keeps it loaded
             return
+        if request.body is None and may_be_forged(scope["headers"]):
+            raise _not_loaded_for_pages(request.preset.name)
         style = STYLES.get(route_path(scope)) if request.streams else None
         early = None if style is None else EarlyStream(send, scope, style, request.preset.name)
         replay = BufferedReceive(request.body or b"", receive)
@@ -189,6 +192,13 @@ class _NamedRequest:
     body: bytes | None
     loads: bool
     streams: bool
+
+
+def _not_loaded_for_pages(name: str) -> ModelNotLoaded:
+    return ModelNotLoaded(
+        f"the model {name!r} is not loaded, and a GET request from a browser does not load it unless it comes from this "
+        "server's own page; send the header X-Requested-With, or load the model with POST /models/load"
+    )
 
 
 async def _whole_body(receive: Receive) -> bytes:

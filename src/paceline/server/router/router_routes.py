@@ -15,7 +15,14 @@ from starlette.responses import JSONResponse, Response
 from paceline import __version__
 from paceline.errors import ModelNotFound, PacelineError
 from paceline.model_manager import ModelState
-from paceline.server.api_errors import ServerDraining, invalid_request, llama_error_body, ollama_error_response
+from paceline.server.api_errors import (
+    ApiError,
+    ApiException,
+    ServerDraining,
+    invalid_request,
+    llama_error_body,
+    ollama_error_response,
+)
 from paceline.server.engine_events.page_facts import page_routes
 from paceline.server.json_bodies import (
     LLAMA_ERRORS,
@@ -26,6 +33,7 @@ from paceline.server.json_bodies import (
     json_response,
 )
 from paceline.server.llama_server import stream_routes
+from paceline.server.middleware.access import may_be_forged
 from paceline.server.ollama.ollama_bodies import OllamaModelBody
 from paceline.server.ollama.ollama_models import (
     FOLLOWED_VERSION,
@@ -51,6 +59,13 @@ from paceline.server.router.router_service import RouterService
 
 _log = logging.getLogger("paceline.server")
 _RUNNING: Final[tuple[ModelState, ...]] = ("preparing", "queued", "loading", "loaded", "sleeping", "unloading")
+_FORGED_RELOAD: Final = ApiError(
+    403,
+    "permission_error",
+    "cross_site_request",
+    "a GET request from a browser does not read the list of models again unless it comes from this server's own page; send "
+    "the header X-Requested-With, or leave reload out",
+)
 
 ModelQuery = Annotated[str, Query(max_length=512, description="The name of a model")]
 
@@ -141,9 +156,14 @@ def _list_routes(service: RouterService) -> APIRouter:
 
     @router.get("/v1/models", summary="As /models")
     @router.get("/models", summary="The models and their status")
-    async def list_models(reload: str = "") -> dict[str, Any]:
-        """List all models. With ?reload=1 presets, folder and caches are read again."""
+    async def list_models(request: Request, reload: str = "") -> dict[str, Any]:
+        """List all models. With ?reload=1 presets, folder and caches are read again.
+
+        A web page of another origin needs the header X-Requested-With for that.
+        """
         if reload:
+            if may_be_forged(request.scope["headers"]):
+                raise ApiException(_FORGED_RELOAD)
             await models.reload()
             service.feed.publish("models_reload", "*")
         return list_body(models, service.downloads.bodies())
