@@ -29,7 +29,7 @@ from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.relay import TakePart
 from paceline.engine.worker.request_preparer import RequestPreparer
 from paceline.engine.worker.socket_sink import SocketSink
-from paceline.observability.heartbeat import Heartbeat
+from paceline.observability.heartbeat import Heartbeat, Pulse
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
@@ -63,7 +63,7 @@ class MemoryReplica:
         self._box = BlackBox.create()
         self._preparer = RequestPreparer(self._inbox, self._sink, backend, self._box)
         engine = Engine(self._inbox, scheduler, Executor(backend, clock))
-        self._runner = Runner(engine, self._inbox, self._sink, clock, backend.abort, (backend.close,))
+        self._runner = Runner(engine, self._inbox, self._sink, Pulse(clock), backend.abort, (backend.close,))
         self.adapters: list[str] = []
         self.requests: list[messages.Generate | messages.Embed] = []
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -28,7 +30,8 @@ class FaultyBackend(FakeBackend):
     """poison_signal: by which poison kills. once: a file; a pass kills with SIGABRT where it does not exist, and makes it.
 
     babble: then it does not kill, but sends these bytes, in hexadecimal, to the front. again: so many of the next workers are
-    killed by their first pass. words: the last ones of whatever kills.
+    killed by their first pass. words: the last ones of whatever kills. hangs: the poison makes its thread wait for ever instead.
+    token_s: what a token of a pass takes, and no more than most_slow passes of a worker; the others take no time.
     """
 
     def __init__(
@@ -39,20 +42,26 @@ class FaultyBackend(FakeBackend):
         babble: str = "",
         again: int = 0,
         words: str = "the poison was computed",
+        hangs: bool = False,
+        token_s: float = 0.0,
+        most_slow: int = 2**31,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._again, self._words = again, words
+        self._again, self._words, self._hangs = again, words, hangs
+        self._token_s, self._most_slow = token_s, most_slow
         self._poison_signal, self._once, self._babble = poison_signal, once, bytes.fromhex(babble)
 
     def make_samplers(self, params: SamplingParams, prompt: list[int]) -> tuple[FakeSampler, ...]:
         if HIDDEN_POISON in prompt:
-            signal.raise_signal(self._poison_signal)
+            self._end()
         return super().make_samplers(params, prompt)
 
     def step(self, rows: Many[Row], lora: Any) -> list[RowOutput]:
         if any(POISON in row.token_ids for row in rows):
             self._die()
+        if self._token_s and self.num_passes < self._most_slow:
+            time.sleep(self._token_s * sum(len(row.token_ids) for row in rows))
         if self._once is not None and self.num_passes > 20 and not Path(self._once).exists():
             Path(self._once).touch()
             if self._babble:
@@ -72,6 +81,11 @@ class FaultyBackend(FakeBackend):
 
     def _die(self) -> None:
         os.write(2, f"{self._words}\n".encode())
+        self._end()
+
+    def _end(self) -> None:
+        if self._hangs:
+            threading.Event().wait()
         signal.raise_signal(self._poison_signal)
 
 

@@ -20,6 +20,7 @@ from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.errors import Aborted
+from paceline.observability.heartbeat import Pulse
 from paceline.observability.instruments import Instrument
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
@@ -112,7 +113,9 @@ class Running:
         self.inbox = Inbox(max_requests, max_queue_tokens)
         self.router = OutputRouter(self.inbox)
         engine = Engine(self.inbox, self.scheduler, Executor(self.backend, self.clock), calibration)
-        self.runner = Runner(engine, self.inbox, self.router, self.clock, self.backend.abort, (self.backend.close,))
+        self.runner = Runner(
+            engine, self.inbox, self.router, Pulse(self.clock), self.backend.abort, (self.backend.close,)
+        )
 
     def request(self, prompt: str | list[int] = "hello", **options: Any) -> Request:
         return make_request(self.backend, self.clock, self.inbox.next_key(), prompt, **options)

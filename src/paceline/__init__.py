@@ -57,6 +57,7 @@ from paceline.errors import (
     TextTooLong,
     TraceError,
     Unsupported,
+    WorkerUnresponsive,
 )
 
 if TYPE_CHECKING:
@@ -275,6 +276,7 @@ __all__ = [  # noqa: RUF022 - sorted as sorted() does
     "TraceError",
     "Unsupported",
     "Usage",
+    "WorkerUnresponsive",
     "__version__",
     "demo_draft_model_path",
     "demo_model_path",

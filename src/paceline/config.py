@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.keywords import EngineConfigKeywords, set_constructor
 
+_HANG_TIMEOUT_S = 20.0
 _MAX_DRAFT = 64
 MAX_RPC_SERVERS = 15  # llama.cpp's scheduler has 16 backends, and the CPU is one
 _MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for cached prefixes
@@ -55,6 +57,10 @@ class EngineConfig:
         max_restarts: Restarts of the worker in a row, each after twice the wait of the one before (0.1 to 10 s); a worker
             that ran for a minute ends the row. One crash more stops the engine (`EngineStopped`). None: no limit. Needs
             isolation="process".
+        hang_timeout_s: Seconds for which the heartbeats of the worker may stop, at least 3: then it is killed, and its requests
+            go on as `on_engine_death` has it. A pass may take 20 times as long as the cost model expects, and loading, timing
+            passes or moving saved states 10 times as long as this. `math.inf`: a hung worker is not replaced. Another value than
+            the default needs isolation="process".
         rpc: RPC servers that compute a part of the model, in a list of "host:port" or a text with commas; see `paceline
             rpc-serve`. Needs isolation="process" and a build with PACELINE_RPC=ON.
         rpc_timeout_s: Seconds for which such a server may be silent while it is waited for, until it counts as lost. It says
@@ -104,6 +110,7 @@ class EngineConfig:
     isolation: Literal["thread", "process"] = "thread"
     on_engine_death: Literal["replay", "fail"] | None = None
     max_restarts: int | None = None
+    hang_timeout_s: float = _HANG_TIMEOUT_S
     rpc: str | Sequence[str] = ()
     rpc_timeout_s: float = 300.0
     trace: str | os.PathLike[str] | None = None
@@ -210,6 +217,13 @@ class EngineConfig:
                 raise InvalidParams(
                     f'max_restarts={self.max_restarts} needs isolation="process": a thread is not started again'
                 )
+        if self.hang_timeout_s != math.inf:
+            hint = "math.inf leaves a hung worker alone"
+            validation.number("hang_timeout_s", self.hang_timeout_s, low=3, high=86400, hint=hint)
+        if self.isolation == "thread" and self.hang_timeout_s != _HANG_TIMEOUT_S:
+            raise InvalidParams(
+                f'hang_timeout_s={self.hang_timeout_s:g} needs isolation="process": a thread is not replaced'
+            )
         if self.sleep_idle_s is not None:
             validation.number("sleep_idle_s", self.sleep_idle_s, above=0, high=1e9)
             if self.isolation == "thread":

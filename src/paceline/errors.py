@@ -307,6 +307,12 @@ class EngineDied(EngineError):
         self.signal, self.last_words = signal, last_words
 
 
+class WorkerUnresponsive(EngineError):
+    """The worker process did not reply to a question in time: it computes a long pass, or hangs; try again later."""
+
+    code = "worker_unresponsive"
+
+
 class RpcServerUnavailable(EngineError):
     """An RPC server that computes a part of the model cannot be reached, is busy, was lost, or is of another version.
 

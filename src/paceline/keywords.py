@@ -269,6 +269,7 @@ class EngineKeywords(TypedDict, total=False):
     isolation: Literal["thread", "process"] | None
     on_engine_death: Literal["replay", "fail"] | None
     max_restarts: Int | None
+    hang_timeout_s: Float | None
     rpc: str | Sequence[str] | None
     rpc_timeout_s: Float | None
     trace: str | os.PathLike[str] | None

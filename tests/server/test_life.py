@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInEngine, StandInLLM
 
-from paceline.errors import InvalidParams, ModelLoadError
+from paceline.errors import InvalidParams, ModelLoadError, WorkerUnresponsive
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.server.application import build_app
@@ -293,6 +294,37 @@ def test_a_crash_loop_is_life_but_not_health_and_requests_wait(worlds: Any, monk
     assert "paceline_engine_alive 1.0" in metrics
     assert "paceline_engine_crashes_in_a_row 7.0" in metrics
     assert "paceline_engine_restart_wait_seconds 3.2" in metrics
+
+
+def test_a_hung_worker_is_life_but_not_health_and_requests_wait(worlds: Any, monkeypatch: Any) -> None:
+    """As it is being replaced; an engine that is not alive is not ready either."""
+    world = worlds()
+    whole = world.engine.heartbeat()
+    hung = replace(whole, state="hung", num_hangs=2)
+    monkeypatch.setattr(world.engine, "heartbeat", lambda: hung)
+    live = world.client.get("/health/live")
+    assert (live.status_code, live.json()) == (200, {"status": "ok", "state": "hung"})
+    for path in ("/health", "/v1/health", "/health/ready"):
+        response = world.client.get(path)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["error"]["message"].startswith("the engine's worker process hung and is replaced")
+    assert world.client.get("/health").json()["status"] == "hung"
+    assert world.post(prompts=["a"], sampling={"max_tokens": 3}).status_code == 200
+    assert "paceline_engine_hangs_total 2.0" in world.client.get("/metrics").text
+    monkeypatch.setattr(world.engine, "heartbeat", lambda: replace(whole, is_alive=False))
+    assert world.client.get("/health/ready").status_code == 503
+
+
+def test_a_question_that_the_worker_does_not_reply_to_is_a_503(worlds: Any, monkeypatch: Any) -> None:
+    """Not a failure of the server; the client may try again."""
+    world = worlds()
+    unanswered: Future[Any] = Future()
+    unanswered.set_exception(WorkerUnresponsive("the engine's process does not respond: no reply within 10 s"))
+    monkeypatch.setattr(world.engine, "ask_slots", lambda: unanswered)
+    response = world.client.get("/slots")
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "unavailable_error"
+    assert "does not respond" in response.json()["error"]["message"]
 
 
 def test_a_crash_loop_whose_next_worker_loads_is_reported(worlds: Any, monkeypatch: Any) -> None:

@@ -34,7 +34,7 @@ from paceline.engine.commands import Cancel, RequestCommand
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.worker import messages
 from paceline.engine.worker.relay import TakePart, moved_in_time, part_moved_in_time, renamed
-from paceline.errors import EngineError, EngineStopped
+from paceline.errors import EngineError, EngineStopped, WorkerUnresponsive
 from paceline.observability import metric_table as table
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
@@ -357,7 +357,7 @@ class ReplicaService:
         heartbeat = self._engine.heartbeat()
         is_ready = heartbeat.is_alive and heartbeat.state in ("idle", "ticking", "sleeping") and not self._has_ended
         if is_ready:
-            with suppress(EngineStopped):  # it ended just now
+            with suppress(EngineStopped, WorkerUnresponsive):  # it ended just now, or hangs
                 return await asyncio.to_thread(self._reports.make, self._wall_s())
         return self._reports.unhealthy(self._wall_s())
 
@@ -381,6 +381,7 @@ class _Reports:
         self._seen_itl: Histogram | None = None
         self._epoch = secrets.randbits(48)
         self._publisher = DigestPublisher(self._epoch, max_bytes)
+        self._pressure = {"queue_s": 0.0, "itl_s": 0.0, "busy": 0.0}
         self._num_restarts = 0
         self._updates: list[DigestUpdate] = []
         self._num_made = 0
@@ -411,8 +412,14 @@ class _Reports:
             return RoutingStats(state="ready", load=self._load, updates=tuple(self._updates), made_at=now)
 
     def pressure(self) -> dict[str, float]:
-        """Return mean waiting time, mean inter-token latency and the part of slots in use."""
-        stats, slots = self._engine.stats(), self._engine.slots()
+        """Return mean waiting time, mean inter-token latency and the part of slots in use.
+
+        While the worker does not respond, the last ones are returned.
+        """
+        try:
+            stats, slots = self._engine.stats(), self._engine.slots()
+        except WorkerUnresponsive:
+            return self._pressure
         with self._lock:
             queue, itl = stats.histogram(table.QUEUE_S.name), stats.histogram(table.ITL_S.name)
             queue_s = _mean_since(self._seen_queue, queue)
@@ -421,7 +428,8 @@ class _Reports:
         load = self._meter_of_pressure.read(stats, slots)
         expected_s = load.num_waiting * load.slot_s / load.num_slots  # of those that wait still
         busy = load.num_running / load.num_slots
-        return {"queue_s": max(queue_s, expected_s), "itl_s": itl_s, "busy": busy}
+        self._pressure = {"queue_s": max(queue_s, expected_s), "itl_s": itl_s, "busy": busy}
+        return self._pressure
 
     def _begin_life(self, num_restarts: int) -> None:
         """Begin a digest anew where another worker has taken over: nothing is cached there."""

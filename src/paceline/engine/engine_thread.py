@@ -18,7 +18,6 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Protocol
 
-from paceline.clock import Clock
 from paceline.engine.commands import Drain, Stop
 from paceline.engine.core import Engine
 from paceline.engine.executor import as_paceline_error
@@ -150,17 +149,16 @@ class Runner(EngineThread):
         engine: Engine,
         inbox: Inbox,
         sink: EventSink,
-        clock: Clock,
+        pulse: Pulse,
         abort: Callable[[], None],
         at_end: Sequence[Callable[[], None]],
     ) -> None:
         super().__init__("paceline-engine", inbox, _EXIT_JOIN_S)
-        self._engine, self._sink, self._clock = engine, sink, clock
+        self._engine, self._sink, self.pulse, self._clock = engine, sink, pulse, pulse.clock
         self._abort, self._at_end = abort, at_end
-        self.pulse = Pulse(clock)
         self._is_abandoned = False
         self._num_failures = 0
-        self._calibrate_at_s = clock.now() + _QUIET_S
+        self._calibrate_at_s = self._clock.now() + _QUIET_S
         self._start_thread()
 
     def _interrupt(self) -> None:
@@ -204,11 +202,17 @@ class Runner(EngineThread):
         now, at = self._clock.now(), min(self._engine.next_deadline_s(), self._inbox.next_deadline_s())
         if self._engine.is_calibrating:
             if now >= self._calibrate_at_s:
+                self.pulse.announce()
                 self._engine.calibrate()
                 return
             at = min(at, self._calibrate_at_s)
         self.pulse.rest()
-        self._inbox.wait(None if math.isinf(at) else max(0.0, at - now))
+        beat_s = math.inf if self.pulse.beat_s is None else self.pulse.beat_s
+        while True:
+            left_s = max(0.0, at - self._clock.now())
+            if self._inbox.wait(None if math.isinf(wait_s := min(left_s, beat_s)) else wait_s) or left_s <= beat_s:
+                return
+            self.pulse.beat()
 
     def _tick(self) -> bool:
         """Run a tick and deliver its events; return whether the next one may have work at once."""

@@ -27,6 +27,7 @@ from paceline.engine.projector_file import projectors_beside
 from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes, refuse_media
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.kv_cache import PrefixDigest
+from paceline.observability.heartbeat import Pulse
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
@@ -89,9 +90,8 @@ class InProcessEngine(BaseEngine):
         )
         self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, self._backend.adapter_fingerprint)
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock), parts.calibration)
-        self._runner = Runner(
-            engine, self._inbox, self._router, self._clock, self._backend.abort, (*at_end, *parts.at_end, trim_heap)
-        )
+        pulse, at_end = Pulse(self._clock), (*at_end, *parts.at_end, trim_heap)
+        self._runner = Runner(engine, self._inbox, self._router, pulse, self._backend.abort, at_end)
         self._thread = self._runner
         # Nothing that the thread holds refers to this object, so that losing it ends the thread.
         self._runner.end_when_lost(self)

@@ -309,10 +309,12 @@ class Inbox:
                 heapq.heappop(self._line_deadlines)
             return self._line_deadlines[0][0] if self._line_deadlines else math.inf
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait for a command, at most timeout_s; None: without a limit. Engine's thread."""
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for a command, at most timeout_s; None: without a limit. Return whether there is one. Engine's thread."""
         with contextlib.suppress(queue.Empty):
             self._looked_at.append(self._commands.get(timeout=timeout_s))
+            return True
+        return False
 
     def started(self, key: int) -> None:
         """Note that a request has left the queue."""

@@ -99,6 +99,14 @@ class WorkerCrashLoop(ApiException):
         self.num_crashes = num_crashes
 
 
+class WorkerHung(ApiException):
+    """The worker process gives no heartbeats and is replaced. Health routes report it; requests wait."""
+
+    def __init__(self) -> None:
+        message = "the engine's worker process hung and is replaced; requests wait for the next one"
+        super().__init__(ApiError(503, "unavailable_error", "worker_hung", message, retry_after_s=DEFAULT_RETRY_S))
+
+
 class ServerDraining(ApiException):
     """The server is shutting down and accepts no requests."""
 
@@ -153,6 +161,7 @@ _BY_ERROR: dict[type[BaseException], tuple[int, str]] = {
     errors.CapacityError: (503, "unavailable_error"),
     errors.EngineStopped: (503, "unavailable_error"),
     errors.RpcServerUnavailable: (503, "unavailable_error"),
+    errors.WorkerUnresponsive: (503, "unavailable_error"),
     errors.Closed: (503, "unavailable_error"),
     errors.Cancelled: (CLIENT_CLOSED, "cancelled_error"),
     errors.DeadlineExceeded: (504, "timeout_error"),

@@ -23,6 +23,7 @@ from paceline.server.api_errors import (
     ModelLoadFailed,
     ModelLoading,
     WorkerCrashLoop,
+    WorkerHung,
     error_response,
     llama_error_body,
 )
@@ -208,7 +209,7 @@ def health_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     async def health() -> Response:
-        """200 once the model is loaded; 503 with the progress before, and in a crash loop while no worker is ready."""
+        """200 once the model is loaded; 503 with the progress before, in a crash loop, and while a worker hangs."""
         return _health(service)
 
     async def live() -> Response:
@@ -253,6 +254,8 @@ def _health(service: Service) -> Response:
         return _unavailable(failed.api_error, status="failed")
     except WorkerCrashLoop as looping:
         return _unavailable(looping.api_error, status="crash_loop", crashes=looping.num_crashes)
+    except WorkerHung as hung:
+        return _unavailable(hung.api_error, status="hung")
     return JSONResponse({"status": "ok"})
 
 

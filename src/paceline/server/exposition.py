@@ -25,6 +25,7 @@ from starlette.responses import Response
 
 from paceline.observability import metric_table
 from paceline.observability.heartbeat import Heartbeat
+from paceline.observability.metric_table import Kind
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
 from paceline.server.api_errors import ApiError, ApiException
 from paceline.server.json_bodies import PLAIN_TEXT
@@ -43,7 +44,9 @@ from paceline.server.service import Service
 
 ALIVE = "paceline_engine_alive"
 
-_OF_HEARTBEAT: dict[str, tuple[str, Callable[[Heartbeat], float]]] = {  # gauges: help and value
+HANGS = "paceline_engine_hangs_total"
+
+_OF_HEARTBEAT: dict[str, tuple[str, Callable[[Heartbeat], float]]] = {  # help and value
     ALIVE: (
         "1 while the engine is idle or runs ticks, or a new worker process takes over; else 0.",
         lambda heartbeat: heartbeat.is_alive,
@@ -60,7 +63,12 @@ _OF_HEARTBEAT: dict[str, tuple[str, Callable[[Heartbeat], float]]] = {  # gauges
         "Until the worker process is started again; 0 while it runs or loads.",
         lambda heartbeat: heartbeat.restart_in_s or 0.0,
     ),
+    HANGS: (
+        "Worker processes that were killed because their heartbeats stopped (hang_timeout_s).",
+        lambda heartbeat: heartbeat.num_hangs,
+    ),
 }
+_KINDS_OF_HEARTBEAT: dict[str, Kind] = {name: "counter" if name == HANGS else "gauge" for name in _OF_HEARTBEAT}
 
 HELP = {
     **{metric.name: metric.help for metric in metric_table.METRICS},
@@ -115,9 +123,9 @@ class Exposition:
 
 
 def heartbeat_samples(heartbeat: Heartbeat) -> Iterator[Sample]:
-    """Yield what a heartbeat says as gauges."""
+    """Yield the metrics of a heartbeat."""
     for name, (_, value) in _OF_HEARTBEAT.items():
-        yield Sample(name, "gauge", (), value(heartbeat))
+        yield Sample(name, _KINDS_OF_HEARTBEAT[name], (), value(heartbeat))
 
 
 class _Samples(Collector):
@@ -225,7 +233,7 @@ of every stream; the two rates are means since the last scrape, as there, so tha
 
 def markdown() -> str:
     """Return the text of `docs/prometheus.md`."""
-    kinds = {SECONDS: "histogram", STREAMS: "gauge", **dict.fromkeys(_OF_HEARTBEAT, "gauge")}
+    kinds = {SECONDS: "histogram", STREAMS: "gauge", **_KINDS_OF_HEARTBEAT}
     server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_OF_HEARTBEAT, *HTTP_HELP)]
     llama = [(one.name, one.kind, one.help) for one in LLAMA_METRICS]
     llama += [(one.name, "gauge", one.help) for one in LLAMA_RATES]

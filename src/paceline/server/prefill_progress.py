@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Self
 
+from paceline.errors import WorkerUnresponsive
 from paceline.scheduling.telemetry import SlotsSnapshot, SlotView
 from paceline.server.running_request import ChunkBatch, ChunkSource
 from paceline.streaming import StreamChunk, Usage
@@ -126,7 +127,11 @@ class ProgressSource(ChunkSourceWrapper):
     async def _slot(self) -> SlotView | None:
         """Return the request's slot, if it has one. Ids are the clients', and another request may have the same."""
         mine = (self._request_id, len(self.prompts[0]))
-        return next((one for one in await self._read_slots() if (one.request_id, one.num_prompt_tokens) == mine), None)
+        try:
+            slots = await self._read_slots()
+        except WorkerUnresponsive:  # the stream goes on with it, or with the next worker
+            return None
+        return next((one for one in slots if (one.request_id, one.num_prompt_tokens) == mine), None)
 
 
 class _ProgressSteps:

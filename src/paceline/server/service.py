@@ -29,6 +29,7 @@ from paceline.server.api_errors import (
     ModelLoading,
     ServerDraining,
     WorkerCrashLoop,
+    WorkerHung,
     api_error_of,
     invalid_request,
 )
@@ -248,10 +249,15 @@ class Service:
             raise QueueFull("as many requests are open as may be; try again later")
 
     def check_worker(self) -> None:
-        """Raise `WorkerCrashLoop` (503) while no worker is ready after several crashes in a row; requests may still come."""
+        """Raise `WorkerCrashLoop` or `WorkerHung` (503) while no worker can serve; requests may still come, and wait.
+
+        The former while no worker is ready after several crashes in a row, the latter while one hangs or is replaced for that.
+        """
         heartbeat = self.engine().heartbeat()
         if heartbeat.state == "crash_loop":
             raise WorkerCrashLoop(heartbeat.num_crashes, heartbeat.restart_in_s)
+        if heartbeat.state == "hung" or not heartbeat.is_alive:
+            raise WorkerHung
 
     def retry_after_s(self) -> int:
         """Estimate the seconds until the requests that wait now have started."""

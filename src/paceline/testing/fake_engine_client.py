@@ -20,6 +20,7 @@ from paceline.engine.prompts import TextRequests
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import Trial, WorkerEngine
+from paceline.observability.heartbeat import Pulse
 from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
 from paceline.output import Vocabulary
@@ -90,7 +91,7 @@ class FakeEngineClient(InProcessEngine):
         sink = Instruments(instruments, own=self.metrics)
         scheduler = Scheduler(self.limits, resolve_strategy(config.strategy), self._clock, sink, drafter)
         engine = Engine(self._inbox, scheduler, Executor(fake, self._clock))
-        self._runner = Runner(engine, self._inbox, self._router, self._clock, fake.abort, (fake.close,))
+        self._runner = Runner(engine, self._inbox, self._router, Pulse(self._clock), fake.abort, (fake.close,))
         self._thread = self._runner
         self._runner.end_when_lost(self)
 

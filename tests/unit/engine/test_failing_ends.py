@@ -251,11 +251,11 @@ def test_a_front_ends_every_request_though_one_cannot_be_ended_in_order(caplog: 
     replay_log = supervisor._requests._replay_log
     broken, whole = list(replay_log)[1], replay_log.end
 
-    def end(key: int, *rest: Any) -> Any:
+    def end(key: int, *rest: Any, **named: Any) -> Any:
         held.set()
         if key == broken:
             raise MemoryError
-        return whole(key, *rest)
+        return whole(key, *rest, **named)
 
     replay_log.end = end  # type: ignore[method-assign]
     supervisor._stop = lambda: supervisor._requests.end_all(FinishReason.SHUTDOWN)  # type: ignore[method-assign]

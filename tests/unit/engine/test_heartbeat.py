@@ -29,9 +29,11 @@ def test_a_beat_comes_out_of_the_box_as_it_went_in(sign: Sign | None) -> None:
     worker = BlackBox(front.fileno())
     assert front.read_beat() is None
     worker.begin_pass(range(1, 5001))
-    worker.beat(13.0, sign)
+    worker.listen(13.0)
+    if sign is not None:
+        worker.beat(14.0, sign, 15.0)
     worker.begin_pass(range(1, 5001))
-    assert front.read_beat() == Beat(13.0, sign)
+    assert front.read_beat() == (Beat(13.0) if sign is None else Beat(13.0, sign, 14.0, 15.0))
     worker.close()
     front.close()
     assert front.read_beat() is None
@@ -40,8 +42,9 @@ def test_a_beat_comes_out_of_the_box_as_it_went_in(sign: Sign | None) -> None:
 def test_a_worker_whose_loop_has_ended_is_one_that_is_about_to_be_replaced() -> None:
     """It leaves by itself, so there is no loop to speak of."""
     box = BlackBox.create()
+    box.listen(13.0)
     box.beat(13.0, Sign("ended", 12.0))
-    assert box.read_beat() == Beat(13.0, None)
+    assert box.read_beat() == Beat(13.0, None, 13.0)
     box.close()
 
 

@@ -54,7 +54,7 @@ from paceline.engine.projector_file import projectors_beside
 from paceline.engine.prompts import refuse_media
 from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.engine.worker import messages
-from paceline.engine.worker.black_box import BlackBox, TracingExecutor
+from paceline.engine.worker.black_box import BEAT_S, BlackBox, PassAllowance, TracingExecutor, WorkerPulse
 from paceline.engine.worker.link import Link
 from paceline.engine.worker.request_preparer import RequestPreparer
 from paceline.engine.worker.socket_sink import SocketSink
@@ -73,7 +73,6 @@ _log = logging.getLogger("paceline.engine")
 
 _UNBOUNDED = 2**62  # the front has the bounds
 _PROGRESS_STEP = 0.005
-_BEAT_S = 1.0  # between signs of life
 _SPARE_S = 0.05  # without a setup: it takes a while
 _ENGINE_STOPPED = 70  # exit status: the engine's thread gave up
 _PR_SET_PDEATHSIG = 1
@@ -117,8 +116,8 @@ class Worker:
             while True:
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.is_backed_up else 0)
                 selector.modify(self._link, wanted)
-                self._beat()
-                selector.select(_BEAT_S)
+                self._box.listen(self._clock.now())
+                selector.select(BEAT_S)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self._link.flush()
@@ -133,10 +132,6 @@ class Worker:
                     os._exit(_ENGINE_STOPPED)  # another worker may do better
         if self._runner is not None:
             self._runner.close(drain=False, timeout_s=None)
-
-    def _beat(self) -> None:
-        runner = self._runner
-        self._box.beat(self._clock.now(), None if runner is None else runner.pulse.sign)
 
     def _do(self, message: messages.Down) -> None:
         match message:
@@ -333,22 +328,20 @@ class Worker:
             parts = assemble(_model(setup.model), arguments, self._clock, instruments)
             backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits
             facts, adapters, at_end = model_facts(parts.model), parts.adapters, parts.at_end
-            fingerprint = parts.fingerprint
-            calibration = parts.calibration
+            fingerprint, calibration = parts.fingerprint, parts.calibration
             self._encoder, self._projectors = parts.encoder, projectors_beside(parts.model.paths)
-            encoder = self._encoder
-            if encoder is not None:
-                at_end = (encoder.close, *at_end)
+            if parts.encoder is not None:
+                at_end = (parts.encoder.close, *at_end)
             if setup.num_restarts and calibration is not None:  # requests wait, or a pass of it crashed
                 calibration.end()
                 calibration = None
         else:
             backend, limits = validation.import_named(setup.backend)(setup.backend_options)
-            config = arguments.config
-            strategy, drafter = resolve_strategy(config.strategy), resolve_drafter(config.speculation)
+            drafter = resolve_drafter(arguments.config.speculation)
             attach_heads(drafter, backend)
             lookup_files = LookupFiles(drafter)
             lookup_files.put_in(limits.n_vocab)
+            strategy = resolve_strategy(arguments.config.strategy)
             scheduler = Scheduler(limits, strategy, self._clock, instruments, drafter)
             at_end = (scheduler.end_drafting, lookup_files.save, backend.close)
             facts, adapters, fingerprint, calibration = {}, (), b"", None
@@ -362,7 +355,9 @@ class Worker:
                 encode=preparer.encode, give_up=self._give_up, abort=self._encoder.cancel, clock=self._clock
             )
             preparer.on_encoded, self._inbox.on_left = self._encoding.hold, self._encoding.let_go
-        engine = Engine(self._inbox, scheduler, TracingExecutor(backend, self._clock, self._box), calibration)
+        executor = TracingExecutor(
+            backend, self._clock, self._box, PassAllowance(arguments.config, scheduler.cost_model)
+        )
         self._abort = backend.abort
         projector = b"" if self._encoder is None else self._encoder.fingerprint
         files = StateFiles(arguments.config.state_folder, fingerprint, projector)
@@ -370,7 +365,9 @@ class Worker:
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())
         way_out = sink if trace is None else TracingSink(sink, trace)
-        self._runner = Runner(engine, self._inbox, way_out, self._clock, backend.abort, (*at_end, self._end))
+        engine = Engine(self._inbox, scheduler, executor, calibration)
+        pulse = WorkerPulse(self._clock, self._box, arguments.config.hang_timeout_s)
+        self._runner = Runner(engine, self._inbox, way_out, pulse, backend.abort, (*at_end, self._end))
         return messages.Ready(messages.PROTOCOL, asdict(limits), facts, list(adapters))
 
     def _log_to_front(self, level: int) -> None:

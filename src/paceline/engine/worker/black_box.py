@@ -3,10 +3,10 @@
 And whether it was at a question that no request is part of, such as how many cells a picture takes, or the loading of an adapter.
 A page of memory that both processes map: writing it costs no system call, and it survives any kind of death.
 The engine's thread writes the pass, the preparing and the encoding thread their requests; the front reads when the worker is
-dead. The listening thread writes its signs of life, which the front reads at any time.
+dead. The listening thread and the engine's thread write their heartbeats, which the front reads at any time.
 
     0      8          16        24
-    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last two are times, see `beat`, before them
+    ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last four are a `Beat`, before them
                                                  the request being encoded, and before that the number of open questions
 """
 
@@ -18,17 +18,19 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Final
 
 from paceline.clock import Clock
+from paceline.config import EngineConfig
 from paceline.engine.backend import Backend
 from paceline.engine.executor import Executor
 from paceline.engine.spare_workers import BOX_BYTES, box_file
-from paceline.observability.heartbeat import Sign
+from paceline.observability.heartbeat import Pulse, Sign
 from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput
+from paceline.scheduling.view import TickCost
 
 _KEYS_AT = 24
-_BEAT_AT = BOX_BYTES - 16
+_BEAT_AT = BOX_BYTES - 32
 _ENCODING_AT = _BEAT_AT - 8
 _QUESTIONS_AT = _ENCODING_AT - 8
 _MAX_KEYS = (_QUESTIONS_AT - _KEYS_AT) // 8
@@ -48,12 +50,30 @@ class LastSeen:
     is_asked: bool = False
 
 
+BEAT_S: Final = 1.0
+"""Seconds between two heartbeats of a thread that waits."""
+
+LONG_WORK: Final = 10
+"""Work of unknown length may take so many times `hang_timeout_s`: loading a model, timing its passes, moving saved states."""
+
+_PASS_FACTOR: Final = 20  # times the expected duration of a pass: one so much longer is not a slow machine
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """When the worker's listening thread last turned, and the sign of the engine's loop at that time; None before it runs."""
+    """Heartbeats of a worker. Times are of the system-wide clock.
+
+    Attributes:
+        listened_s: When the listening thread last turned.
+        sign: The sign of the engine's loop; None before it runs and after its end.
+        beaten_s: When the engine's thread gave its last heartbeat.
+        allowed_s: Seconds until its next heartbeat that do not count as a hang; 0: no more than `hang_timeout_s`.
+    """
 
     listened_s: float
-    sign: Sign | None
+    sign: Sign | None = None
+    beaten_s: float = 0.0
+    allowed_s: float = 0.0
 
 
 class BlackBox:
@@ -107,22 +127,38 @@ class BlackBox:
             self._num_questions += change
             struct.pack_into("=Q", self._memory, _QUESTIONS_AT, self._num_questions)
 
-    def beat(self, listened_s: float, sign: Sign | None) -> None:
-        """Note that the worker is alive. Listening thread. Times are of the system-wide clock, and more than 0."""
-        since_s = 0.0 if sign is None or sign.state == "ended" else sign.since_s
-        # One store each, so that no reader sees half of a number: native order, aligned. The sign is the state of the loop.
-        struct.pack_into("@d", self._memory, _BEAT_AT + 8, -since_s if sign and sign.state == "idle" else since_s)
-        struct.pack_into("@d", self._memory, _BEAT_AT, listened_s)
+    # Times are more than 0. One store each, so that no reader sees half of a number: native order, aligned.
+
+    def listen(self, now_s: float) -> None:
+        """Note that the listening thread turns."""
+        struct.pack_into("@d", self._memory, _BEAT_AT, now_s)
+
+    def beat(self, now_s: float, sign: Sign, allowed_s: float = 0.0) -> None:
+        """Note a heartbeat of the engine's thread; see `Beat`."""
+        since_s = 0.0 if sign.state == "ended" else -sign.since_s if sign.state == "idle" else sign.since_s
+        struct.pack_into("@d", self._memory, _BEAT_AT + 24, allowed_s)
+        struct.pack_into("@d", self._memory, _BEAT_AT + 8, since_s)
+        struct.pack_into("@d", self._memory, _BEAT_AT + 16, now_s)
+
+    def allow(self, seconds: float) -> None:
+        """Set how long the engine's thread may take until its next heartbeat."""
+        struct.pack_into("@d", self._memory, _BEAT_AT + 24, seconds)
 
     def read_beat(self) -> Beat | None:
-        """Return the last sign of life; None if there was none, or the box is closed. Any thread."""
+        """Return the last heartbeats; None if there was none, or the box is closed. Any thread."""
         with self._closing:
             if self._memory.closed:
                 return None
-            listened_s, since_s = struct.unpack_from("@2d", self._memory, _BEAT_AT)
+            listened_s, since_s, beaten_s, allowed_s = struct.unpack_from("@4d", self._memory, _BEAT_AT)
         if listened_s == 0:
             return None
-        return Beat(listened_s, Sign("idle" if since_s < 0 else "ticking", abs(since_s)) if since_s else None)
+        sign = Sign("idle" if since_s < 0 else "ticking", abs(since_s)) if since_s else None
+        return Beat(listened_s, sign, beaten_s, allowed_s)
+
+    def read_preparing(self) -> int | None:
+        """Return the request that is being prepared; None if there is none, or the box is closed. Any thread."""
+        with self._closing:
+            return None if self._memory.closed else struct.unpack_from("=Q", self._memory, 0)[0] or None
 
     def read(self) -> LastSeen:
         """Return what was written last."""
@@ -145,18 +181,76 @@ class BlackBox:
             self._file.close()
 
 
-class TracingExecutor(Executor):
-    """Write into a black box which requests a pass is for, before it begins. Engine's thread."""
+class WorkerPulse(Pulse):
+    """The pulse of a worker's engine, whose heartbeats go into a black box. Engine's thread.
 
-    def __init__(self, backend: Backend, clock: Clock, box: BlackBox) -> None:
+    hang_timeout_s: see `EngineConfig`.
+    """
+
+    beat_s = BEAT_S
+
+    def __init__(self, clock: Clock, box: BlackBox, hang_timeout_s: float) -> None:
+        super().__init__(clock)
+        self._box, self._long_s = box, LONG_WORK * hang_timeout_s
+        self.beat()
+
+    def tick(self) -> None:
+        """See `Pulse`."""
+        super().tick()
+        self._box.beat(self.sign.since_s, self.sign)
+
+    def rest(self) -> None:
+        """See `Pulse`."""
+        super().rest()
+        self._box.beat(self.sign.since_s, self.sign)
+
+    def beat(self) -> None:
+        """See `Pulse`."""
+        self._box.beat(self.clock.now(), self.sign)
+
+    def announce(self) -> None:
+        """See `Pulse`."""
+        self._box.allow(self._long_s)
+
+    def end(self) -> None:
+        """See `Pulse`."""
+        super().end()
+        self._box.beat(self.sign.since_s, self.sign)
+
+
+class PassAllowance:
+    """How long a pass may take until it counts as a hang."""
+
+    def __init__(self, config: EngineConfig, cost: TickCost) -> None:
+        self._limit_s, self._cost = config.hang_timeout_s, cost
+        # A lost RPC server is noticed after the silence of a reply, and that of the connection after it.
+        self._silence_s = 2 * config.rpc_timeout_s if config.rpc else 0.0
+
+    def seconds(self, plan: Plan) -> float:
+        """Return the seconds of a plan's cache operations and its pass. Those of a text to embed are taken for a prompt's."""
+        if isinstance(plan, EmbeddingPlan):
+            num_tokens = num_cells = sum(len(item.token_ids) for item in plan.items)
+            num_outputs = 1
+        else:
+            num_tokens, num_cells = sum([len(row.token_ids) for row in plan.rows]), plan.num_cells
+            num_outputs = sum([row.num_outputs for row in plan.rows])
+        pass_s = _PASS_FACTOR * self._cost.seconds(num_tokens, num_cells, num_outputs) if num_tokens else 0.0
+        return (LONG_WORK * self._limit_s if plan.operations else 0.0) + self._silence_s + max(self._limit_s, pass_s)
+
+
+class TracingExecutor(Executor):
+    """Write into a black box which requests a pass is for, and how long it may take, before it begins. Engine's thread."""
+
+    def __init__(self, backend: Backend, clock: Clock, box: BlackBox, allowance: PassAllowance) -> None:
         super().__init__(backend, clock)
-        self._box = box
+        self._box, self._allowance = box, allowance
 
     def run(self, plan: Plan) -> PlanOutput:
         """Run a plan as `Executor.run` does."""
         if plan.is_empty:
             return super().run(plan)
         self._box.begin_pass(_keys(plan))
+        self._box.allow(self._allowance.seconds(plan))
         try:
             return super().run(plan)
         finally:

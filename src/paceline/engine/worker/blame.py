@@ -118,6 +118,11 @@ class Blame:
         """Requests that are with the front."""
         return (*self._suspects, *self._free, *self._waiting)
 
+    @property
+    def handed(self) -> tuple[int, ...]:
+        """Requests that are with the worker."""
+        return tuple(self._handed)
+
     def is_handed(self, key: int) -> bool:
         """Whether a request is with the worker."""
         return key in self._handed

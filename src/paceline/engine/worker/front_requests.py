@@ -15,7 +15,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.replay_log import ReplayLog
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import PacelineError
-from paceline.scheduling.events import Event
+from paceline.scheduling.events import Event, Released
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.engine")
@@ -31,20 +31,26 @@ class FrontRequests:
     def take(self, part: messages.Part) -> None:
         """Record what an engine reports of a request, and deliver it."""
         if isinstance(part, messages.Failed):
-            self.end(part.key, FinishReason.ERROR, part.error)
+            if self._replay_log.is_unreleased(part.key):
+                self._release(part.key)
+            else:
+                self.end(part.key, FinishReason.ERROR, part.error)
             return
         request = self._replay_log.find(part.key)
         events = self._replay_log.note(part)
-        self._noted(part)
+        if request is not None or events:
+            self._noted(part)
         self._deliver(events, request)
 
-    def end(self, key: int, reason: FinishReason, error: PacelineError | None = None) -> None:
-        """End a request that no engine will end; do nothing if it has ended."""
+    def end(
+        self, key: int, reason: FinishReason, error: PacelineError | None = None, *, keeps_slots: bool = False
+    ) -> None:
+        """End a request that no engine will end; do nothing if it has ended. keeps_slots: see `ReplayLog.end`."""
         request = self._replay_log.find(key)
         if request is None:
             return
         try:
-            events = self._replay_log.end(key, reason, self._clock.now(), error)
+            events = self._replay_log.end(key, reason, self._clock.now(), error, keeps_slots=keeps_slots)
         except Exception as failure:  # noqa: BLE001 - it fails alone
             _log.exception("a request could not be ended in order; its stream ends as it is")
             events = self._replay_log.drop(key, as_paceline_error(failure))
@@ -55,10 +61,16 @@ class FrontRequests:
         """End every request."""
         end_each(self._replay_log, lambda key: self.end(key, reason, error))
 
+    def _release(self, key: int) -> None:
+        """Release the slots of a request that has ended here."""
+        events = self._replay_log.release(key)
+        self._ended_here(key, events)
+        self._deliver(events, None)
+
     def _deliver(self, events: list[Event], request: object) -> None:
         for event in events:
             self._watch.saw(event, request)
-            if self._replay_log.find(event.key) is None:
+            if isinstance(event, Released):
                 self._forget(event.key)
         self._router.deliver(events)
 

@@ -1,11 +1,13 @@
-"""When a worker is started again after a crash, and when an idle one is stopped. Pure: times come in."""
+"""When a worker is started again after a crash, when it hangs, and when an idle one is stopped. Pure: times come in."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from paceline.engine.worker.black_box import LONG_WORK, Beat
 from paceline.errors import RpcServerUnavailable
 
 LEAVE_S: Final = 10.0  # for a worker to leave by itself, before it is killed
@@ -60,15 +62,103 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What to do about a death, and about an idle worker: sleep_idle_s, see `EngineConfig`.
+    """What to do about a death, a hang, and an idle worker: hang_timeout_s and sleep_idle_s, see `EngineConfig`.
 
     rpc_wait_s: for which requests wait for a lost RPC server.
     """
 
     on_engine_death: Literal["replay", "fail"] = "replay"
     restarts: RestartLimits = field(default_factory=RestartLimits)
+    hang_timeout_s: float = math.inf
     sleep_idle_s: float | None = None
     rpc_wait_s: float = math.inf
+
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the heartbeats of a worker."""
+
+_EXCUSED_FROM_S: Final = 2.5  # of silence, where it is looked whether there is a reason for it
+_MOST_PATIENCE: Final = 64  # times longer that ticks may take after crashes in a row
+
+
+class _Silence:
+    """How long a value has stayed the same, in time that the observer saw pass."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._value: object = None
+
+    def observe(self, value: object, passed_s: float) -> float:
+        """Return the seconds for which the value is the same."""
+        self.seconds = self.seconds + passed_s if value == self._value else 0.0
+        self._value = value
+        return self.seconds
+
+
+class HangWatch:
+    """Finds out from a worker's heartbeats whether it hangs. limit_s: `hang_timeout_s`.
+
+    The listening thread and the engine's thread both give heartbeats: a stopped process gives none, nor does a thread that does
+    not come back from native code. Silence is counted look by look, and at most two looks' worth at once: where this process was
+    suspended itself, with its worker or the machine, that counts as nothing. Nor does silence with an excuse count.
+
+    After crashes in a row ticks may take four times as long for each of them, as they were perhaps only slow.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._listening, self._beating, self._preparing = _Silence(), _Silence(), _Silence()
+        self._patience = 1
+        self._looked_s = self._next_s = math.inf
+
+    def begin(self, now_s: float, num_crashes: int) -> None:
+        """Watch a new worker. num_crashes: of the workers before it, in a row."""
+        self._listening, self._beating, self._preparing = _Silence(), _Silence(), _Silence()
+        self._patience = min(4**num_crashes, _MOST_PATIENCE)
+        self._looked_s, self._next_s = now_s, now_s + LOOK_S
+
+    def end(self) -> None:
+        """Watch no worker."""
+        self._next_s = math.inf
+
+    def next_s(self) -> float:
+        """Return when to look again; infinite without a worker."""
+        return self._next_s
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last heartbeat of the listening thread. Any thread."""
+        return self._listening.seconds
+
+    def allowed_s(self, beat: Beat) -> float:
+        """Return how long the engine's thread may be silent after this heartbeat."""
+        long_s = LONG_WORK * self._limit_s if beat.sign is None else self._limit_s
+        return self._patience * max(long_s, beat.allowed_s)
+
+    def look(
+        self, now_s: float, beat: Beat | None, preparing: int | None, is_excused: Callable[[], bool], *, is_ready: bool
+    ) -> str | None:
+        """Return why the worker counts as hung; None where it does not.
+
+        beat: its heartbeats; None before the first one. preparing: the request that it prepares. is_excused: whether it is silent
+        for a reason; called only where it is silent. is_ready: whether it has loaded.
+        """
+        passed_s = min(now_s - self._looked_s, 2 * LOOK_S)
+        self._looked_s, self._next_s = now_s, now_s + LOOK_S
+        longest_s = max(self._listening.seconds, self._beating.seconds if is_ready else 0.0) + passed_s
+        if longest_s > _EXCUSED_FROM_S and is_excused():
+            passed_s = 0.0
+        silent_s = self._listening.observe(None if beat is None else beat.listened_s, passed_s)
+        tick_s = self._beating.observe(None if beat is None else beat.beaten_s, passed_s)
+        prepared_s = self._preparing.observe(preparing, passed_s)
+        limit_s = self._limit_s if is_ready else LONG_WORK * self._limit_s
+        if silent_s >= limit_s:
+            return f"it gave no heartbeat for {silent_s:.0f} s"
+        if is_ready and beat is not None and tick_s >= (allowed_s := self.allowed_s(beat)):
+            return f"its engine has been in one tick for {tick_s:.0f} s, and {allowed_s:.0f} s were allowed"
+        if preparing is not None and prepared_s >= LONG_WORK * self._limit_s:
+            return f"it has prepared one request for {prepared_s:.0f} s"
+        return None
 
 
 class ServersAway:

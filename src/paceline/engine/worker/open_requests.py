@@ -5,6 +5,9 @@ Knows of workers only what is passed in. Supervising thread only, so it needs no
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from paceline.clock import Clock
 from paceline.engine.commands import Cancel, EndSlow, SetInterval, SetPaused
 from paceline.engine.executor import as_paceline_error
@@ -16,11 +19,17 @@ from paceline.engine.worker.front_requests import FrontRequests
 from paceline.engine.worker.relay import Relay, parts_of
 from paceline.engine.worker.worker_process import Death, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch
-from paceline.errors import EngineDied
+from paceline.errors import EngineDied, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import Event
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.finisher import due_reason
+from paceline.scheduling.sequence import Request, next_deadline_s
 from paceline.streaming.chunk import FinishReason
+
+GRACE_S: Final = 1.0
+"""Seconds that a worker has to end a request that was cancelled, or is past a deadline; then it ends without the worker."""
+
+_LOOK_AGAIN_S = 0.25
 
 
 class OpenRequests(FrontRequests):
@@ -31,6 +40,8 @@ class OpenRequests(FrontRequests):
         self.relays: dict[int, Relay] = {}  # put there by callers, before the request is submitted
         self._blame = Blame()
         self._heeds_readers = True  # until the engine is drained: then no request waits for one
+        self._overdue_s: dict[int, float] = {}  # cancelled requests: when they end without the worker
+        self._look_s = math.inf  # no request that a worker has is overdue before
 
     # ---- callers
 
@@ -46,6 +57,7 @@ class OpenRequests(FrontRequests):
         request = self._replay_log.find(command.key)
         if request is not None:
             request.cancelled = True
+            self._expect_end(command.key)
         self.pass_on(worker, command.key, command)
 
     def set_paused(self, worker: WorkerProcess | None, key: int, *, is_paused: bool) -> None:
@@ -73,7 +85,12 @@ class OpenRequests(FrontRequests):
         request = self._replay_log.find(key)
         if isinstance(request, Request):
             request.is_slow = True
+            self._expect_end(key)
         self.pass_on(worker, key, EndSlow(key))
+
+    def _expect_end(self, key: int) -> None:
+        """Have the worker end a request within `GRACE_S`, if it has the request."""
+        self._look_s = min(self._look_s, self._overdue_s.setdefault(key, self._clock.now() + GRACE_S))
 
     def drain(self, worker: WorkerProcess | None) -> None:
         """Wait for slow readers no longer."""
@@ -100,16 +117,19 @@ class OpenRequests(FrontRequests):
             if isinstance(request, Request) and request.is_paused:
                 worker.send(SetPaused(key, True))
                 self._blame.clear(key)
+            if request is not None:
+                self._look_s = min(self._look_s, request.deadline_s() + GRACE_S)
 
     def survive(self, death: Death) -> None:
         """After a worker's death end the request that is at fault, and hold all others for the next worker."""
+        ended = self._release_ended()
         seen = None if death.seen.in_pass is None else set(death.seen.in_pass)
         for key in (death.seen.preparing, death.seen.encoding):
             if key is not None:
                 seen = (seen or set()) | {key}
         lost = death.lost_server
         # A question that a worker may have died of is asked once more and then given up: a request would be blamed for it.
-        is_crash = death.is_crash and not death.seen.is_asked
+        is_crash = death.is_crash and not death.seen.is_asked and not (seen and seen <= ended)
         guilty = self._blame.died(
             is_crash=is_crash, seen=seen or None, started=self._replay_log.started(), lost_server=lost is not None
         )
@@ -124,11 +144,19 @@ class OpenRequests(FrontRequests):
 
     def die_with(self, death: Death) -> None:
         """After a worker's death end all requests that it had, if nothing is to be replayed."""
+        self._release_ended()
 
         def end(key: int) -> None:
             self.end(key, FinishReason.ERROR, EngineDied(str(death), death.signal, death.last_words))
 
         end_each([key for key in self._replay_log if self._blame.is_handed(key)], end)
+
+    def _release_ended(self) -> frozenset[int]:
+        """Release the requests that ended before the worker that had them died, and return them."""
+        ended = self._replay_log.unreleased
+        for key in ended:
+            self._release(key)
+        return ended
 
     # ---- ends
 
@@ -141,9 +169,38 @@ class OpenRequests(FrontRequests):
         for key, reason in self._replay_log.due(self._blame.held, self._clock.now()).items():
             self.end(key, reason)
 
+    def end_overdue(self, ticking_since_s: float | None) -> None:
+        """End those requests that the worker has, and should have ended `GRACE_S` ago.
+
+        ticking_since_s: when the tick of the worker began that it is in; None: it is in none, or is silent.
+        """
+        now_s = self._clock.now()
+        if now_s < self._look_s:
+            return
+        self._look_s = math.inf
+        for key in self._blame.handed:
+            request = self._replay_log.find(key)
+            if request is None:
+                continue
+            overdue_s = self._overdue_s.get(key, request.deadline_s() + GRACE_S)
+            if now_s < overdue_s:
+                self._look_s = min(self._look_s, overdue_s)
+            elif self._may_have_started(request, ticking_since_s):
+                self._look_s = min(self._look_s, now_s + _LOOK_AGAIN_S)
+            elif (reason := due_reason(request, now_s)) is not None:
+                self.end(key, reason, keeps_slots=True)
+
+    def _may_have_started(self, request: Request | EmbeddingRequest, ticking_since_s: float | None) -> bool:
+        """Return whether a request that waited for too long may have started before: its start is reported after the tick."""
+        if request.cancelled or request.started_s is not None or ticking_since_s is None:
+            return False
+        now_s = self._clock.now()
+        started_deadline_s = next_deadline_s(request.options, request.submitted_s, now_s, None)
+        return ticking_since_s < request.deadline_s() and now_s < started_deadline_s + GRACE_S
+
     def next_deadline_s(self) -> float:
-        """Return when the first of those that no worker has reaches a deadline; infinite if none has one."""
-        return self._replay_log.next_deadline_s(self._blame.held)
+        """Return when a request has to end without a worker, if none ends before; infinite without one."""
+        return min(self._look_s, self._replay_log.next_deadline_s(self._blame.held))
 
     # ---- see `FrontRequests`
 
@@ -160,6 +217,18 @@ class OpenRequests(FrontRequests):
             for part in parts_of(events):
                 relay.take(part)
 
+    def end(
+        self, key: int, reason: FinishReason, error: PacelineError | None = None, *, keeps_slots: bool = False
+    ) -> None:
+        """See `FrontRequests`."""
+        super().end(key, reason, error, keeps_slots=keeps_slots)
+        if keeps_slots:
+            self._forget_state(key)
+
     def _forget(self, key: int) -> None:
-        self._blame.ended(key)
+        self._forget_state(key)
         self.relays.pop(key, None)
+
+    def _forget_state(self, key: int) -> None:
+        self._blame.ended(key)
+        self._overdue_s.pop(key, None)

@@ -1,22 +1,24 @@
 """What callers ask of the worker beside requests: metrics, slots, cached and saved prefixes, adapters. Results are futures.
 
-A question about state is resolved with None if there is no worker; any other waits for the next worker. Asking may come from
-any thread; the rest is the supervising thread's.
+A question about state is resolved with None if there is no worker; any other waits for the next worker. One without a reply in
+time fails with `WorkerUnresponsive`. Asking may come from any thread; the rest is the supervising thread's.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from paceline.clock import Clock
 from paceline.engine.pending_results import PendingResults
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_process import WorkerProcess
-from paceline.errors import EngineStopped, PacelineError
+from paceline.errors import EngineStopped, PacelineError, WorkerUnresponsive
 from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
 from paceline.scheduling.activity import EngineActivity
@@ -35,11 +37,22 @@ _Reply = (
 )
 
 
+REPLY_S: Final = 10.0
+"""Seconds for the reply to a question about state, which comes after the current tick."""
+
+MEASURE_REPLY_S: Final = 60.0
+"""Seconds for the reply to how many cells an image or audio takes, waits for a new worker included."""
+
+FILE_REPLY_S: Final = 600.0
+"""Seconds for saving, loading or erasing a prefix and for loading or freeing an adapter, waits for a new worker included."""
+
+
 class Questions:
     """The questions without a reply, by number. wake: wakes the supervising thread, which sends them."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(self, wake: Callable[[], None], clock: Clock) -> None:
+        self._wake, self._clock = wake, clock
+        self._due_s: dict[int, float] = {}
         self._is_over = False
         self._numbers = itertools.count(1)
         self._results = PendingResults()
@@ -83,7 +96,8 @@ class Questions:
 
     def _ask(self, question: Callable[[int], _Question]) -> Future[Any]:
         number = next(self._numbers)
-        self._messages[number] = question(number)
+        message = self._messages[number] = question(number)
+        self._due_s[number] = self._clock.now() + _patience_s(message)
         future = self._results.add(number)
         self._wake()
         if self._is_over:  # `end` sets this before it looks at the questions, so none is left
@@ -108,6 +122,27 @@ class Questions:
             if message is not None and number not in self._sent:
                 self._sent.add(number)
                 worker.send(message)
+
+    def next_due_s(self) -> float:
+        """Return when the first question has waited for too long; infinite without one."""
+        return min(list(self._due_s.values()), default=math.inf)
+
+    def end_overdue(self) -> None:
+        """Fail the questions that have waited for too long."""
+        now_s = self._clock.now()
+        if now_s < self.next_due_s():
+            return
+        for number in self._results:
+            message = self._messages.get(number)
+            if message is not None and now_s >= self._due_s.get(number, math.inf):
+                error = WorkerUnresponsive(
+                    f"the engine's process does not respond: no reply within {_patience_s(message):g} s; try again later"
+                )
+                self._resolve(number, None, error)
+
+    def is_open(self, number: int) -> bool:
+        """Return whether a question waits for its reply."""
+        return number in self._messages
 
     def take(self, reply: _Reply) -> None:
         """Resolve a question by the worker's reply; do nothing for a report that no question asked for."""
@@ -169,4 +204,18 @@ class Questions:
     def _resolve(self, number: int, result: Any, error: PacelineError | None = None) -> None:
         self._results.resolve(number, result, error)
         self._messages.pop(number, None)
+        self._due_s.pop(number, None)
         self._asked_again.discard(number)
+
+
+def _patience_s(question: _Question) -> float:
+    """Return how long a question may wait for its reply."""
+    match question:
+        case messages.AskActivity(delay_s=delay_s):
+            return delay_s + REPLY_S
+        case messages.AskStats() | messages.AskSlots() | messages.AskDigest():
+            return REPLY_S
+        case messages.MeasureMedia():
+            return MEASURE_REPLY_S
+        case messages.Prefix() | messages.LoadAdapter() | messages.FreeAdapter():
+            return FILE_REPLY_S

@@ -36,6 +36,7 @@ class ReplayLog:
     def __init__(self) -> None:
         self._requests: dict[int, Request | EmbeddingRequest] = {}
         self._states: dict[int, list[GenerationState | None]] = {}
+        self._unreleased: set[int] = set()  # requests that have ended here, and whose slots the worker has not released
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -132,7 +133,21 @@ class ReplayLog:
 
     def _close(self, key: int) -> list[Event]:
         self._states.pop(key, None)
-        return [] if self._requests.pop(key, None) is None else [Released(key)]
+        return [] if self._requests.pop(key, None) is None and not self.is_unreleased(key) else self.release(key)
+
+    def is_unreleased(self, key: int) -> bool:
+        """Return whether a request has ended here while the worker still has its slots."""
+        return key in self._unreleased
+
+    @property
+    def unreleased(self) -> frozenset[int]:
+        """The requests that have ended here while the worker still has their slots."""
+        return frozenset(self._unreleased)
+
+    def release(self, key: int) -> list[Event]:
+        """Return the event of a request whose slots are released, as the worker says or as it is gone."""
+        self._unreleased.discard(key)
+        return [Released(key)]
 
     # ---- to a worker
 
@@ -174,8 +189,27 @@ class ReplayLog:
         """Return when the first of them reaches a deadline."""
         return min((self._requests[key].deadline_s() for key in keys), default=math.inf)
 
-    def end(self, key: int, reason: FinishReason, now_s: float, error: PacelineError | None = None) -> list[Event]:
-        """End a request that no worker will end, with all that was held back."""
+    def end(
+        self,
+        key: int,
+        reason: FinishReason,
+        now_s: float,
+        error: PacelineError | None = None,
+        *,
+        keeps_slots: bool = False,
+    ) -> list[Event]:
+        """End a request that no worker will end, with all that was held back.
+
+        keeps_slots: whether a worker has it that does not answer: `Released` comes when the worker says so or is gone, and what
+        else it sends of the request is dropped.
+        """
+        if not keeps_slots:
+            return self._end(key, reason, now_s, error)
+        events = self._end(key, reason, now_s, error)[:-1]  # without `Released`
+        self._unreleased.add(key)
+        return events
+
+    def _end(self, key: int, reason: FinishReason, now_s: float, error: PacelineError | None) -> list[Event]:
         request = self._requests[key]
         if isinstance(request, EmbeddingRequest):
             return [Embedded(key, [], error or embedding_error(reason)), *self._close(key)]

@@ -37,19 +37,32 @@ from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.worker import messages
-from paceline.engine.worker.lifecycle import Policy, Restarts, ServersAway, Sleep
+from paceline.engine.worker.lifecycle import HangWatch, Policy, Restarts, ServersAway, Sleep
 from paceline.engine.worker.open_requests import OpenRequests
 from paceline.engine.worker.questions import Questions
 from paceline.engine.worker.relay import Relay
 from paceline.engine.worker.worker_process import Watching, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
 from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError, RpcServerUnavailable
-from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, sleeping, starting
+from paceline.observability.heartbeat import (
+    LONGEST_SILENCE_S,
+    LONGEST_TICK_S,
+    Heartbeat,
+    Pulse,
+    Sign,
+    WorkerHistory,
+    heartbeat_of,
+    sleeping,
+    starting,
+)
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.engine")
 
 _STOP_PATIENCE_S = 10.0  # for a worker to end its requests, and then itself
+_SILENT_PATIENCE_S = 1.0  # the same for one that has given no heartbeat for a while
+_SILENT_S = 3.0
+_KILL_S = 5.0  # from a kill until the end of the socket
 
 
 class Supervisor(EngineThread):
@@ -75,7 +88,7 @@ class Supervisor(EngineThread):
         self._adapters = {name: absolute(path) for name, path in adapter_paths(setup.options.get("lora", ())).items()}
         self._router, self._clock, self._watch = router, clock, watch
         self._requests, self._restarts = OpenRequests(router, clock, watch), Restarts(policy.restarts)
-        self.totals, self.questions = WorkerTotals(), Questions(inbox.wake)
+        self.totals, self.questions = WorkerTotals(), Questions(inbox.wake, clock)
         self.ready: Future[messages.Ready] = Future()
         self.on_replaced: Callable[[messages.Ready], object] = lambda _: None
         self.loading: queue.SimpleQueue[float | None] = queue.SimpleQueue()  # None, last: loading is over
@@ -83,6 +96,9 @@ class Supervisor(EngineThread):
         self._worker: WorkerProcess | None = None
         self._sleep, self._away = Sleep(policy.sleep_idle_s), ServersAway(policy.rpc_wait_s)
         self._is_waking = self._is_wake_asked = False
+        self._hang_watch = HangWatch(policy.hang_timeout_s)
+        self._is_hung, self._num_hangs = False, 0  # whether the last worker hung, and how many did
+        self._reap_at: float | None = None  # of a worker that was killed and does not end
         self._pulse = Pulse(clock)
         self._since_s = clock.now()  # the last worker was started, or died
         self._start_at: float | None = clock.now()
@@ -119,17 +135,28 @@ class Supervisor(EngineThread):
             worker_pid=None if worker is None else worker.pid,
             num_restarts=self._restarts.num_all,
             num_crashes=self._restarts.num_in_row(now, None if worker is None else worker.ready_s),
+            num_hangs=self._num_hangs,
         )
         if not self._thread.is_alive():
             return heartbeat_of(Sign("ended", own.since_s), now, past)
         beat = None if worker is None or not worker.is_ready else worker.beat()
         if self._sleep.is_asleep and not self._is_wake_asked:
             return sleeping(now - self._since_s, past)
-        if beat is None or beat.sign is None:
+        is_hung = self._is_hung
+        if is_hung or beat is None or beat.sign is None:
             start_at = self._start_at
-            return starting(now - self._since_s, past, None if start_at is None else max(0.0, start_at - now))
+            restart_in_s = None if start_at is None else max(0.0, start_at - now)
+            return starting(now - self._since_s, past, restart_in_s, is_hung=is_hung)
         own_s = now - own.since_s if own.state == "ticking" else 0.0
-        return heartbeat_of(beat.sign, now, past, silent_s=max(0.0, own_s, now - beat.listened_s))
+        limit_s = self._policy.hang_timeout_s
+        return heartbeat_of(
+            beat.sign,
+            now,
+            past,
+            silent_s=max(0.0, own_s, self._hang_watch.silent_s),
+            longest_tick_s=max(LONGEST_TICK_S, self._hang_watch.allowed_s(beat) if math.isfinite(limit_s) else 0.0),
+            longest_silence_s=max(LONGEST_SILENCE_S, limit_s if math.isfinite(limit_s) else 0.0),
+        )
 
     def _interrupt(self) -> None:
         """Do nothing: this thread runs no pass, and takes commands at once."""
@@ -165,11 +192,13 @@ class Supervisor(EngineThread):
         for command in self._inbox.take():
             self._do(command)
         worker = self._worker
+        ticking_since_s = None if worker is None else self._ticking_since_s(worker)  # before its reports are taken
         if worker is not None and worker.last_words in ready:
             worker.last_words.read()
         if worker is not None and worker.link in ready:
             self._receive(worker)
         self._run_timers()
+        self._requests.end_overdue(ticking_since_s)
         awake = None if self._sleep.is_asleep else self._worker
         if awake is not None and awake.is_ready and self._stop_by is None:
             self._requests.hand_over(awake)
@@ -178,7 +207,8 @@ class Supervisor(EngineThread):
 
     def _wait_s(self) -> float | None:
         """Return how long there is nothing to do without a command or a message; None: without limit."""
-        times = [time for time in (self._start_at, self._stop_by) if time is not None]
+        times = [time for time in (self._start_at, self._stop_by, self._reap_at) if time is not None]
+        times += [self._hang_watch.next_s(), self.questions.next_due_s()]
         if self._worker is None:  # else it may be loading, with its servers
             times.append(self._away.next_s())
         at = min([*times, self._requests.next_deadline_s(), self._inbox.next_deadline_s(), self._sleep.next_s()])
@@ -209,12 +239,16 @@ class Supervisor(EngineThread):
         self._inbox.close()
         if self._stop_by is not None:
             return
-        self._stop_by = self._clock.now() + _STOP_PATIENCE_S
+        self._stop_by = self._clock.now() + self._patience_s()
         self._start_at = None
         if self._worker is not None and self._worker.is_ready:
             self._worker.send(Stop())
         elif self._worker is not None:
             self._worker.kill()  # it is loading, and nothing ends that sooner
+
+    def _patience_s(self) -> float:
+        """Return how long a worker has to end."""
+        return _SILENT_PATIENCE_S if self._hang_watch.silent_s >= _SILENT_S else _STOP_PATIENCE_S
 
     # ---- messages of the worker
 
@@ -246,8 +280,8 @@ class Supervisor(EngineThread):
                 self.totals.report(samples, self._clock.now())
                 self.questions.take(message)
             case messages.AdapterDone(_, adapter, path, error):
-                if path is not None and error is None:  # before the caller knows, so that no later worker lacks it
-                    self._adapters[adapter] = path
+                if path is not None and error is None:
+                    self._note_adapter(message.number, adapter, path)
                 self.questions.take(message)
             case (
                 messages.PrefixDone()
@@ -259,6 +293,13 @@ class Supervisor(EngineThread):
                 self.questions.take(message)
             case messages.Logged() | messages.Loading() | messages.Traced():
                 self._pass_on(message)
+
+    def _note_adapter(self, number: int, adapter: str, path: str) -> None:
+        """Note an adapter that was loaded, before the caller knows, so that no later worker lacks it."""
+        if self.questions.is_open(number):
+            self._adapters[adapter] = path
+        else:  # its caller has given up
+            self.questions.ask_free_adapter(adapter)
 
     def _pass_on(self, message: messages.Logged | messages.Loading | messages.Traced) -> None:
         match message:
@@ -273,6 +314,7 @@ class Supervisor(EngineThread):
     def _become_ready(self, worker: WorkerProcess, message: messages.Ready) -> None:
         messages.check_protocol(message.protocol)
         worker.ready_s = self._clock.now()
+        self._is_hung = False
         self._away.back()
         self._sleep.used(worker.ready_s)
         if self.ready.done():
@@ -290,7 +332,8 @@ class Supervisor(EngineThread):
 
     def _reap(self, worker: WorkerProcess) -> None:
         self._watching.remove(worker)
-        self._worker = None
+        self._worker = self._reap_at = None
+        self._hang_watch.end()
         if not self._sleep.is_asleep:
             self._since_s = self._clock.now()
         death = worker.reap()
@@ -324,6 +367,33 @@ class Supervisor(EngineThread):
         for command in self._inbox.take():
             self._do(command)
         self._requests.end_all(FinishReason.ERROR, stopped)
+
+    # ---- hangs
+
+    def _ticking_since_s(self, worker: WorkerProcess) -> float | None:
+        """Return when the tick began that the worker is in; None if it is in none, or gives no heartbeats."""
+        beat = worker.beat() if worker.is_ready and self._hang_watch.silent_s < _SILENT_S else None
+        is_ticking = beat is not None and beat.sign is not None and beat.sign.state == "ticking"
+        return beat.sign.since_s if beat is not None and beat.sign is not None and is_ticking else None
+
+    def _look_for_hang(self, worker: WorkerProcess, now_s: float) -> None:
+        """Kill a worker whose heartbeats have stopped; its end is noticed as any other's."""
+        if self._reap_at is not None:
+            if now_s >= self._reap_at:
+                self._reap(worker)
+            return
+        if now_s < self._hang_watch.next_s():
+            return
+        preparing = worker.box.read_preparing()
+        reason = self._hang_watch.look(now_s, worker.beat(), preparing, worker.is_excused, is_ready=worker.is_ready)
+        if reason is None or self._stop_by is not None or self._sleep.is_asleep:
+            return
+        _log.error("the engine's process %d hangs: %s; it is killed", worker.pid, reason)
+        self._is_hung = True
+        self._num_hangs += 1
+        self._since_s, self._reap_at = now_s, now_s + _KILL_S
+        self._hang_watch.end()
+        worker.kill_hung(reason)
 
     # ---- sleep
 
@@ -364,8 +434,11 @@ class Supervisor(EngineThread):
         if self._stop_by is not None:
             self._check_stop(now)
         self._requests.end_due()
+        if self._worker is not None:
+            self._look_for_hang(self._worker, now)
         if self._worker is None:
             self._refuse_without_servers(now)
+        self.questions.end_overdue()
 
     def _refuse_without_servers(self, now_s: float) -> None:
         """End what waits for RPC servers that have been away for too long."""
@@ -395,6 +468,7 @@ class Supervisor(EngineThread):
             return
         self._worker = worker
         self._watching.add(worker)
+        self._hang_watch.begin(self._clock.now(), self._restarts.num_in_row(self._clock.now(), None))
 
     def _next_setup(self) -> messages.Setup:
         if not self.ready.done():
@@ -437,5 +511,5 @@ class Supervisor(EngineThread):
             worker.send(messages.Leave())
         else:
             worker.kill()
-        worker.reap(_STOP_PATIENCE_S)
+        worker.reap(self._patience_s())
         self.totals.died()

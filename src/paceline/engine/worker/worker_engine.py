@@ -140,6 +140,7 @@ class WorkerEngine(BaseEngine):
         policy = Policy(
             on_engine_death=config.on_engine_death or "replay",
             restarts=restarts,
+            hang_timeout_s=config.hang_timeout_s,
             sleep_idle_s=config.sleep_idle_s,
             rpc_wait_s=min(config.rpc_timeout_s, _MAX_RPC_WAIT_S),
         )

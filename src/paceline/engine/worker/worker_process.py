@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import selectors
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +22,8 @@ from paceline.engine.worker.black_box import Beat, BlackBox, LastSeen
 from paceline.engine.worker.blame import FATAL_SIGNALS
 from paceline.engine.worker.link import Link
 from paceline.errors import RpcServerUnavailable
+
+_log = logging.getLogger("paceline.engine")
 
 _READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _PATIENCE_S = 5.0  # from the end of the socket to the end of the process, core dumps included
@@ -32,16 +36,27 @@ _children: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
+class Hang:
+    """Why a worker was killed. is_outside: another process had stopped it, so that no request is to blame."""
+
+    reason: str
+    is_outside: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Death:
-    """How a worker ended. code: its exit status; negative: the signal that ended it."""
+    """How a worker ended. code: its exit status; negative: the signal that ended it. hang: the reason for which it was killed."""
 
     code: int
     seen: LastSeen
     last_words: str
+    hang: Hang | None = None
 
     @property
     def is_crash(self) -> bool:
-        """Whether the process ended itself by a fault; otherwise another process killed it, or it exited in order."""
+        """Whether the process ended itself by a fault, or hung; otherwise another process killed it, or it exited in order."""
+        if self.hang is not None:
+            return not self.hang.is_outside
         return -self.code in FATAL_SIGNALS
 
     @property
@@ -61,6 +76,8 @@ class Death:
         return None if found is None else RpcServerUnavailable(found[0])
 
     def __str__(self) -> str:
+        if self.hang is not None:
+            return f"the engine's process hung and was killed: {self.hang.reason}"
         how = f"exited with status {self.code}" if self.signal is None else f"was ended by {self.signal}"
         return f"the engine's process {how}" + (f"; its last words:\n{self.last_words}" if self.last_words else "")
 
@@ -111,6 +128,8 @@ class WorkerProcess:
         self._process = launched.process
         self.makes_sense = True  # all that it has sent was a message
         self.ready_s: float | None = None  # when its engine ran
+        self._hang: Hang | None = None
+        self._page_reads = 0
         try:
             self.box = BlackBox(launched.box)
             self.last_words = LastWords(launched.stderr)
@@ -146,15 +165,31 @@ class WorkerProcess:
             code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = self._process.wait()
+            try:
+                code = self._process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:  # it is in a system call that does not end, and ends with that
+                _log.error("the engine's process %d does not end, though it was killed", self.pid)
+                code = -signal.SIGKILL
         self.last_words.read()
-        death = Death(code, self.box.read(), self.last_words.text)
+        death = Death(code, self.box.read(), self.last_words.text, self._hang)
         self._close()
         return death
 
     def kill(self) -> None:
         """End the process at once; it is still to be reaped."""
         self._process.kill()
+
+    def kill_hung(self, reason: str) -> None:
+        """End the process because it hangs."""
+        self._hang = Hang(reason, is_outside=_read_stat(self.pid)[0] == "T")
+        self.kill()
+
+    def is_excused(self) -> bool:
+        """Return whether a debugger has stopped the process, or it waits for memory that is read from disk (Linux)."""
+        state, page_reads = _read_stat(self.pid)
+        is_paging = page_reads > self._page_reads
+        self._page_reads = page_reads
+        return is_paging or state == "t" or _is_traced(self.pid)
 
     def _close(self) -> None:
         self.link.close()
@@ -167,6 +202,23 @@ class WorkerProcess:
         self.box.forget()
         with contextlib.suppress(OSError):
             self._close()
+
+
+def _read_stat(pid: int) -> tuple[str, int]:
+    """Return a process's state and its number of major page faults; "" and 0 where the system does not report them."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return fields[0], int(fields[9])
+    except (OSError, ValueError, IndexError):
+        return "", 0
+
+
+def _is_traced(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^TracerPid:\s+[1-9]", status, re.MULTILINE) is not None
 
 
 def _forget_all() -> None:

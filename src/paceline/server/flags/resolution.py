@@ -378,7 +378,11 @@ def _isolation(draft: Draft) -> None:
         draft.origins["engine.isolation"] = DEFAULT
     if draft.get("engine.isolation") == "thread" and draft.get("engine.rpc"):
         raise InvalidParams("--rpc needs --isolation process, as llama.cpp ends the process that loses a host")
-    for name, target in (("--on-engine-death", "engine.on_engine_death"), ("--max-restarts", "engine.max_restarts")):
+    for name, target in (
+        ("--on-engine-death", "engine.on_engine_death"),
+        ("--max-restarts", "engine.max_restarts"),
+        ("--hang-timeout", "engine.hang_timeout_s"),
+    ):
         if draft.get("engine.isolation") == "thread" and draft.get(target) is not None:
             raise InvalidParams(
                 f"{name} means nothing with --isolation thread, as a thread dies with its program; leave one out"

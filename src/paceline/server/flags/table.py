@@ -270,6 +270,9 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Restarts in a row of an engine's process that crashes; at one crash more the server ends with exit "
              "status 70, for its service manager to act on. A process that ran for a minute ends the row.",
              default="no limit", ours=True),
+        Flag("--hang-timeout", "S", read.seconds("never", math.inf, 86400), Store("engine.hang_timeout_s"),
+             "Seconds for which the heartbeats of an engine's process may stop, at least 3: then it is killed, and requests"
+             " go on as --on-engine-death has it. A pass may take 20 times as long as expected. -1: never.", ours=True),
         Flag("--instrument", "MODULE:ATTR", read.instruments, Store("engine.instruments"),
              "An Instrument that observes the engine: an object, or a class, which is instantiated in the engine's"
              " process.", many=True, default="none", ours=True),

@@ -15,7 +15,7 @@ def test_a_request_that_is_encoded_is_seen_beside_the_others() -> None:
         box.encode(7)
         box.prepare(5)
         box.begin_pass(range(1, 2000))
-        box.beat(3.0, None)
+        box.listen(3.0)
         seen = box.read()
         assert (seen.encoding, seen.preparing) == (7, 5)
         assert seen.in_pass is not None

@@ -1,11 +1,17 @@
-"""When a worker that crashed is started again, and when an idle one is stopped."""
+"""When a worker that crashed is started again, when one hangs, and when an idle one is stopped."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
-from paceline.engine.worker.lifecycle import LEAVE_S, RestartLimits, Restarts, ServersAway, Sleep
+import pytest
+
+from paceline.engine.worker.black_box import Beat
+from paceline.engine.worker.lifecycle import LEAVE_S, HangWatch, RestartLimits, Restarts, ServersAway, Sleep
 from paceline.errors import RpcServerUnavailable
+from paceline.observability.heartbeat import Sign
 
 
 def waits(restarts: Restarts, crashes: list[tuple[float, float | None]]) -> list[float | None]:
@@ -98,3 +104,128 @@ def test_requests_wait_so_long_for_servers_that_are_away() -> None:
     assert away.error is None and away.give_up(1e9) is None
     away.lost(300.0, error)
     assert away.next_s() == 330.0
+
+
+def beat(listened_s: float, *, beaten_s: float | None = None, state: str = "idle", allowed_s: float = 0.0) -> Beat:
+    sign = Sign("ticking" if state == "ticking" else "idle", 1.0)
+    return Beat(listened_s, sign, listened_s if beaten_s is None else beaten_s, allowed_s)
+
+
+class Watched:
+    """A `HangWatch` of a worker that gives the heartbeats of `at`, looked at each second of a clock."""
+
+    def __init__(self, limit_s: float = 20.0, num_crashes: int = 0) -> None:
+        self.watch, self.now_s = HangWatch(limit_s), 100.0
+        self.watch.begin(self.now_s, num_crashes)
+        self.is_excused, self.is_ready = False, True
+        self.preparing: int | None = None
+
+    def until_hung(self, at: Callable[[float], Beat | None], most_s: float = 5000.0) -> tuple[float, str] | None:
+        """Return after how many seconds it counts as hung, and why; None if it does not within most_s."""
+        begin_s = self.now_s
+        while self.now_s < begin_s + most_s:
+            self.now_s = self.watch.next_s()
+            reason = self.watch.look(
+                self.now_s, at(self.now_s), self.preparing, lambda: self.is_excused, is_ready=self.is_ready
+            )
+            if reason is not None:
+                return self.now_s - begin_s, reason
+        return None
+
+
+def test_a_worker_that_gives_heartbeats_never_hangs() -> None:
+    """Idle, or in ticks that end in time."""
+    assert Watched().until_hung(beat) is None
+    assert Watched().until_hung(lambda now_s: beat(now_s, beaten_s=now_s - now_s % 19, state="ticking")) is None
+
+
+@pytest.mark.parametrize("last", [beat(99.0), beat(99.0, state="ticking", allowed_s=4000.0)])
+def test_a_process_that_stopped_hangs_after_the_limit_whatever_its_pass_may_take(last: Beat) -> None:
+    """Its listening thread gives heartbeats during a pass too."""
+    found = Watched().until_hung(lambda _: last)
+    assert found is not None
+    assert 20.0 <= found[0] <= 22.0
+    assert "no heartbeat for 20 s" in found[1]
+
+
+def test_a_thread_that_does_not_come_back_hangs_though_another_one_gives_heartbeats() -> None:
+    """Of the engine's thread only the one before the tick is seen."""
+    found = Watched().until_hung(lambda now_s: beat(now_s, beaten_s=99.0, state="ticking"))
+    assert found is not None
+    assert 20.0 <= found[0] <= 22.0
+    assert "in one tick for 20 s, and 20 s were allowed" in found[1]
+
+
+def test_a_pass_that_is_expected_to_be_long_is_no_hang() -> None:
+    """Of 407 s for instance; beyond what is allowed it is."""
+    watched = Watched()
+    in_pass = [beat(0.0, beaten_s=99.0, state="ticking", allowed_s=450.0)]
+    assert watched.until_hung(lambda now_s: replace(in_pass[0], listened_s=now_s), most_s=407.0) is None
+    found = watched.until_hung(lambda now_s: replace(in_pass[0], listened_s=now_s))
+    assert found is not None
+    assert 43.0 <= found[0] <= 46.0
+
+
+def test_each_crash_in_a_row_makes_ticks_four_times_as_long() -> None:
+    """A machine that is slower than expected comes to an end with its pass."""
+    for num_crashes, limit_s in ((1, 80.0), (2, 320.0), (3, 1280.0), (50, 1280.0)):
+        found = Watched(num_crashes=num_crashes).until_hung(
+            lambda now_s: beat(now_s, beaten_s=99.0, state="ticking"), most_s=limit_s + 10
+        )
+        assert found is not None
+        assert limit_s <= found[0] <= limit_s + 2
+
+
+def test_a_worker_that_loads_may_be_silent_for_ten_times_as_long() -> None:
+    """Before its first heartbeat as well; its engine has none yet."""
+    for last in (None, Beat(99.0)):
+        watched = Watched()
+        watched.is_ready = False
+        found = watched.until_hung(lambda _, last=last: last)  # type: ignore[misc]
+        assert found is not None
+        assert 200.0 <= found[0] <= 202.0
+    loading = Watched()
+    loading.is_ready = False
+    assert loading.until_hung(Beat) is None
+
+
+def test_a_request_that_is_prepared_for_too_long_is_a_hang() -> None:
+    """The thread that prepares it serves all others too."""
+    watched = Watched()
+    watched.preparing = 7
+    found = watched.until_hung(beat)
+    assert found is not None
+    assert 200.0 <= found[0] <= 202.0
+    assert "prepared one request" in found[1]
+
+
+def test_time_in_which_the_front_did_not_run_either_is_not_counted() -> None:
+    """A machine that was suspended, or a process group that was stopped, goes on for two looks and is given the limit then."""
+    watched = Watched()
+    assert watched.until_hung(beat, most_s=10.0) is None
+    last = beat(watched.now_s)
+    for _ in range(5):
+        watched.now_s += 3600.0
+        looked = watched.watch.look(watched.now_s, last, None, lambda: False, is_ready=True)
+        assert looked is None
+    assert watched.watch.silent_s <= 10.0
+    assert watched.until_hung(beat) is None
+
+
+def test_silence_with_an_excuse_is_not_counted() -> None:
+    """While a debugger holds the process or it reads pages from disk; later silence counts from where it was."""
+    watched = Watched()
+    watched.is_excused = True
+    last = beat(99.0)
+    assert watched.until_hung(lambda _: last) is None
+    watched.is_excused = False
+    found = watched.until_hung(lambda _: last)
+    assert found is not None
+    assert 16.0 <= found[0] <= 20.0
+
+
+def test_without_a_limit_nothing_hangs() -> None:
+    """What it has seen of silence is known all the same."""
+    watched = Watched(math.inf)
+    assert watched.until_hung(lambda _: beat(99.0)) is None
+    assert watched.watch.silent_s > 4000.0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, cast
 
 import pytest
 
 from paceline.engine.worker import messages
-from paceline.engine.worker.questions import Questions
+from paceline.engine.worker.questions import FILE_REPLY_S, MEASURE_REPLY_S, REPLY_S, Questions
 from paceline.engine.worker.worker_process import WorkerProcess
-from paceline.errors import EngineDied, EngineStopped
+from paceline.errors import EngineDied, EngineStopped, WorkerUnresponsive
+from paceline.media import ImageExtent
+from paceline.testing.fake_backend import ManualClock
 
 
 class Listener:
@@ -30,7 +33,7 @@ def prefix(action: Literal["save", "load", "erase"]) -> messages.Prefix:
 
 def test_a_query_during_shutdown_gets_one_result() -> None:
     """A late caller ends what is left, perhaps in the middle of the ending itself: no future is resolved twice."""
-    questions, worker, late = Questions(lambda: None), Listener(), []
+    questions, worker, late = Questions(lambda: None, ManualClock()), Listener(), []
     for _ in range(3):
         questions.ask_stats().add_done_callback(lambda _: late.append(questions.ask_slots()))
     questions.pass_on(cast(WorkerProcess, worker))
@@ -43,7 +46,7 @@ def test_a_query_during_shutdown_gets_one_result() -> None:
 
 def test_without_a_worker_state_is_none_and_prefixes_wait() -> None:
     """They need a worker, which gets them once."""
-    questions, worker = Questions(lambda: None), Listener()
+    questions, worker = Questions(lambda: None, ManualClock()), Listener()
     slots, saved = questions.ask_slots(), questions.ask_prefix(prefix("save"))
     assert questions.need_worker
     questions.pass_on(None)
@@ -60,7 +63,7 @@ def test_without_a_worker_state_is_none_and_prefixes_wait() -> None:
 
 def test_after_a_death_the_next_worker_loads_again() -> None:
     """What may have been done already fails with the death; what was not sent yet waits on."""
-    questions, first, second = Questions(lambda: None), Listener(), Listener()
+    questions, first, second = Questions(lambda: None, ManualClock()), Listener(), Listener()
     loaded, saved = questions.ask_prefix(prefix("load")), questions.ask_prefix(prefix("save"))
     slots = questions.ask_slots()
     questions.pass_on(cast(WorkerProcess, first))
@@ -78,7 +81,7 @@ def test_after_a_death_the_next_worker_loads_again() -> None:
 
 def test_state_is_not_refused_where_no_worker_may_come() -> None:
     """There is none to be told, as without a worker at any time."""
-    questions = Questions(lambda: None)
+    questions = Questions(lambda: None, ManualClock())
     activity, loaded = questions.ask_activity(0, None, 0.0), questions.ask_prefix(prefix("load"))
     questions.refuse(EngineDied("its servers are away"))
     assert activity.result(0) is None
@@ -88,7 +91,7 @@ def test_state_is_not_refused_where_no_worker_may_come() -> None:
 
 def test_a_load_of_which_two_workers_died_is_given_up() -> None:
     """Its file may be what they died of. Freeing is asked for until it is done, since it fails with no file."""
-    questions, load = Questions(lambda: None), messages.LoadAdapter
+    questions, load = Questions(lambda: None, ManualClock()), messages.LoadAdapter
     adapter, saved = questions.ask_load_adapter("a", "a.gguf"), questions.ask_prefix(prefix("load"))
     freed = questions.ask_free_adapter("b")
     heard = []
@@ -107,10 +110,39 @@ def test_a_load_of_which_two_workers_died_is_given_up() -> None:
 
 def test_a_cancelled_question_takes_no_reply() -> None:
     """Its caller has left; the reply and a report that no question asked for change nothing."""
-    questions, worker = Questions(lambda: None), Listener()
+    questions, worker = Questions(lambda: None, ManualClock()), Listener()
     asked = questions.ask_slots()
     questions.pass_on(cast(WorkerProcess, worker))
     assert asked.cancel()
     questions.take(messages.SlotsReply(worker.heard[0].number, None))
     questions.take(messages.Stats(0, []))
     assert asked.cancelled()
+
+
+def test_a_question_waits_no_longer_than_its_kind_may() -> None:
+    """From when it is asked, with a worker or without; the delay of a look at the activity counts on top."""
+    clock = ManualClock(1000.0)
+    questions, worker = Questions(lambda: None, clock), Listener()
+    limits = {
+        questions.ask_slots(): REPLY_S,
+        questions.ask_stats(): REPLY_S,
+        questions.ask_digest(1, None): REPLY_S,
+        questions.ask_activity(0, None, 25.0): 25.0 + REPLY_S,
+        questions.ask_media(ImageExtent(1, 1)): MEASURE_REPLY_S,
+        questions.ask_prefix(prefix("save")): FILE_REPLY_S,
+        questions.ask_load_adapter("a", "a.gguf"): FILE_REPLY_S,
+        questions.ask_free_adapter("a"): FILE_REPLY_S,
+    }
+    questions.pass_on(cast(WorkerProcess, worker))
+    for limit_s in sorted(set(limits.values())):
+        assert questions.next_due_s() == 1000.0 + limit_s
+        clock.advance(1000.0 + limit_s - 0.5 - clock.now())
+        questions.end_overdue()
+        assert not any(one.done() for one, its_s in limits.items() if its_s >= limit_s)
+        clock.advance(0.5)
+        questions.end_overdue()
+        for one in [one for one, its_s in limits.items() if its_s == limit_s]:
+            with pytest.raises(WorkerUnresponsive, match=f"no reply within {limit_s:g} s"):
+                one.result(0)
+    assert math.isinf(questions.next_due_s())
+    questions.take(messages.PrefixDone(worker.heard[5].number, 1, [], None))  # it comes too late, and nothing happens

@@ -453,6 +453,8 @@ def test_flags_elsewhere_are_none_of_ours_and_name_some_of_ours() -> None:
         (["--override-kv", "a=1"], "must be KEY=TYPE:VALUE"),
         (["--isolation", "thread", "--on-engine-death", "fail"], "--on-engine-death means nothing with --isolation thread"),
         (["--isolation", "thread", "--max-restarts", "3"], "--max-restarts means nothing with --isolation thread"),
+        (["--isolation", "thread", "--hang-timeout", "9"], "--hang-timeout means nothing with --isolation thread"),
+        (["--hang-timeout", "0"], "--hang-timeout must be a number of seconds > 0, or -1 for never, not 0"),
         (["--isolation", "thread", "--rpc", "a:1"], "--rpc needs --isolation process"),
         (["--rpc", "a"], "--rpc must be addresses of a host name or IPv4 address and a port"),
         (["--rpc", "a:1,a:1"], "--rpc has a:1 twice"),

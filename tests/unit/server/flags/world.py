@@ -246,6 +246,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--isolation": (["thread"], {"engine.isolation": "thread"}),
     "--on-engine-death": (["fail"], {"engine.on_engine_death": "fail"}),
     "--max-restarts": (["8"], {"engine.max_restarts": 8}),
+    "--hang-timeout": (["60"], {"engine.hang_timeout_s": 60.0}),
     "--instrument": (["m:A, m.n:b"], {"engine.instruments": ("m:A", "m.n:b")}),
     "--trace": (["states/t.jsonl"], {"engine.trace": Path("states/t.jsonl")}),
     "--trace-max-bytes": (["9999"], {"engine.trace_max_bytes": 9999}),
