@@ -100,10 +100,15 @@ class RouterWorld:
     """A router over a loader that loads nothing, and its client."""
 
     def __init__(
-        self, *argv: str, presets: str = PRESETS, file: str = "p.ini", env: Mapping[str, str] | None = None
+        self,
+        *argv: str,
+        presets: str = PRESETS,
+        file: str = "p.ini",
+        env: Mapping[str, str] | None = None,
+        keys: str = "",
     ) -> None:
-        """file: the path of the presets, which if it is TOML is read from the disk."""
-        self.files = FakeFiles({file: presets})
+        """file: the path of the presets, which if it is TOML is read from the disk. keys: the text of the file "keys"."""
+        self.files = FakeFiles({file: presets, "keys": keys})
         found = resolve(["--models-preset", file, *argv], env or {}, self.files)
         self.loader = FakeLoader()
         self.server = RunningServer(

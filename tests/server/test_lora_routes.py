@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.server.running import LONG_S, RunningServer
 
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.server.settings import ServerSettings
+from paceline.server.settings import ApiKey, ServerSettings
 from paceline.streaming import StreamChannel
 from paceline.testing.models import KINDS, LlamaSpec, write_lora, write_model
 
@@ -402,3 +403,30 @@ def test_many_clients_load_use_and_unload_at_once(server: RunningServer, folder:
     assert not failures
     with server.client() as client:
         assert names(client) == ["tiny"]
+
+
+def test_tenants_set_scales_by_request_and_the_operator_sets_them_for_all(folder: Path) -> None:
+    """A tenant's scales change its own texts alone, also beside other tenants' requests and after a common prompt."""
+    keys = (ApiKey(secret="op"), ApiKey(secret="a", tenant="a"), ApiKey(secret="b", tenant="b"))
+    engine = {**ENGINE, "lora": {"one": str(folder / "one.gguf")}}
+    body = {"prompt": "Who is there, and who was there before?", "n_predict": 12, "temperature": 0}
+    scaled = [{"id": 0, "scale": 1.0}]
+
+    def text(client: httpx.Client, **more: Any) -> str:
+        return str(ok(client.post("/completion", json={**body, **more}))["content"])
+
+    with serving(folder, engine_options=engine, api_keys=keys) as server:
+        operator, tenant, other = (server.client(headers={"authorization": f"Bearer {key.secret}"}) for key in keys)
+        plain, adapted = text(other), text(tenant, lora=scaled)
+        assert plain != adapted
+        assert tenant.post("/lora-adapters", json=scaled).status_code == 403
+        assert (text(other), text(tenant), text(tenant, lora=scaled)) == (plain, plain, adapted)
+        with ThreadPoolExecutor(8) as threads:  # in common batches
+            calls = [
+                threads.submit(text, one, **more) for one in (tenant, other) for more in ({"lora": scaled}, {}) * 4
+            ]
+            assert [call.result() for call in calls] == [adapted, plain] * 8
+        assert ok(operator.post("/lora-adapters", json=scaled)) == {"success": True}
+        assert (text(other), text(tenant), text(other, lora=[])) == (adapted, adapted, plain)
+        for client in (operator, tenant, other):
+            client.close()

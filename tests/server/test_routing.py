@@ -822,3 +822,25 @@ def test_draining_ends_waiting_requests_and_events(routers: Any) -> None:
         closed.set()
     assert closed.is_set()
     assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 503
+
+
+def test_models_are_managed_by_the_operator_where_there_are_tenants(routers: Any) -> None:
+    """Loading, unloading, downloads, deletions and rereading the presets refuse a tenant's key; its requests load models."""
+    world = routers("--api-key", "operator", "--tenant-key-file", "keys", keys="a:first\nb:second\n")
+
+    def status(key: str, method: str, path: str, **more: Any) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return int(world.client.request(method, path, headers=headers, **more).status_code)
+
+    for method, path, more in (
+        ("POST", "/models/load", {"json": {"model": "small"}}),
+        ("POST", "/models/unload", {"json": {"model": "small"}}),
+        ("GET", "/models?reload=1", {}),
+        ("POST", "/models", {"json": {"model": "small"}}),
+        ("DELETE", "/models?model=small", {}),
+    ):
+        assert status("first", method, path, **more) == 403, path
+        assert status("operator", method, path, **more) != 403, path
+    assert status("first", "GET", "/models") == 200
+    assert status("first", "POST", "/completion", json={**BODY, "model": "small"}) == 200
+    assert status("second", "POST", "/lora-adapters?model=small", json=[]) == 403

@@ -109,3 +109,58 @@ def test_a_tenant_that_fills_the_queue_leaves_room_and_a_fair_turn_to_another() 
         assert response.status_code == 429
         assert "the share of tenant 'one' in the queue is full: it has 48 of 64 places" in response.text
         assert int(response.headers["retry-after"]) >= 1
+
+
+def as_key(server: RunningServer, key: str, **headers: str) -> httpx.Client:
+    return server.client(headers={"authorization": f"Bearer {KEYS[key].secret}", **headers})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/lora-adapters", []),
+        ("/props", {}),
+        ("/v1/load_lora_adapter", {"lora_name": "new", "lora_path": "/nowhere.gguf"}),
+        ("/v1/unload_lora_adapter", {"lora_name": "new"}),
+    ],
+)
+def test_a_tenants_key_does_not_change_the_server_for_all(shared: RunningServer, path: str, body: Any) -> None:
+    """Routes that act on all tenants refuse a tenant's key with 403, and take the key without a tenant."""
+    with as_key(shared, "one") as tenant, as_key(shared, "none") as operator:
+        refused = tenant.post(path, json=body)
+        assert refused.status_code == 403
+        assert "operator_key_required" in refused.text or "permission_error" in refused.text
+        assert operator.post(path, json=body).status_code != 403
+
+
+def test_the_keys_of_a_single_tenant_are_the_operators() -> None:
+    """Without other tenants, and without keys, the routes work as before."""
+    only = ApiKey(secret="first", tenant="one")
+    for keys in ((only,), (ApiKey(secret="first"),), ()):
+        settings = ServerSettings(engine_options=DEMO_ENGINE, api_keys=keys, props=True)
+        with RunningServer(settings) as server, as_key(server, "one") as client:
+            assert client.post("/props", json={}).json() == {"success": True}
+            assert client.post("/lora-adapters", json=[]).json() == {"success": True}
+
+
+def test_slots_show_a_tenant_its_own_requests(shared: RunningServer) -> None:
+    """With equal request ids each tenant sees the settings of its own request, and of the other one that a slot is busy."""
+    with (
+        as_key(shared, "one", **{"x-request-id": "same"}) as one,
+        as_key(shared, "two", **{"x-request-id": "same"}) as two,
+        as_key(shared, "none") as operator,
+    ):
+        body = {"prompt": "hello", "n_predict": 3000, "ignore_eos": True, "stream": True}
+        with (
+            one.stream("POST", "/completion", json={**body, "seed": 11}) as first,
+            two.stream("POST", "/completion", json={**body, "seed": 22}) as second,
+        ):
+            lines = [first.iter_lines(), second.iter_lines()]
+            assert all(next(each).startswith("data:") for each in lines)
+            for client, seeds in ((one, [11]), (two, [22]), (operator, [11, 22])):
+                slots = [slot for slot in client.get("/slots").json() if slot["is_processing"]]
+                assert len(slots) == 2
+                shown = [slot for slot in slots if "params" in slot]
+                assert sorted(slot["params"]["seed"] for slot in shown) == seeds
+                hidden = [slot for slot in slots if "params" not in slot]
+                assert all(slot.keys() == {"id", "n_ctx", "speculative", "is_processing"} for slot in hidden)

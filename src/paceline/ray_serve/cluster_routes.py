@@ -15,11 +15,12 @@ from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.server.api_errors import ApiException, invalid_request, not_supported
 from paceline.server.exposition import METRICS_OFF
 from paceline.server.llama_server.slots import SLOTS_OFF
+from paceline.server.request_context import OPERATOR_ONLY
 
 
 def cluster_routes(service: Any) -> APIRouter:
     """Return the routes. service: the `Service` of one model, or the `RouterService` of several."""
-    router = APIRouter(tags=["cluster"])
+    router = APIRouter(tags=["cluster"], dependencies=[OPERATOR_ONLY])
 
     @router.get("/cluster", summary="The replicas of each model")
     async def cluster() -> Response:

@@ -76,19 +76,21 @@ class ProgressSource(ChunkSourceWrapper):
     """Adds `ProgressChunk`s before the first chunk of the only prompt.
 
     The first of them reports the cached tokens, the last one the whole prompt, each more than the one before.
-    request_id: the request's own; clock: seconds from any point on.
+    tenant, request_id: the request's own; clock: seconds from any point on.
     """
 
     def __init__(
         self,
         source: ChunkSource[StreamChunk],
         read_slots: ReadSlots,
+        tenant: str,
         request_id: str,
         clock: Callable[[], float],
         interval_s: float = INTERVAL_S,
     ) -> None:
         super().__init__(source)
-        self._read_slots, self._request_id, self._interval_s = read_slots, request_id, interval_s
+        self._read_slots, self._interval_s = read_slots, interval_s
+        self._mine = (tenant, request_id, len(source.prompts[0]))
         self._steps = _ProgressSteps(len(source.prompts[0]), clock)
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
@@ -126,12 +128,14 @@ class ProgressSource(ChunkSourceWrapper):
 
     async def _slot(self) -> SlotView | None:
         """Return the request's slot, if it has one. Ids are the clients', and another request may have the same."""
-        mine = (self._request_id, len(self.prompts[0]))
         try:
             slots = await self._read_slots()
         except WorkerUnresponsive:  # the stream goes on with it, or with the next worker
             return None
-        return next((one for one in slots if (one.request_id, one.num_prompt_tokens) == mine), None)
+        for slot in slots:
+            if (slot.tenant, slot.request_id, slot.num_prompt_tokens) == self._mine:
+                return slot
+        return None
 
 
 class _ProgressSteps:

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from fastapi import Depends
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope
 
-from paceline.server.api_errors import ApiException, ClientDisconnected, api_error_of_finish
+from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, api_error_of_finish
 from paceline.streaming import FinishReason, Usage
 
 if TYPE_CHECKING:
@@ -26,14 +28,22 @@ _MAX_KNOWN = 512  # pairs of method and path: clients choose paths
 class RequestContext:
     """State of one HTTP request.
 
-    tenant: owner of its API key; key_digest: of the key itself, empty where there are no keys; finished: finish reason and
-    usage of each generation; resumable_stream: where the bytes of its response are kept, None: nowhere. early_response: the
-    events of a response that began before its model was loaded. is_discarded: whether its stream was ended before there was
-    one. stop_waiting: to be called when there is one, or will be none.
+    Attributes:
+        request_id: The value of X-Request-Id.
+        tenant: The owner of its API key.
+        is_operator: Whether it may change the server for all tenants.
+        key_digest: The digest of its API key; empty if there are no keys.
+        status: Of the response.
+        finished: Finish reason and usage of each generation.
+        resumable_stream: Keeps the bytes of its response; None: they are not kept.
+        early_response: The events of a response that began before its model was loaded.
+        is_discarded: Whether its stream was ended before there was a stream.
+        stop_waiting: Called when there is a stream, or will be none.
     """
 
     request_id: str
     tenant: str = ""
+    is_operator: bool = False
     key_digest: bytes = b""
     status: int = 0
     finished: list[tuple[FinishReason, Usage]] = field(default_factory=list)
@@ -63,6 +73,24 @@ class RequestContext:
     def attach(self, scope: Scope) -> None:
         """Make this the context of a scope."""
         scope[_KEY] = self
+
+
+def check_operator(request: Request) -> None:
+    """Raise `ApiException` (403) if the request's key is a tenant's and not the operator's."""
+    if not RequestContext.of(request.scope).is_operator:
+        raise ApiException(_OPERATOR_ONLY)
+
+
+OPERATOR_ONLY: Final = Depends(check_operator)
+"""The dependency of routes that change the server for all tenants, or show the requests of all."""
+
+_OPERATOR_ONLY: Final = ApiError(
+    403,
+    "permission_error",
+    "operator_key_required",
+    "this request acts on all tenants of the server, and the API key belongs to one of them; send an operator's key, which is "
+    "one of --api-key or --api-key-file",
+)
 
 
 class SpelledHeader(bytes):

@@ -77,7 +77,9 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
 
     running = await start_prepared(service, request, prepare, streaming=streaming)
     source = (
-        ProgressSource(running, service.read_slots, running.request_id, time.monotonic) if reports_progress else None
+        ProgressSource(running, service.read_slots, running.tenant, running.request_id, time.monotonic)
+        if reports_progress
+        else None
     )
     return RunningChat(running, chats[0], source)
 

@@ -124,7 +124,7 @@ class _RunningCompletion:
         self._renderer: CompletionRenderer | None = None
         self._slots = state.begin_slots(self._tenant, request.id_slot, len(request.prompts), request.params.n)
         self._settings = brief_settings(request.params, stream=request.stream, others=request.settings)
-        state.running[self._id] = self._settings
+        state.running[self._tenant, self._id] = self._settings
 
     async def start(self, running_request: RunningRequest) -> tuple[CompletionRenderer, ChunkSource[StreamChunk]]:
         """Return the renderer and the source to read.
@@ -151,7 +151,7 @@ class _RunningCompletion:
         if request.line_limits.has_any:
             source = LineLimitedSource(source, request.line_limits, context.clock, request.params)
         if request.reads_slots:  # outermost: progress is no line
-            source = ProgressSource(source, self._service.read_slots, self._id, context.clock)
+            source = ProgressSource(source, self._service.read_slots, self._tenant, self._id, context.clock)
         return self._renderer, source
 
     async def whole(self, running_request: RunningRequest) -> Response:
@@ -171,8 +171,11 @@ class _RunningCompletion:
 
     def release(self) -> None:
         """Release the slots, each with the tokens of its sequence."""
-        if self._state.running.get(self._id) is self._settings:  # ids are the clients', and another may have this one
-            del self._state.running[self._id]
+        own = (self._tenant, self._id)
+        if (
+            self._state.running.get(own) is self._settings
+        ):  # ids are the clients', and another request may have this one
+            del self._state.running[own]
         contents: list[SlotContent | None] = [None] * len(self._slots)
         if self._renderer is not None:
             contents = [self._content_of(one) for one in self._renderer.sequences]

@@ -26,6 +26,7 @@ from paceline.server.llama_server.sampling_fields import API_DEFAULTS, parse_lor
 from paceline.server.llama_server.slots import LlamaServerState
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_body import cap_warnings, without_fractions
+from paceline.server.request_context import OPERATOR_ONLY
 from paceline.server.request_fields import tokenize_mixed
 from paceline.server.service import Service
 
@@ -60,9 +61,12 @@ def _adapter_routes(state: LlamaServerState) -> APIRouter:
             for index, (name, file) in enumerate(zip(known.names, known.files, strict=True))
         ]
 
-    @router.post("/lora-adapters", summary="Set the adapters' scales")
+    @router.post("/lora-adapters", summary="Set the adapters' scales", dependencies=[OPERATOR_ONLY])
     async def set_adapters(body: Annotated[list[LoraScale], Field(max_length=_MAX_ADAPTER_ENTRIES)]) -> dict[str, Any]:
-        """Set the scales of all later requests without a `lora` of their own; adapters that are not listed are off."""
+        """Set the scales of all later requests without a `lora` of their own; adapters that are not listed are off.
+
+        Needs an operator's key if there are several tenants: the scales are those of all tenants.
+        """
         warnings: list[str] = []
         state.service.set_lora_scales(parse_lora_scales(body, state.adapters.names, warnings))
         return {"success": True} | ({"warnings": warnings} if warnings else {})
@@ -79,7 +83,7 @@ def _props_routes(service: Service) -> APIRouter:
         engine = service.engine()
         return json_response(_props(service, engine) | _chat_facts(service))
 
-    @router.post("/props", summary="Change properties")
+    @router.post("/props", summary="Change properties", dependencies=[OPERATOR_ONLY])
     async def set_props() -> dict[str, Any]:
         """Change nothing: there is no property to change, as in llama-server."""
         if not service.settings.props:

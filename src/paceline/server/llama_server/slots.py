@@ -56,10 +56,10 @@ class Adapters:
 
 @dataclass(slots=True)
 class LlamaServerState:
-    """One per app. running: the settings of running requests by request id."""
+    """One per app. running: the settings of running requests by tenant and request id."""
 
     service: Service
-    running: dict[str, dict[str, Any]] = field(default_factory=dict)
+    running: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     _slots: VirtualSlots | None = None
 
     @property
@@ -162,8 +162,11 @@ def routes(service: Service, state: LlamaServerState) -> APIRouter:
     router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.get("/slots", summary="What each slot does")
-    async def slots(fail_on_no_slot: str = "") -> Response:
-        """List the slots; with `fail_on_no_slot` a 503 if all are busy."""
+    async def slots(request: Request, fail_on_no_slot: str = "") -> Response:
+        """List the slots; with `fail_on_no_slot` a 503 if all are busy.
+
+        A slot with a request of another tenant shows only that it is busy, unless the key is an operator's.
+        """
         if not service.settings.slots:
             raise not_supported(SLOTS_OFF)
         snapshot = await asyncio.wrap_future(service.engine().ask_slots())
@@ -172,8 +175,13 @@ def routes(service: Service, state: LlamaServerState) -> APIRouter:
             raise ApiException(
                 ApiError(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=estimate_wait_s)
             )
-        n_ctx = service.engine().limits.max_positions
-        return json_response([_slot_body(slot, n_ctx, state) for slot in snapshot])
+        n_ctx, context = service.engine().limits.max_positions, RequestContext.of(request.scope)
+        return json_response(
+            [
+                _slot_body(slot, n_ctx, state, is_shown=context.is_operator or slot.tenant == context.tenant)
+                for slot in snapshot
+            ]
+        )
 
     @router.post("/slots/{id_slot}", summary="Save, restore or erase what a slot holds")
     async def act(id_slot: str, request: Request, action: str = "", body: SlotBody | None = None) -> Response:
@@ -265,16 +273,17 @@ def _file_name(tenant: str, name: str) -> str:
     return f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:16]}.{name}" if tenant else name
 
 
-def _slot_body(slot: SlotView, n_ctx: int, state: LlamaServerState) -> dict[str, Any]:
+def _slot_body(slot: SlotView, n_ctx: int, state: LlamaServerState, *, is_shown: bool) -> dict[str, Any]:
+    """Return the description of a slot. is_shown: whether the details of its request are a part of it."""
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": n_ctx,
         "speculative": state.service.engine().config.speculation is not None,
         "is_processing": slot.is_processing,
     }
-    if not slot.is_processing:
+    if not (slot.is_processing and is_shown):
         return shown
-    params = state.running.get(slot.request_id or "")
+    params = state.running.get((slot.tenant, slot.request_id or ""))
     return shown | {
         "id_task": slot.key,
         "n_prompt_tokens": slot.num_computed_tokens,

@@ -237,6 +237,9 @@ _INVALID_KEY = ApiError(
 class ApiKeys:
     """Require one of `keys`, except to read public paths; without keys all requests pass. Sets the key's tenant.
 
+    A key without a tenant is an operator's key. So is each key of a server with a single tenant, and no key at all where none is
+    needed.
+
     is_page: whether a request is for a file of the web page, which is public too: it asks for a key itself.
     """
 
@@ -245,10 +248,15 @@ class ApiKeys:
     ) -> None:
         self._app, self._is_page = app, is_page
         self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
+        self._has_tenants = len({key.tenant for key in keys}) > 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application or respond with 401."""
-        if scope["type"] != "http" or not self._keys:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if not self._keys:
+            RequestContext.of(scope).is_operator = True
             await self._app(scope, receive, send)
             return
         path = route_path(scope)
@@ -256,6 +264,7 @@ class ApiKeys:
         if found is not None:
             context = RequestContext.of(scope)
             context.key_digest, context.tenant = found
+            context.is_operator = not (self._has_tenants and context.tenant)
         elif not (scope["method"] == "GET" and path in PUBLIC) and not self._is_page(scope):
             await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
             return

@@ -16,6 +16,7 @@ from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, Pacelin
 from paceline.server.api_errors import ApiException, api_error_of, invalid_request, naming_param, not_supported
 from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute
 from paceline.server.openai.openai_bodies import LoadLoraBody, UnloadLoraBody
+from paceline.server.request_context import OPERATOR_ONLY
 from paceline.server.service import Service
 
 _MAX_CALLS = 4  # at once: an unload may wait for long, and other routes need the threads of the loop
@@ -27,7 +28,12 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["LoRA"], route_class=JsonRoute, responses=OPENAI_ERRORS)
     threads = ThreadPoolExecutor(_MAX_CALLS, "paceline-lora")
 
-    @router.post("/v1/load_lora_adapter", summary="Load a LoRA adapter", response_class=PlainTextResponse)
+    @router.post(
+        "/v1/load_lora_adapter",
+        summary="Load a LoRA adapter",
+        response_class=PlainTextResponse,
+        dependencies=[OPERATOR_ONLY],
+    )
     async def load(body: LoadLoraBody) -> Response:
         """Load a LoRA adapter, which requests may name as their `model` from then on. Needs --enable-lora-loading."""
         _check_allowed(service)
@@ -42,7 +48,12 @@ def routes(service: Service) -> APIRouter:
             raise _with_status(error, 400 if is_there else 404, "lora_path") from error
         return _done(f"Success: the LoRA adapter {name!r} is loaded", warnings)
 
-    @router.post("/v1/unload_lora_adapter", summary="Unload a LoRA adapter", response_class=PlainTextResponse)
+    @router.post(
+        "/v1/unload_lora_adapter",
+        summary="Unload a LoRA adapter",
+        response_class=PlainTextResponse,
+        dependencies=[OPERATOR_ONLY],
+    )
     async def unload(body: UnloadLoraBody) -> Response:
         """Refuse new requests with a LoRA adapter, wait until the open ones have ended, and free it.
 

@@ -44,7 +44,7 @@ from paceline.server.ollama.ollama_models import (
 )
 from paceline.server.pages import start_page_routes
 from paceline.server.request_body import RequestBody
-from paceline.server.request_context import RequestContext
+from paceline.server.request_context import OPERATOR_ONLY, RequestContext, check_operator
 from paceline.server.router.model_dispatch import routing_error
 from paceline.server.router.model_listing import (
     file_description,
@@ -159,9 +159,10 @@ def _list_routes(service: RouterService) -> APIRouter:
     async def list_models(request: Request, reload: str = "") -> dict[str, Any]:
         """List all models. With ?reload=1 presets, folder and caches are read again.
 
-        A web page of another origin needs the header X-Requested-With for that.
+        A web page of another origin needs the header X-Requested-With for that, and tenants need an operator's key.
         """
         if reload:
+            check_operator(request)
             if may_be_forged(request.scope["headers"]):
                 raise ApiException(_FORGED_RELOAD)
             await models.reload()
@@ -185,7 +186,7 @@ def _management_routes(service: RouterService) -> APIRouter:
     router = APIRouter(tags=["models"], route_class=JsonRoute, responses=LLAMA_ERRORS)
     models = service.models
 
-    @router.post("/models/load", summary="Load a model")
+    @router.post("/models/load", summary="Load a model", dependencies=[OPERATOR_ONLY])
     async def load(body: ModelBody) -> dict[str, Any]:
         """Begin to load a model. Its status and the events report how that goes on."""
         warned, preset = _warned(service, body), models.preset(body.model)
@@ -195,7 +196,7 @@ def _management_routes(service: RouterService) -> APIRouter:
         await asyncio.sleep(0)  # so that the status is that of a load
         return {"success": True} | warned
 
-    @router.post("/models/unload", summary="Unload a model")
+    @router.post("/models/unload", summary="Unload a model", dependencies=[OPERATOR_ONLY])
     async def unload(body: ModelBody) -> dict[str, Any]:
         """Begin to unload a model, or end its download. Its requests have some time to end, then end with an error."""
         warned = _warned(service, body)
@@ -215,7 +216,7 @@ def _download_routes(service: RouterService) -> APIRouter:
     router = APIRouter(tags=["models"], route_class=JsonRoute, responses=LLAMA_ERRORS)
     models = service.models
 
-    @router.post("/models", summary="Download a model")
+    @router.post("/models", summary="Download a model", dependencies=[OPERATOR_ONLY])
     async def download(body: ModelBody) -> dict[str, Any]:
         """Begin to download a model of the Hugging Face Hub into the cache. The events report its progress."""
         warned = _warned(service, body)
@@ -224,7 +225,7 @@ def _download_routes(service: RouterService) -> APIRouter:
         await service.downloads.start(body.model, models.reload)
         return {"success": True} | warned
 
-    @router.delete("/models", summary="Delete a model from the cache")
+    @router.delete("/models", summary="Delete a model from the cache", dependencies=[OPERATOR_ONLY])
     async def delete(model: ModelQuery) -> dict[str, Any]:
         """Unload a model and delete its files, if it is one of the cache and of no preset; or end its download."""
         preset = None if service.downloads.is_running(model) else models.model(model)

@@ -49,7 +49,7 @@ async def reported(slow: Any, *looks: list[SlotView]) -> list[StreamChunk]:
             slow.begin.set()
         return SlotsSnapshot(tuple(slots), 0)
 
-    generation = ProgressSource(slow, look, "mine", lambda: 100.0, interval_s=0)
+    generation = ProgressSource(slow, look, "", "mine", lambda: 100.0, interval_s=0)
     return [chunk async for batch in generation.batches() for _, chunk in batch]
 
 
@@ -64,6 +64,15 @@ def test_progress_goes_from_what_was_cached_to_the_whole_prompt() -> None:
     chunks = asyncio.run(reported(slow, [OTHERS, SAME_ID], [OTHERS, MINE]))
     assert shown(chunks) == [(2, 2), (2, 6), (2, 10), "a", "b"]
     assert [one.elapsed_s for one in chunks if isinstance(one, ProgressChunk)] == [0.0, 0.5, 0.5]
+
+
+def test_the_progress_of_another_tenants_request_is_not_reported() -> None:
+    """A request of another tenant may have the same id and a prompt of the same length."""
+    others = SlotView(
+        id=0, key=9, request_id="mine", tenant="b", num_prompt_tokens=10, num_cached=7, num_computed_tokens=8
+    )
+    chunks = asyncio.run(reported(Slow(StreamChunk(index=0, text="a")), [others], [others, MINE]))
+    assert shown(chunks) == [(2, 2), (2, 6), (2, 10), "a"]
 
 
 def test_the_whole_prompt_is_reported_once() -> None:
@@ -98,7 +107,7 @@ def test_a_reader_that_leaves_leaves_nothing_running() -> None:
             await asyncio.sleep(0)  # so that reading has begun
             return SlotsSnapshot((MINE,), 0)
 
-        batches = ProgressSource(slow, look, "mine", lambda: 0.0, interval_s=0).batches()  # type: ignore[arg-type]
+        batches = ProgressSource(slow, look, "", "mine", lambda: 0.0, interval_s=0).batches()  # type: ignore[arg-type]
         await anext(batches)
         await batches.aclose()  # type: ignore[attr-defined]
         return slow
@@ -113,7 +122,7 @@ def test_a_look_that_fails_fails_the_reading() -> None:
         raise RuntimeError("no slots")
 
     async def read() -> None:
-        generation = ProgressSource(Slow(), fail, "mine", lambda: 0.0, interval_s=0)  # type: ignore[arg-type]
+        generation = ProgressSource(Slow(), fail, "", "mine", lambda: 0.0, interval_s=0)  # type: ignore[arg-type]
         async for _ in generation.batches():
             pass
 
