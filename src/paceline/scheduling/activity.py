@@ -167,18 +167,16 @@ class ActivityLog:
         """Return the marks behind a number."""
         return _behind(self._marks, after)
 
-    def add_tick(self, record: TickRecord, rows: Iterable[Row], now_s: float) -> None:
-        """Record a tick, and end the log where it has not been asked for a while. rows: of the plan."""
+    def add_tick(self, record: TickRecord, tenants: Mapping[int, str], now_s: float) -> None:
+        """Record a tick, and end the log where it has not been asked for a while. tenants: of requests by key."""
         if now_s - self._asked_s > LEASE_S:
             self.is_on = False
             self._ticks.clear()
             self._marks.clear()
             return
-        owners = {row.sequence.request.key: row.sequence.request.options.tenant for row in rows}
-        has_tenants = any(owners.values())
-        tenants = tuple([owners[row.key] for row in record.rows]) if has_tenants else ()
+        owners = tuple([tenants[row.key] for row in record.rows]) if any(tenants.values()) else ()
         self.last_number += 1
-        self._ticks.append(TickActivity(self.last_number, record, tenants))
+        self._ticks.append(TickActivity(self.last_number, record, owners))
 
     def started(self, sequence: Sequence, slot: int, now_s: float) -> None:
         """Record that a sequence got a slot."""
@@ -216,6 +214,11 @@ def _behind(entries: deque[_Entry], after: int) -> tuple[_Entry, ...]:
             break
         num += 1
     return tuple(islice(entries, len(entries) - num, None))
+
+
+def tenants_of(rows: Iterable[Row]) -> dict[int, str]:
+    """Return the tenants of the rows' requests by key, before the rows are applied: that may end the requests."""
+    return {row.sequence.request.key: row.sequence.request.options.tenant for row in rows}
 
 
 def waiting_sequences(queue: Iterable[Sequence], now_s: float) -> tuple[WaitingSequence, ...]:

@@ -34,8 +34,7 @@ class DrafterCalls:
         if not known.has_begun:
             known.has_begun = True
             if self._shares:
-                namespace = sequence.namespace if sequence.writes_cache else None
-                self._call("begin_shared", sequence.key, sequence.token_ids, namespace)
+                self._call("begin_shared", sequence.key, sequence.token_ids, known.namespace)
             elif self._is_placed:
                 self._call("begin_at", sequence.key, sequence.token_ids, sequence.seq_id)
             else:

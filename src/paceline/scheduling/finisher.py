@@ -120,3 +120,5 @@ class RequestFinisher:
         )
         assert worst.reason is not None  # noqa: S101 - all have ended
         self._telemetry.request_ended(request.key, worst.reason, request.usage(now_s), now_s, worst.error)
+        for sequence in request.sequences:
+            del sequence.request

@@ -24,7 +24,7 @@ from paceline.kv_cache import (
     SavedState,
     TransferOutput,
 )
-from paceline.scheduling.activity import ActivityLog, EngineActivity, tenant_trees, waiting_sequences
+from paceline.scheduling.activity import ActivityLog, EngineActivity, tenant_trees, tenants_of, waiting_sequences
 from paceline.scheduling.admission import Admission, Slots, WaitingQueue
 from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
 from paceline.scheduling.decode_cost import DecodeCost
@@ -124,6 +124,7 @@ class Scheduler:
         for sequence in request.sequences:
             self._num_sequences += 1
             sequence.key = sequence.order = self._num_sequences
+            sequence.request = request
         for sequence in [one for one in request.sequences if one.reason is None]:
             if sequence.num_uncomputed_tokens > 0 and (sequence.drawing or sequence.is_scoring):
                 self._queue.add(sequence)
@@ -327,6 +328,7 @@ class Scheduler:
 
     def _apply_step(self, plan: StepPlan, output: PlanOutput, restarted: set[Sequence], now_s: float) -> None:
         is_watched = self._telemetry.wants_ticks
+        tenants = tenants_of(plan.rows) if self._telemetry.log.is_on else {}
         records = []
         is_pressed = False
         for row, result in zip(plan.rows, output.rows, strict=True):
@@ -347,7 +349,7 @@ class Scheduler:
         if self._embedding.requests:
             self._embedding.note_generation(output.step_s)
         if is_watched:
-            self._telemetry.tick(plan, output, tuple(records), now_s)
+            self._telemetry.tick(plan, output, tuple(records), tenants, now_s)
         if is_pressed:
             self._relieve_pressure(now_s)
 

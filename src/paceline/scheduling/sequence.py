@@ -194,7 +194,13 @@ def uses_adapter(namespace: Namespace, adapter: str) -> bool:
 
 
 class Sequence:
-    """One choice's life. What a strategy may read of it is `view.SequenceView`."""
+    """One choice's life. What a strategy may read of it is `view.SequenceView`.
+
+    request: set while the scheduler has the request open, and only then: a request and its sequences form no reference cycle
+    before and after.
+    """
+
+    request: Request
 
     __slots__ = (
         "admitted_s",
@@ -232,7 +238,7 @@ class Sequence:
         self, request: Request, choice: int, vocabulary: Vocabulary, tokens: bytes, state: GenerationState | None = None
     ) -> None:
         params, options = request.params, request.options
-        self.request, self.choice = request, choice
+        self.choice = choice
         self.key = self.order = 0
         self.sampler = request.samplers[choice] if request.samplers else None
         self.token_ids = list(request.prompt)

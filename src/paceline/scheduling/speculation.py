@@ -168,7 +168,8 @@ class Speculation:
     def _known(self, sequence: Sequence) -> DraftingSequence:
         known = self._sequences.get(sequence)
         if known is None:
-            known = self._sequences[sequence] = DraftingSequence(Acceptance(self._usual))
+            namespace = sequence.namespace if sequence.writes_cache else None
+            known = self._sequences[sequence] = DraftingSequence(Acceptance(self._usual), namespace)
         return known
 
     # ---- how many

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -167,8 +167,15 @@ class Telemetry:
         code = None if error is None else error.code
         self.sink.request_ended(EndRecord(key=key, reason=reason, usage=usage, now_s=now_s, error_code=code))
 
-    def tick(self, plan: StepPlan, output: PlanOutput, rows: tuple[RowRecord, ...], now_s: float) -> None:
-        """Report a generation tick."""
+    def tick(
+        self,
+        plan: StepPlan,
+        output: PlanOutput,
+        rows: tuple[RowRecord, ...],
+        tenants: Mapping[int, str],
+        now_s: float,
+    ) -> None:
+        """Report a generation tick. tenants: of the rows' requests by key; read only while the log is on."""
         self._index += 1
         record = TickRecord(
             index=self._index,
@@ -185,7 +192,7 @@ class Telemetry:
         )
         self.sink.tick_finished(record)
         if self.log.is_on:
-            self.log.add_tick(record, plan.rows, now_s)
+            self.log.add_tick(record, tenants, now_s)
 
     def embedding_tick(self, plan: EmbeddingPlan, output: PlanOutput, now_s: float, num_waiting: int) -> None:
         """Report an embedding tick."""
@@ -209,7 +216,7 @@ class Telemetry:
         )
         self.sink.tick_finished(record)
         if self.log.is_on:
-            self.log.add_tick(record, (), now_s)
+            self.log.add_tick(record, {}, now_s)
 
 
 def row_record(row: Row, result: RowOutput) -> RowRecord:

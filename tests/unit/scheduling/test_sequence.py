@@ -62,8 +62,7 @@ def test_the_error_belongs_to_the_reason() -> None:
 
 def test_a_sequence_waits_since_its_request_was_accepted() -> None:
     """The waiting time starts at acceptance, not when the request was made."""
-    world = World()
-    request = world.submit("hello").request
+    _, request = submitted("hello", ignore_eos=True)
     request.submitted_s += 5
     assert [one.submitted_s for one in request.sequences] == [request.submitted_s]
     assert request.sequences[0].turn_key[0] == request.submitted_s

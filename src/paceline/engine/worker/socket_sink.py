@@ -190,6 +190,8 @@ class SocketSink:
             sampler_state=self._backend.sampler_state(sequence.sampler) if goes_on and needs_state(params) else None,
             is_last=is_last,
         )
+        if chunk is not None and chunk.error is not None:
+            _forget_frames(chunk.error)
         return [*self._life(key, started=False), part]
 
     def _life(self, key: int, *, started: bool) -> list[messages.Part]:
@@ -200,6 +202,13 @@ class SocketSink:
             return []
         sent.life = life
         return [messages.Lived(key, life, started)]
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that is only sent: the frames keep the rows of the pass, and these the request."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def needs_state(params: SamplingParams) -> bool:
