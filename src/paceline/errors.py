@@ -88,15 +88,18 @@ class PromptTooLong(RequestError):
     """The prompt has more tokens than the context can hold.
 
     Attributes:
-        num_tokens: Tokens of the prompt; None if not counted.
+        num_tokens: Tokens of the prompt; None if not known.
         max_tokens: Tokens that fit; None if not known.
+        is_counted: False if `num_tokens` is a lower bound, of a prompt that was refused before it was tokenised.
     """
 
     code = "prompt_too_long"
 
-    def __init__(self, message: str, num_tokens: int | None = None, max_tokens: int | None = None) -> None:
+    def __init__(
+        self, message: str, num_tokens: int | None = None, max_tokens: int | None = None, is_counted: bool = True
+    ) -> None:
         super().__init__(message)
-        self.num_tokens, self.max_tokens = num_tokens, max_tokens
+        self.num_tokens, self.max_tokens, self.is_counted = num_tokens, max_tokens, is_counted
 
 
 class TextTooLong(RequestError):

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from paceline import _native
 from paceline.errors import InvalidParams, InvalidType, TextTooLong
@@ -86,6 +88,57 @@ def test_many_tokens_that_are_cut_out_first_overlap_as_in_one_piece(load: Load) 
     [token] = tokenizer.encode(" " * longest)
     count, rest = divmod(1_000_000, longest)
     assert tokenizer.encode(" " * 1_000_000) == [token] * count + tokenizer.encode(" " * rest)
+
+
+BOUNDED = [name for name in [*VECTORS, "aquila", "baichuan", "gpt-neox"] if name != "bert-bge"]
+BLANKS = st.text(" \n\t\v\u2581\u3000", min_size=1, max_size=200)
+
+
+@cache
+def _odd_texts(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
+    """Return texts of a vocabulary's longest tokens and control tokens, of blanks, and of any characters."""
+    tokens = range(tokenizer.n_vocab)
+    pieces = tokenizer.pieces(True)
+    longest = [
+        pieces[token].decode("utf-8", "ignore") for token in sorted(tokens, key=lambda token: -len(pieces[token]))[:64]
+    ]
+    control = [tokenizer.token_text(token) for token in tokens if tokenizer.is_control(token)][:32]
+    part = st.one_of(
+        st.sampled_from(longest + control), BLANKS, st.text(max_size=50), st.characters().map(lambda one: 50 * one)
+    )
+    parts = st.lists(st.tuples(part, st.integers(1, 40)), max_size=5)
+    return parts.map(lambda chosen: "".join(text * number for text, number in chosen))
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@given(data=st.data(), parse_special=st.booleans())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_text_has_at_least_the_tokens_that_its_bytes_promise(
+    load: Load, name: str, data: st.DataObject, parse_special: bool
+) -> None:
+    """No text is encoded to fewer tokens than `min_tokens`."""
+    tokenizer = load(name)
+    text = data.draw(_odd_texts(tokenizer))
+    assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text, add_special=False, parse_special=parse_special))
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_long_text_has_more_tokens_than_a_context_before_it_is_encoded(load: Load, name: str) -> None:
+    """A megabyte without blanks promises at least a thousand tokens, whatever its vocabulary: none has more bytes than 1,024."""
+    tokenizer = load(name)
+    assert tokenizer.min_tokens("a" * (1 << 20)) >= 1024
+    assert tokenizer.min_tokens("") == 0
+
+
+def test_what_encoding_drops_promises_no_tokens(load: Load) -> None:
+    """Characters without a token, blanks next to a token that strips them, and all text of WordPiece count for nothing."""
+    assert load("falcon").encode("\x03" * 100_000, add_special=False) == []
+    assert load("falcon").min_tokens("\x03" * 100_000) == 0
+    stripped = "<|end|>" + " " * 100_000
+    assert len(load("phi-3").encode(stripped, add_special=False, parse_special=True)) == 1
+    assert load("phi-3").min_tokens(stripped) == 1
+    assert load("phi-3").min_tokens(" " * 100_000) > 2000
+    assert load("bert-bge").min_tokens("a" * 100_000) == load("nomic-bert-moe").min_tokens("a" * 100_000) == 0
 
 
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)

@@ -132,6 +132,7 @@ FIGURES = {
     "depth of a call's arguments": f"{conversation.MAX_ARGUMENTS_DEPTH:,}",
     "bytes of a chat template's variables": _bytes(chat_format.MAX_KWARGS_BYTES),
     "depth of a chat template's variables": f"{chat_format.MAX_KWARGS_DEPTH:,}",
+    "bytes of a prompt that is tokenised, without `truncate`": "tokens of the context times bytes of the longest token",
     "texts of a request for embeddings or scores": f"{vectors.MAX_TEXTS:,}",
     "numbers of a response with pooling `none`": f"{vectors.MAX_NUMBERS:,}",
     # Images and audio

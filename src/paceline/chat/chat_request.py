@@ -15,7 +15,7 @@ from paceline.chat.conversation import Turn
 from paceline.chat.message_parser import MessageParser
 from paceline.chat.message_parts import IgnoredMembers
 from paceline.chat.tools import ToolChoice, parse_tool_choice, parse_tools
-from paceline.errors import ChatParseError, InvalidParams, Unsupported
+from paceline.errors import ChatParseError, InvalidParams, PromptTooLong, Unsupported
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
 from paceline.runtime.sampler import grammar_of_schema, spaced_grammar
@@ -60,7 +60,12 @@ class ChatRequest:
 
 
 def prepare_chat(
-    chat_format: ChatFormat, turn: Turn, options: ChatOptions | None = None, params: SamplingParams | None = None
+    chat_format: ChatFormat,
+    turn: Turn,
+    options: ChatOptions | None = None,
+    params: SamplingParams | None = None,
+    *,
+    max_positions: int = 0,
 ) -> ChatRequest:
     """Render and encode a turn, and decide how its message is constrained.
 
@@ -76,8 +81,12 @@ def prepare_chat(
         turn: Of `next_turn`.
         options: Tools, thinking and variables. Their json_schema counts where `params` have none.
         params: How to generate.
+        max_positions: Tokens that a prompt may have; a rendered text with more bytes than so many tokens have is not encoded.
+            0: no limit.
 
     Raises:
+        PromptTooLong: The text has more tokens than `max_positions` for certain. A prompt may be longer than that without this
+            error.
         InvalidParams: A message, a tool or an option is malformed, or options exclude each other.
         GrammarError: The schema cannot be enforced.
         Unsupported: The format has no place for tools, or for constrained content.
@@ -102,6 +111,8 @@ def prepare_chat(
         rendered, params = _with_constraint(chat_format, turn, chosen, params, rendered)
     tokenizer = chat_format.tokenizer
     rendered = replace(rendered, stop_token_ids=_hidden_stops(rendered, tokenizer))
+    if max_positions:
+        _check_may_fit(rendered, turn.media, tokenizer, max_positions)
     return ChatRequest(
         rendered,
         chat_format.encode(rendered),
@@ -110,6 +121,19 @@ def prepare_chat(
         turn.media,
         (*warnings, *(rendered.warnings if choice != "none" else ())),
     )
+
+
+def _check_may_fit(rendered: RenderedPrompt, media: ChatMedia | None, tokenizer: Tokenizer, max_positions: int) -> None:
+    """Raise `PromptTooLong` if a rendered text has more bytes than `max_positions` tokens have."""
+    text = rendered.text if media is None else media.with_marker(rendered.text, "")
+    if (at_least := tokenizer.min_tokens(text)) > max_positions:
+        raise PromptTooLong(
+            f"the prompt (at least {at_least} tokens) exceeds the available context size ({max_positions} tokens); shorten "
+            "the messages",
+            at_least,
+            max_positions,
+            is_counted=False,
+        )
 
 
 def is_thinking_open(rendered: RenderedPrompt) -> bool:

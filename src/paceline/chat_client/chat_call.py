@@ -56,6 +56,7 @@ from paceline.streaming import FinishReason
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
     from paceline.engine.prompts import Prompt
+    from paceline.scheduling.limits import Limits
 
 _MAX_ERROR_CHARS = 2000
 _FINAL = frozenset((FinishReason.DEADLINE, FinishReason.CANCELLED, FinishReason.SHUTDOWN))
@@ -187,7 +188,10 @@ class ChatCall:
         self._messages = [*restored[:kept], *left_out, *restored[kept:]]
         self._history.first_kept = first
         options = self._arguments.options_after(len(self._rounds))
-        prepared = self._prepared(self._arguments.shown(turn), options)
+        try:
+            prepared = self._prepared(self._arguments.shown(turn), options, engine.limits.max_positions)
+        except PromptTooLong as error:
+            raise self._too_long(error, engine.limits) from None
         if not self._rounds:
             for warning in (*images.warnings, *prepared.warnings):
                 _log.warning("%s", warning)
@@ -198,21 +202,23 @@ class ChatCall:
         try:
             return engine.prepare(prompt, prepared.params, wanted)
         except PromptTooLong as error:
-            may_drop = not self._arguments.drops_oldest and len(exchange_starts(self._messages)) > 1
-            drop = (
-                'context_overflow="drop_oldest" leaves the oldest messages out of the prompt; or ' if may_drop else ""
-            )
-            raise chat_too_long(error, engine.limits, drop) from None
+            raise self._too_long(error, engine.limits) from None
 
-    def _prepared(self, turn: Turn, options: ChatOptions) -> ChatRequest:
+    def _too_long(self, error: PromptTooLong, limits: Limits) -> PromptTooLong:
+        may_drop = not self._arguments.drops_oldest and len(exchange_starts(self._messages)) > 1
+        drop = 'context_overflow="drop_oldest" leaves the oldest messages out of the prompt; or ' if may_drop else ""
+        return chat_too_long(error, limits, drop)
+
+    def _prepared(self, turn: Turn, options: ChatOptions, max_positions: int) -> ChatRequest:
         """Prepare a turn. A grammar of the chat format enforces less of a response_model, which is parsed in any case."""
         params, response = self._arguments.params, self._arguments.response
         try:
-            return prepare_chat(self._format, turn, options, params)
+            return prepare_chat(self._format, turn, options, params, max_positions=max_positions)
         except GrammarError:
             if response is None:
                 raise
-        return prepare_chat(self._format, turn, options, params.replace(json_schema=response.schema_in_chat_grammars))
+        params = params.replace(json_schema=response.schema_in_chat_grammars)
+        return prepare_chat(self._format, turn, options, params, max_positions=max_positions)
 
     def _prompt(self, prepared: ChatRequest, images: ChatMedia) -> Prompt:
         """Note what is generated next, and return its prompt, which begins as the history does if it can."""

@@ -193,7 +193,9 @@ def _generate_seen(
     except PromptTooLong as error:
         if job.n_ctx is not None or error.num_tokens is None or error.num_tokens >= model.n_ctx_train:
             raise
-        needed = min(error.num_tokens + (job.params.max_tokens or 1), model.n_ctx_train)
+        needed = model.n_ctx_train
+        if error.is_counted:
+            needed = min(error.num_tokens + (job.params.max_tokens or 1), needed)
     return _generate_in(needed, model, job, prompt, interrupted)
 
 

@@ -486,11 +486,13 @@ def advising_flags(limits: Limits) -> Iterator[None]:
         with_media = "image_max_tokens" in str(error)
         tokens = "tokens with those of images and audio" if with_media else "tokens"
         shorter = "leave some out, lower --image-max-tokens" if with_media else "shorten it"
+        number = f"{'' if error.is_counted else 'at least '}{error.num_tokens}"
         raise PromptTooLong(
-            f"the prompt has {error.num_tokens} {tokens}, and the context {limits.max_positions}; {shorter}, or "
+            f"the prompt has {number} {tokens}, and the context {limits.max_positions}; {shorter}, or "
             f"{way_to_longer_texts(limits, error.num_tokens)}",
             error.num_tokens,
             error.max_tokens,
+            error.is_counted,
         ) from None
 
 

@@ -112,6 +112,15 @@ def composed(  # noqa: PLR0913 - names for messages
             _add_attachment(ids, media, segment, _measured(name, segment, measure))
         elif isinstance(segment, str):
             text = validation.text(name, segment)
+            at_least = len(ids) + tokenizer.min_tokens(text)
+            if at_least > max_positions:
+                raise PromptTooLong(
+                    f"the prompt (at least {at_least} tokens) exceeds the available context size ({max_positions} tokens); "
+                    f"shorten {name}, or {way_out(at_least)}",
+                    at_least,
+                    max_positions,
+                    is_counted=False,
+                )
             ids += tokenizer.encode(text, add_special=False, parse_special=options.parse_special)
         else:
             ids += validation.token_ids(name, segment, tokenizer.n_vocab)

@@ -102,15 +102,30 @@ def fitted(
     if len(ids) <= max_positions:
         return ids
     if options.truncate is None:
-        raise PromptTooLong(
-            f"the prompt ({len(ids)} tokens) exceeds the available context size ({max_positions} tokens); shorten it, set "
-            f'truncate to "left", "right" or "middle", or {limits.longer_prompts(len(ids))}',
-            len(ids),
-            max_positions,
-        )
+        raise _prompt_too_long(len(ids), limits)
     half = max_positions // 2
     reserved = half if params.max_tokens is None else min(params.max_tokens, half)
     return truncated(ids, max(1, max_positions - reserved), options.truncate, keep=int(ids[0] == bos))
+
+
+def _prompt_too_long(num_tokens: int, limits: Limits, *, is_counted: bool = True) -> PromptTooLong:
+    """Return the error of a prompt that does not fit. is_counted: as in `PromptTooLong`."""
+    number = f"{'' if is_counted else 'at least '}{num_tokens}"
+    return PromptTooLong(
+        f"the prompt ({number} tokens) exceeds the available context size ({limits.max_positions} tokens); shorten it, set "
+        f'truncate to "left", "right" or "middle", or {limits.longer_prompts(num_tokens)}',
+        num_tokens,
+        limits.max_positions,
+        is_counted,
+    )
+
+
+def _check_may_fit(texts: Iterable[object], options: RequestOptions, limits: Limits, tokenizer: Tokenizer) -> None:
+    """Raise `PromptTooLong` if texts have more bytes than the context has room for. What is no text counts for nothing."""
+    if options.truncate is None:
+        at_least = sum(tokenizer.min_tokens(text) for text in texts if isinstance(text, str))
+        if at_least > limits.max_positions:
+            raise _prompt_too_long(at_least, limits, is_counted=False)
 
 
 def chat_too_long(error: PromptTooLong, limits: Limits, drop: str = "") -> PromptTooLong:
@@ -123,7 +138,7 @@ def chat_too_long(error: PromptTooLong, limits: Limits, drop: str = "") -> Promp
     """
     problem = str(error).partition(";")[0]
     way_out = f"{drop}shorten the messages, or {limits.longer_prompts(error.num_tokens or 0)}"
-    return PromptTooLong(f"{problem}; {way_out}", error.num_tokens, error.max_tokens)
+    return PromptTooLong(f"{problem}; {way_out}", error.num_tokens, error.max_tokens, error.is_counted)
 
 
 def truncated(ids: list[int], room: int, side: Truncate, *, keep: int = 0) -> list[int]:
@@ -157,6 +172,7 @@ def filling_ids(
     if has_media(prompt):
         raise InvalidParams("suffix goes with a text or token ids, and this prompt has images or audio")
     bos = [tokenizer.bos] if options.add_special and tokenizer.add_bos and tokenizer.bos is not None else []
+    _check_may_fit((prompt, options.suffix), options, limits, tokenizer)
     plain = dataclasses.replace(options, add_special=False, parse_special=False)
     ids = prompt_ids(prompt, tokenizer, plain) if len(prompt) else []
     after = [for_suffix, *tokenizer.encode(options.suffix or "", add_special=False), for_middle]
@@ -256,6 +272,7 @@ class TextRequests:
             )
             text_ids = found.text_ids
         else:
+            _check_may_fit((prompt,), options, limits, tokenizer)
             ids = prompt_ids(prompt, tokenizer, options)
             text_ids = fitted(ids, params, options, limits, tokenizer.bos)
             found = ComposedPrompt(text_ids, (), ())
@@ -286,16 +303,32 @@ class TextRequests:
         return KeyedPrompt(PromptLayout(found.media).keyed(found.ids), found.media)
 
 
-def _embedding_ids(name: str, text: Prompt, tokenizer: Tokenizer, options: RequestOptions) -> list[int]:
-    """Return the token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids."""
+def check_may_be_embedded(name: str, min_tokens: int, options: RequestOptions, longest: int) -> None:
+    """Raise `PromptTooLong` if a text of at least `min_tokens` tokens does not fit, and is not to be cut.
+
+    name: the text's in the error. It is not tokenised.
+    """
+    if options.truncate is None and min_tokens > longest:
+        raise _too_long_to_embed(name, min_tokens, longest, is_counted=False)
+
+
+def _embedding_ids(index: int, text: Prompt, tokenizer: Tokenizer, options: RequestOptions, longest: int) -> list[int]:
+    """Return the token ids of a text to be embedded. Raises `InvalidParams` for one without tokens and for unknown ids.
+
+    Raises `PromptTooLong` for a text of more than `longest` tokens that is not to be cut.
+    """
+    name, in_error = f"texts[{index}]", f"text {index}"
     _check_prompt(name, text)
     if isinstance(text, str):
         validation.text(name, text)
+        check_may_be_embedded(in_error, tokenizer.min_tokens(text), options, longest)
         ids = tokenizer.encode(text, add_special=options.add_special, parse_special=options.parse_special)
     else:
         ids = validation.token_ids(name, text, tokenizer.n_vocab)
     if not ids:
         raise InvalidParams(f"{name} is empty; a text needs at least one token to be embedded")
+    if len(ids) > longest and options.truncate is None:
+        raise _too_long_to_embed(in_error, len(ids), longest)
     return ids
 
 
@@ -329,9 +362,7 @@ def embeddable(
         elif has_media(text):
             found.append(_embedding_segments(f"texts[{index}]", text, tokenizer, options, longest, measure))
         else:
-            ids = _embedding_ids(f"texts[{index}]", text, tokenizer, options)
-            if len(ids) > longest and options.truncate is None:
-                raise _too_long_to_embed(f"text {index}", len(ids), longest)
+            ids = _embedding_ids(index, text, tokenizer, options, longest)
             found.append(
                 ids if options.truncate is None else _cut(ids, longest, options.truncate, tokenizer.special_tokens)
             )
@@ -389,13 +420,15 @@ def _cut(text: list[int], longest: int, side: Truncate, special_tokens: Mapping[
     return text[:head] + truncated(text[head:end], longest - head - tail, side) + text[end:]
 
 
-def _too_long_to_embed(name: str, num_tokens: int, longest: int) -> PromptTooLong:
-    """Return the error of a text that has more tokens than can be embedded."""
+def _too_long_to_embed(name: str, num_tokens: int, longest: int, *, is_counted: bool = True) -> PromptTooLong:
+    """Return the error of a text that has more tokens than can be embedded. is_counted: as in `PromptTooLong`."""
+    number = f"{'' if is_counted else 'at least '}{num_tokens}"
     return PromptTooLong(
-        f"{name} is too large: it has {num_tokens} tokens, which exceeds the available context size ({longest} tokens); "
+        f"{name} is too large: it has {number} tokens, which exceeds the available context size ({longest} tokens); "
         'split it, or set truncate to "left", "right" or "middle"',
         num_tokens,
         longest,
+        is_counted,
     )
 
 
@@ -431,28 +464,41 @@ def _fitted_pair(
     model: Model, query: str, document: str, name: str, longest: int, truncate: Truncate | None
 ) -> list[int]:
     validation.text(name, document)
+    tokenizer, with_query = model.tokenizer, f"{name} with the query"
+    at_least = sum(map(tokenizer.min_tokens, _pair_texts(model, query, document)))
+    if truncate is None and at_least > longest:
+        raise _too_long_to_embed(with_query, at_least, longest, is_counted=False)
     pair = _pair_ids(model, query, document)
-    num_tokens, tokenizer = len(pair), model.tokenizer
+    if len(pair) <= longest:
+        return pair
+    if truncate is None:
+        raise _too_long_to_embed(with_query, len(pair), longest)
     ids = tokenizer.encode(document, add_special=False)
     while len(pair) > longest:
         room = len(ids) - (len(pair) - longest)
-        if truncate is None or room < 1:
-            what = f"{name} with the query" if truncate is None else f"the query, with nothing of {name},"
-            raise _too_long_to_embed(what, num_tokens if truncate is None else len(pair) - len(ids), longest)
+        if room < 1:
+            raise _too_long_to_embed(f"the query, with nothing of {name},", len(pair) - len(ids), longest)
         ids = truncated(ids, room, truncate)
         # Tokens at the seam may differ from those before the cut, so the length is checked again.
         pair = _pair_ids(model, query, tokenizer.decode(ids))
     return pair
 
 
+def _pair_texts(model: Model, query: str, document: str) -> tuple[str, ...]:
+    """Return the text that the model's "rerank" template makes of a pair; query and document if there is no template."""
+    template = model.chat_template("rerank")
+    if template is None:
+        return query, document
+    parts = template.split("{query}")
+    return (query.join(part.replace("{document}", document) for part in parts),)
+
+
 def _pair_ids(model: Model, query: str, document: str) -> list[int]:
     """Tokenise by the model's "rerank" template, else as bos, query, eos, sep, document, eos, as far as the model uses them."""
     tokenizer = model.tokenizer
-    template = model.chat_template("rerank")
-    if template is not None:
-        parts = template.split("{query}")
-        text = query.join(part.replace("{document}", document) for part in parts)
-        return tokenizer.encode(text, add_special=False, parse_special=True)
+    texts = _pair_texts(model, query, document)
+    if len(texts) == 1:
+        return tokenizer.encode(texts[0], add_special=False, parse_special=True)
     ids = {name: tokenizer.special_tokens.get(name) for name in ("bos", "eos", "sep")}
     end = ids["sep"] if ids["eos"] is None else ids["eos"]
     wanted: list[list[int | None]] = [

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"
 
 _VOCAB_TYPES = ("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test")
+_KMER_BYTES = 6  # of text for each token of DNA, in vocabularies of the kind "hybriddna"
+_BLANKS = b" \t\n\v\f\r"
 
 
 class TokenAttribute(enum.IntFlag):
@@ -75,6 +77,21 @@ class FimTokens:
         return self.prefix, self.suffix, self.middle
 
 
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Limits of a vocabulary.
+
+    Attributes:
+        longest: The most bytes of text that one token stands for.
+        dropped: Bytes that may become no token.
+        strippers: Texts of tokens that remove the blanks next to them.
+    """
+
+    longest: int
+    dropped: bytes
+    strippers: tuple[bytes, ...]
+
+
 class Tokenizer(Closeable):
     """Encodes text to token ids and decodes token ids to text, with the vocabulary of one model.
 
@@ -89,6 +106,7 @@ class Tokenizer(Closeable):
 
     def __init__(self, model: _native.Model) -> None:
         self._native: _native.Vocab | None = _native.Vocab(model)
+        self._pre_tokenizer = dict(model.metadata).get("tokenizer.ggml.pre", "")
         self._n_vocab: int = self._vocab.size
         self._pieces: dict[bool, tuple[bytes, ...]] = {}
         self.vocab_type: str = _VOCAB_TYPES[self._vocab.type]
@@ -148,6 +166,22 @@ class Tokenizer(Closeable):
             spans = _byte_spans(text, spans)
         result: list[int] = self._vocab.encode_prompt(encoded, spans)
         return result
+
+    def min_tokens(self, text: str) -> int:
+        """Return a lower bound of the tokens that a text is encoded to. It is cheap: the text is not encoded.
+
+        The bound is the text's bytes over those of the vocabulary's longest token; bytes that encoding may drop do not count. It
+        is 0 for vocabularies that may drop or join any characters: WordPiece (wpm) and unigram (ugm). It assumes that
+        the result of every BPE merge is a token, as in all vocabularies that were trained.
+        """
+        encoded = validation.text("text", text).encode()
+        bounds = self._bounds
+        if bounds is None:
+            return 0
+        dropped = bounds.dropped
+        if any(token in encoded for token in bounds.strippers):
+            dropped += _BLANKS
+        return -(-len(encoded.translate(None, dropped)) // bounds.longest)
 
     def decode(self, ids: TokenIds, *, special: bool = False) -> str:
         """Decode token ids to text; invalid UTF-8 becomes U+FFFD, one per maximal invalid subpart.
@@ -255,12 +289,55 @@ class Tokenizer(Closeable):
         return f"<Tokenizer {self.vocab_type}, {self._n_vocab} tokens>"
 
     @cached_property
+    def _bounds(self) -> _Bounds | None:
+        """How much text one token can stand for; None without a limit."""
+        texts = self._vocab.texts()
+        longest, dropped = max(_KMER_BYTES, *map(len, texts)), b""
+        if self.vocab_type == "bpe":
+            kept = self._kept_bytes(texts)
+            if not kept:
+                return None
+            dropped = bytes(byte for byte in range(256) if byte not in kept)
+        elif self.vocab_type == "plamo2":
+            longest += len("\ufeff".encode())  # a byte order mark is dropped
+        elif self.vocab_type not in ("spm", "rwkv"):
+            return None
+        stripping = TokenAttribute.LSTRIP | TokenAttribute.RSTRIP
+        strippers = (text for token, text in enumerate(texts) if text and self._vocab.attributes(token) & stripping)
+        return _Bounds(longest, dropped, tuple(strippers))
+
+    def _kept_bytes(self, texts: Sequence[bytes]) -> frozenset[int]:
+        """Return the bytes that have a token of their own in a BPE vocabulary. Encoding drops others that no merge takes in.
+
+        Empty if the vocabulary's texts are of no known kind.
+        """
+        pieces = dict(zip(texts, self.pieces(True), strict=True))
+        mapped = {byte: pieces[name] for byte, name in enumerate(_mapped_bytes()) if name in pieces}
+        shown = {byte for byte, piece in mapped.items() if piece == bytes([byte])}
+        literal = {
+            byte for byte, piece in mapped.items() if piece == _mapped_bytes()[byte]
+        }  # also tokens that users add
+        if any(byte >= 128 for byte in shown) and shown | literal == set(mapped):
+            return frozenset(mapped) if self._pre_tokenizer != "whitespace" else frozenset()
+        if pieces.get("▁".encode()) != b" ":
+            return frozenset()
+        return frozenset(byte for byte in range(256) if pieces.get(b"<0x%02X>" % byte) == bytes([byte]))
+
+    @cached_property
     def _ids_by_text(self) -> dict[bytes, int]:
         return {text: token for token, text in enumerate(self._vocab.texts())}
 
     def _checked(self, token: int) -> int:
         hint = f"the vocabulary has {self._n_vocab} tokens"
         return validation.integer("token", token, 0, self._n_vocab - 1, hint)
+
+
+@cache
+def _mapped_bytes() -> tuple[bytes, ...]:
+    """Return the character that stands for each byte in the texts of GPT-2's vocabulary and of most others with BPE."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return tuple(chr(byte if byte in shown else next(others)).encode() for byte in range(256))
 
 
 def _checked_spans(name: str, spans: object, length: int) -> list[tuple[int, int]]:

@@ -220,11 +220,12 @@ def _of_paceline(error: errors.PacelineError) -> ApiError:
 
 
 def _context_size(error: errors.PacelineError) -> dict[str, Any]:
-    """Return llama-server's extra members of the error object of a prompt that is too long."""
+    """Return the extra members of the error object of a prompt that is too long: llama-server's, and that they are a bound."""
     if not isinstance(error, errors.PromptTooLong):
         return {}
     members = {"n_prompt_tokens": error.num_tokens, "n_ctx": error.max_tokens}
-    return {name: value for name, value in members.items() if value is not None}
+    known: dict[str, Any] = {name: value for name, value in members.items() if value is not None}
+    return known if error.is_counted else {**known, "n_prompt_tokens_counted": False}
 
 
 def _of_validation(error: RequestValidationError) -> ApiError:
@@ -302,7 +303,8 @@ def _anthropic_message(api_error: ApiError) -> str:
     count, most = api_error.extra.get("n_prompt_tokens"), api_error.extra.get("n_ctx")
     if api_error.type != "exceed_context_size_error" or count is None or most is None:
         return api_error.message
-    return f"prompt is too long: {count} tokens > {most} maximum"
+    more = "; the prompt has at least so many" if "n_prompt_tokens_counted" in api_error.extra else ""
+    return f"prompt is too long: {count} tokens > {most} maximum{more}"
 
 
 def anthropic_status(api_error: ApiError) -> int:

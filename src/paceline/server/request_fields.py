@@ -152,6 +152,18 @@ def is_prompt_list(value: object) -> bool:
     return isinstance(value, list) and not any(_is_number(item) for item in value)
 
 
+def min_prompt_tokens(tokenizer: Tokenizer, prompt: object) -> int:
+    """Return a lower bound of the tokens of one prompt, which is not tokenised.
+
+    The bound is 0 for a prompt with images, since markers in its text are no tokens, and for a malformed one.
+    """
+    if isinstance(prompt, dict):
+        prompt = None if prompt.get("multimodal_data") else prompt.get("prompt_string")
+    if isinstance(prompt, list):
+        return sum(tokenizer.min_tokens(part) if isinstance(part, str) else 1 for part in prompt)
+    return tokenizer.min_tokens(prompt) if isinstance(prompt, str) else 0
+
+
 def _tokenize_prompt(
     tokenizer: Tokenizer, name: str, value: Any, *, add_special: bool, parse_special: bool
 ) -> list[int]:
@@ -196,7 +208,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_inputs(
-    tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions, images: MarkedImages
+    tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions, longest: int, images: MarkedImages
 ) -> list[Prompt]:
     """Return inputs as `tokenize_inputs`. Inputs with images or audio are returned as segments, which the engine tokenises.
 
@@ -205,10 +217,10 @@ def read_inputs(
     """
     _check_not_empty(name, value)
     if isinstance(value, list) and not is_prompt_list(value):
-        return [*tokenize_inputs(tokenizer, name, value, options)]
+        return [*tokenize_inputs(tokenizer, name, value, options, longest)]
     add, parse = options.add_special, options.parse_special
     found: list[Prompt] = []
-    for place, given in _named(name, value):
+    for index, (place, given) in enumerate(_named(name, value)):
         segments: Any = None
         if isinstance(given, dict) and "content" in given:
             segments = _segments_of_parts(place, given["content"], images)
@@ -216,6 +228,7 @@ def read_inputs(
             segments = segments_of(place, given, images)
         if segments is None:
             text = _text_of_parts(place, given)
+            _check_input(tokenizer, index, text, options, longest)
             segments = _tokenize_prompt(tokenizer, place, text, add_special=add, parse_special=parse)
         found.append(segments)
     return found
@@ -235,16 +248,28 @@ def _segments_of_parts(name: str, parts: object, images: MarkedImages) -> list[A
     ]
 
 
-def tokenize_inputs(tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions) -> list[list[int]]:
+def tokenize_inputs(
+    tokenizer: Tokenizer, name: str, value: Any, options: RequestOptions, longest: int
+) -> list[list[int]]:
     """Return token ids in the shapes of `tokenize_prompts`, and of objects with text parts.
 
     Such an object is {"content": [{"type": "text", "text": ...}, ...]}; its parts are joined. Raises `InvalidParams`
-    and `InvalidType` naming the field, also for an input without tokens.
+    and `InvalidType` naming the field, also for an input without tokens. Raises `PromptTooLong`, before any is tokenised, for
+    an input with more bytes than `longest` tokens have; the engine raises it for others that are too long.
     """
     if isinstance(value, list):
         value = [_text_of_parts(f"{name}[{at}]", item) for at, item in enumerate(value)]
+    value = _text_of_parts(name, value)
+    for index, (_, given) in enumerate(_named(name, value)):
+        _check_input(tokenizer, index, given, options, longest)
     add, parse = options.add_special, options.parse_special
-    return tokenize_prompts(tokenizer, name, _text_of_parts(name, value), add_special=add, parse_special=parse)
+    return tokenize_prompts(tokenizer, name, value, add_special=add, parse_special=parse)
+
+
+def _check_input(tokenizer: Tokenizer, index: int, value: Any, options: RequestOptions, longest: int) -> None:
+    from paceline.engine.prompts import check_may_be_embedded  # late: flags read this module, and it takes a while
+
+    check_may_be_embedded(f"text {index}", min_prompt_tokens(tokenizer, value), options, longest)
 
 
 def _text_of_parts(name: str, value: Any) -> Any:

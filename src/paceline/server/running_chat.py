@@ -62,7 +62,12 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
 
     def prepare(engine: EngineClient) -> list[Request]:
         check_num_prompts(engine, 1, params.n)
-        chat = prepare_chat(chat_format, make_turn(), service.chat_options(chat_options), params)
+        turn, chosen = make_turn(), service.chat_options(chat_options)
+        most = engine.limits.max_positions if options.get("truncate") is None else 0
+        try:
+            chat = prepare_chat(chat_format, turn, chosen, params, max_positions=most)
+        except PromptTooLong as error:
+            raise chat_too_long(error, engine.limits) from None
         chats.append(chat)
         wanted = streamed_or_whole(
             {**options, "preserved_tokens": chat.preserved_tokens, "add_special": False}, streaming=streaming

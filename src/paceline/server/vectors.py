@@ -69,7 +69,8 @@ async def compute_vectors(
 async def tokenize_texts(service: Service, field: str, value: Any, options: RequestOptions) -> list[list[int]]:
     """Return the token ids of the texts in a body's field, truncated or refused if they are too long to embed."""
     engine = service.engine()
-    ids = await asyncio.to_thread(tokenize_inputs, engine.tokenizer, field, value, options)
+    longest = engine.limits.max_embedding_tokens
+    ids = await asyncio.to_thread(tokenize_inputs, engine.tokenizer, field, value, options, longest)
     found = await asyncio.to_thread(engine.embeddable, ids, options)
     return [one if isinstance(one, list) else one.ids for one in found]
 
@@ -80,7 +81,8 @@ async def read_embedding_inputs(
     """As `tokenize_texts`, for inputs that may have images and audio. Raises as `read_inputs` and `Service.request_media`."""
     engine = service.engine()
     images = MarkedImages(service.media_marker, await service.request_media(value))
-    prompts = await asyncio.to_thread(read_inputs, engine.tokenizer, field, value, options, images)
+    longest = engine.limits.max_embedding_tokens
+    prompts = await asyncio.to_thread(read_inputs, engine.tokenizer, field, value, options, longest, images)
     return await asyncio.to_thread(engine.embeddable, prompts, options)
 
 

@@ -178,6 +178,10 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
         return list(validation.text("prompt", text).encode())
 
+    def min_tokens(self, text: str) -> int:
+        """Return a lower bound of a text's tokens, as if the longest token had eight bytes."""
+        return len(text.encode()) // 8
+
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:  # noqa: ARG002
         return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
 

@@ -367,8 +367,8 @@ def test_a_retry_may_call_tools(chats: FakeChats, monkeypatch: pytest.MonkeyPatc
     """The refused reply stays in the conversation, as the calls follow it."""
     prepare = chat_call.prepare_chat  # the fake format has no grammar for both
 
-    def prepare_unconstrained(chat_format: Any, turn: Any, options: Any, params: SamplingParams) -> Any:
-        return prepare(chat_format, turn, options, params.replace(json_schema=None))
+    def prepare_unconstrained(chat_format: Any, turn: Any, options: Any, params: SamplingParams, **limits: int) -> Any:
+        return prepare(chat_format, turn, options, params.replace(json_schema=None), **limits)
 
     monkeypatch.setattr(chat_call, "prepare_chat", prepare_unconstrained)
     wrong, right = ParsedMessage(content='{"number": 3}'), ParsedMessage(content='{"number": 4}')
@@ -534,8 +534,8 @@ def test_beside_tools_the_schema_is_that_of_a_reply_without_calls(
     """In the prompt of every round, at the same place."""
     prepare = chat_call.prepare_chat  # the fake format has no grammar for both
 
-    def prepare_unconstrained(chat_format: Any, turn: Any, options: Any, params: SamplingParams) -> Any:
-        return prepare(chat_format, turn, options, params.replace(json_schema=None))
+    def prepare_unconstrained(chat_format: Any, turn: Any, options: Any, params: SamplingParams, **limits: int) -> Any:
+        return prepare(chat_format, turn, options, params.replace(json_schema=None), **limits)
 
     monkeypatch.setattr(chat_call, "prepare_chat", prepare_unconstrained)
     scripted(monkeypatch, calling(("add", '{"a": 1, "b": 2}')), WHERE)

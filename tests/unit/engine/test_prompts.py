@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pictures import picture
 
 from paceline.cli.options import way_to_longer_texts
-from paceline.engine.prompts import chat_too_long, fitted, is_batch, prompt_ids, truncated
+from paceline.engine.prompts import chat_too_long, embeddable, fitted, is_batch, prompt_ids, refuse_media, truncated
+from paceline.engine.worker import messages
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong
+from paceline.media import Image
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.runtime.tokenizer import FimTokens
 from paceline.testing import FakeEngineClient
+from paceline.testing.fake_backend import FakeTokenizer
 
 
 class Bytes:
@@ -168,3 +174,83 @@ def test_preserved_tokens_outside_of_the_vocabulary_are_refused(ids: tuple[int, 
         with pytest.raises(InvalidParams, match=r"preserved_tokens\[\d\] must be .* the vocabulary has 258 tokens"):
             client.prepare("a", SamplingParams(), RequestOptions(preserved_tokens=ids))
         assert client.prepare("a", SamplingParams(), RequestOptions(preserved_tokens=(257,))).options.preserved_tokens
+
+
+class Eighths(FakeTokenizer):
+    """The fake tokenizer, which promises a token for each eight bytes; it notes the texts it encodes."""
+
+    add_bos = add_eos = False
+    fim = FimTokens(prefix=1, suffix=2, middle=3)
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        self.encoded.append(text)
+        return super().encode(text, add_special=add_special, parse_special=parse_special)
+
+
+def prepare(prompt: Any, tokenizer: Eighths, **options: Any) -> Any:
+    """Prepare a request for an engine of 100 positions."""
+    with closing(FakeEngineClient()) as engine:
+        limits = replace(engine.limits, max_positions=100, n_ctx_train=4096)
+        requests = replace(engine._text_requests, tokenizer=tokenizer, limits=limits)
+        return requests.prepare(prompt, SamplingParams(max_tokens=1), RequestOptions(**options))
+
+
+def embed(texts: list[Any], tokenizer: Eighths, **options: Any) -> list[Any]:
+    return embeddable(texts, tokenizer, RequestOptions(**options), 100, refuse_media)
+
+
+def test_a_text_of_too_many_bytes_is_refused_before_it_is_encoded() -> None:
+    """A text may have as many bytes as the context's tokens, and the error says that the number is a bound."""
+    tokenizer = Eighths()
+    with pytest.raises(PromptTooLong) as caught:
+        prepare("x" * 808, tokenizer)
+    assert str(caught.value) == (
+        "the prompt (at least 101 tokens) exceeds the available context size (100 tokens); shorten it, set truncate to "
+        '"left", "right" or "middle", or load the model with a larger n_ctx (at most 4096)'
+    )
+    assert (caught.value.num_tokens, caught.value.max_tokens, caught.value.is_counted) == (101, 100, False)
+    for prompt, options in (
+        ("x", {"suffix": "y" * 808}),
+        ("x" * 408, {"suffix": "y" * 408}),
+        (["x" * 808, Image(picture(1))], {}),
+    ):
+        with pytest.raises(PromptTooLong, match=r"at least 10\d tokens"):
+            prepare(prompt, tokenizer, **options)
+    with pytest.raises(
+        PromptTooLong, match=r"^text 1 is too large: it has at least 101 tokens.*context size \(100 tokens\)"
+    ):
+        embed(["x", "x" * 808], tokenizer)
+    assert tokenizer.encoded == ["x"]
+
+
+def test_a_text_whose_bytes_might_fit_is_encoded() -> None:
+    """Its tokens are counted, and the error has their number."""
+    tokenizer = Eighths()
+    for refused in (lambda: prepare("x" * 807, tokenizer), lambda: embed(["x" * 807], tokenizer)):
+        with pytest.raises(PromptTooLong, match=r"\b807 tokens") as caught:
+            refused()
+        assert caught.value.is_counted
+    assert prepare("x" * 100, tokenizer).prompt == [ord("x")] * 100
+
+
+@given(size=st.integers(0, 2000), side=st.sampled_from(["left", "right", "middle"]))
+def test_a_text_that_is_cut_is_never_refused(size: int, side: str) -> None:
+    """Prompts and texts to be embedded lose tokens in place."""
+    text = "x" * (size + 1)
+    assert len(prepare(text, Eighths(), truncate=side).prompt) <= 100
+    assert len(embed([text], Eighths(), truncate=side)[0]) <= 100
+
+
+def test_the_error_of_a_bound_stays_one_on_its_way() -> None:
+    """Between processes, and as a chat's."""
+    error = PromptTooLong("the prompt (at least 9 tokens) is too long; shorten it", 9, 8, is_counted=False)
+    arrived = messages.decode_up(messages.encode(messages.Happened([messages.Failed(1, error)])))
+    assert isinstance(arrived, messages.Happened)
+    [failed] = arrived.parts
+    assert isinstance(failed, messages.Failed)
+    assert isinstance(failed.error, PromptTooLong)
+    assert (str(failed.error), failed.error.num_tokens, failed.error.is_counted) == (str(error), 9, False)
+    assert chat_too_long(error, FakeEngineClient().limits).is_counted is False

@@ -391,7 +391,7 @@ def _codes(base: type[PacelineError]) -> Iterator[tuple[str, type[PacelineError]
 
 def _encode_error(value: object) -> list[str | int | None]:
     if isinstance(value, PromptTooLong):
-        return [value.code, str(value), value.num_tokens, value.max_tokens]
+        return [value.code, str(value), value.num_tokens, value.max_tokens, value.is_counted]
     if isinstance(value, PacelineError):
         return [value.code, str(value), *([value.filename] if isinstance(value, OSError) else [])]
     raise NotImplementedError(f"{type(value).__name__} does not go between processes")

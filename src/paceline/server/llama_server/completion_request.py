@@ -27,7 +27,7 @@ from paceline.server.llama_server.sampling_fields import (
     parse_params,
 )
 from paceline.server.request_body import cap_warnings
-from paceline.server.request_fields import BANNED_BIAS, is_prompt_list, read_prompts, tokenize_mixed
+from paceline.server.request_fields import BANNED_BIAS, is_prompt_list, min_prompt_tokens, read_prompts, tokenize_mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,23 +131,40 @@ def with_composed_prompts(request: CompletionRequest, prompts: Sequence[tuple[in
 
 def _parse_prompts(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> Sequence[Prompt]:
     prompts: list[Prompt]
+    _check_list_length(body.prompt, limits)
+    _check_may_fit(body, context.tokenizer, limits)
     if isinstance(body, InfillBody):
         prompts = [infill_prompt(body, context.tokenizer, limits, suffix_first=context.spm_infill)]
     elif body.prompt is None:
         raise InvalidParams('"prompt" must be given: a text, token ids, or a list of these')
     else:
-        _check_list_length(body.prompt, limits)
         add, parse = body.add_special is not False, body.parse_special is not False
         prompts = read_prompts(
             context.tokenizer, "prompt", body.prompt, context.images, add_special=add, parse_special=parse
         )
     longest = max((len(one) for one in prompts if not has_media(one)), default=0)  # the engine counts those of images
     if longest > limits.n_ctx > 0 and body.truncate is None:
-        message = (
-            f"request ({longest} tokens) exceeds the available context size ({limits.n_ctx} tokens), try increasing it"
-        )
-        raise PromptTooLong(message, longest, limits.n_ctx)
+        raise _too_long(longest, limits)
     return prompts
+
+
+def _check_may_fit(body: CompletionBody, tokenizer: Tokenizer, limits: PromptLimits) -> None:
+    """Raise `PromptTooLong` if a prompt has more bytes than n_ctx tokens have, and is not to be cut.
+
+    Of /infill that is `prompt`; its other fields are cut in any case. Prompts with images are left to the engine.
+    """
+    if body.truncate is not None or limits.n_ctx == 0:
+        return
+    prompts = body.prompt if is_prompt_list(body.prompt) else [body.prompt]
+    at_least = max((min_prompt_tokens(tokenizer, prompt) for prompt in prompts), default=0)
+    if at_least > limits.n_ctx:
+        raise _too_long(at_least, limits, is_counted=False)
+
+
+def _too_long(num_tokens: int, limits: PromptLimits, *, is_counted: bool = True) -> PromptTooLong:
+    number = f"{'' if is_counted else 'at least '}{num_tokens}"
+    message = f"request ({number} tokens) exceeds the available context size ({limits.n_ctx} tokens), try increasing it"
+    return PromptTooLong(message, num_tokens, limits.n_ctx, is_counted)
 
 
 def _check_list_length(prompt: Any, limits: PromptLimits) -> None:

@@ -243,8 +243,11 @@ class _TurnMaker:
         half, most = max_positions // 2, asked.parsed.params.max_tokens
         reserved = half if most is None else min(most, half)
         rendered = self.chat_format.render_turn(turn, asked.chat_options)
-        prompt: Prompt = self.chat_format.encode(rendered)
-        if turn.media is not None:
+        if turn.media is None:
+            if self.chat_format.tokenizer.min_tokens(rendered.text) > max_positions - reserved:
+                return False
+            prompt: Prompt = self.chat_format.encode(rendered)
+        else:
             prompt = turn.media.segments(rendered, self.chat_format.tokenizer)
         return count_prompt_tokens(self._engine, prompt) <= max_positions - reserved
 

@@ -26,6 +26,9 @@ class Letters:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return [BOS] * add_special + [ord(letter) % self.n_vocab for letter in text]
 
+    def min_tokens(self, text: str) -> int:
+        return len(text) // 8
+
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         return "".join("<s>" if token == BOS else chr(token) for token in ids)
 

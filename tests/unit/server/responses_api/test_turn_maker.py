@@ -23,11 +23,13 @@ BASE = SamplingParams(**CHAT_DEFAULTS)
 class TokenPerMessage:
     """A chat format whose prompts have one token per message."""
 
-    def render_turn(self, turn: Turn, options: object) -> str:
-        return "x" * len(turn.messages)
+    tokenizer = SimpleNamespace(min_tokens=lambda text: len(text) // 2)
 
-    def encode(self, text: str) -> list[int]:
-        return [0] * len(text)
+    def render_turn(self, turn: Turn, options: object) -> SimpleNamespace:
+        return SimpleNamespace(text="x" * len(turn.messages))
+
+    def encode(self, rendered: SimpleNamespace) -> list[int]:
+        return [0] * len(rendered.text)
 
 
 @pytest.mark.parametrize("num_kept", [1, 2, 700, 1999])
