@@ -10,20 +10,29 @@ Standard library only. Knows nothing of models: limits are handed in.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import math
 import os
+import select
+import stat
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache, reduce
+from io import BufferedReader
 from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from paceline.errors import InvalidParams, InvalidType
+
+PIPE_WAIT_S: Final = 10.0
+"""Longest wait for the first bytes of a pipe that is given in place of a file."""
+MAX_CONFIG_BYTES: Final = 4 << 20
+"""Largest TOML file."""
 
 _T = TypeVar("_T")
 
@@ -109,6 +118,46 @@ def path(name: str, value: object) -> Path:
     if "\0" in given:
         raise InvalidParams(f"{name} has a NUL character: {_shown(given)}")
     return Path(os.path.expanduser(text(name, given)))  # noqa: PTH111 - pathlib's raises for an unknown user
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a regular file for reading. A pipe, a device, a socket or a folder raises `OSError` at once: none is waited for."""
+    return _opened(path, (stat.S_ISREG,))
+
+
+def read_file(path: Path, max_bytes: int, *, pipes: bool = False) -> bytes:
+    """Return the content of a file of at most `max_bytes`.
+
+    pipes: whether a pipe or a character device, such as /dev/stdin or /dev/null, is read as well. A pipe without a writer is
+    waited for, but not longer than `PIPE_WAIT_S`.
+
+    Raises `OSError` with a `strerror`: also for a file of another kind, and for a file that is too large.
+    """
+    with _opened(path, (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR) if pipes else (stat.S_ISREG,)) as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISFIFO(status.st_mode) and not select.select([file], [], [], PIPE_WAIT_S)[0]:
+            raise OSError(errno.ETIMEDOUT, f"no program has written to this pipe for {PIPE_WAIT_S:g} s", str(path))
+        os.set_blocking(file.fileno(), True)
+        data = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
+        if max(len(data), status.st_size) > max_bytes:
+            raise OSError(
+                errno.EFBIG, f"it has more than {max_bytes} bytes, the most that are read of such a file", str(path)
+            )
+        return data
+
+
+def _opened(path: Path, kinds: Iterable[Callable[[int], bool]]) -> BufferedReader:
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - pathlib takes no opener; the caller closes it
+    mode = os.fstat(file.fileno()).st_mode
+    if any(is_kind(mode) for is_kind in kinds):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a path without waiting: a blocking opening of a pipe lasts until another program opens it, too."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def nearest_names(word: str, names: Collection[str], most: int = 1, min_similarity: float = 0.6) -> list[str]:

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from paceline import params
+from paceline import params, validation
 from paceline.chat import chat_format, conversation, json_values, tools
+from paceline.chat_client import conversations
+from paceline.cli import options
 from paceline.config import _MAX_SLOTS, EngineConfig
 from paceline.constraints import compiler, json_schema_rules
-from paceline.engine import encoding_queue, lookup_files
+from paceline.engine import encoding_queue, lookup_files, saved_prefixes
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
+from paceline.observability import trace_file
 from paceline.request import RequestOptions
 from paceline.runtime import gguf_check
 from paceline.server import (
@@ -27,6 +30,7 @@ from paceline.server import (
     running_request,
     vectors,
 )
+from paceline.server.flags import flag
 from paceline.server.flags.table import FLAGS
 from paceline.server.media_input import media_fetcher
 from paceline.server.middleware import content_encoding
@@ -157,6 +161,13 @@ FIGURES = {
     "bytes of a hub's listing": _bytes(hub_api._MAX_LISTING_BYTES),
     "time until a hub has sent its headers, with redirects": _seconds(http_responses.HEAD_S),
     f"slowest rate of a download, over {_seconds(http_responses.RATE_WINDOW_S)}": f"{http_responses.MIN_BYTES_S:,} bytes/s",
+    "wait for a pipe in place of a flag's or a command's file": _seconds(validation.PIPE_WAIT_S),
+    "bytes of a TOML file": _bytes(validation.MAX_CONFIG_BYTES),
+    "bytes of a file that a flag names (keys, presets, templates)": _bytes(flag.MAX_FILE_BYTES),
+    "bytes of a text file of a command": _bytes(options._MAX_TEXT_BYTES),
+    "bytes of a saved conversation": _bytes(conversations._MAX_FILE_BYTES),
+    "bytes of a line of a trace": _bytes(trace_file._MAX_LINE_BYTES),
+    "images of a saved prefix": f"{saved_prefixes._MAX_MEDIA:,}",
     "redirects of a download": f"{http_responses.MAX_REDIRECTS}",
     f"attempts in a row that bring less than {_bytes(transfer._MIN_PROGRESS)}": f"{transfer._ATTEMPTS}",
     "part of the disk that downloads leave free": (

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm  # known to type checkers without the package
 
 _VERSION = 1
+_MAX_FILE_BYTES = 512 << 20  # of a saved conversation, with its images
 _NAMED = ("llm", "system", "messages", "params")
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ class _BaseConversation:
 
     def _restore(self, path: str | os.PathLike[str]) -> None:
         try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            record = json.loads(validation.read_file(Path(path), _MAX_FILE_BYTES))
             if record["paceline_conversation"] != _VERSION:
                 raise StateError(f"{path}: version {record['paceline_conversation']!r} of a conversation is not known")
             self._messages = parsed_with_attachments(record["messages"]) if record["messages"] else []

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline import validation
 from paceline.cli import terminal
 from paceline.errors import Unsupported
 
@@ -51,7 +52,8 @@ def serve(
         url = f"http://{options.host}:{options.port}{options.route_prefix}"
         terminal.note(f"{_names(found.models)} served on {url}")
 
-    deploy.serve_until(stop, config, config.read_bytes(), found, note_ready)
+    data = validation.read_file(config, validation.MAX_CONFIG_BYTES)
+    deploy.serve_until(stop, config, data, found, note_ready)
 
 
 def _names(models: Any) -> str:

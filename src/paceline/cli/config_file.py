@@ -52,7 +52,7 @@ def read_config(named: Path | None) -> ConfigFile | None:
     from paceline.server.flags.sources import read_toml
 
     try:
-        return ConfigFile(path, read_toml(path, path.read_bytes()))
+        return ConfigFile(path, read_toml(path, validation.read_file(path, validation.MAX_CONFIG_BYTES, pipes=True)))
     except OSError as error:
         raise InvalidParams(f"cannot read the config file {path}: {error.strerror or error}") from None
 

@@ -38,6 +38,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 STDIN = "-"
 _SILENCE_S = 2.0
+_MAX_TEXT_BYTES = 256 << 20  # of a file with prompts, a schema or a grammar
 
 
 def text_argument(name: str, text: str) -> str:
@@ -129,7 +130,7 @@ def stdin_text() -> str:
 def text_file(name: str, path: Path) -> str:
     """Read a file. Raise `InvalidParams` if it cannot be read or is not UTF-8."""
     try:
-        data = path.read_bytes()
+        data = validation.read_file(path, _MAX_TEXT_BYTES, pipes=True)
     except OSError as error:
         raise InvalidParams(f"{name}: cannot read {path}: {error.strerror or error}") from None
     return _decoded(f"{name} {path}", data)
@@ -575,5 +576,7 @@ def _progress_bar(title: str, wanted: bool) -> Iterator[Callable[[float], object
 
 def _show_log() -> None:
     logger = logging.getLogger("paceline.llama")
-    logger.addHandler(logging.StreamHandler(sys.stderr))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(terminal.LogLines())
+    logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)

@@ -118,5 +118,7 @@ def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 def _log_to_stderr(verbose: bool) -> None:
     logger = logging.getLogger("paceline.llama")
-    logger.addHandler(logging.StreamHandler(sys.stderr))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(terminal.LogLines())
+    logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if verbose else logging.WARNING)

@@ -93,10 +93,10 @@ class _JsonLines(logging.Formatter):
         line["message"] = record.getMessage()
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return terminal.escaped(json.dumps(line, ensure_ascii=False))
 
 
-class _PlainLines(logging.Formatter):
+class _PlainLines(terminal.LogLines):
     """Time in UTC, level, logger, message."""
 
     def __init__(self) -> None:
@@ -116,10 +116,11 @@ def set_up_logging(settings: ServerSettings) -> None:
     form = _JsonLines() if settings.log_json else _PlainLines()
     queue = STDERR
     if settings.log_file is not None:
-        queue = LogQueue(partial(write_to, os.open(settings.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)))
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK  # blocking, a pipe's opening waits for a reader
+        queue = LogQueue(partial(write_to, os.open(settings.log_file, flags, 0o666)))
     handler, access_handler, last_handler = QueuedLines(queue), QueuedLines(queue), QueuedLines(queue)
     handler.setFormatter(form)
-    access_handler.setFormatter(logging.Formatter("%(message)s"))
+    access_handler.setFormatter(terminal.LogLines("%(message)s"))
     last_handler.setFormatter(form)
     last_handler.setLevel(max(level, logging.WARNING))
     logging.lastResort = last_handler  # of other loggers, such as asyncio's

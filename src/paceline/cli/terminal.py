@@ -7,6 +7,8 @@ honoured.
 from __future__ import annotations
 
 import errno
+import json
+import logging
 import os
 import select
 import signal
@@ -27,6 +29,8 @@ Rows = Iterable[tuple[str, str]]
 # Control characters of a text could drive the terminal that shows it: they are shown as their pictures instead.
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+# Line separators, and embeddings that reverse text: a line would look like two, and a name like another one.
+_PICTURES |= dict.fromkeys((0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
 _MAX_MARKER = 8  # characters of a line that say whether it is code
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -35,6 +39,30 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def printable(text: str) -> str:
     """Replace control characters by visible ones, except line breaks and tabs."""
     return text.translate(_PICTURES)
+
+
+def escaped(text: str) -> str:
+    """Return a text for a line of a log. All that does not print is escaped as in JSON: control characters, line breaks, bidi."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
+class LogLines(logging.Formatter):
+    """Format records for a log that people read in a terminal: messages have names that strangers chose.
+
+    A record is one line, and a traceback follows in lines that are indented, so that neither can look like another record.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's lines, without a line break at the end."""
+        record.message = record.getMessage()
+        if self.usesTime():
+            record.asctime = self.formatTime(record, self.datefmt)
+        lines = [escaped(self.formatMessage(record))]
+        if record.exc_info:
+            lines += (f"  {escaped(line)}" for line in self.formatException(record.exc_info).split("\n"))
+        return "\n".join(lines)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -259,8 +287,8 @@ def restore() -> None:
 
 
 def _put(stream: TextIO, text: str, style: str | None) -> None:
-    if not is_terminal(stream):
-        _write_encodable(stream, text)
+    if not is_terminal(stream):  # results go on as they are; messages may be shown in a terminal later
+        _write_encodable(stream, printable(text) if stream is sys.stderr else text)
     elif style is None:
         _write_encodable(stream, printable(text))
     else:

@@ -85,9 +85,8 @@ class InProcessEngine(BaseEngine):
             clock=self._clock,
             measure=measure,
         )
-        files = StateFiles(
-            config.state_folder, parts.fingerprint, b"" if parts.encoder is None else parts.encoder.fingerprint
-        )
+        projector = b"" if parts.encoder is None else parts.encoder.fingerprint
+        files = StateFiles(config.state_folder, parts.fingerprint, projector, self.limits.host_bytes)
         self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, self._backend.adapter_fingerprint)
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock), parts.calibration)
         pulse, at_end = Pulse(self._clock), (*at_end, *parts.at_end, trim_heap)

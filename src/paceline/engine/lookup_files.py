@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.scheduling.drafter import Drafter, Drafters
 from paceline.scheduling.lookup_cache import LookupCache
@@ -91,26 +92,12 @@ def _named(kind: str, path: str) -> str:
 
 def _read(kind: str, path: Path) -> LookupCache:
     name = _named(kind, str(path))
-    status = _status(name, path)
-    if status is None:
-        raise InvalidParams(f"{name} cannot be read: No such file or directory; give another path")
-    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
-        raise InvalidParams(f"{name} is not a file; give the path of a file")
-    _check_size(name, status.st_size)
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise InvalidParams(f"{name} cannot be read: {error.strerror or error}; give another path") from error
-    _check_size(name, len(data))
+        data = validation.read_file(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: of a NUL in it
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidParams(f"{name} cannot be read: {reason}; give another path") from error
     return LookupCache.parse(data, name)
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > _MOST_BYTES:
-        raise InvalidParams(
-            f"{name} has {size >> 20} MiB, and {_MOST_BYTES >> 20} MiB are the most; give a smaller one"
-        )
 
 
 def _read_or_new(path: Path) -> LookupCache:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from paceline import validation
 from paceline.engine.commands import Export, Import, Question
@@ -28,7 +28,7 @@ from paceline.errors import InvalidParams, StateError, Unsupported
 from paceline.kv_cache import MediaItem, PromptLayout, pack_tokens
 from paceline.request import RequestOptions
 from paceline.runtime import CellState
-from paceline.runtime.sequence_state import SequenceState, layout_fingerprint
+from paceline.runtime.sequence_state import HEAD_BYTES, SequenceState, check_head, layout_fingerprint
 from paceline.scheduling.sequence import prefix_namespace
 
 AppliedAdapters = tuple[tuple[bytes, float], ...]
@@ -40,6 +40,8 @@ _SIZE = struct.Struct("<Q")
 _COUNT, _ITEM = struct.Struct("<I"), struct.Struct("<IIIBB")
 _MAGIC, _VERSION, _VERSION_WITH_MEDIA = b"PLPR", 2, 3
 _MAX_SHOWN = 4
+_HEADS_BYTES = 1 << 20  # of a file beside its states
+_MAX_MEDIA = 65_536  # images and pieces of audio of one prefix
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
@@ -107,11 +109,22 @@ class SavedPrefixes:
 
 
 class StateFiles:
-    """The files of one folder, for one model and layout. folder: None where saving is off. projector: identifies its file."""
+    """The files of one folder, for one model and layout.
 
-    def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: bytes, projector: bytes = b"") -> None:
+    folder: None if saving is off. projector: identifies its file. host_bytes: most memory of prefixes that are loaded; a larger
+    file is not read.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None,
+        fingerprint: bytes,
+        projector: bytes = b"",
+        host_bytes: int = 1 << 62,
+    ) -> None:
         self._folder = None if folder is None else validation.path("state_folder", folder)
         self._fingerprint, self._projector = fingerprint, projector
+        self._max_bytes = host_bytes + host_bytes // 8 + _HEADS_BYTES
         if self._folder is not None and not self._folder.is_dir():
             raise InvalidParams(f"state_folder must be a folder, and {self._folder} is none; make it first")
 
@@ -163,26 +176,32 @@ class StateFiles:
         Raises `StateError`, also for other adapters than its own.
         """
         try:
-            data = self.path(name).read_bytes()
+            with validation.open_file(self.path(name)) as file:
+                return self._read(_Reader(name, file), adapters)
         except OSError as error:
             raise StateError(f"cannot read the saved prefix {name!r}: {error.strerror or error}") from None
-        if len(data) < _HEAD.size or data[:4] != _MAGIC:
+
+    def _read(
+        self, file: _Reader, adapters: AppliedAdapters
+    ) -> tuple[list[int], list[CellState], tuple[MediaItem, ...]]:
+        name = file.name
+        if file.num_left < _HEAD.size or (head := file.take(_HEAD.size))[:4] != _MAGIC:
             raise StateError(f"{name!r} is not a saved prefix")
-        _, version, num_ranges, num_adapters = _HEAD.unpack_from(data)
+        _, version, num_ranges, num_adapters = _HEAD.unpack(head)
         if version == 1:
             raise StateError(f"{name!r} has version 1, which does not say with which LoRA adapters; save it again")
         if version not in (_VERSION, _VERSION_WITH_MEDIA):
             raise StateError(
                 f"{name!r} has version {version}, and this paceline reads versions {_VERSION} and {_VERSION_WITH_MEDIA}"
             )
-        start = _HEAD.size + num_adapters * _ADAPTER.size
-        if len(data) < start:
-            raise StateError(f"the saved prefix {name!r} is cut")
-        _check_adapters(name, tuple(_ADAPTER.iter_unpack(data[_HEAD.size : start])), adapters)
-        rest, media = memoryview(data)[start:], tuple[MediaItem, ...]()
-        if version == _VERSION_WITH_MEDIA:
-            media, rest = _unpacked(name, rest)
-        token_ids, ranges = self._ranges(name, rest, num_ranges, self._owner(adapters, media))
+        if file.num_left > self._max_bytes:
+            raise StateError(
+                f"the saved prefix {name!r} has {file.num_left} bytes, more than fit into host memory; "
+                "raise host_cache_bytes"
+            )
+        _check_adapters(name, tuple(_ADAPTER.iter_unpack(file.take(num_adapters * _ADAPTER.size))), adapters)
+        media = _unpacked(file) if version == _VERSION_WITH_MEDIA else ()
+        token_ids, ranges = self._ranges(file, num_ranges, self._owner(adapters, media))
         return token_ids, ranges, media
 
     def erase(self, name: str) -> None:
@@ -198,15 +217,12 @@ class StateFiles:
             return layout_fingerprint(self._fingerprint, (adapters, tuple(media), self._projector))
         return layout_fingerprint(self._fingerprint, adapters) if adapters else self._fingerprint
 
-    def _ranges(self, name: str, rest: memoryview, count: int, owner: bytes) -> tuple[list[int], list[CellState]]:
+    def _ranges(self, file: _Reader, count: int, owner: bytes) -> tuple[list[int], list[CellState]]:
+        name = file.name
         token_ids: list[int] = []
         ranges: list[CellState] = []
         for _ in range(count):
-            if len(rest) < _SIZE.size or len(rest) < _SIZE.size + _SIZE.unpack_from(rest)[0]:
-                raise StateError(f"the saved prefix {name!r} is cut")
-            size = _SIZE.unpack_from(rest)[0]
-            frame = SequenceState.from_bytes(bytes(rest[_SIZE.size : _SIZE.size + size]), owner)
-            rest = rest[_SIZE.size + size :]
+            frame = SequenceState.from_bytes(file.take_frame(), owner)
             end = frame.last + 1
             follows = end - len(frame.token_ids) == len(token_ids)
             is_behind_state = bool(ranges) and ranges[-1].start == ranges[-1].end
@@ -214,9 +230,38 @@ class StateFiles:
                 raise StateError(f"the saved prefix {name!r} has a gap")
             ranges.append(CellState(len(token_ids), end, frame.payload))
             token_ids += frame.token_ids
-        if rest or not ranges:
+        if file.num_left or not ranges:
             raise StateError(f"the saved prefix {name!r} is damaged: its ranges do not fill it")
         return token_ids, ranges
+
+
+class _Reader:
+    """The bytes of an open file in order. Lengths in the file are compared with its size before anything is read.
+
+    Attributes:
+        num_left: Bytes that were not read yet.
+    """
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self.name, self._file = name, file
+        self.num_left = os.fstat(file.fileno()).st_size
+
+    def take(self, count: int) -> bytes:
+        """Return the next bytes. Raises `StateError` if the file has fewer."""
+        data = self._file.read(count) if count <= self.num_left else b""
+        if len(data) != count:
+            raise StateError(f"the saved prefix {self.name!r} is cut")
+        self.num_left -= count
+        return data
+
+    def take_frame(self) -> bytes:
+        """Return the next range with its frame, whose head is checked before the rest is read."""
+        (size,) = _SIZE.unpack(self.take(_SIZE.size))
+        head = self.take(min(size, HEAD_BYTES))
+        if size - len(head) > self.num_left:
+            raise StateError(f"the saved prefix {self.name!r} is cut")
+        check_head(head, size)
+        return head + self.take(size - len(head))
 
 
 def _packed(media: Sequence[MediaItem]) -> list[bytes]:
@@ -227,21 +272,18 @@ def _packed(media: Sequence[MediaItem]) -> list[bytes]:
     return parts
 
 
-def _unpacked(name: str, data: memoryview) -> tuple[tuple[MediaItem, ...], memoryview]:
-    """Return the media items of a file, and what is behind them. Raises `StateError` where they are cut."""
+def _unpacked(file: _Reader) -> tuple[MediaItem, ...]:
+    """Return the media items of a file. Raises `StateError` for items that are cut or damaged."""
     media: list[MediaItem] = []
-    try:
-        (count,), rest = _COUNT.unpack_from(data), data[_COUNT.size :]
-        for _ in range(count):
-            start, num_cells, num_positions, is_causal, size = _ITEM.unpack_from(rest)
-            content_hash = bytes(rest[_ITEM.size : _ITEM.size + size])
-            if is_causal > 1:
-                raise StateError(f"the saved prefix {name!r} is damaged: its list of images and audio is none")
-            media.append(MediaItem(start, num_cells, num_positions, content_hash, bool(is_causal)))
-            rest = rest[_ITEM.size + size :]
-    except struct.error:
-        raise StateError(f"the saved prefix {name!r} is cut") from None
-    return tuple(media), rest
+    (count,) = _COUNT.unpack(file.take(_COUNT.size))
+    if count > _MAX_MEDIA:
+        raise StateError(f"the saved prefix {file.name!r} is damaged: it has {count} images, {_MAX_MEDIA} at most")
+    for _ in range(count):
+        start, num_cells, num_positions, is_causal, size = _ITEM.unpack(file.take(_ITEM.size))
+        if is_causal > 1:
+            raise StateError(f"the saved prefix {file.name!r} is damaged: its list of images and audio is none")
+        media.append(MediaItem(start, num_cells, num_positions, file.take(size), bool(is_causal)))
+    return tuple(media)
 
 
 def _check_adapters(name: str, saved: AppliedAdapters, wanted: AppliedAdapters) -> None:

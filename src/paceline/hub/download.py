@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from paceline.hub.references import visible
+
 _log = logging.getLogger("paceline.hub")
 
 
@@ -32,7 +34,7 @@ class QuietObserver:
 
     def begin(self, name: str, total: int | None) -> None:
         """See `DownloadObserver`."""
-        _log.info("downloading %s (%s bytes)", name, "unknown" if total is None else total)
+        _log.info("downloading %s (%s bytes)", visible(name), "unknown" if total is None else total)
 
     def reached(self, num_bytes: int) -> None:
         """See `DownloadObserver`."""
@@ -42,7 +44,7 @@ class QuietObserver:
 
     def note(self, text: str) -> None:
         """See `DownloadObserver`."""
-        _log.info("%s", text)
+        _log.info("%s", visible(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

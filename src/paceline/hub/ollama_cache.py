@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from paceline import validation
+
 _MODEL: Final = "application/vnd.ollama.image.model"
 _PROJECTOR: Final = "application/vnd.ollama.image.projector"
+_MAX_MANIFEST_BYTES: Final = 1 << 20
 _REGISTRY: Final = "registry.ollama.ai"
 _LIBRARY: Final = "library"
 
@@ -48,9 +51,9 @@ def _read(folder: Path, manifest: Path, parts: tuple[str, ...]) -> OllamaModel |
     if len(parts) < 2:
         return None
     try:
-        layers: list[dict[str, Any]] = json.loads(manifest.read_bytes())["layers"]
+        layers: list[dict[str, Any]] = json.loads(validation.read_file(manifest, _MAX_MANIFEST_BYTES))["layers"]
         digests = {layer["mediaType"]: str(layer["digest"]).replace(":", "-") for layer in layers}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     path = folder / "blobs" / digests.get(_MODEL, "none")
     if not path.is_file():

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from paceline import validation
 from paceline.hub.file_choice import RepoFile
 
 _PREFIX: Final = "models--"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MAX_REF_BYTES: Final = 4096
 PART_SUFFIX: Final = ".incomplete"
 
 
@@ -100,7 +102,7 @@ class CachedRepo:
 
     def _commit_of(self, ref: str) -> str | None:
         with suppress(OSError, ValueError):
-            commit = (self.folder / "refs" / ref).read_text(encoding="utf-8").strip()
+            commit = validation.read_file(self.folder / "refs" / ref, _MAX_REF_BYTES).decode().strip()
             return commit if _COMMIT.fullmatch(commit) else None
         return None
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from paceline import validation
 from paceline.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -23,10 +25,13 @@ def is_array(source: object) -> TypeGuard[np.ndarray[Any, Any]]:
 def file_bytes(name: str, path: Path, max_bytes: int) -> bytes:
     """Return what a file has. name: "image" or "audio". Raises `InvalidParams`."""
     try:
-        check_bytes(name, path.stat().st_size, max_bytes)
-        return path.read_bytes()
+        with validation.open_file(path) as file:
+            check_bytes(name, os.fstat(file.fileno()).st_size, max_bytes)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise InvalidParams(f"{name} cannot be read from {path}: {error.strerror or error}") from error
+    check_bytes(name, len(data), max_bytes)
+    return data
 
 
 def decoded_base64(name: str, text: str) -> bytes:

@@ -101,10 +101,10 @@ def read_models_file(path: str | os.PathLike[str]) -> ManagerSettings:
     """Return what a TOML file of models has. Raises `InvalidParams`, which names the file, the table and the key."""
     where = validation.path("models", path)
     try:
-        content = tomllib.loads(where.read_text(encoding="utf-8"))
+        content = tomllib.loads(validation.read_file(where, validation.MAX_CONFIG_BYTES, pipes=True).decode())
     except OSError as error:
         raise InvalidParams(f"{where} cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of a number of thousands of digits, and of deep nesting
         raise InvalidParams(f"{where} is not a TOML file: {error}") from None
     try:
         return _settings(content, where.absolute().parent)

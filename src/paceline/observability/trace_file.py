@@ -29,6 +29,7 @@ from paceline.observability.trace_events import (
 )
 
 _log = logging.getLogger("paceline.engine")
+_MAX_LINE_BYTES = 16 << 20  # of a trace: the last line of a process that died may end anywhere
 
 
 class TextSink(Protocol):
@@ -139,12 +140,18 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         TraceError: the file is no trace, or a line is invalid; the message has the line's number.
         OSError: the file cannot be read.
     """
-    lines = Path(path).read_bytes().split(b"\n")
-    tail = lines.pop()  # after the last line break; a complete trace ends with one
-    if not lines:
+    events: list[TraceEvent] = []
+    number = 0
+    with validation.open_file(Path(path)) as file:
+        while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+            number += 1
+            if (event := _parsed(path, number, line[:-1])) is not None:
+                events.append(event)
+    if len(line) == _MAX_LINE_BYTES:
+        raise TraceError(f"{path}, line {number + 1}: it has more than {_MAX_LINE_BYTES} bytes")
+    if not number:
         raise TraceError(f"{path} is not a trace: it has no complete first line")
-    events = [_parsed(path, number, line) for number, line in enumerate(lines, start=1)]
-    return Trace(tuple(event for event in events if event is not None), is_truncated=tail != b"")
+    return Trace(tuple(events), is_truncated=line != b"")
 
 
 def _parsed(path: str | os.PathLike[str], number: int, line: bytes) -> TraceEvent | None:

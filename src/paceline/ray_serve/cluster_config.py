@@ -149,7 +149,7 @@ class ClusterConfig:
 def read_cluster_config(path: Path) -> ClusterConfig:
     """Return what a file says. Raises `InvalidParams`, which names the file, the table and the key."""
     try:
-        data = path.read_bytes()
+        data = validation.read_file(path, validation.MAX_CONFIG_BYTES)
     except OSError as error:
         raise InvalidParams(f"{path} cannot be read: {error.strerror or error}") from None
     return parse_cluster_config(path, data)
@@ -159,7 +159,7 @@ def parse_cluster_config(path: Path, data: bytes) -> ClusterConfig:
     """Return what the bytes of a file say. Raises as `read_cluster_config`."""
     try:
         content = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidParams(f"{path} is not valid TOML: {error}") from None
     try:
         return _config(path, content)

@@ -54,7 +54,8 @@ def build(args: dict[str, str]) -> serve.Application:
     """
     validation.reject_unknown(args, ("config", "revision"))
     path = validation.path("config", args.get("config"))
-    return application(path, path.read_bytes(), read_cluster_config(path))
+    config = read_cluster_config(path)
+    return application(path, validation.read_file(path, validation.MAX_CONFIG_BYTES), config)
 
 
 def application(path: Path, data: bytes, config: ClusterConfig) -> serve.Application:

@@ -19,7 +19,7 @@ from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
 from paceline.runtime.model import Adapter, MemoryClass, Model
 from paceline.runtime.native_core import Closeable
 from paceline.runtime.sampler import Sampler
-from paceline.runtime.sequence_state import CellState, SequenceState, layout_fingerprint
+from paceline.runtime.sequence_state import HEAD_BYTES, CellState, SequenceState, check_head, layout_fingerprint
 from paceline.runtime.step import MaskSlots, StepResult, StepRow, flatten, native_error, unflatten
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -482,7 +482,11 @@ class Context(Closeable):
     def load_sequence_file(self, path: str | os.PathLike[str], seq_id: int) -> tuple[int, ...]:
         """Load a sequence from a file; as `load_sequence`."""
         try:
-            data = validation.path("path", path).read_bytes()
+            with validation.open_file(validation.path("path", path)) as file:
+                size = os.fstat(file.fileno()).st_size
+                head = file.read(HEAD_BYTES)
+                check_head(head, size)
+                data = head + file.read(size - len(head))
         except OSError as error:
             raise StateError(f"cannot read the saved sequence {path}: {error.strerror or error}") from None
         return self.load_sequence(seq_id, data)

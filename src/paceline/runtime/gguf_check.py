@@ -24,6 +24,7 @@ from paceline.errors import (
     ModelLoadError,
     Unsupported,
 )
+from paceline.runtime.device import total_memory
 from paceline.runtime.gguf_file import GgufFile, MetadataValue, TensorInfo, ValueType, read_gguf
 
 Override = bool | int | float | str
@@ -150,6 +151,9 @@ def check_adapter(path: str | Path) -> None:
         raise AdapterFileForbidden(str(error), error.filename) from None
     except ModelLoadError as error:
         raise AdapterError(str(error)) from None
+    size, memory = Path(path).stat().st_size, total_memory()
+    if size > memory:  # it is read whole
+        raise AdapterError(f"{path} has {size} bytes, more than the {memory} bytes of this machine's memory")
     is_adapter = b"adapter.type" in file.metadata or _text_of(file, b"general.type") == b"adapter"
     if not is_adapter and file.tensors and b"general.architecture" in file.metadata:
         raise AdapterError(

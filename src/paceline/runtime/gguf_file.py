@@ -107,7 +107,7 @@ class GgufFile:
 def read_gguf(path: str | Path) -> GgufFile:
     """Read the header of the file at `path`. Raises `ModelLoadError` with the reason where it is not valid GGUF."""
     try:
-        with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with validation.open_file(Path(path)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _HeaderReader(data, str(path), len(data)).read()
     except OSError as error:
         raise _unreadable(Path(path), error) from error
@@ -295,7 +295,7 @@ def file_fingerprint(paths: Iterable[Path], *more: str) -> bytes:
     for path in paths:
         total = path.stat().st_size
         digest.update(total.to_bytes(8, "little"))
-        with path.open("rb") as file:
+        with validation.open_file(path) as file:
             for start in (0, total // 2, max(0, total - _SAMPLE_BYTES)):
                 file.seek(start)
                 digest.update(file.read(_SAMPLE_BYTES))
@@ -306,5 +306,5 @@ def file_fingerprint(paths: Iterable[Path], *more: str) -> bytes:
 
 def content_fingerprint(path: Path) -> bytes:
     """Return 16 bytes that identify the whole content of a file, which is read once. Raises `OSError`."""
-    with path.open("rb") as file:
+    with validation.open_file(path) as file:
         return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).digest()

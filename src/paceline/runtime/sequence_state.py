@@ -30,6 +30,8 @@ _VERSION = 1
 _HEAD = struct.Struct("<4sHH16sIiQ")
 _DIGEST_SIZE = 16
 _PARTIAL = 1
+HEAD_BYTES = _HEAD.size + _DIGEST_SIZE
+"""Bytes of a frame before the token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +57,9 @@ class SequenceState:
     def from_bytes(cls, data: bytes, fingerprint: bytes) -> SequenceState:
         """Read a frame. Raises `StateError` where it is not one, is damaged, or belongs to another model or layout."""
         view = memoryview(data).cast("B")
-        start = _HEAD.size + _DIGEST_SIZE
-        if len(view) < start or bytes(view[:4]) != _MAGIC:
-            raise StateError(f"not a saved sequence: {len(view)} bytes that do not begin with {_MAGIC!r}")
-        _, version, flags, owner, num_ids, last, size = _HEAD.unpack_from(view)
-        if version != _VERSION:
-            raise StateError(f"the saved sequence has version {version}, and this paceline reads version {_VERSION}")
-        if len(view) != start + 4 * num_ids + size:
-            raise StateError(
-                f"the saved sequence is damaged: it has {len(view)} bytes instead of {start + 4 * num_ids + size}"
-            )
+        check_head(view[:HEAD_BYTES], len(view))
+        start = HEAD_BYTES
+        _, _, flags, owner, num_ids, last, _ = _HEAD.unpack_from(view)
         ids, payload = view[start : start + 4 * num_ids], view[start + 4 * num_ids :]
         if _digest(view[: _HEAD.size], ids, payload) != bytes(view[_HEAD.size : start]):
             raise StateError("the saved sequence is damaged: its checksum does not match")
@@ -92,6 +87,19 @@ class CellState:
     def nbytes(self) -> int:
         """Size of the payload."""
         return self.payload.nbytes
+
+
+def check_head(head: bytes | memoryview, num_bytes: int) -> None:
+    """Raise `StateError` if a frame of this length does not begin so: before the rest of a file is read."""
+    if len(head) < HEAD_BYTES or bytes(head[:4]) != _MAGIC:
+        raise StateError(f"not a saved sequence: {num_bytes} bytes that do not begin with {_MAGIC!r}")
+    _, version, _, _, num_ids, _, size = _HEAD.unpack_from(head)
+    if version != _VERSION:
+        raise StateError(f"the saved sequence has version {version}, and this paceline reads version {_VERSION}")
+    if num_bytes != HEAD_BYTES + 4 * num_ids + size:
+        raise StateError(
+            f"the saved sequence is damaged: it has {num_bytes} bytes instead of {HEAD_BYTES + 4 * num_ids + size}"
+        )
 
 
 def layout_fingerprint(model: bytes, layout: Sequence[object]) -> bytes:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
+from paceline import validation
 from paceline.server.settings import ServerSettings, is_socket_path
 
 _BACKLOG = 1024
@@ -56,6 +57,8 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
+        for path in filter(None, (settings.ssl_certfile, settings.ssl_keyfile)):
+            validation.open_file(path).close()  # OpenSSL waits for the writer of a pipe
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
     except (OSError, ssl.SSLError) as error:
         raise CannotListen(

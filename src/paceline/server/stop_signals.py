@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Final
 
+from paceline.hub.references import visible
 from paceline.server.log_queue import STDERR
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -39,5 +40,5 @@ class StopSignals:
 
 
 def say(text: str) -> None:
-    """Write a line of the server's own to stderr. Never waits."""
-    STDERR.put(f"paceline: {text}")
+    """Write a line of the server's own to stderr. Never waits. Characters of a stranger's name that do not print become "?"."""
+    STDERR.put(f"paceline: {visible(text)}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -204,3 +206,44 @@ def test_a_log_that_cannot_be_written_ends_the_command(server: Server) -> None:
     result = invoke("--log-file", "/no/such/folder/x.log")
     assert (result.exit_code, server.settings) == (1, None)
     assert result.stderr == "Error: /no/such/folder/x.log: No such file or directory\n"
+
+
+STRANGE = (
+    "a\x1b[2J\x07\x85\x7f\u202egpj.exe\u2028\u2066\n2026-01-01T00:00:00 ERROR paceline.server: forged\r\t"
+    "\ud800 \U000e0041 日本"
+)
+
+
+def test_a_pipe_without_a_reader_is_no_log_file(tmp_path: Path) -> None:
+    """It is an error at once: the server would wait for a reader before it begins."""
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(OSError, match="No such device"):
+        set_up_logging(ServerSettings(log_file=tmp_path / "log"))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_name_of_a_strangers_can_forge_a_line_of_a_log(tmp_path: Path, as_json: bool) -> None:
+    """In messages, errors with tracebacks, and routes: one line a record, in which all characters print."""
+    path = tmp_path / "server.log"
+    set_up_logging(ServerSettings(log_file=path, log_json=as_json))
+    log = logging.getLogger("paceline.server")
+    log.warning("the model %s", STRANGE)
+    log.error("request %s: internal server error", STRANGE, exc_info=ValueError(STRANGE))
+    line = msgspec.json.encode({"route": STRANGE.encode("utf-8", "replace").decode()}).decode()
+    logging.getLogger("paceline.server.access").info("%s", line)
+    (handler,) = log.parent.handlers if log.parent is not None else []
+    assert isinstance(handler, QueuedLines)
+    handler.queue.flush()
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert lines.pop() == ""
+    assert all(each.isprintable() for each in lines)
+    assert not [each for each in lines if each.startswith("2026-01-01")]
+    assert "日本" in lines[0] and "\\u001b[2J" in lines[0]
+    if as_json:
+        found = [json.loads(each) for each in lines]
+        assert found[0]["message"] == f"the model {STRANGE}"
+        assert STRANGE in found[1]["traceback"]
+        assert len(found) == 3
+    else:
+        assert [each for each in lines[1:-1] if not each.startswith("  ")] == [lines[1]]
+    assert json.loads(lines[-1])["route"].startswith("a\x1b[2J\x07\x85\x7f\u202e")

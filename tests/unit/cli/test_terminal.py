@@ -29,6 +29,19 @@ def test_control_characters_become_pictures() -> None:
     assert terminal.printable("a\x1b[2Jb\r\x07\x7f\x9b\n\té🙂") == "a␛[2Jb␍␇␡\ufffd\n\té🙂"
 
 
+def test_text_that_is_turned_around_is_shown_as_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embeddings, overrides and line separators are replaced; marks of direction, which languages need, stay."""
+    assert terminal.printable("m\u202egpj.exe\u2066\u2028 שלום\u200e") == "m\ufffdgpj.exe\ufffd\ufffd שלום\u200e"
+
+
+def test_messages_are_printable_in_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stderr goes to may be shown in a terminal later."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    terminal.note("m\x1b[2J.gguf")
+    terminal.report("no file m\x1b[2J.gguf")
+    assert sys.stderr.getvalue() == "m␛[2J.gguf\nError: no file m␛[2J.gguf\n"
+
+
 def test_a_pipe_gets_the_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """No style and no replacement where no terminal is, however colours are asked for."""
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -117,3 +117,31 @@ def test_files_of_other_versions_are_refused(files: StateFiles, tmp_path: Path) 
         (tmp_path / "p").write_bytes(content)
         with pytest.raises(StateError, match=words):
             files.read("p")
+
+
+def test_a_prefix_that_does_not_fit_into_host_memory_is_not_read(tmp_path: Path) -> None:
+    """The file's size is compared before its states are read; one that fits is read."""
+    state = CellState(0, 3, np.zeros(4 << 20, dtype=np.uint8))
+    for host_bytes in (4 << 20, 2 << 20):
+        files = StateFiles(tmp_path, b"f" * 16, host_bytes=host_bytes)
+        files.write("p", IDS, [state])
+        if host_bytes < state.nbytes:
+            with pytest.raises(StateError, match="more than fit into host memory; raise host_cache_bytes"):
+                files.read("p")
+        else:
+            assert files.read("p")[0] == IDS
+
+
+@pytest.mark.parametrize("promised", [1 << 20, 1 << 40, 2**64 - 1])
+def test_lengths_are_compared_with_the_file_before_anything_is_read(
+    files: StateFiles, tmp_path: Path, promised: int
+) -> None:
+    """In a sparse file, whose zeros would be read as the rest of a state."""
+    files.write("p", IDS, RANGES)
+    data = bytearray((tmp_path / "p").read_bytes())
+    data[16:24] = struct.pack("<Q", promised)
+    with (tmp_path / "p").open("wb") as file:
+        file.write(data)
+        file.truncate(2 << 20)
+    with pytest.raises(StateError, match="is cut|is damaged: it has"):
+        files.read("p")

@@ -360,7 +360,7 @@ class Worker:
         )
         self._abort = backend.abort
         projector = b"" if self._encoder is None else self._encoder.fingerprint
-        files = StateFiles(arguments.config.state_folder, fingerprint, projector)
+        files = StateFiles(arguments.config.state_folder, fingerprint, projector, limits.host_bytes)
         self._prefixes = SavedPrefixes(files, sink.ask, self._inbox.next_key, backend.adapter_fingerprint)
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())

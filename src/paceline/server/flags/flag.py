@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+from paceline import validation
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, ModelLoadError
 from paceline.hub import LocalModel, ModelReference, local_model
@@ -174,6 +175,10 @@ class Files(Protocol):
         """Return the tokens that a model (None: the demo model) was trained with. Raises `ModelLoadError`."""
 
 
+MAX_FILE_BYTES: Final = 16 << 20
+"""Largest file that a flag names and whose text is used: keys, presets, schemas, grammars, chat templates."""
+
+
 class DiskFiles:
     """`Files` on the disk and on the network. note: receives lines about downloads. Blocking; any thread."""
 
@@ -182,7 +187,7 @@ class DiskFiles:
 
     def read(self, path: Path) -> bytes:
         """Return the bytes of a file, which may be a pipe. Raises `OSError`."""
-        return path.read_bytes()
+        return validation.read_file(path, MAX_FILE_BYTES, pipes=True)
 
     def is_file(self, path: Path) -> bool:
         """Return whether there is something to open."""
