@@ -13,7 +13,6 @@ from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.keywords import EngineConfigKeywords, set_constructor
 
-_HANG_TIMEOUT_S = 20.0
 _MAX_DRAFT = 64
 MAX_RPC_SERVERS = 15  # llama.cpp's scheduler has 16 backends, and the CPU is one
 _MAX_SLOTS = 250  # llama.cpp has 256 sequence ids, and some are for cached prefixes
@@ -59,8 +58,8 @@ class EngineConfig:
             isolation="process".
         hang_timeout_s: Seconds for which the heartbeats of the worker may stop, at least 3: then it is killed, and its requests
             go on as `on_engine_death` has it. A pass may take 20 times as long as the cost model expects, and loading, timing
-            passes or moving saved states 10 times as long as this. `math.inf`: a hung worker is not replaced. Another value than
-            the default needs isolation="process".
+            passes or moving saved states 10 times as long as this. `math.inf`: a hung worker is not replaced. Used with
+            isolation="process".
         rpc: RPC servers that compute a part of the model, in a list of "host:port" or a text with commas; see `paceline
             rpc-serve`. Needs isolation="process" and a build with PACELINE_RPC=ON.
         rpc_timeout_s: Seconds for which such a server may be silent while it is waited for, until it counts as lost. It says
@@ -110,7 +109,7 @@ class EngineConfig:
     isolation: Literal["thread", "process"] = "thread"
     on_engine_death: Literal["replay", "fail"] | None = None
     max_restarts: int | None = None
-    hang_timeout_s: float = _HANG_TIMEOUT_S
+    hang_timeout_s: float = 20.0
     rpc: str | Sequence[str] = ()
     rpc_timeout_s: float = 300.0
     trace: str | os.PathLike[str] | None = None
@@ -220,10 +219,6 @@ class EngineConfig:
         if self.hang_timeout_s != math.inf:
             hint = "math.inf leaves a hung worker alone"
             validation.number("hang_timeout_s", self.hang_timeout_s, low=3, high=86400, hint=hint)
-        if self.isolation == "thread" and self.hang_timeout_s != _HANG_TIMEOUT_S:
-            raise InvalidParams(
-                f'hang_timeout_s={self.hang_timeout_s:g} needs isolation="process": a thread is not replaced'
-            )
         if self.sleep_idle_s is not None:
             validation.number("sleep_idle_s", self.sleep_idle_s, above=0, high=1e9)
             if self.isolation == "thread":

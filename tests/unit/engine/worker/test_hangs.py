@@ -248,11 +248,9 @@ def test_an_engine_whose_worker_hangs_falls_asleep_and_wakes() -> None:
 
 
 def test_the_limit_is_checked() -> None:
-    """A second without a heartbeat is none too many; infinity turns it off; a thread is not replaced."""
+    """A second without a heartbeat is none too many; infinity turns it off."""
     with pytest.raises(InvalidParams, match=r"hang_timeout_s must be a finite number >= 3.*math\.inf"):
         EngineConfig(hang_timeout_s=1.0, isolation="process")
-    with pytest.raises(InvalidParams, match='hang_timeout_s=60 needs isolation="process"'):
-        EngineConfig(hang_timeout_s=60.0)
     assert EngineConfig(hang_timeout_s=float("inf"), isolation="process").hang_timeout_s == float("inf")
     assert EngineConfig(hang_timeout_s=None).hang_timeout_s == 20.0
 
