@@ -73,6 +73,7 @@ FIGURES = {
     "path, query and headers of a request": _bytes(SERVER.max_header_bytes),
     "extensions of a chunk, or trailers, of a body": _bytes(SERVER.max_header_bytes),
     "time that the rest of a refused body is discarded": _seconds(connection._LINGER_S),
+    "requests of a tenant in flight, if there are several tenants": "three for each free place",
     "open connections, and requests in flight": f"{SERVER.max_connections:,}",
     "time to send headers or a body": _seconds(SERVER.body_timeout_s),
     "time that a client may read nothing of a response": _seconds(SERVER.body_timeout_s),

@@ -44,7 +44,7 @@ from paceline.server.request_context import route_path
 from paceline.server.responses_api import responses_routes
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.service import Front, KeptForClients, Service
-from paceline.server.settings import ServerSettings
+from paceline.server.settings import ServerSettings, has_tenants
 from paceline.server.web_page import WebPage
 
 _ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has ended or hangs; restart the server")
@@ -192,7 +192,7 @@ def server_middleware(service: ServedState) -> list[Middleware]:
         Middleware(TrailingSlashes, service.page),
         Middleware(ApiKeys, settings.api_keys, serves_page_file),
         Middleware(AwaitedStreams, service.kept.resumable_streams),
-        Middleware(RequestLimit, service, settings.max_connections),
+        Middleware(RequestLimit, service, settings.max_connections, is_shared=has_tenants(settings.api_keys)),
         Middleware(
             BodyReader,
             settings.max_body_bytes,

@@ -9,16 +9,18 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol, Self
 
 
 class InFlight:
-    """Counter of HTTP requests in progress; a context manager for each of them."""
+    """Counter of HTTP requests in progress, of all tenants and of each."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._of_tenants: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -26,14 +28,25 @@ class InFlight:
         """Wait until no HTTP request is in progress."""
         await self._idle.wait()
 
-    def __enter__(self) -> None:
-        self.count += 1
-        self._idle.clear()
+    def count_of(self, tenant: str) -> int:
+        """Return the number of a tenant's requests in progress."""
+        return self._of_tenants[tenant]
 
-    def __exit__(self, *error: object) -> None:
-        self.count -= 1
-        if not self.count:
-            self._idle.set()
+    @contextmanager
+    def counting(self, tenant: str) -> Iterator[None]:
+        """Count a request while the block runs."""
+        self.count += 1
+        self._of_tenants[tenant] += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.count -= 1
+            self._of_tenants[tenant] -= 1
+            if not self._of_tenants[tenant]:
+                del self._of_tenants[tenant]
+            if not self.count:
+                self._idle.set()
 
 
 class RegisteredRequest(Protocol):

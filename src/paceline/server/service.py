@@ -50,7 +50,7 @@ from paceline.server.request_context import RequestContext
 from paceline.server.responses_api.response_store import ResponseStore
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.server_metrics import HttpMetrics
-from paceline.server.settings import ServerSettings
+from paceline.server.settings import ServerSettings, has_tenants
 from paceline.server.web_page import WebPage
 
 if TYPE_CHECKING:
@@ -379,5 +379,5 @@ def _names(settings: ServerSettings) -> tuple[str, ...]:
 def body_budget(settings: ServerSettings) -> ByteBudget:
     """Return the budget of the bodies of all requests in flight, which tenants share if there are several."""
     total = settings.max_total_body_bytes
-    num_tenants = len({key.tenant for key in settings.api_keys})
-    return ByteBudget(_DEFAULT_BODIES * settings.max_body_bytes if total is None else total, is_shared=num_tenants > 1)
+    max_bytes = _DEFAULT_BODIES * settings.max_body_bytes if total is None else total
+    return ByteBudget(max_bytes, is_shared=has_tenants(settings.api_keys))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,11 @@ class ApiKey:
 
     secret: str = field(repr=False)
     tenant: str = ""
+
+
+def has_tenants(keys: Iterable[ApiKey]) -> bool:
+    """Return whether API keys belong to several tenants; keys without a tenant count as one."""
+    return len({key.tenant for key in keys}) > 1
 
 
 def is_socket_path(host: str) -> bool:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, clean_message, error_response
 from paceline.server.request_context import RequestContext, SpelledHeader, route_path
-from paceline.server.settings import ApiKey
+from paceline.server.settings import ApiKey, has_tenants
 
 ANY, LOCALHOST = "*", "localhost"
 
@@ -248,7 +248,7 @@ class ApiKeys:
     ) -> None:
         self._app, self._is_page = app, is_page
         self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
-        self._has_tenants = len({key.tenant for key in keys}) > 1
+        self._has_tenants = has_tenants(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application or respond with 401."""

@@ -14,6 +14,7 @@ from paceline.server.middleware.content_encoding import content_encoding, decode
 from paceline.server.request_context import RequestContext, RouteTable, route_path
 
 _CLOSE = {"connection": "close"}
+_SHARE = 3  # requests in flight that a tenant may have for each free place
 _UNCOUNTED = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
 _WITH_FORMS = frozenset({"/v1/audio/transcriptions", "/audio/transcriptions"})
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -53,32 +54,40 @@ class LimitedServer(Protocol):
 class RequestLimit:
     """Count requests in flight: 429 beyond `max_requests`, 503 while the server drains.
 
-    While it drains, running requests can still be cancelled.
+    While it drains, running requests can still be cancelled. is_shared: whether a tenant that has requests in flight leaves room
+    to others: it may have three for each further request that there is room for.
     """
 
-    def __init__(self, app: ASGIApp, service: LimitedServer, max_requests: int) -> None:
-        self._app, self._service, self._max_requests = app, service, max_requests
+    def __init__(self, app: ASGIApp, service: LimitedServer, max_requests: int, *, is_shared: bool = False) -> None:
+        self._app, self._service, self._max_requests, self._is_shared = app, service, max_requests, is_shared
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application or respond with an error."""
         if scope["type"] != "http" or (path := route_path(scope)) in _UNCOUNTED:
             await self._app(scope, receive, send)
             return
-        api_error = self._rejection(scope["method"], path)
+        tenant = RequestContext.of(scope).tenant
+        api_error = self._rejection(scope["method"], path, tenant)
         if api_error is not None:
             await error_response(api_error, path, _CLOSE)(scope, receive, send)
             return
-        with self._service.in_flight:
+        with self._service.in_flight.counting(tenant):
             await self._app(scope, receive, send)
 
-    def _rejection(self, method: str, path: str) -> ApiError | None:
+    def _rejection(self, method: str, path: str, tenant: str) -> ApiError | None:
         if self._service.is_draining and method == "POST" and not path.startswith("/v1/requests/"):
             return ServerDraining().api_error
-        count = self._service.in_flight.count
-        if count < self._max_requests:
+        count, num_own = self._service.in_flight.count, self._service.in_flight.count_of(tenant)
+        num_free = self._max_requests - count
+        if num_free > 0 and not (self._is_shared and num_own >= _SHARE * num_free):
             return None
         wait_s = self._service.retry_after_s()
         message = f"{count} requests are in flight, which is this server's limit; try again later"
+        if num_free > 0:
+            message = (
+                f"{num_own} requests of this key's tenant are in flight, which is its share of this server's "
+                f"{self._max_requests}; try again later"
+            )
         return ApiError(429, "rate_limit_error", "too_many_requests", message, retry_after_s=wait_s)
 
 
