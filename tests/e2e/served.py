@@ -26,8 +26,9 @@ ADDRESS = re.compile(r"https?://\S+")
 class Served:
     """One run of the server. lines: the last lines that it wrote to stderr. url: of its root, known once it listens."""
 
-    def __init__(self, *flags: str, is_ready: bool = True, **env: str) -> None:
-        """is_ready: waits for the model; otherwise only for the port."""
+    def __init__(self, *flags: str, is_ready: bool = True, num_descriptors: int | None = None, **env: str) -> None:
+        """is_ready: waits for the model; otherwise only for the port. num_descriptors: the limit, soft and hard."""
+        limited = () if num_descriptors is None else ("sh", "-c", f'ulimit -n {num_descriptors}; exec "$@"', "sh")
         self.lines: deque[str] = deque(maxlen=1000)
         self._more_lines = threading.Condition()
         self._num_lines = 0
@@ -36,7 +37,7 @@ class Served:
         self.reads.set()
         self._closes_stderr = False
         self._process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", "0", *flags],
+            [*limited, *COMMAND, "serve", "--port", "0", *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +229,22 @@ def test_a_second_signal_ends_server_and_worker_at_once(number: signal.Signals) 
             served.signal(number)
             assert served.code() == 128 + number
         worker.wait_gone()
+
+
+def test_idle_connections_beyond_the_descriptors_stop_nothing() -> None:
+    """1,100 of them at a limit of 1,024: requests are served, and a killed worker is replaced. The server says what it can do."""
+    with Served("-t", "1", num_descriptors=1024) as server, ExitStack() as closing:
+        server.wait_for("at most 832 connections at once instead of 2048")
+        address = ("127.0.0.1", httpx.URL(server.url).port)
+        for _ in range(1100):
+            closing.enter_context(socket.create_connection(address, timeout=LONG_S))
+        assert server.get("/health").status_code == 200
+        with server.worker() as worker:
+            worker.signal(signal.SIGKILL)
+            worker.wait_gone()
+        body = {"prompt": "Once", "max_tokens": 2}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=LONG_S).status_code == 200
+        assert 832 <= server.num_files() < 960
 
 
 def test_a_log_that_is_not_read_stops_nothing() -> None:

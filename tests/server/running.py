@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI
 from paceline.server.application import build_app
 from paceline.server.listeners import tls_context
 from paceline.server.service import Service
-from paceline.server.serving import UvicornServer, uvicorn_config
+from paceline.server.serving import ServerConfig, UvicornServer
 from paceline.server.settings import ServerSettings
 
 LONG_S = 60.0  # no wait of a test that passes takes so long
@@ -120,7 +120,7 @@ class RunningServer:
         self.app: FastAPI = self._build(self.settings, llm)
         for routes in self._more:
             self.app.include_router(routes(self.service))
-        self._server = UvicornServer(uvicorn_config(self.app, self.settings, tls_context(self.settings)))
+        self._server = UvicornServer(ServerConfig(self.app, self.settings, tls_context(self.settings)))
         serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         await self._server.is_up.wait()
         self._is_up.set()

@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.server import ServerState
 
 from paceline.server.connection import Connection
-from paceline.server.serving import uvicorn_config
+from paceline.server.serving import ServerConfig
 from paceline.server.settings import ServerSettings
 
 
@@ -30,11 +30,11 @@ class Wire(asyncio.Transport):
 
 
 def connected(settings: ServerSettings) -> tuple[Connection, Wire]:
-    config = uvicorn_config(None, settings, None)  # type: ignore[arg-type]  # no request comes
+    config = ServerConfig(None, settings, None)  # type: ignore[arg-type]  # no request comes
     rest: Any = {"config": config, "server_state": ServerState(), "app_state": {}}
     config.app = lambda _: None  # type: ignore[assignment]
     config.load()
-    connection, wire = Connection(settings, _loop=asyncio.get_running_loop(), **rest), Wire()
+    connection, wire = Connection(settings, config.all_open, _loop=asyncio.get_running_loop(), **rest), Wire()
     connection.connection_made(wire)
     return connection, wire
 

@@ -26,7 +26,7 @@ from paceline.server.application import build_app
 from paceline.server.json_bodies import JsonRoute
 from paceline.server.listeners import Listeners
 from paceline.server.log_queue import STDERR
-from paceline.server.serving import ENGINE_ENDED, Serving, uvicorn_config
+from paceline.server.serving import ENGINE_ENDED, ServerConfig, Serving
 from paceline.server.settings import ServerSettings
 from paceline.server.startup import prepare_loop
 
@@ -97,7 +97,7 @@ def test_long_work_of_some_leaves_threads_for_others() -> None:
 
     async def main() -> None:
         app, gate = build_app(SETTINGS, StandInLLM()), threading.Event()
-        config = uvicorn_config(app, SETTINGS, None)
+        config = ServerConfig(app, SETTINGS, None)
         with Listeners(SETTINGS) as listeners:
             serving = Serving(app, config, listeners, prepare_loop())
             running = asyncio.create_task(serving.run())
@@ -130,7 +130,7 @@ def test_the_time_until_it_is_ready_counts_from_the_beginning_of_the_load(capfd:
 
         app.state.service.ready_line = noting
         with Listeners(SETTINGS) as listeners:
-            config, signals = uvicorn_config(app, SETTINGS, None), prepare_loop()
+            config, signals = ServerConfig(app, SETTINGS, None), prepare_loop()
             serving = Serving(app, config, listeners, signals, time.monotonic() - 1000)
             running = asyncio.create_task(serving.run())
             await asyncio.wait_for(said.wait(), LONG_S)
@@ -162,7 +162,7 @@ def test_garbage_is_collected_while_the_model_loads_and_what_is_left_never_again
 
         monkeypatch.setattr("paceline.server.serving.gc", SimpleNamespace(collect=collect, freeze=freeze))
         with Listeners(SETTINGS) as listeners:
-            serving = Serving(app, uvicorn_config(app, SETTINGS, None), listeners, prepare_loop())
+            serving = Serving(app, ServerConfig(app, SETTINGS, None), listeners, prepare_loop())
             running = asyncio.create_task(serving.run())
             await asyncio.wait_for(collected.wait(), LONG_S)
             llm.load.set()
@@ -343,7 +343,7 @@ def test_an_engine_that_gives_up_ends_the_process_with_an_error(capfd: Any) -> N
     async def main(gives_up: bool) -> int:
         llm = StandInLLM()
         app = build_app(SETTINGS, llm)
-        config = uvicorn_config(app, SETTINGS, None)
+        config = ServerConfig(app, SETTINGS, None)
         with Listeners(SETTINGS) as listeners:
             serving = Serving(app, config, listeners, prepare_loop())
             running = asyncio.create_task(serving.run())

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import zlib
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -268,17 +269,65 @@ def test_a_connection_that_never_asks_is_closed(worlds: Any) -> None:
 
 
 def test_too_many_connections_are_refused(worlds: Any) -> None:
-    """With a 429 for the one that is too many, as soon as it is there."""
+    """Once all have a request in progress: with a 503 for the next one, as soon as it is there."""
     world = worlds({"max_connections": 3})
-    held = [world.socket() for _ in range(3)]
-    world.server.until(lambda: len(world.server.connections) == 3)
-    with world.socket() as one_more:
-        received = read_to_end(one_more)
-    assert received.startswith(b"HTTP/1.1 429 ")
-    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "rate_limit_error"
+    world.engine.backend.hold()
+    held = [world.raw(prompts=prompts(1)) for _ in range(3)]
+    world.server.until(lambda: world.server.service.in_flight.count == 3)
+    with world.socket() as another:
+        received = read_to_end(another)
+    assert received.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "unavailable_error"
     assert b"\r\nretry-after: 1\r\n" in received.lower()
     for each in held:
         each.close()
+    world.server.until(lambda: not world.server.connections)
+    assert world.client.get("/health").status_code == 200
+
+
+def test_the_connection_that_has_waited_longest_is_closed_for_a_new_one(worlds: Any) -> None:
+    """Whether it has sent nothing, a part of a head or whole requests; never one with a request in progress."""
+    world = worlds({"max_connections": 4})
+    world.engine.backend.hold()
+    connections, in_flight = world.server.connections, world.server.service.in_flight
+    with ExitStack() as closing:
+        running = closing.enter_context(world.raw(prompts=prompts(1)))
+        world.server.until(lambda: in_flight.count == 1)
+        waiting = []
+        for sent in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"):
+            waiting.append(closing.enter_context(world.socket()))
+            waiting[-1].sendall(sent)
+            world.server.until(lambda: len(connections) == 1 + len(waiting))
+            if sent.endswith(b"\r\n\r\n"):
+                assert waiting[-1].recv(65536).startswith(b"HTTP/1.1 200 ")
+        for first in waiting:
+            client = closing.enter_context(world.server.client())
+            assert client.get("/health").status_code == 200
+            assert read_to_end(first) == b""
+        world.engine.backend.gate.set()
+        assert running.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_that_cannot_be_refused_yet_wait(worlds: Any) -> None:
+    """They are accepted when others are closed."""
+    world = worlds({"max_connections": 2})
+    world.engine.backend.hold()
+    with ExitStack() as closing:
+        held = [closing.enter_context(world.raw(prompts=prompts(1))) for _ in range(2)]
+        world.server.until(lambda: world.server.service.in_flight.count == 2)
+        refused = [closing.enter_context(world.socket()) for _ in range(20)]
+        assert all(read_to_end(each).startswith(b"HTTP/1.1 503 ") for each in refused)
+        held.pop().close()
+        world.server.until(lambda: len(world.server.connections) == 1)
+        assert world.client.get("/health").status_code == 200
+
+
+def test_bytes_that_begin_no_request_do_not_keep_a_connection(worlds: Any) -> None:
+    """Blank lines between requests are allowed, and prolong nothing."""
+    world = worlds({"keep_alive_s": 0.3})
+    with world.socket() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
 
 
 def test_requests_beyond_the_limit_get_retry_after(worlds: Any, monkeypatch: Any) -> None:

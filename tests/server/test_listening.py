@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -11,7 +12,7 @@ import httpx
 import pytest
 from tests.server.running import LONG_S
 
-from paceline.server.listeners import CannotListen, Listeners, url_of
+from paceline.server.listeners import CannotListen, Listeners, num_connections, url_of
 from paceline.server.settings import ServerSettings
 
 HAS_IPV6 = socket.has_dualstack_ipv6()
@@ -107,3 +108,30 @@ def test_the_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(path))
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "refused", "expected"),
+    [
+        (1024, 20_000, (), (2048, 20_000)),
+        (1024, 1024, (), (832, 1024)),
+        (100, 100, (), (50, 100)),
+        (256, resource.RLIM_INFINITY, (resource.RLIM_INFINITY,), (2048, 2240)),
+        (256, 9000, (9000, 2240), (128, 256)),
+        (256, resource.RLIM_INFINITY, (), (2048, resource.RLIM_INFINITY)),
+    ],
+)
+def test_connections_fit_the_descriptors(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, refused: tuple[int, ...], expected: tuple[int, int]
+) -> None:
+    """The soft limit is raised as far as it can be, and some descriptors are left for workers and files."""
+    limits = [soft, hard]
+
+    def set_limit(_: int, wanted: tuple[int, int]) -> None:
+        if wanted[0] in refused:
+            raise ValueError("not allowed")
+        limits[:] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    assert (num_connections(2048), limits[0]) == expected

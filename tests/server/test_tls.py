@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -36,6 +39,20 @@ def test_a_client_that_trusts_the_certificate_is_served(tls: RunningServer) -> N
         httpx.get(url, timeout=LONG_S)
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{tls.port}/health", timeout=LONG_S)
+
+
+def test_a_client_without_a_handshake_is_cut_off() -> None:
+    """After as long as it may take to send its headers; until then it counts among the connections."""
+    settings = replace(SETTINGS, body_timeout_s=0.3, max_connections=2)
+    with RunningServer(settings, StandInLLM()) as running, ExitStack() as closing:
+        for _ in range(2):
+            silent = closing.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=LONG_S))
+            assert silent.recv(1) == b""
+        waiting = [closing.enter_context(socket.create_connection(("127.0.0.1", running.port))) for _ in range(8)]
+        trusting = ssl.create_default_context(cafile=CERTIFICATE)
+        with httpx.Client(verify=trusting, timeout=LONG_S) as client:
+            assert client.get(f"https://127.0.0.1:{running.port}/health").status_code == 200
+        assert all(silent.recv(1) == b"" for silent in waiting)
 
 
 def test_the_address_has_https() -> None:

@@ -1,7 +1,7 @@
 """A client's connection: uvicorn's, with limits on the size of a request's head and on the time that clients take.
 
     head not complete after body_timeout_s: 408   head too long: 431      no request after keep_alive_s: closed
-    more connections than max_connections: 429    nothing read of a response for body_timeout_s: cut off
+    more connections than max_connections: 503    nothing read of a response for body_timeout_s: cut off
     HTTP/1.0: responses without chunks            responded before the body has arrived: closed
     trailers of a chunked body: dropped           request for another protocol: served as HTTP/1.1
 
@@ -23,11 +23,12 @@ from paceline.server.api_errors import DEFAULT_RETRY_S, ApiError, llama_error_bo
 from paceline.server.settings import ServerSettings
 
 _MAX_PIPELINED = 8  # requests behind the current one; with fewer, reading goes on, which notices disconnects
+_MAX_REFUSED = 64  # connections that are refused at the same time; further ones are not accepted meanwhile
 _LINGER_S = 5.0  # for a client that still sends its body: a connection closed meanwhile could lose it the response
 
 _TOO_MANY = ApiError(
-    429,
-    "rate_limit_error",
+    503,
+    "unavailable_error",
     "too_many_connections",
     "too many connections are open; try again later",
     retry_after_s=DEFAULT_RETRY_S,
@@ -72,6 +73,60 @@ def _framing(headers: list[tuple[bytes, bytes]]) -> bytes:
     return b"".join(b"%b: %b\r\n" % pair for pair in headers if pair[0] in named and pair[1].strip(b"0"))
 
 
+class OpenConnections:
+    """The connections of a server, of which some wait for their client: for a handshake, a request or its head.
+
+    Attributes:
+        max_number: The connections that are served at once.
+        on_room: Called when a connection was closed.
+    """
+
+    def __init__(self, max_number: int) -> None:
+        self.max_number = max_number
+        self.on_room: Callable[[], None] = lambda: None
+        self._all: set[object] = set()
+        self._waiting: dict[object, Callable[[], bool]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more connections are open than are served."""
+        return len(self._all) > self.max_number
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no connection can be accepted, not even to refuse it."""
+        return len(self._all) >= self.max_number + num_refused(self.max_number)
+
+    def wait(self, connection: object, evict: Callable[[], bool]) -> None:
+        """Note that a connection, which may be a new one, waits from now on. evict: closes it; returns whether at once."""
+        self._all.add(connection)
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = evict
+
+    def work(self, connection: object) -> None:
+        """Note that a connection does not wait any more."""
+        self._waiting.pop(connection, None)
+
+    def remove(self, connection: object) -> None:
+        """Forget a connection that was closed. Idempotent."""
+        self._waiting.pop(connection, None)
+        if connection in self._all:
+            self._all.remove(connection)
+            self.on_room()
+
+    def make_room(self) -> None:
+        """Close those connections that have waited longest, except the newest, while there are too many."""
+        while self.is_over and len(self._waiting) > 1:
+            connection = next(iter(self._waiting))
+            if self._waiting.pop(connection)():
+                self._all.discard(connection)
+
+
+def num_refused(max_number: int) -> int:
+    """Return how many connections may be open beyond `max_number`, to be refused."""
+    return min(_MAX_REFUSED, max_number // 8 + 1)
+
+
 class _ResponseTransport:
     """The transport as uvicorn's cycle of a request sees it."""
 
@@ -80,11 +135,11 @@ class _ResponseTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection; uvicorn creates it."""
+    """One connection. all_open: the server's, among which it counts."""
 
-    def __init__(self, settings: ServerSettings, **rest: Any) -> None:
+    def __init__(self, settings: ServerSettings, all_open: OpenConnections, **rest: Any) -> None:
         super().__init__(**rest)
-        self._settings = settings
+        self._settings, self._all_open = settings, all_open
         self.timeout_keep_alive = settings.keep_alive_s  # type: ignore[assignment]  # between requests; whole or not
         self._is_in_head = self._is_lingering = self._skips_message = False
         self._keeps_alive = True
@@ -97,13 +152,15 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, or close the connection beyond the limit."""
         super().connection_made(transport)
-        if len(self.connections) > self._settings.max_connections:
+        if self._all_open.is_over:
+            self._all_open.work(self)
             self._reject(_TOO_MANY)
         else:
-            self._expect_within(self._settings.keep_alive_s)
+            self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers, and tell the application."""
+        self._all_open.remove(self)
         self._expect_within(None)
         self._stop_stall()
         current = self._current
@@ -155,6 +212,8 @@ class Connection(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._is_in_head, self._num_unread = True, self._num_new
+        if self._is_idle():
+            self._all_open.wait(self, self._evict)
         self._expect_within(self._settings.body_timeout_s)
 
     def on_url(self, url: bytes) -> None:
@@ -174,6 +233,7 @@ class Connection(HttpToolsProtocol):
         if sum(name == b"host" for name, _ in self.headers) > 1:
             raise ValueError("a request has one Host header")  # httptools makes it an error of parsing
         self._is_in_head = False
+        self._all_open.work(self)
         self._expect_within(None)
         super().on_headers_complete()
         self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # until the body has arrived
@@ -192,6 +252,30 @@ class Connection(HttpToolsProtocol):
         self._num_unread = self._num_new = 0
         self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Start the next request that was pipelined, or wait for one. Bytes that begin no request do not prolong that."""
+        super().on_response_complete()
+        if self._is_idle() and not self._is_lingering and not self.transport.is_closing():
+            self._wait()
+
+    def _is_idle(self) -> bool:
+        """Return whether no request is in progress."""
+        return not self.pipeline and (self._current is None or self._current.response_complete)
+
+    def _wait(self) -> None:
+        """Wait for a request, unless its head has begun to arrive."""
+        self._all_open.wait(self, self._evict)
+        if not self._is_in_head:
+            self._expect_within(self._settings.keep_alive_s)
+
+    def _evict(self) -> bool:
+        """Close the connection for another one; return False if the rest of a response has to be sent before."""
+        if self.transport.get_write_buffer_size():
+            self._close_in_time()
+            return False
+        self.transport.abort()
+        return True
 
     def shutdown(self) -> None:
         """Close the connection, after the response if there is a request."""
@@ -213,6 +297,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         self._is_lingering = True
+        self._all_open.wait(self, self._evict)
         if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
         self._expect_within(min(_LINGER_S, self._settings.body_timeout_s))
@@ -240,7 +325,17 @@ class Connection(HttpToolsProtocol):
         if self._is_in_head:
             self._reject(_SLOW)
         else:
-            self.transport.close()
+            self._close_in_time()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection when no request came."""
+        self._close_in_time()
+
+    def _close_in_time(self) -> None:
+        """Close the connection after what is to be sent. A client that takes none of it, or no part in closing, is cut off."""
+        self.transport.close()
+        if self._stall is None:
+            self._stall = self.loop.call_later(min(_LINGER_S, self._settings.body_timeout_s), self.transport.abort)
 
     def _stop_stall(self) -> None:
         if self._stall is not None:
@@ -257,7 +352,7 @@ class Connection(HttpToolsProtocol):
             retry = b"" if api_error.retry_after_s is None else b"retry-after: %d\r\n" % api_error.retry_after_s
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[api_error.status] + retry + head + body)
-        self.transport.close()
+        self._close_in_time()
 
     def _may_respond(self) -> bool:
         """Return whether no response is under way; a request whose own body is at fault is disconnected first."""

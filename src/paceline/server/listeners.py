@@ -1,20 +1,34 @@
-"""The sockets that a server listens on: all addresses of the settings, or none and a reason."""
+"""The sockets that a server listens on: all addresses of the settings, or none and a reason. What accepts connections."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import ipaddress
+import logging
 import os
 import socket
 import ssl
 import stat
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from paceline import validation
 from paceline.server.settings import ServerSettings, is_socket_path
 
+if TYPE_CHECKING:
+    from paceline.server.connection import OpenConnections
+
 _BACKLOG = 1024
+_MAX_DESCRIPTORS = 192  # for connections that are refused, workers, their models, files and images that are fetched
+_MAX_ACCEPTED = 32  # connections between two turns of the event loop
+_RETRY_S = 0.1  # until connections are accepted again after descriptors or memory ran out
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_log = logging.getLogger("paceline.server")
 _PROBE_S = 1.0  # timeout of the connection that looks for a running server
 
 
@@ -133,3 +147,110 @@ def _is_private(listener: socket.socket) -> bool:
     if listener.family == socket.AF_UNIX:
         return True
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def num_connections(wanted: int) -> int:
+    """Return how many of the `wanted` connections this process has descriptors for, with some left for all else that it opens.
+
+    Raises the process's soft limit of descriptors to its hard one.
+    """
+    if sys.platform == "win32":
+        return wanted
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = wanted + _MAX_DESCRIPTORS
+    for limit in (hard, enough if hard == resource.RLIM_INFINITY else min(hard, enough)):
+        try:  # macOS refuses a limit beyond its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        except (OSError, ValueError):
+            continue
+        soft = limit
+        break
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return min(wanted, soft - min(_MAX_DESCRIPTORS, soft // 2))
+
+
+class Acceptor:
+    """Accepts a listener's connections while there is room. On the event loop.
+
+    The connection that has waited longest for its client is closed for a new one. If none waits, the new one is refused, by
+    `Connection`; while many are being refused, further ones wait in the kernel's queue.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[], asyncio.Protocol],
+        all_open: OpenConnections,
+        tls: Mapping[str, Any],
+    ) -> None:
+        """connect: makes the protocol of a connection. tls: arguments of `connect_accepted_socket`; none for plain HTTP."""
+        self._listener, self._connect, self._all_open, self._tls = listener, connect, all_open, tls
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._is_accepting = self._is_closed = False
+        listener.setblocking(False)
+        self.resume()
+
+    def resume(self) -> None:
+        """Accept connections again, if there is room."""
+        if not self._is_accepting and not self._is_closed and not self._all_open.is_full:
+            self._is_accepting = True
+            self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Accept no more connections, and give up those that have not finished their handshake."""
+        self._pause()
+        self._is_closed = True
+        for task in self._opening:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until nothing is left of the handshakes."""
+        if self._opening:
+            await asyncio.wait(self._opening)
+
+    def _pause(self) -> None:
+        if self._is_accepting:
+            self._is_accepting = False
+            self._loop.remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_ACCEPTED):
+            if self._all_open.is_full:
+                self._pause()
+                return
+            try:
+                accepted, _address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    _log.error("cannot accept a connection: %s; trying again", error.strerror)
+                    self._pause()
+                    self._loop.call_later(_RETRY_S, self.resume)
+                    return
+                continue  # the client has gone again
+            accepted.setblocking(False)
+            protocol = self._connect()
+            self._all_open.wait(protocol, partial(_shut, accepted))
+            self._all_open.make_room()
+            task = self._loop.create_task(self._open(accepted, protocol))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, accepted: socket.socket, protocol: asyncio.Protocol) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: protocol, accepted, **self._tls)
+        except (OSError, asyncio.CancelledError) as error:  # TLS has errors of its own, which are OSErrors
+            _log.debug("a connection was lost in its handshake: %s", error)
+            self._all_open.remove(protocol)
+
+
+def _shut(accepted: socket.socket) -> bool:
+    """End a connection whose handshake is under way; what waits for it sees its end and closes it."""
+    with suppress(OSError):
+        accepted.shutdown(socket.SHUT_RDWR)
+    return True

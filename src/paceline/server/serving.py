@@ -18,11 +18,12 @@ from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 
 from paceline.server.api_errors import api_error_of
-from paceline.server.connection import Connection
+from paceline.server.connection import Connection, OpenConnections
 from paceline.server.in_flight import InFlight
-from paceline.server.listeners import Listeners, url_of
+from paceline.server.listeners import Acceptor, Listeners, url_of
 from paceline.server.running_servers import registered
 from paceline.server.settings import ServerSettings
 from paceline.server.stop_signals import StopSignals, say
@@ -34,34 +35,70 @@ ENGINE_ENDED = 70
 _FLUSH_S = 5.0  # for ended streams to send their last chunk
 
 
-def uvicorn_config(app: FastAPI, settings: ServerSettings, tls: ssl.SSLContext | None) -> uvicorn.Config:
-    """Return uvicorn's configuration. tls: None for plain HTTP."""
-    protocol: Any = partial(Connection, settings)
-    return uvicorn.Config(
-        app,
-        http=protocol,
-        ws="none",
-        loop="uvloop" if sys.platform != "win32" else "asyncio",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=round(_FLUSH_S),
-        ssl_context_factory=None if tls is None else lambda *_: tls,
-    )
+class ServerConfig(uvicorn.Config):
+    """uvicorn's configuration.
+
+    Attributes:
+        settings: The server's.
+        all_open: The connections of the server.
+    """
+
+    def __init__(self, app: FastAPI, settings: ServerSettings, tls: ssl.SSLContext | None) -> None:
+        """tls: None for plain HTTP."""
+        self.settings, self.all_open = settings, OpenConnections(settings.max_connections)
+        protocol: Any = partial(Connection, settings, self.all_open)
+        super().__init__(
+            app,
+            http=protocol,
+            ws="none",
+            loop="uvloop" if sys.platform != "win32" else "asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=round(_FLUSH_S),
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+        )
 
 
 class UvicornServer(uvicorn.Server):
     """uvicorn's server without signal handlers; `is_up` is set when it accepts connections."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: ServerConfig) -> None:
         super().__init__(config)
+        self._config = config
         self.is_up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and set `is_up`."""
-        await super().startup(sockets)
+        """Start the application, accept connections of the sockets, and set `is_up`."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        settings, tls, all_open = self._config.settings, self._config.ssl, self._config.all_open
+        timeouts = {
+            "ssl_handshake_timeout": settings.body_timeout_s,
+            "ssl_shutdown_timeout": min(_FLUSH_S, settings.body_timeout_s),
+        }
+        acceptors = [
+            Acceptor(listener, self._connect, all_open, {} if tls is None else {"ssl": tls, **timeouts})
+            for listener in sockets or ()
+        ]
+
+        def resume() -> None:
+            for acceptor in acceptors:
+                acceptor.resume()
+
+        all_open.on_room = resume
+        self.servers: list[Any] = [*acceptors]
+        self.started = True
         self.is_up.set()
+
+    def _connect(self) -> asyncio.Protocol:
+        make: Any = self._config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self._config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -107,7 +144,7 @@ class Serving:
     def __init__(
         self,
         app: FastAPI,
-        config: uvicorn.Config,
+        config: ServerConfig,
         listeners: Listeners,
         signals: StopSignals,
         began_s: float | None = None,

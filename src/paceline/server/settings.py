@@ -53,7 +53,8 @@ class ServerSettings:
     (whether pages may send cookies), ssl_certfile, ssl_keyfile, root_path (a prefix of every route).
 
     Limits: max_body_bytes, max_total_body_bytes (of all requests in flight; None: four times as many),
-    max_header_bytes, max_connections (beyond: 429), body_timeout_s and keep_alive_s (for slow senders and idle connections),
+    max_header_bytes, max_connections (beyond: a new one replaces the longest idle one), body_timeout_s and keep_alive_s (for
+    slow senders and idle connections),
     heartbeat_s (between comments while a stream waits; infinity: none), drain_s (what running streams get after SIGTERM),
     timeout_s (of a whole request; None: none), max_images (of a request).
 

@@ -15,20 +15,21 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from paceline.engine.spare_workers import SPARE_WORKERS
-from paceline.server.listeners import CannotListen, Listeners, tls_context
+from paceline.server.listeners import CannotListen, Listeners, num_connections, tls_context
 from paceline.server.log_queue import STDERR
 from paceline.server.settings import ServerSettings
 from paceline.server.stop_signals import StopSignals, say
 
 if TYPE_CHECKING:
-    import uvicorn
     from fastapi import FastAPI
 
     from paceline.server.flags import ModelPresets
     from paceline.server.model_front import ModelFront
+    from paceline.server.serving import ServerConfig
 
 FAILED: Final = 1
 _THREADS: Final = 64  # a few long prompts being tokenised would occupy all of asyncio's default
@@ -45,11 +46,23 @@ def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
         SPARE_WORKERS.launch()
     else:
         SPARE_WORKERS.end()
+    settings = _fitting_connections(settings)
     try:
         return _serve_model(settings) if presets is None else _serve_models(settings, presets)
     finally:
         SPARE_WORKERS.end()
         STDERR.flush()
+
+
+def _fitting_connections(settings: ServerSettings) -> ServerSettings:
+    """Return the settings with no more connections than there are descriptors for."""
+    number = num_connections(settings.max_connections)
+    if number < settings.max_connections:
+        say(
+            f"at most {number} connections at once instead of {settings.max_connections}, for lack of file descriptors; "
+            "raise their hard limit (ulimit -Hn), or lower --max-connections"
+        )
+    return replace(settings, max_connections=number)
 
 
 def _serve_model(settings: ServerSettings) -> int:
@@ -87,14 +100,14 @@ async def _run_model(
 
 def _application(
     front: ModelFront, settings: ServerSettings, tls: ssl.SSLContext | None
-) -> tuple[FastAPI, uvicorn.Config]:
+) -> tuple[FastAPI, ServerConfig]:
     """Import the web framework, and build the application. In a thread, for a second."""
     with uncollected():
         from paceline.server.application import build_app
-        from paceline.server.serving import uvicorn_config
+        from paceline.server.serving import ServerConfig
 
         app = build_app(settings, front)
-        config = uvicorn_config(app, settings, tls)
+        config = ServerConfig(app, settings, tls)
         config.load()
         return app, config
 
@@ -102,11 +115,11 @@ def _application(
 def _serve_models(settings: ServerSettings, presets: ModelPresets) -> int:
     with uncollected():
         from paceline.server.router.router_application import build_router_app
-        from paceline.server.serving import Serving, uvicorn_config
+        from paceline.server.serving import ServerConfig, Serving
 
         app = build_router_app(settings, presets)
     try:
-        config, listeners = uvicorn_config(app, settings, tls_context(settings)), Listeners(settings)
+        config, listeners = ServerConfig(app, settings, tls_context(settings)), Listeners(settings)
     except CannotListen as error:
         say(str(error))
         return FAILED

@@ -472,7 +472,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--max-header-bytes", "N", read.integer(1024, 2**30), Store("server.max_header_bytes"),
              "Most bytes of a request's headers.", ours=True),
         Flag("--max-connections", "N", read.integer(1), Store("server.max_connections"),
-             "Connections at once; further ones get a 429.", ours=True),
+             "Connections at once, if there are descriptors for them; a new one replaces the longest idle one.", ours=True),
         Flag("--keep-alive-s", "S", read.number(above=0, high=1e6), Store("server.keep_alive_s"),
              "Seconds that an idle connection stays open.", ours=True),
         Flag("--drain-s", "S", read.number(0, 1e6), Store("server.drain_s"),
