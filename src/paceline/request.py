@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.keywords import Float, RequestKeywords, set_constructor
+
+if TYPE_CHECKING:
+    from functools import _Wrapped
 
 Truncate = Literal["left", "right", "middle"]
 SlowReader = Literal["pause", "cancel"]
@@ -63,8 +69,9 @@ class RequestOptions:
         cache_prompt: Whether the request may reuse cached prefixes, and its own may be reused.
         speculation: Whether tokens may be proposed ahead of decoding, where the engine has a drafter. The output is the same.
         max_draft: Most tokens that are proposed in a tick, 0 to 64; None: as many as pay.
-        tenant: Owner of the request. Only requests of the same tenant and cache_salt share prefixes; others cannot even
-            find out by timing. Tenants take turns for slots, and one tenant cannot fill the queue for the others.
+        tenant: Owner of the request. Only requests of the same tenant and cache_salt share prefixes and compiled grammars;
+            others cannot even find out by timing. Tenants take turns for slots, and one tenant cannot fill the queue for the
+            others.
         cache_salt: See tenant.
         request_id: The caller's name for the request in records and traces.
 
@@ -130,6 +137,43 @@ class RequestOptions:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+_cache_scope: ContextVar[tuple[str, str]] = ContextVar("cache_scope", default=("", ""))
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def current_cache_scope() -> tuple[str, str]:
+    """Return tenant and cache_salt of the request that is being prepared: part of the key in caches of what requests bring."""
+    return _cache_scope.get()
+
+
+@contextmanager
+def cache_scope(tenant: str, cache_salt: str = "") -> Iterator[None]:
+    """Prepare a request of this tenant and cache_salt within the block, and in threads that get a copy of the context."""
+    token = _cache_scope.set((tenant, cache_salt))
+    try:
+        yield
+    finally:
+        _cache_scope.reset(token)
+
+
+def cached_in_scope(maxsize: int) -> Callable[[Callable[P, R]], _Wrapped[P, R, P, R]]:
+    """Cache a function as `functools.lru_cache` does, with results that no other cache scope gets or can time."""
+
+    def decorate(function: Callable[P, R]) -> _Wrapped[P, R, P, R]:
+        cached: Any = lru_cache(maxsize)(lambda _scope, *args, **kwargs: function(*args, **kwargs))
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            found: R = cached(current_cache_scope(), *args, **kwargs)
+            return found
+
+        call.cache_info = cached.cache_info  # type: ignore[attr-defined] # as `lru_cache` has it
+        return call
+
+    return decorate
 
 
 def _token_ids(ids: object) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from paceline.chat import chat_format, conversation, json_values, tools
 from paceline.chat_client import conversations
 from paceline.cli import options
 from paceline.config import _MAX_SLOTS, EngineConfig
-from paceline.constraints import compiler, json_schema_rules
+from paceline.constraints import compiler, json_schema_rules, pattern_rules
 from paceline.engine import encoding_queue, lookup_files, saved_prefixes
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.hub import http_responses, hub_api, remote_header, transfer
@@ -120,16 +120,17 @@ FIGURES = {
     "depth of a JSON schema": f"{params._MAX_SCHEMA_DEPTH:,}",
     "nesting of a JSON schema through references": f"{json_schema_rules._MAX_NESTING:,}",
     "bytes of a GBNF grammar": _bytes(_native_limit("grammar_guard.hpp", "max_bytes")),
-    "characters of a Lark grammar, or of a regular expression or schema when translated": (
-        f"{compiler._MAX_GRAMMAR_CHARS:,}"
-    ),
+    "characters of a regular expression or a Lark grammar": f"{compiler._MAX_TEXT_CHARS:,}",
+    "characters of the grammar that a schema or tools are translated to": f"{compiler._MAX_GRAMMAR_CHARS:,}",
+    "groups and quantifiers of a regular expression or a Lark terminal": f"{pattern_rules.MAX_OPTIONAL:,}",
     "nesting of a Lark grammar": f"{compiler._MAX_LARK_NESTING:,}",
     "characters of `choice` together": f"{params._MAX_CHOICE_CHARS:,}",
     "`grammar_triggers`": f"{params._MAX_TRIGGERS:,}",
     "characters of a trigger": f"{params._MAX_TRIGGER_CHARS:,}",
     "characters of a trigger that is a pattern": f"{params._MAX_PATTERN_CHARS:,}",
     "grammars that are compiled at once": f"{compiler._MAX_COMPILES:,}",
-    "characters of cached grammars": f"{compiler._CACHED_CHARS:,}",
+    "cached grammars": f"{compiler._CACHED_GRAMMARS:,}",
+    "memory of cached grammars, in the server and in the worker each": _bytes(compiler._CACHED_BYTES),
     "tools of a request": f"{tools.MAX_TOOLS:,}",
     "bytes of a tool's schema": _bytes(json_values.MAX_SCHEMA_BYTES),
     "depth of a tool's schema": f"{json_values.MAX_SCHEMA_DEPTH:,}",

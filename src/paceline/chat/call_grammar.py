@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 from paceline.chat.argument_texts import quoted_pattern, text_terminal
@@ -20,6 +19,7 @@ from paceline.constraints import check_constraint
 from paceline.constraints.nesting import reference_resolver
 from paceline.errors import GrammarError
 from paceline.params import SamplingParams
+from paceline.request import cached_in_scope
 
 _LIMITS: Final = frozenset(("enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf"))
 _CONTROL_TOKEN: Final = re.compile(r"<\[\d+\]>")
@@ -52,7 +52,7 @@ class CallSyntax:
     unenforced: tuple[Unenforced, ...]
 
 
-@lru_cache(maxsize=64)
+@cached_in_scope(maxsize=64)
 def call_syntax(
     parser: str, grammar: str | None, names: CallNames, control_ids: tuple[tuple[str, int], ...]
 ) -> CallSyntax | None:

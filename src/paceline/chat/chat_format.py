@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 from paceline import validation
@@ -30,6 +30,7 @@ from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
 from paceline.constraints import check_constraint
 from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.params import SamplingParams
+from paceline.request import cached_in_scope
 from paceline.runtime import Model, Sampler, Tokenizer
 from paceline.runtime.chat_layer import ChatPrompt, CompiledTemplate
 from paceline.runtime.json_schema import check_keywords
@@ -207,7 +208,7 @@ class ChatFormat:
         for_tools = model.chat_template("tool_use") if template is None else None
         self._for_tools = model.compile_chat_template(_without_refusals(for_tools)) if for_tools else self._default
         self._fitter = MessageFitter()
-        self._relaxed = lru_cache(_MAX_RELAXED)(_relaxed_tools)
+        self._relaxed = cached_in_scope(_MAX_RELAXED)(_relaxed_tools)
         self._forms: dict[str, Form] = {}  # by the source of a template, that of its latest rendering
 
     @property

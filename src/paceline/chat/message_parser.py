@@ -7,7 +7,6 @@ import re
 import string
 from collections.abc import Container, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Final
 
 from paceline import validation
@@ -15,6 +14,7 @@ from paceline.chat.call_names import CallTool, resolved
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.constraints import first_violation
 from paceline.errors import GrammarError
+from paceline.request import cached_in_scope
 from paceline.runtime.chat_layer import ChatParser
 
 MAX_KEPT_CHARS = 65536
@@ -77,7 +77,7 @@ class ParsedMessage:
         return bool(self.tool_calls) and all(call.is_whole for call in self.tool_calls)
 
 
-@lru_cache(maxsize=32)
+@cached_in_scope(maxsize=32)
 def _kept_parser(parser: str, name: str, generation_prompt: str) -> ChatParser:
     return ChatParser(parser, name, generation_prompt)
 

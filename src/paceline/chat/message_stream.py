@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.chat.message_parser import MAX_KEPT_CHARS, MessageParser, ParsedMessage, ToolCall, UntaggedCalls
 from paceline.errors import ChatParseError, Closed
+from paceline.request import cached_in_scope
 
 _FREE_CHARS = 1 << 18  # that may be parsed in all, beside ...
 _CHARS_PER_CHAR = 64  # ... so many for each that was generated
@@ -379,7 +379,7 @@ def _ends_of_text(parser: str) -> tuple[frozenset[str], frozenset[str], frozense
     return _kept_ends(parser) if len(parser) <= MAX_KEPT_CHARS else _kept_ends.__wrapped__(parser)
 
 
-@lru_cache(maxsize=32)
+@cached_in_scope(maxsize=32)
 def _kept_ends(parser: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     arena: dict[str, Any] = json.loads(parser) if parser else {}
     nodes: list[dict[str, Any]] = arena.get("parsers", [])

@@ -50,6 +50,7 @@ from paceline.errors import (
     PromptTooLong,
     ResponseModelError,
 )
+from paceline.request import cache_scope
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason
 
@@ -188,8 +189,10 @@ class ChatCall:
         self._messages = [*restored[:kept], *left_out, *restored[kept:]]
         self._history.first_kept = first
         options = self._arguments.options_after(len(self._rounds))
+        asked = self._arguments.request_options
         try:
-            prepared = self._prepared(self._arguments.shown(turn), options, engine.limits.max_positions)
+            with cache_scope(asked.tenant, asked.cache_salt):
+                prepared = self._prepared(self._arguments.shown(turn), options, engine.limits.max_positions)
         except PromptTooLong as error:
             raise self._too_long(error, engine.limits) from None
         if not self._rounds:

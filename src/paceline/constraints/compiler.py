@@ -5,18 +5,22 @@
     choice       │
     lark        ─┘
 
-Any thread. llguidance is imported when the first grammar is compiled; making its trie of a large vocabulary takes about a second.
+Compiled grammars are cached for each tenant and cache_salt (`paceline.request.cache_scope`): the time that a grammar takes
+tells another tenant nothing. Any thread. llguidance is imported when the first grammar is compiled; making its trie of a large
+vocabulary takes about a second.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
+import sys
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import validation
@@ -25,12 +29,13 @@ from paceline.constraints.constraint import Constraint, TokenTable
 from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
 from paceline.constraints.json_constraint import JsonConstraint, JsonTokens
 from paceline.constraints.json_schema_rules import MAX_DIGITS, max_digits, place_of, prepared_schema
-from paceline.constraints.nesting import lark_nesting
-from paceline.constraints.pattern_rules import is_too_large
+from paceline.constraints.nesting import has_large_terminal, lark_nesting
+from paceline.constraints.pattern_rules import MAX_OPTIONAL, is_too_large
 from paceline.constraints.schema_rewrites import types_of
 from paceline.constraints.thinking import PieceIndex, ThinkingConstraint, ThinkingTokens
 from paceline.errors import GrammarError, InvalidParams, InvalidType, PacelineError
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams
+from paceline.request import current_cache_scope
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -38,11 +43,15 @@ if TYPE_CHECKING:
 Spec = tuple[str, str, bool]
 """The key of a compiled grammar: its kind, its text, and whether its JSON has fewer blanks."""
 
+Scope = tuple[str, str]
+"""Tenant and cache_salt of a request."""
+
 _MAX_COMPILES = 2
-_CACHED_GRAMMARS = 64
+_CACHED_GRAMMARS = 256
+_CACHED_BYTES = 64 << 20  # of memory, for each vocabulary
 _LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[0-9][eE]")
 _MAX_DIGIT_LIMITS = 4  # of which the tokens are kept
-_CACHED_CHARS = 2**22
+_MAX_TEXT_CHARS = 2**18  # of a regular expression, or of a request's Lark grammar
 _MAX_GRAMMAR_CHARS = 2**20
 _MAX_LARK_NESTING = 2000
 _JSON_OPTIONS: Final[dict[str, Any]] = {  # all of them, so that a schema's own x-guidance changes nothing
@@ -71,7 +80,7 @@ _LIMITS: Final[dict[str, Any]] = {
     "step_lexer_fuel": 200_000,  # of a mask
     "step_max_items": 50_000,  # of the parser for a mask
     "max_items_in_row": 8_000,  # of these for one lexeme
-    "max_lexer_states": 250_000,
+    "max_lexer_states": 100_000,  # of a cached grammar and its copies together; they take up to 700 bytes each
     "verbose_errors": False,
 }
 
@@ -106,18 +115,46 @@ def first_violation(schema: Mapping[str, Any], text: str) -> int | None:
     return len(data[:num_allowed].decode(errors="ignore"))
 
 
+class _CachedGrammar:
+    """A compiled grammar.
+
+    Attributes:
+        matcher: Stands at the beginning. Its copies share parts of it, which grow while a copy is followed.
+        num_used: How many tokens were followed by its copies.
+    """
+
+    __slots__ = ("_num_compiled_bytes", "matcher", "num_used")
+
+    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
+        self.matcher, self._num_compiled_bytes, self.num_used = matcher, num_bytes, 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Its memory: as measured when it was compiled, and an estimate of what has grown since."""
+        return self._num_compiled_bytes + _BYTES_PER_USE * self.num_used
+
+    def note_use(self) -> None:
+        """Count a token that a copy has followed."""
+        self.num_used += 1
+
+
 class ConstraintCompiler:
-    """Makes the constraints of requests; one for each vocabulary, with a cache of compiled grammars."""
+    """Makes the constraints of requests; one for each vocabulary, with a cache of compiled grammars.
+
+    Attributes:
+        num_compiled: Grammars that were compiled so far.
+    """
 
     def __init__(self, table: TokenTable) -> None:
         self.table = table
         self._lock = threading.Lock()
         self._compiles = threading.BoundedSemaphore(_MAX_COMPILES)
-        self._matchers: OrderedDict[Spec, LLMatcher] = OrderedDict()
-        self._compiling: dict[Spec, Future[LLMatcher]] = {}
+        self._cached: OrderedDict[tuple[Scope, Spec], _CachedGrammar] = OrderedDict()
+        self._compiling: dict[tuple[Scope, Spec], Future[_CachedGrammar]] = {}
+        self.num_compiled = 0
         self._tokens_by_digits: OrderedDict[int, JsonTokens] = OrderedDict()
         self._triggers: OrderedDict[tuple[object, ...], CallTriggers] = OrderedDict()
-        self._thinking: OrderedDict[tuple[str, tuple[str, ...], str], ThinkingTokens] = OrderedDict()
+        self._thinking: OrderedDict[tuple[Scope, str, tuple[str, ...], str], ThinkingTokens] = OrderedDict()
 
     def compile(self, params: SamplingParams) -> Constraint | None:
         """Return the constraint of one choice; None if the params have no constraint, or only a GBNF grammar.
@@ -130,11 +167,11 @@ class ConstraintCompiler:
         inner: Constraint | None = None
         if spec is not None:
             kind, text, _ = spec
-            matcher = self.matcher(spec)
+            matcher, note_use = self._found(spec)
             inner = (
-                JsonConstraint(matcher, self._json_tokens(text))
+                JsonConstraint(matcher, self._json_tokens(text), note_use)
                 if kind == "json_schema"
-                else GrammarConstraint(matcher)
+                else GrammarConstraint(matcher, note_use)
             )
         elif params.constraint is not None:
             inner = self._own(params.constraint)
@@ -149,65 +186,96 @@ class ConstraintCompiler:
 
     def matcher(self, spec: Spec) -> LLMatcher:
         """Return a new matcher at the beginning of a grammar."""
+        return self._found(spec)[0]
+
+    @property
+    def num_cached_bytes(self) -> int:
+        """Memory of the cached grammars."""
+        return sum(one.num_bytes for one in self._cached.values())
+
+    def _found(self, spec: Spec) -> tuple[LLMatcher, Callable[[], None]]:
+        """Return a new matcher at the beginning of a grammar, and what to call for each token that it follows."""
+        key = current_cache_scope(), spec
         with self._lock:
-            if spec in self._matchers:
-                self._matchers.move_to_end(spec)
-                return self._matchers[spec].deep_copy()
-            future = self._compiling.get(spec)
+            self._evict()
+            if key in self._cached:
+                self._cached.move_to_end(key)
+                return self._cached[key].matcher.deep_copy(), self._cached[key].note_use
+            future = self._compiling.get(key)
             is_first = future is None
             if future is None:
-                future = self._compiling[spec] = Future()
+                future = self._compiling[key] = Future()
         if is_first:
-            self._compile_into(future, spec)
+            self._compile_into(future, key)
         found = future.result()
         with self._lock:
-            return found.deep_copy()
+            return found.matcher.deep_copy(), found.note_use
 
-    def _compile_into(self, future: Future[LLMatcher], spec: Spec) -> None:
+    def _compile_into(self, future: Future[_CachedGrammar], key: tuple[Scope, Spec]) -> None:
         try:
             with self._compiles:
-                found = self._compiled(spec)
+                found = self._compiled(key[1])
         except BaseException as error:  # noqa: BLE001 - raised by all that wait for it
             future.set_exception(error)
         else:
             future.set_result(found)
         with self._lock:
-            del self._compiling[spec]
+            del self._compiling[key]
             if future.exception() is None:
-                self._matchers[spec] = future.result()
-            while len(self._matchers) > _CACHED_GRAMMARS or self._num_cached_chars() > _CACHED_CHARS:
-                self._matchers.popitem(last=False)
+                self.num_compiled += 1
+                self._cached[key] = future.result()
+                self._evict()
 
-    def _num_cached_chars(self) -> int:
-        return sum(len(text) for _, text, _ in self._matchers) if len(self._matchers) > 1 else 0
+    def _evict(self) -> None:
+        """Evict grammars until the others fit: the oldest of the scope with the most bytes, so that a flood evicts itself.
 
-    def _compiled(self, spec: Spec) -> LLMatcher:
+        A grammar that takes more than half of the room is evicted first.
+        """
+        for key in [key for key, one in self._cached.items() if one.num_bytes > _CACHED_BYTES // 2]:
+            del self._cached[key]
+        while len(self._cached) > _CACHED_GRAMMARS or self.num_cached_bytes > _CACHED_BYTES:
+            sizes = Counter[Scope]()
+            for (scope, _), one in self._cached.items():
+                sizes[scope] += one.num_bytes
+            largest = max(sizes, key=sizes.__getitem__)
+            del self._cached[next(key for key in self._cached if key[0] == largest)]
+
+    def _compiled(self, spec: Spec) -> _CachedGrammar:
         import llguidance
 
         kind, text, is_compact = spec
+        if kind in ("regex", "lark") and not is_compact and len(text) > _MAX_TEXT_CHARS:
+            raise GrammarError(f"{kind} has {len(text)} characters, and may have {_MAX_TEXT_CHARS}; shorten it")
         grammar = _grammar(kind, text, is_compact=is_compact)
         if len(grammar) > _MAX_GRAMMAR_CHARS:
             raise GrammarError(f"{kind} has {len(grammar)} characters as a grammar, and may have {_MAX_GRAMMAR_CHARS}")
-        found = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+        tokenizer, before = self._tokenizer, _num_allocated_bytes()
+        found = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
         if found.is_error():
             raise _grammar_error(kind, text, found.get_error())
         first = found.deep_copy()
-        if not any(first.compute_bitmask()) or is_dead(first):
+        is_empty = not any(first.compute_bitmask()) or is_dead(first)
+        if first.is_error() and not is_dead(first):
+            raise _grammar_error(kind, text, first.get_error())
+        if is_empty:
             raise GrammarError(f"{kind}: no text satisfies it{': #' if kind == 'json_schema' else ''}")
-        return found
+        del first  # its first mask made parts that all copies share
+        grown = _num_allocated_bytes() - before
+        return _CachedGrammar(found, max(grown, _MIN_GRAMMAR_BYTES + _MIN_BYTES_PER_CHAR * len(grammar)))
 
     def _calls(self, grammar: CallGrammar) -> CallConstraint:
         # Kept here: the cache may drop the grammar before a call begins, and compiling it again would hold up an engine.
-        matcher = self.matcher(("lark", grammar.lark, True))
+        matcher, note_use = self._found(("lark", grammar.lark, True))
         with self._lock:
-            triggers = self._triggers.get(grammar.triggers)
+            key = (current_cache_scope(), *grammar.triggers)
+            triggers = self._triggers.get(key)
             if triggers is None:
-                triggers = self._triggers[grammar.triggers] = CallTriggers(grammar.triggers)
+                triggers = self._triggers[key] = CallTriggers(grammar.triggers)
                 while len(self._triggers) > _CACHED_GRAMMARS:
                     self._triggers.popitem(last=False)
         return CallConstraint(
             triggers,
-            lambda: GrammarConstraint(matcher.deep_copy()),
+            lambda: GrammarConstraint(matcher.deep_copy(), note_use),
             self.table,
             lambda data: self._index.split(data),  # noqa: PLW0108 - the index is made when it is needed
         )
@@ -221,7 +289,7 @@ class ConstraintCompiler:
 
     def _thinking_tokens(self, params: ThinkingParams) -> ThinkingTokens:
         with self._lock:
-            key = (params.start, params.ends, params.message)
+            key = (current_cache_scope(), params.start, params.ends, params.message)
             found = self._thinking.get(key)
             if found is None:
                 found = self._thinking[key] = ThinkingTokens(params, self._index)
@@ -313,7 +381,9 @@ def _grammar(kind: str, text: str, *, is_compact: bool) -> str:
     if kind == "choice":
         return LLMatcher.grammar_from_regex("|".join(map(_literal, json.loads(text))))
     if kind == "regex" and is_too_large(text):
-        raise GrammarError("regex: its counted repetitions are too large")
+        raise GrammarError(
+            f"regex: its counted repetitions are too large, or it has more than {MAX_OPTIONAL} groups and quantifiers; shorten it"
+        )
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)
     return LLMatcher.grammar_from_lark(_with_schemas(text, _CALL_OPTIONS if is_compact else _JSON_OPTIONS))
@@ -328,6 +398,11 @@ def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
     if nesting > _MAX_LARK_NESTING:
         raise GrammarError(
             f"lark: rules and terminals nest {nesting} deep, and may {_MAX_LARK_NESTING}; shorten the chain of references"
+        )
+    if has_large_terminal(lark):
+        raise GrammarError(
+            f"lark: a terminal or regular expression has more than {MAX_OPTIONAL} groups and quantifiers, with those of the "
+            "terminals that it refers to; shorten it, or write it as rules"
         )
     found, start = [], 0
     at = 0
@@ -348,6 +423,37 @@ def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
 def _literal(text: str) -> str:
     """Return a regular expression of one text."""
     return "".join(c if c.isalnum() and c.isascii() else f"\\u{{{ord(c):x}}}" for c in text)
+
+
+class _MallocInfo(ctypes.Structure):
+    """The record of glibc's `mallinfo2`: its fifth size is of blocks that are mapped, its eighth of blocks in use elsewhere."""
+
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
+
+
+@cache
+def _malloc_info() -> Any:
+    """Return glibc's function that reports allocated memory; None with another C library."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if function is not None:
+        function.restype = _MallocInfo
+    return function
+
+
+# What llguidance does not say: the memory of a grammar. It is measured where the C library can tell, beside what other threads
+# allocate at the same time, and is never taken for less than these, which hold for schemas.
+_MIN_GRAMMAR_BYTES = 32 << 10
+_MIN_BYTES_PER_CHAR = 100
+_BYTES_PER_USE = 4 << 10  # a few states of the lexer for each token
+
+
+def _num_allocated_bytes() -> int:
+    """Return the bytes that the process has allocated; 0 if the C library does not tell."""
+    function = _malloc_info()
+    if function is None:
+        return 0
+    sizes = function().sizes
+    return int(sizes[4]) + int(sizes[7])
 
 
 def _limits() -> LLParserLimits:

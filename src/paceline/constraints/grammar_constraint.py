@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.constraints.constraint import TokenWords
-from paceline.errors import InvalidParams, SamplingError
+from paceline.errors import GrammarError, InvalidParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -14,19 +15,24 @@ _ERROR_CHARS = 300
 
 
 class GrammarConstraint:
-    """Follows a compiled grammar; see `Constraint`. Takes its own matcher, which no other object may use."""
+    """Follows a compiled grammar; see `Constraint`.
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    Args:
+        matcher: No other object may use it.
+        note_use: Called for each token that is accepted.
+    """
+
+    def __init__(self, matcher: LLMatcher, note_use: Callable[[], None]) -> None:
+        self._matcher, self._note_use = matcher, note_use
         self._num_accepted = 0
 
     def fill_mask(self, words: TokenWords) -> bool:
-        """See `Constraint`. Releases the GIL. Raises `SamplingError` where the grammar is too ambiguous to follow."""
+        """See `Constraint`. Releases the GIL. Raises `GrammarError` if following the grammar exceeds the limits on grammars."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():
-            raise SamplingError(f"the constraint cannot be followed here: {short_error(self._matcher)}")
         if is_dead(self._matcher):
-            raise SamplingError("the constraint cannot be followed here: no text that goes on from here satisfies it")
+            raise GrammarError("the constraint cannot be followed here: no text that goes on from here satisfies it")
+        if self._matcher.is_error():
+            raise GrammarError(f"the constraint cannot be followed here: {short_error(self._matcher)}")
         return True
 
     def accept(self, token_id: int) -> None:
@@ -35,6 +41,7 @@ class GrammarConstraint:
             reason = f": {short_error(self._matcher)}" if self._matcher.is_error() else ""
             raise InvalidParams(f"token_id: the constraint does not allow token {token_id} here{reason}")
         self._num_accepted += 1
+        self._note_use()
 
     def rollback(self, num_tokens: int) -> None:
         """See `Constraint`. Raises `InvalidParams` for more tokens than were accepted."""
@@ -56,13 +63,15 @@ class GrammarConstraint:
 
     def copy(self) -> GrammarConstraint:
         """See `Constraint`."""
-        copied = GrammarConstraint(self._matcher.deep_copy())
+        copied = GrammarConstraint(self._matcher.deep_copy(), self._note_use)
         copied._num_accepted = self._num_accepted
         return copied
 
 
 def is_dead(matcher: LLMatcher) -> bool:
     """Return whether nothing may follow although the text is not whole; llguidance would let it end all the same."""
+    if matcher.is_error():
+        return matcher.get_error().startswith("NoExtension")
     return matcher.is_stopped() and not matcher.is_accepting()
 
 
@@ -72,5 +81,7 @@ def short_error(matcher: LLMatcher) -> str:
 
 
 def short_message(message: str) -> str:
-    """Return a message of llguidance in one line, without its dump of states."""
+    """Return a message of llguidance in one line, without its dump of states or the place in its source where it gave up."""
+    if message.startswith("panic:") or " panic:" in message[:40]:
+        return "the grammar is larger than its compiler can take; write a smaller one"
     return " ".join(message.partition("<state>")[0].split())[:_ERROR_CHARS]

@@ -8,6 +8,7 @@ repeat a digit does not stop by itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -169,8 +170,8 @@ class JsonTokens:
 class JsonConstraint(GrammarConstraint):
     """Follows the grammar of a JSON schema, and refuses blanks before `,` and `:` and too many digits; see `Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, tokens: JsonTokens) -> None:
-        super().__init__(matcher)
+    def __init__(self, matcher: LLMatcher, tokens: JsonTokens, note_use: Callable[[], None]) -> None:
+        super().__init__(matcher, note_use)
         self._tokens = tokens
         self._states = [tokens.start]  # after each token
 
@@ -237,6 +238,6 @@ class JsonConstraint(GrammarConstraint):
 
     def copy(self) -> JsonConstraint:
         """See `Constraint`."""
-        copied = JsonConstraint(self._matcher.deep_copy(), self._tokens)
+        copied = JsonConstraint(self._matcher.deep_copy(), self._tokens, self._note_use)
         copied._num_accepted, copied._states = self._num_accepted, list(self._states)
         return copied

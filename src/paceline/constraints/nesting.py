@@ -1,21 +1,26 @@
-"""How deep definitions nest that refer to one another. Pure; any thread.
+"""How deep definitions nest that refer to one another, and how large terminals are. Pure; any thread.
 
-llguidance follows them by recursion on the native stack, whose overflow ends the process.
+llguidance follows them by recursion on the native stack, whose overflow ends the process, and puts the terminals that a
+terminal refers to in their places.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
+
+from paceline.constraints.pattern_rules import MAX_OPTIONAL, num_optional
 
 Definition = tuple[int, frozenset[str]]
 """How deep a definition nests by itself, and the names that it refers to."""
 
 _LARK_TOKEN: Final = re.compile(
     r"""(?P<ignored>//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/)"""
-    r"|(?P<definition>^[ \t]*[?!]?[A-Za-z_][\w.-]*(?=[^\n:|\"]*:))|(?P<name>[A-Za-z_]\w*(?:-\w+)*)|(?P<bracket>[()\[\]{}])",
+    r"|(?P<definition>^[ \t]*[?!]?[A-Za-z_][\w.-]*(?=[^\n:|\"]*:))|(?P<name>[A-Za-z_]\w*(?:-\w+)*)"
+    r"|(?P<bracket>[()\[\]{}])|(?P<sign>[?*~])",
     re.MULTILINE,
 )
 
@@ -107,6 +112,42 @@ def lark_nesting(lark: str) -> int:
                 depth = max(0, depth + (1 if text in "([{" else -1))
                 depths[current] = max(depths.get(current, 1), depth + 1)
     return longest_chain({name: (depths[name], frozenset(references.get(name, ()))) for name in depths})
+
+
+def has_large_terminal(lark: str) -> bool:
+    """Return whether a terminal of a Lark grammar has more than `MAX_OPTIONAL` parts that may match nothing.
+
+    Counted are groups, quantifiers, and references to other terminals with what these have.
+    """
+    own, references = Counter[str](), dict[str, Counter[str]]()
+    current = ""  # the terminal whose definition it is; empty in a rule
+    for match in _LARK_TOKEN.finditer(lark):
+        text, kind = match[0].strip(" \t?!"), match.lastgroup
+        if kind == "definition":
+            name = text.partition(".")[0]
+            current = name if _is_terminal(name) else ""
+            if current:
+                own[current] += 1
+                references.setdefault(current, Counter())
+        elif kind == "ignored" and text.startswith("/") and not text.startswith("//"):
+            if not current and num_optional(text) > MAX_OPTIONAL:
+                return True
+            own[current] += num_optional(text)
+        elif kind == "name" and current and _is_terminal(text):
+            references[current][text] += 1
+        elif kind == "sign" or match[0] in tuple("([{"):
+            own[current] += 1
+    sizes: dict[str, int] = {}
+    for circle in _circles({name: counts.keys() & references.keys() for name, counts in references.items()}):
+        size = sum(own[name] + sum(n * sizes.get(one, 0) for one, n in references[name].items()) for name in circle)
+        if size > MAX_OPTIONAL:
+            return True
+        sizes.update(dict.fromkeys(circle, size))
+    return False
+
+
+def _is_terminal(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
 
 
 def _definition(node: Any) -> Definition:

@@ -6,6 +6,8 @@ import re
 from typing import Final
 
 _MAX_REPEATED: Final = 20_000
+MAX_OPTIONAL: Final = 2_000
+"""The most groups and quantifiers of a pattern: the memory of those in a row that may match nothing grows with their square."""
 _TOKEN: Final = re.compile(
     r"""\\[pPxuU]\{[^}]*(?:\}|\Z) | \\. | \[\^?\]?(?:\\.|[^\\\]])*(?:\]|\Z) | \{\d*(?:,\d*)?\} | .""",
     re.DOTALL | re.VERBOSE,
@@ -39,7 +41,9 @@ def unsupported_syntax(pattern: str) -> str | None:
 
 
 def is_too_large(pattern: str) -> bool:
-    """Return whether counted repetitions multiply to more than may be compiled."""
+    """Return whether a pattern has too many groups and quantifiers, or its counted repetitions multiply to too much."""
+    if num_optional(pattern) > MAX_OPTIONAL:
+        return True
     sizes, last = [0], [0]  # of the open groups, and of the latest atom in each
     for match in _TOKEN.finditer(pattern):
         text = match[0]
@@ -64,3 +68,8 @@ def is_too_large(pattern: str) -> bool:
         if sizes[-1] > _MAX_REPEATED + len(pattern):
             return True
     return False
+
+
+def num_optional(pattern: str) -> int:
+    """Return an upper bound of the parts of a pattern that may match nothing: the number of its groups and quantifiers."""
+    return sum(match[0][0] in "(?*{" for match in _TOKEN.finditer(pattern))

@@ -31,7 +31,7 @@ from paceline.kv_cache import MAX_DIGEST_PREFIXES, MediaItem, PromptLayout, hash
 from paceline.media import Attachment, AudioExtent, MediaExtent
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions, Truncate
+from paceline.request import RequestOptions, Truncate, cache_scope
 from paceline.scheduling.activity import MAX_NODES, MOST_DELAY_S
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
@@ -276,6 +276,8 @@ class TextRequests:
             ids = prompt_ids(prompt, tokenizer, options)
             text_ids = fitted(ids, params, options, limits, tokenizer.bos)
             found = ComposedPrompt(text_ids, (), ())
+        with cache_scope(options.tenant, options.cache_salt):
+            samplers = self.make_samplers(params, text_ids)
         return Request(
             key=self.next_key(),
             prompt=found.ids,
@@ -283,7 +285,7 @@ class TextRequests:
             attachments=found.attachments,
             params=params,
             options=options,
-            samplers=self.make_samplers(params, text_ids),
+            samplers=samplers,
             submitted_s=self.clock.now(),
             lora=options.lora,
             vocabulary=self.vocabulary,

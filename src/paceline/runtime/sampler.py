@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidParams, InvalidType, StateError, Unsupported
+from paceline.errors import Closed, GrammarError, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.runtime.json_schema import check_keywords
 from paceline.runtime.model import Model
@@ -28,6 +28,9 @@ TokenMask = npt.NDArray[np.uint32]
 
 _SPACE_RULE = re.compile(r"^space ::= .*$", re.MULTILINE)
 _LONG_EXPONENT, _SHORT_EXPONENT = "[eE] [-+]? integral-part", "[eE] [-+]? [0-9]{1,2}"
+_GBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|\[\^?(?P<class>(?:\\.|[^\]\\])*)\]', re.DOTALL)
+_GBNF_CHAR = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\[^xuU]|[^\]\\]"
+_GBNF_RANGE = re.compile(rf"({_GBNF_CHAR})(?:-({_GBNF_CHAR}))?", re.DOTALL)
 _NO_BLANKS, _FEW_BLANKS = '""', '| " " | "\\\\n"{1,2} [ \\\\t]{0,16}'
 # Params whose native options have the same name and meaning.
 _SAME = (
@@ -287,6 +290,7 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
         text = spaced_grammar(grammar_of_schema(params.json_schema), is_compact=params.disable_any_whitespace)
     if text is None:
         return None
+    _check_ranges(text)
     grammar = _native.GrammarOptions()
     grammar.text = text
     grammar.root = params.grammar_root if params.grammar is not None else "root"
@@ -298,6 +302,26 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
     if patterns:
         grammar.trigger_patterns = [_native.PatternTrigger(one.pattern, one.is_full) for one in patterns]
     return grammar
+
+
+def _check_ranges(grammar: str) -> None:
+    """Raise `GrammarError` for a range of characters whose end comes before its beginning: llama.cpp takes it for empty."""
+    for token in _GBNF_TOKEN.finditer(grammar):
+        for first, last in _GBNF_RANGE.findall(token["class"] or ""):
+            if last and _gbnf_code(first) > _gbnf_code(last):
+                raise GrammarError(
+                    f"grammar: the range {first}-{last} in {token[0][:40]} matches nothing: its end comes before its "
+                    f"beginning; write {last}-{first}"
+                )
+
+
+def _gbnf_code(char: str) -> int:
+    """Return the code point of a character of a GBNF grammar as it is written there."""
+    if len(char) < 2 or char[0] != "\\":
+        return ord(char)
+    if len(char) > 2:
+        return int.from_bytes(bytes.fromhex(char[2:]))
+    return ord({"n": "\n", "r": "\r", "t": "\t"}.get(char[1], char[1]))
 
 
 def grammar_of_schema(schema: str) -> str:

@@ -154,6 +154,7 @@ def naming_param(names: Collection[str], **others: str) -> Iterator[None]:
 # ---- from errors to API errors
 
 _BY_ERROR: dict[type[BaseException], tuple[int, str]] = {
+    errors.NoTokenAllowed: (400, "invalid_request_error"),  # by the request's own masks, bans and grammar
     errors.PromptTooLong: (400, "exceed_context_size_error"),
     errors.Unsupported: (501, "not_supported_error"),
     errors.RequestError: (400, "invalid_request_error"),

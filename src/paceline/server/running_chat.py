@@ -18,7 +18,7 @@ from paceline.engine.media_prompt import has_media
 from paceline.engine.prompts import Prompt, chat_too_long
 from paceline.errors import PromptTooLong
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions
+from paceline.request import RequestOptions, cache_scope
 from paceline.scheduling.sequence import Request
 from paceline.server.prefill_progress import ProgressChunk, ProgressSource
 from paceline.server.request_body import cap_warnings
@@ -65,7 +65,8 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
         turn, chosen = make_turn(), service.chat_options(chat_options)
         most = engine.limits.max_positions if options.get("truncate") is None else 0
         try:
-            chat = prepare_chat(chat_format, turn, chosen, params, max_positions=most)
+            with cache_scope(options.get("tenant", ""), options.get("cache_salt", "")):
+                chat = prepare_chat(chat_format, turn, chosen, params, max_positions=most)
         except PromptTooLong as error:
             raise chat_too_long(error, engine.limits) from None
         chats.append(chat)

@@ -78,6 +78,17 @@ def test_the_last_token_that_completes_the_text_is_a_stop() -> None:
     assert (text, last.finish_reason) == ("yes", FinishReason.STOP)
 
 
+def test_tenants_share_no_compiled_grammar() -> None:
+    """Nor do requests with another salt."""
+    engine = FakeEngine()
+    compiled = []
+    for owner in ({"tenant": "a"}, {"tenant": "a"}, {"tenant": "b"}, {"tenant": "a", "cache_salt": "c"}):
+        engine.submit("x", json_schema=PERSON, **owner, **ENDLESS)
+        compiled.append(engine.backend._compiler.num_compiled)
+    assert compiled == [1, 1, 2, 3]
+    engine.run()
+
+
 def test_stop_strings_still_end_a_text() -> None:
     """Before the constraint does."""
     text, last = outcome(regex="abcdef", stop=("de",))

@@ -23,7 +23,7 @@ from paceline.engine.worker.relay import attachments_of
 from paceline.engine.worker.socket_sink import SocketSink
 from paceline.errors import Aborted, AdapterError, Cancelled, PacelineError, Unsupported
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions
+from paceline.request import RequestOptions, cache_scope
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.sequence import Request
 
@@ -129,7 +129,8 @@ class RequestPreparer:
         if params.prompt_logprobs is not None:  # else the front would not know of scores that wait for an interval
             options = dataclasses.replace(options, interval=1)
         text = [one for one in message.prompt if one >= 0] if message.media else message.prompt
-        samplers = self._backend.make_samplers(params, text)
+        with cache_scope(options.tenant, options.cache_salt):
+            samplers = self._backend.make_samplers(params, text)
         for sampler, state in zip(samplers, message.states, strict=True):
             if state is not None and state.reason is None:
                 self._backend.resume_sampler(sampler, state.token_ids, state.sampler_state)

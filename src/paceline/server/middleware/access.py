@@ -13,6 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.request import cache_scope
 from paceline.server.api_errors import ApiError, clean_message, error_response
 from paceline.server.request_context import RequestContext, SpelledHeader, route_path
 from paceline.server.settings import ApiKey, has_tenants
@@ -265,7 +266,10 @@ class ApiKeys:
             context = RequestContext.of(scope)
             context.key_digest, context.tenant = found
             context.is_operator = not (self._has_tenants and context.tenant)
-        elif not (scope["method"] == "GET" and path in PUBLIC) and not self._is_page(scope):
+            with cache_scope(context.tenant):
+                await self._app(scope, receive, send)
+            return
+        if not (scope["method"] == "GET" and path in PUBLIC) and not self._is_page(scope):
             await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
             return
         await self._app(scope, receive, send)
