@@ -46,7 +46,7 @@ class RequestOptions:
     """How the engine schedules and delivers a request. Immutable. None is the default of every field.
 
     Attributes:
-        priority: Higher runs first; ten seconds of waiting make up for one level (aging).
+        priority: Higher runs first, among the requests of its tenant; ten seconds of waiting make up for one level (aging).
         queue_timeout_s: Seconds from submit until the request must run; None: no limit. A request that exceeds one of the
             three limits ends with the finish reason DEADLINE; what was generated until then is delivered.
         ttft_timeout_s: Seconds from submit until its first token; None: no limit.

@@ -844,3 +844,11 @@ def test_models_are_managed_by_the_operator_where_there_are_tenants(routers: Any
     assert status("first", "GET", "/models") == 200
     assert status("first", "POST", "/completion", json={**BODY, "model": "small"}) == 200
     assert status("second", "POST", "/lora-adapters?model=small", json=[]) == 403
+    shares = world.loader.engines["small"]._inbox._shares
+    for key in range(-1000, 0):
+        if shares.why_refused("a", 1) is None:
+            shares.add(key, "a", 1)
+    assert "the share of tenant 'a' in the queue is full" in shares.why_refused("a", 1)
+    assert shares.why_refused("b", 1) is None
+    for key in range(-1000, 0):
+        shares.ended(key)

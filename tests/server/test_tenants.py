@@ -164,3 +164,17 @@ def test_slots_show_a_tenant_its_own_requests(shared: RunningServer) -> None:
                 assert sorted(slot["params"]["seed"] for slot in shown) == seeds
                 hidden = [slot for slot in slots if "params" not in slot]
                 assert all(slot.keys() == {"id", "n_ctx", "speculative", "is_processing"} for slot in hidden)
+
+
+def test_metrics_have_no_text_of_a_tenant(shared: RunningServer) -> None:
+    """Neither the names of tenants, nor paths, ids and prompts that they chose."""
+    names = {"x-request-id": "chosen-id", "x-conversation-id": "chosen-talk", "user-agent": "chosen-agent"}
+    with as_key(shared, "one", **names) as client:
+        body = {"prompt": "chosen-prompt", "n_predict": 1, "user": "chosen-user", "cache_salt": "chosen-salt"}
+        assert client.post("/completion?chosen=query", json=body).status_code == 200
+        assert client.post("/v1/completions", json={**body, "model": "chosen-model"}).status_code == 200
+        assert client.get("/chosen-path").status_code == 404
+        text = client.get("/metrics").text
+    assert "paceline_http_requests_total" in text
+    assert "chosen" not in text
+    assert "tenant" not in text
