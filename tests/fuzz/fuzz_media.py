@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from random import Random
 
@@ -103,17 +103,21 @@ def _noisy(random: Random, data: bytearray) -> str:
 _DAMAGES: tuple[Callable[[Random, bytearray], str], ...] = (_flipped, _overwritten, _cut, _shortened, _repeated, _noisy)
 
 
+def damaged(random: Random, files: Mapping[str, bytes]) -> tuple[str, bytes, str]:
+    """Return the kind of one of the files, its content with damage, and what was done to it."""
+    kind = random.choice(list(files))
+    data = bytearray(files[kind])
+    damages = random.choices(_DAMAGES, k=random.choice((1, 1, 2)))
+    words = "; ".join(damage(random, data) for damage in damages if data)
+    return kind, bytes(data), words
+
+
 def fuzz(seed: int, count: int) -> Iterator[tuple[int, str, Outcome]]:
     """`count` damaged files, each with a number, what was done, and its outcome."""
     files = bases()
     for number in range(count):
-        random = Random(f"{seed}/{number}")
-        kind = random.choice(list(files))
-        data = bytearray(files[kind])
-        words = "; ".join(
-            damage(random, data) for damage in random.choices(_DAMAGES, k=random.choice((1, 1, 2))) if data
-        )
-        yield number, f"{kind}: {words}", run_forked(partial(use, kind, bytes(data)))
+        kind, data, words = damaged(Random(f"{seed}/{number}"), files)
+        yield number, f"{kind}: {words}", run_forked(partial(use, kind, data))
 
 
 def main() -> int:
