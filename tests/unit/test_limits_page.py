@@ -205,3 +205,14 @@ def test_options_that_change_a_limit_exist(row: list[str]) -> None:
     for option in re.findall("`([^`]+)`", row[2]):
         assert option in flags | REQUEST_NAMES
     assert row[2] == "-" or "`" in row[2]
+
+
+def test_the_security_policy_names_files_and_flags_that_exist() -> None:
+    """Each link of SECURITY.md leads to a file, and each flag is one of the server or of the command."""
+    root = PAGE.parents[2]
+    text = (root / "SECURITY.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)", text.replace("\n", " "))
+    assert links
+    assert [link for link in links if not (root / link).is_file()] == []
+    flags = {name for flag in FLAGS for name in flag.names} | {"--version", "--host"}
+    assert {found for found in re.findall(r"`(--[a-z-]+)", text) if found not in flags} == set()
