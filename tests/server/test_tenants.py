@@ -178,3 +178,13 @@ def test_metrics_have_no_text_of_a_tenant(shared: RunningServer) -> None:
     assert "paceline_http_requests_total" in text
     assert "chosen" not in text
     assert "tenant" not in text
+
+
+def test_a_request_with_more_prompts_than_a_tenants_share_is_refused_for_good(shared: RunningServer) -> None:
+    """It is a 400 with the number, as another try would not help; 429 is for a share that is full now."""
+    most = shared.engine.most_requests("one")
+    with as_key(shared, "one") as client:
+        for path in ("/v1/completions", "/completion"):
+            refused = client.post(path, json={"prompt": ["hello"] * (most + 1), "max_tokens": 1, "n_predict": 1})
+            assert refused.status_code == 400
+            assert str(most) in refused.text

@@ -132,6 +132,10 @@ class BaseEngine(ABC):
         """See `EngineClient`."""
         self._inbox.expect_tenants(tenants)
 
+    def most_requests(self, tenant: str) -> int:
+        """See `EngineClient`."""
+        return self._inbox.most_requests(tenant)
+
     # ---- LoRA adapters
 
     def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:

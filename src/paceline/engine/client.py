@@ -119,6 +119,9 @@ class EngineClient(Protocol):
         Without this call a part of the queue is kept free as soon as a request has a tenant.
         """
 
+    def most_requests(self, tenant: str) -> int:
+        """Return the most requests that a tenant may have open at once, while other tenants have none."""
+
     # ---- LoRA adapters
 
     def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:

@@ -104,6 +104,20 @@ class QueueShares:
     def __len__(self) -> int:
         return len(self._tenants)
 
+    def most_requests(self, tenant: str) -> int:
+        """Return the most requests that a tenant may have open while the others have none."""
+        if not self._is_shared(tenant):
+            return self.max_requests
+        num_others = len(self._expected - {tenant})
+        most_beside_one = min(
+            (_SHARE * self.max_requests - 1) // (_SHARE + 1), self.max_requests - self._num_reserved(num_others) - 1
+        )
+        return 1 + max(0, most_beside_one)
+
+    def _num_reserved(self, num_idle: int) -> int:
+        """Return the places that are kept for so many tenants without a request."""
+        return min(num_idle, max(1, self.max_requests // _RESERVED))
+
     def why_refused(self, tenant: str, num_tokens: int) -> str | None:
         """Return why there is no room for a request with so many prompt tokens; None if there is room."""
         return self._why_no_place(tenant) or self._why_no_tokens(tenant, num_tokens)
@@ -115,8 +129,7 @@ class QueueShares:
         if not num_own or not self._is_shared(tenant):
             return None
         num_idle = sum(not self._num_open[other] for other in self._expected - {tenant})
-        num_reserved = min(num_idle, max(1, self.max_requests // _RESERVED))
-        if num_own < _SHARE * num_free and num_free > num_reserved:
+        if num_own < _SHARE * num_free and num_free > self._num_reserved(num_idle):
             return None
         return (
             f"the share of {_named(tenant)} in the queue is full: it has {num_own} of {self.max_requests} places (num_slots + "
@@ -192,6 +205,11 @@ class Inbox:
         with self._changed:
             self._shares.expect(tenants)
             self._accept_from_line()
+
+    def most_requests(self, tenant: str) -> int:
+        """Return the most requests that a tenant may have open while the others have none."""
+        with self._changed:
+            return self._shares.most_requests(tenant)
 
     def next_key(self) -> int:
         """Return a number that no other request of this engine has; they grow."""

@@ -61,7 +61,7 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
     chats: list[ChatRequest] = []  # the one, once it is prepared
 
     def prepare(engine: EngineClient) -> list[Request]:
-        check_num_prompts(engine, 1, params.n)
+        check_num_prompts(engine, options.get("tenant", ""), 1, params.n)
         turn, chosen = make_turn(), service.chat_options(chat_options)
         most = engine.limits.max_positions if options.get("truncate") is None else 0
         try:

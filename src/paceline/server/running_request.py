@@ -54,7 +54,7 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
     """
 
     def prepare(engine: EngineClient) -> list[Request]:
-        check_num_prompts(engine, len(prompts), params.n)
+        check_num_prompts(engine, options.get("tenant", ""), len(prompts), params.n)
         wanted = streamed_or_whole(options, streaming=streaming)
         return [engine.prepare(prompt, params, wanted) for prompt in prompts]
 
@@ -102,17 +102,14 @@ def streamed_or_whole(options: Mapping[str, Any], *, streaming: bool) -> Request
     return RequestOptions(**{**options, "interval": _WHOLE_RESPONSE})
 
 
-def check_num_prompts(engine: EngineClient, num_prompts: int, num_choices: int) -> None:
-    """Raise `InvalidParams` if prompts times choices exceed what the server can ever take at once."""
-    most = max_num_prompts(engine)
+def check_num_prompts(engine: EngineClient, tenant: str, num_prompts: int, num_choices: int) -> None:
+    """Raise `InvalidParams` for more prompts than a tenant may have open, or prompts times choices than the queue has places."""
+    most = engine.config.num_slots + engine.config.max_queue
+    if num_prompts > engine.most_requests(tenant):
+        most, num_choices = engine.most_requests(tenant), 1
     if num_prompts * num_choices > most:
         given = f"prompt: {num_prompts} prompts are" if num_choices == 1 else f"n: {num_prompts} times {num_choices} is"
         raise InvalidParams(f"{given} more than the {most} that this server takes at once; ask in parts")
-
-
-def max_num_prompts(engine: EngineClient) -> int:
-    """Return the largest number of prompts of one HTTP request."""
-    return engine.config.num_slots + engine.config.max_queue
 
 
 def _accept(engine: EngineClient, prepared: Sequence[Request]) -> list[StreamChannel]:

@@ -418,6 +418,17 @@ def test_every_known_tenant_without_a_request_has_a_place() -> None:
         assert fill(inbox, tenant)[0] >= 1
 
 
+@pytest.mark.parametrize("num_places", [1, 2, 3, 4, 8, 64, 65])
+@pytest.mark.parametrize("tenants", [(), ("",), ("a",), ("a", "b"), ("a", "b", "c", "d", "e")])
+def test_the_most_requests_of_a_tenant_are_all_accepted(num_places: int, tenants: tuple[str, ...]) -> None:
+    """As many as the inbox reports beforehand, and not one more, while other tenants have none."""
+    for tenant in ("", "a"):
+        inbox = Inbox(num_places)
+        inbox.expect_tenants(tenants)
+        most = inbox.most_requests(tenant)
+        assert fill(inbox, tenant)[0] == most >= 1
+
+
 def test_queued_tokens_are_shared_by_tenants() -> None:
     """A tenant alone queues three quarters of the tokens; another's first prompt is accepted, whatever its length."""
     inbox = Inbox(1000, 400)

@@ -31,13 +31,13 @@ from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.sampling_fields import API_DEFAULTS, ParseContext
 from paceline.server.llama_server.slots import LlamaServerState, SlotContent
 from paceline.server.prefill_progress import ProgressSource
+from paceline.server.request_context import RequestContext
 from paceline.server.request_fields import MarkedImages, merge_options
 from paceline.server.running_request import (
     ChunkSource,
     RunningRequest,
     check_num_prompts,
     collect,
-    max_num_prompts,
     start_request,
 )
 from paceline.server.service import Service
@@ -77,12 +77,12 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
         spec_types=spec_type_names(engine.config.speculation),
         strict=service.settings.strict_fields,
     )
-    limits = engine.limits
+    limits, tenant = engine.limits, RequestContext.of(http.scope).tenant
     prompt_limits = PromptLimits(
-        n_ctx=limits.max_positions, n_batch=limits.n_batch, max_prompts=max_num_prompts(engine)
+        n_ctx=limits.max_positions, n_batch=limits.n_batch, max_prompts=engine.most_requests(tenant)
     )
     request = await asyncio.to_thread(parse_request, body, parse_context, prompt_limits)
-    check_num_prompts(engine, len(request.prompts), request.params.n)
+    check_num_prompts(engine, tenant, len(request.prompts), request.params.n)
     options = merge_options(service.options(http, body.model), request.options)
     completion = _RunningCompletion(service, state, request, options)
     try:

@@ -50,7 +50,7 @@ def routes(service: Service) -> APIRouter:
             parsed = await asyncio.to_thread(parse_completion, body, base, options, engine.tokenizer, strict=strict)
             images = MarkedImages(service.media_marker, await service.request_media())
             prompts = await asyncio.to_thread(list_prompts, body, engine.tokenizer, images)
-            check_num_prompts(engine, len(prompts), parsed.params.n)
+            check_num_prompts(engine, options["tenant"], len(prompts), parsed.params.n)
             streaming = bool(body.stream)
             running_request = await start_request(
                 service, request, prompts, parsed.params, parsed.options, streaming=streaming
