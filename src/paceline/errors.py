@@ -33,6 +33,7 @@
     │   ├── StrategyError     a batch strategy failed or returned an invalid plan
     │   ├── DrafterError      a drafter failed or proposed what is no token
     │   ├── EngineStopped     the engine takes no requests any more
+    │   │   ├── ModelChanged      a file of the model was replaced while the engine had it
     │   │   └── ModelUnloaded     a managed model was unloaded while it was in use or awaited
     │   ├── EngineDied        the worker process died
     │   ├── RpcServerUnavailable  a server that computes a part of the model is away, busy or lost
@@ -293,6 +294,12 @@ class ModelUnloaded(EngineStopped):
     """The model was unloaded while the request ran, or while it waited for the model."""
 
     code = "model_unloaded"
+
+
+class ModelChanged(EngineStopped):
+    """A file of the model was replaced while the engine had it, so a new worker would have loaded another model."""
+
+    code = "model_changed"
 
 
 class EngineDied(EngineError):

@@ -20,7 +20,7 @@ from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
 from paceline.observability import trace_file
 from paceline.request import RequestOptions
-from paceline.runtime import gguf_check
+from paceline.runtime import gguf_check, gguf_file
 from paceline.server import (
     connection,
     json_bodies,
@@ -29,6 +29,7 @@ from paceline.server import (
     request_fields,
     resumable_streams,
     running_request,
+    service,
     vectors,
 )
 from paceline.server.flags import flag
@@ -105,6 +106,7 @@ FIGURES = {
     "time of a whole request": _or_none(SERVER.timeout_s),
     "tokens that a stream's client may fall behind": f"{running_request.MAX_BUFFERED_TOKENS:,}",
     "wait before a crashed worker is started again": _seconds(RestartLimits().longest_wait_s),
+    "wait before a model whose file was replaced is loaded again, after a failure": _seconds(service._LONGEST_WAIT_S),
     "size of a trace": _bytes(ENGINE.trace_max_bytes),
     # Sampling
     "choices of a prompt (`n`)": f"{params._INTEGERS['n'][1]:,}",
@@ -163,6 +165,7 @@ FIGURES = {
     "layers of a model": f"{gguf_check.MAX_LAYERS:,}",
     "experts of a model": f"{gguf_check.MAX_EXPERTS:,}",
     "bytes of a remote file's header": _bytes(remote_header._MOST_BYTES),
+    "beginning of a model's file that is compared to notice a replaced file": _bytes(gguf_file._HEADER_BYTES),
     "bytes of a lookup cache": _bytes(lookup_files._MOST_BYTES),
     "bytes of a hub's listing": _bytes(hub_api._MAX_LISTING_BYTES),
     "time until a hub has sent its headers, with redirects": _seconds(http_responses.HEAD_S),

@@ -495,4 +495,4 @@ class FrontInbox(Inbox):
         self.close()
 
     def _stopped_error(self) -> EngineStopped:
-        return super()._stopped_error() if self._stopped is None else EngineStopped(str(self._stopped))
+        return super()._stopped_error() if self._stopped is None else type(self._stopped)(str(self._stopped))

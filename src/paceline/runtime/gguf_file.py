@@ -24,6 +24,7 @@ MAGIC: Final = b"GGUF"
 MAX_DIMS: Final = 4
 
 _SAMPLE_BYTES = 65536
+_HEADER_BYTES = 16 << 20  # more than the header of any common vocabulary
 _START_BYTES = 512  # of a file that is no GGUF file
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, the limit of its library
 _MAX_SHOWN_FILES = 5
@@ -301,6 +302,77 @@ def file_fingerprint(paths: Iterable[Path], *more: str) -> bytes:
                 digest.update(file.read(_SAMPLE_BYTES))
     for text in more:
         digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.digest()
+
+
+class LoadedFiles:
+    """The files of a loaded model, to notice that a file was replaced before the model is loaded again.
+
+    A file is the same if its inode, size and times are, or else if its content is: the first 16 MiB, which have the
+    header with metadata, vocabulary and tensor table, and samples from its middle and end. Blocking; one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._stamps: dict[Path, tuple[int, ...] | None] = {}
+        self._contents: dict[Path, bytes | None] = {}
+
+    def record(self, paths: Iterable[Path]) -> None:
+        """Record files as they are now, before they are loaded, and forget all others."""
+        self._stamps = {path: _stamp(path) for path in paths}
+        self._contents = {}
+
+    def add(self, path: Path, kept: Iterable[Path]) -> None:
+        """Record one more file as it is now, read its content, and forget all other files except `kept`."""
+        stamps, contents, others = self._stamps, self._contents, set(kept) - {path}
+        self._stamps = {path: _stamp(path), **{other: stamps[other] for other in others if other in stamps}}
+        self._contents = {other: contents[other] for other in others if other in contents}
+        self.read_contents()
+
+    def read_contents(self) -> None:
+        """Read the contents of recorded files. The content of a file that has changed since is unknown."""
+        for path, stamp in self._stamps.items():
+            if path not in self._contents:
+                content = _content(path)
+                self._contents[path] = content if _stamp(path) == stamp else None
+
+    def replaced(self, paths: Iterable[Path]) -> list[Path]:
+        """Return the files that are not as recorded, or not recorded. A missing file is not among them."""
+        return [path for path in dict.fromkeys(paths) if self._is_replaced(path)]
+
+    def _is_replaced(self, path: Path) -> bool:
+        now = _stamp(path)
+        if now is None or now == self._stamps.get(path):
+            return False
+        content = self._contents.get(path)
+        if content is None or _content(path) != content:
+            return True
+        self._stamps[path] = now
+        return False
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Return numbers that change when a file is replaced or written; None if there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _content(path: Path) -> bytes | None:
+    """Return a digest of a file's size, beginning, middle and end; None if it cannot be read."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with path.open("rb") as file:
+            total = os.fstat(file.fileno()).st_size
+            digest.update(total.to_bytes(8, "little"))
+            while file.tell() < _HEADER_BYTES and (data := file.read(1 << 20)):
+                digest.update(data)
+            for start in (total // 2, max(0, total - _SAMPLE_BYTES)):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE_BYTES))
+    except OSError:
+        return None
     return digest.digest()
 
 

@@ -6,10 +6,11 @@ The model is loaded in the background, so that the port can be open meanwhile.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +18,7 @@ from starlette.requests import Request
 
 from paceline.chat import ChatFormat, ChatOptions, template_kwargs
 from paceline.engine.arguments import model_sampling_params
-from paceline.errors import CapacityError, EngineStopped, PacelineError, QueueFull, Unsupported
+from paceline.errors import CapacityError, EngineStopped, ModelChanged, PacelineError, QueueFull, Unsupported
 from paceline.hub.file_choice import nearest_names
 from paceline.params import SamplingParams
 from paceline.scheduling.telemetry import SlotsSnapshot
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from paceline.runtime import Model
 
 _log = logging.getLogger("paceline.server")
+_NO_TEMPLATE = "the model has no chat template; give one, or send a prompt instead of messages"
+_LONGEST_WAIT_S = 10.0  # between attempts to load a model whose file was replaced
 _DEFAULT_BODIES = 4  # bodies of the largest size that fit at once
 
 
@@ -121,12 +124,14 @@ class Service:
         self.loaded = asyncio.Event()
         self._front: Front = ModelFront(settings) if llm is None else llm
         self._loading: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[EngineStopped | None] | None = None
+        self._lost_adapters: set[str] = set()  # that could not be loaded with the model's next version
         self._is_loaded = False
         self._loading_since_s = time.monotonic()
         self._failure: BaseException | None = None
         self._model_sampling: dict[str, Any] = {}
         self._chat: ChatFormat | None = None
-        self._why_no_chat = "the model has no chat template; give one, or send a prompt instead of messages"
+        self._why_no_chat = _NO_TEMPLATE
 
     # ---- life
 
@@ -138,10 +143,10 @@ class Service:
 
     async def _load(self) -> None:
         try:
-            await self._front.start()
-            self._front.engine.expect_tenants(self.kept.tenants)
-            await asyncio.to_thread(self._read_model, self._front.engine.model)
+            await self._start(self._front)
             self._is_loaded = True
+            if isinstance(self._front, ModelFront):
+                self._following = asyncio.create_task(self._follow_engine(self._front))
         except Exception as error:  # noqa: BLE001 - reported by routes and the exit code
             self._failure = error
             if not self.is_draining:
@@ -149,9 +154,14 @@ class Service:
         finally:
             self.loaded.set()
 
+    async def _start(self, front: Front) -> None:
+        await front.start()
+        front.engine.expect_tenants(self.kept.tenants)
+        await asyncio.to_thread(self._read_model, front.engine.model)
+
     def _read_model(self, model: Model) -> None:
         """Prepare what requests need of the model. In a thread. Raises for an invalid chat template of the settings."""
-        self._model_sampling = model_sampling_params(model.metadata)
+        self._model_sampling, self._chat, self._why_no_chat = model_sampling_params(model.metadata), None, _NO_TEMPLATE
         given = self.settings.chat_template
         if given is None and not model.chat_templates:
             return
@@ -162,6 +172,59 @@ class Service:
                 raise
             self._why_no_chat = f"the model's chat template cannot be used: {error}"
 
+    async def _follow_engine(self, front: ModelFront) -> EngineStopped | None:
+        """Wait for the engine's end, and load the model again if its file was replaced. Return why an engine gave up."""
+        while True:
+            reason = await asyncio.wrap_future(front.engine.ended)
+            if not isinstance(reason, ModelChanged) or self.is_draining:
+                return reason
+            self._is_loaded = False
+            self.engine_watch.end("unloaded")
+            if self.settings.model_changed == "refuse":
+                self._failure = reason
+                _log.error("requests are refused from now on: %s", reason)
+                await asyncio.Event().wait()
+            front = await self._reload(front)
+
+    async def _reload(self, old: ModelFront) -> ModelFront:
+        """Load the model again, until that succeeds: its file may be incomplete as yet."""
+        adapters, num_frozen = old.engine.loras(), gc.get_freeze_count()
+        await old.aclose()
+        gc.unfreeze()  # cycles with the old engine are freed
+        _log.warning("the model is loaded again, since a file of it was replaced")
+        wait_s = 1.0
+        while True:
+            self._loading_since_s = time.monotonic()
+            self._front = front = ModelFront(self.settings)
+            try:
+                await self._start(front)
+                await asyncio.to_thread(self._load_adapters, front, adapters)
+                break
+            except Exception as error:  # noqa: BLE001 - reported by routes until the model is loaded
+                self._failure = error
+                _log.error("the model could not be loaded again, next attempt in %.0f s: %s", wait_s, error)
+            await front.aclose()
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        self._failure, self._is_loaded = None, True
+        self.engine_watch = EngineWatch(self.engine, self._why_ended)
+        if num_frozen:
+            gc.collect()
+            gc.freeze()
+        return front
+
+    def _load_adapters(self, front: ModelFront, adapters: Sequence[LoraAdapter]) -> None:
+        """Load the adapters that clients have loaded. Requests for an adapter that does not fit the model any more get a 404."""
+        known = {adapter.name for adapter in front.engine.loras()}
+        for adapter in adapters:
+            if adapter.name in known:
+                continue
+            try:
+                front.engine.load_lora(adapter.name, adapter.path)
+            except PacelineError as error:
+                self._lost_adapters.add(adapter.name)
+                _log.error("the adapter %r could not be loaded again: %s", adapter.name, error)
+
     def drain(self) -> None:
         """Reject new requests from now on, cancel those of resumable streams that have no reader, end streams of events."""
         self.is_draining = True
@@ -171,6 +234,9 @@ class Service:
     async def aclose(self) -> None:
         """Close the engine; running requests end with SHUTDOWN."""
         self.drain()
+        if self._following is not None and not self._is_loaded:
+            self._following.cancel()
+            await asyncio.wait((self._following,))
         await self._front.aclose()
         if self._loading is not None:
             await self._loading
@@ -203,7 +269,9 @@ class Service:
         return f"{self.names[0]} is ready after {seconds:.1f} s ({self.engine().config.num_slots} slots)"
 
     async def ended(self) -> BaseException | None:
-        """Wait for the engine's end; return the reason if it gave up by itself."""
+        """Wait for the engine's end; return the reason if it gave up by itself. A model that is loaded again goes on."""
+        if self._following is not None:
+            return await asyncio.shield(self._following)
         return await asyncio.wrap_future(self.engine().ended)
 
     # ---- for routes
@@ -301,7 +369,8 @@ class Service:
             return None
         names = {one.name for one in self.adapters()}
         found = next((name for name in spellings if name in names), None)
-        if found is None and any(map(self._front.engine.was_lora_unloaded, spellings)):
+        was_unloaded = self._front.engine.was_lora_unloaded
+        if found is None and any(was_unloaded(name) or name in self._lost_adapters for name in spellings):
             nearest = nearest_names(spellings[1], (*self.names, *names))
             message = f"model: {model[:200]!r} is not here any more, the LoRA adapter was unloaded; {nearest}"
             raise invalid_request(message, "model", "model_not_found", status=404)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 ACCESS_LOGGER: Final = "paceline.server.access"
 """The name of the access log, whose lines are JSON."""
@@ -43,7 +43,8 @@ class ServerSettings:
     reasoning_budget (default of requests: most tokens of thinking; -1: no limit), reasoning_budget_message (what ends it then),
     pooling (default of embeddings; None: the model's), embd_normalize (default of llama-server's embeddings: -1 none, 0 by
     the greatest, 1 taxicab, 2 Euclidean, p > 2 the p-norm), spm_infill (whether an infill's prompt has its suffix before its
-    prefix), special (default of requests: whether control tokens are detokenized).
+    prefix), special (default of requests: whether control tokens are detokenized), model_changed (of a worker that would load
+    another model, since a file was replaced: "reload" loads the model again, "refuse" refuses all requests).
 
     Network: hosts (addresses, names, or paths of Unix sockets that end in .sock), port (of all of them; 0: any free one, for
     one address), aliases (names of the model; none: its file's), tags (of the model, as GET /v1/models lists them), api_keys
@@ -87,6 +88,7 @@ class ServerSettings:
     embd_normalize: int = 2
     spm_infill: bool = False
     special: bool = False
+    model_changed: Literal["reload", "refuse"] = "reload"
     reasoning_format: str = "auto"
     skip_chat_parsing: bool = False
     untagged_calls: bool = True

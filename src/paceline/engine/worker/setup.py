@@ -6,15 +6,19 @@ import logging
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from paceline import validation
+from paceline.engine.projector_file import projector_file
 from paceline.engine.spare_workers import module_path
 from paceline.engine.worker import messages
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, PacelineError
 from paceline.runtime import Model
+from paceline.runtime.gguf_check import files_beside
+from paceline.scheduling.named_drafter import draft_heads_of
 
 _OF_THE_FRONT = frozenset(
     {
@@ -53,6 +57,28 @@ def worker_setup(model: Any, options: Mapping[str, Any], trace_start_s: float | 
         reports_progress=options.get("progress") is not None or options.get("cancel") is not None,
         trace_start_s=trace_start_s,
     )
+
+
+def model_files(setup: messages.Setup) -> list[Path]:
+    """Return the files that a worker loads, without LoRA adapters: splits, projector, draft model and draft heads."""
+    paths, options = [Path(path) for path in setup.model], setup.options
+    given = options.get("draft_model") or ()
+    files = [*_split(paths), *_split([Path(path) for path in ([given] if isinstance(given, str) else given)])]
+    with suppress(PacelineError, OSError):  # the worker reports it
+        if paths and (projector := projector_file(paths, options.get("mmproj"))) is not None:
+            files.append(projector)
+    with suppress(PacelineError):
+        heads = draft_heads_of(options.get("speculation"))
+        if heads is not None and heads.model is not None:
+            files.append(Path(heads.model).absolute())
+    return files
+
+
+def _split(paths: list[Path]) -> Sequence[Path]:
+    """Return all parts of a split set that is named by its first part."""
+    with suppress(PacelineError):
+        return files_beside(paths[0]) if len(paths) == 1 else paths
+    return paths
 
 
 def _paths(model: Any) -> list[str]:

@@ -15,6 +15,7 @@ import queue
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
+from pathlib import Path
 
 from paceline.clock import Clock
 from paceline.engine.adapters import absolute, adapter_paths
@@ -41,9 +42,10 @@ from paceline.engine.worker.lifecycle import HangWatch, Policy, Restarts, Server
 from paceline.engine.worker.open_requests import OpenRequests
 from paceline.engine.worker.questions import Questions
 from paceline.engine.worker.relay import Relay
+from paceline.engine.worker.setup import model_files
 from paceline.engine.worker.worker_process import Watching, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
-from paceline.errors import EngineDied, EngineError, EngineStopped, PacelineError, RpcServerUnavailable
+from paceline.errors import EngineDied, EngineError, EngineStopped, ModelChanged, PacelineError, RpcServerUnavailable
 from paceline.observability.heartbeat import (
     LONGEST_SILENCE_S,
     LONGEST_TICK_S,
@@ -55,6 +57,7 @@ from paceline.observability.heartbeat import (
     sleeping,
     starting,
 )
+from paceline.runtime.gguf_file import LoadedFiles
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.engine")
@@ -87,6 +90,7 @@ class Supervisor(EngineThread):
         self._setup, self._policy = setup, policy
         self._adapters = {name: absolute(path) for name, path in adapter_paths(setup.options.get("lora", ())).items()}
         self._router, self._clock, self._watch = router, clock, watch
+        self._files = LoadedFiles()
         self._requests, self._restarts = OpenRequests(router, clock, watch), Restarts(policy.restarts)
         self.totals, self.questions = WorkerTotals(), Questions(inbox.wake, clock)
         self.ready: Future[messages.Ready] = Future()
@@ -298,6 +302,7 @@ class Supervisor(EngineThread):
         """Note an adapter that was loaded, before the caller knows, so that no later worker lacks it."""
         if self.questions.is_open(number):
             self._adapters[adapter] = path
+            self._files.add(Path(path), self._file_paths())
         else:  # its caller has given up
             self.questions.ask_free_adapter(adapter)
 
@@ -313,6 +318,9 @@ class Supervisor(EngineThread):
 
     def _become_ready(self, worker: WorkerProcess, message: messages.Ready) -> None:
         messages.check_protocol(message.protocol)
+        if (changed := self._changed_model()) is not None:
+            self._refuse_changed(worker, changed)
+            return
         worker.ready_s = self._clock.now()
         self._is_hung = False
         self._away.back()
@@ -356,11 +364,8 @@ class Supervisor(EngineThread):
         if self._stop_by is None:
             self._start_later(reason, worker.ready_s)
 
-    def _give_up(self, reason: PacelineError) -> None:
-        stopped = EngineStopped(
-            f"the engine's process crashed once more after max_restarts={self._policy.restarts.max_restarts} restarts in a "
-            f"row, and is not started again; make a new engine, or allow more; the last crash: {reason}"
-        )
+    def _give_up(self, stopped: EngineStopped) -> None:
+        """End the engine and all its requests. stopped: the reason."""
         _log.error("%s", stopped)
         self._gave_up = stopped
         self._inbox.close_for(stopped)
@@ -460,6 +465,12 @@ class Supervisor(EngineThread):
 
     def _start(self) -> None:
         self._start_at, self._since_s = None, self._clock.now()
+        is_first = not self.ready.done()
+        if is_first:
+            self._files.record(self._file_paths())
+        elif (changed := self._changed_model()) is not None:
+            self._give_up(changed)
+            return
         self._sleep.end()
         try:
             worker = WorkerProcess(self._next_setup())
@@ -469,6 +480,28 @@ class Supervisor(EngineThread):
         self._worker = worker
         self._watching.add(worker)
         self._hang_watch.begin(self._clock.now(), self._restarts.num_in_row(self._clock.now(), None))
+        if is_first:
+            self._files.read_contents()  # while the worker loads
+
+    def _file_paths(self) -> list[Path]:
+        """Return the files that a worker which is started now would load."""
+        return [*model_files(self._setup), *map(Path, tuple(self._adapters.values()))]
+
+    def _changed_model(self) -> ModelChanged | None:
+        """Return the error of a model of which a file was replaced since the first worker loaded it."""
+        replaced = self._files.replaced(self._file_paths())
+        if not replaced:
+            return None
+        names = " and ".join(map(str, replaced))
+        return ModelChanged(f"{names} was replaced since the model was loaded; load the model again")
+
+    def _refuse_changed(self, worker: WorkerProcess, changed: ModelChanged) -> None:
+        """End a worker that may have loaded another model than the front has."""
+        if self.ready.done():
+            self._give_up(changed)
+        else:
+            self._refusal = changed
+            worker.kill()
 
     def _next_setup(self) -> messages.Setup:
         if not self.ready.done():
@@ -485,7 +518,13 @@ class Supervisor(EngineThread):
         now = self._clock.now()
         self._start_at = self._restarts.crashed(now, ready_s)
         if self._start_at is None:
-            self._give_up(reason)
+            self._give_up(
+                EngineStopped(
+                    f"the engine's process crashed once more after max_restarts={self._policy.restarts.max_restarts} "
+                    "restarts in a row, and is not started again; make a new engine, or allow more; the last crash: "
+                    f"{reason}"
+                )
+            )
             return
         num_crashes = self._restarts.num_in_row(now, None)
         _log.error("%s; crash %d in a row, restart in %.1f s", reason, num_crashes, self._start_at - now)

@@ -612,6 +612,9 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--sleep-idle-seconds", "S", read.seconds("never", UNSET), Store("engine.sleep_idle_s"),
              "Seconds without a request after which the model is unloaded until the next one; -1: never.",
              default="-1"),
+        Flag("--model-changed", "ACTION", read.one_of(("reload", "refuse")), Store("server.model_changed"),
+             "When a file of the model was replaced and a new process would load it: reload the model, or refuse all "
+             "requests until the server is restarted or the model is loaded by /models/load.", ours=True),
     ),
     "Downloads": (
         Flag("-hf -hfr --hf-repo", "USER/REPO[:QUANT]", read.repository, Store("aside.repository"),

@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paceline.errors import CapacityError, EngineStopped, ModelNotFound, ModelNotLoaded, PacelineError
+from paceline.errors import CapacityError, EngineStopped, ModelChanged, ModelNotFound, ModelNotLoaded, PacelineError
 from paceline.server.api_errors import (
     ApiError,
     ApiException,
@@ -175,6 +175,9 @@ class ModelDispatch:
 
     async def _entered(self, request: _NamedRequest, stack: AsyncExitStack) -> ServedModel:
         name = request.preset.name
+        error = self._models.status(request.preset).error
+        if request.preset.settings.model_changed == "refuse" and isinstance(error, ModelChanged):
+            raise ModelLoadFailed(error)  # until the operator loads the model
         try:
             llm = await stack.enter_async_context(self._models.manager.use(name, load=request.loads))
         except ModelNotFound as error:

@@ -354,6 +354,7 @@ EXAMPLES: dict[str, tuple[list[str], dict[str, Any]]] = {  # what is given, and 
     "--log-level": (["error"], {"server.log_level": "error"}),
     "--log-disable": ([], {"server.log_level": "off"}),
     "--log-file": (["x.log"], {"server.log_file": Path("x.log")}),
+    "--model-changed": (["refuse"], {"server.model_changed": "refuse"}),
     "--models-preset": (["p.ini"], {"server.models_preset": Path("p.ini")}),
     "--models-dir": (["models"], {"server.models_dir": Path("models")}),
     "--models-max": (["2"], {"server.models_max": 2}),
