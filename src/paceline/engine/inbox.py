@@ -104,6 +104,11 @@ class QueueShares:
     def __len__(self) -> int:
         return len(self._tenants)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no tenant has room."""
+        return len(self) >= self.max_requests
+
     def most_requests(self, tenant: str) -> int:
         """Return the most requests that a tenant may have open while the others have none."""
         if not self._is_shared(tenant):
@@ -124,7 +129,7 @@ class QueueShares:
 
     def _why_no_place(self, tenant: str) -> str | None:
         num_free, num_own = self.max_requests - len(self), self._num_open[tenant]
-        if num_free <= 0:
+        if self.is_full:
             return f"the queue is full: the engine has {len(self)} requests (num_slots + max_queue)"
         if not num_own or not self._is_shared(tenant):
             return None
@@ -258,6 +263,8 @@ class Inbox:
         while has_accepted:
             has_accepted = False
             for tenant in tuple(self._line_turns):
+                if self._shares.is_full:
+                    return
                 key = next(iter(self._line_turns[tenant]))
                 if self._shares.why_refused(tenant, self._line[key][1]) is None:
                     self._leave_line(key)

@@ -144,6 +144,8 @@ class Admission:
     def admit(self, now_s: float, tick: int) -> list[Event]:
         """Start as many waiting sequences, in turn, as slots and cells allow."""
         events: list[Event] = []
+        if not (self._slots.num_free or self._has_paused):
+            return events
         for sequence in self._queue.in_turn(self._slots.running):
             if sequence.request.is_paused:
                 continue

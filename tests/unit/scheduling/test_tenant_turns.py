@@ -126,7 +126,9 @@ def test_a_tenant_without_a_slot_is_passed_over_at_most_once_by_each_other(
     turns: dict[str, Counter[str]] = {}  # of other tenants, while a tenant waits without a slot
     for number, (tenant, action) in enumerate(steps):
         if action < 3:
-            sequence = world.request("hello", tenant=tenant).sequences[0]
+            request = world.request("hello", tenant=tenant)
+            sequence = request.sequences[0]
+            sequence.request = request
             sequence.key = sequence.order = number
             queue.add(sequence)
         elif slots.running:
