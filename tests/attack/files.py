@@ -341,6 +341,40 @@ def no_room_on_the_disk() -> str:
     )
 
 
+def read_only_folders() -> str:
+    """Have the server write its log, trace, socket, saved prefixes and downloads into a read-only folder (needs root)."""
+    if os.geteuid():
+        return "not tried: only root mounts a disk"
+    with _folder() as folder:
+        options = ["-t", "tmpfs", "-o", "ro,size=64k", "tmpfs"]
+        mounted = subprocess.run(["mount", *options, str(folder)], capture_output=True, check=False)
+        if mounted.returncode:
+            return f"not tried: {mounted.stderr.decode().strip()}"
+        try:
+            ended = {}
+            for name, argv in {
+                "log": ("--log-file", str(folder / "log")),
+                "trace": ("--trace", str(folder / "trace")),
+                "socket": ("--host", str(folder / "x.sock")),
+            }.items():
+                ran = subprocess.run(
+                    [*COMMAND, "serve", "--port", "0", *FLAGS, *argv],
+                    capture_output=True,
+                    check=False,
+                    timeout=LONG_S,
+                    env=environment(),
+                )
+                ended[name] = ran.returncode > 0 and b"Read-only file system" in ran.stderr
+            with Served(*FLAGS, "--slot-save-path", str(folder), XDG_STATE_HOME=str(folder)) as server:
+                post(server, "/completion", {"prompt": PROMPT * 8, "n_predict": 4, "id_slot": 0, "cache_prompt": True})
+                saved = post(server, "/slots/0?action=save", {"filename": "p"})
+                ended["saved prefix"] = saved.status_code == 400 and "Read-only file system" in saved.text
+                ended["state, and still ready"] = server.get("/health").status_code == 200
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+    return figure(f"clear errors: {ended}", held=all(ended.values()))
+
+
 def special_addresses() -> str:
     """Ask for the first and last address of every special-purpose block whether images may be fetched from there."""
     from tests.unit.server.media_input.test_media_fetcher import REGISTRIES
@@ -400,6 +434,12 @@ ATTACKS = (
         "A full disk is an error of a save, leaves no half of a file, and stops no completion.",
         "held; not measured with a full log",
         no_room_on_the_disk,
+    ),
+    Attack(
+        "readonly",
+        "A folder that cannot be written is an error that names it, of a start or of a request.",
+        "500 for a save: the removal of the file that was not written failed, too",
+        read_only_folders,
     ),
     Attack(
         "addresses",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.hub.stand_in_hub import Fault, StandInHub, gguf
+from tests.hub.stand_in_hub import Fault, HostileServer, StandInHub, endless, gguf
 from tests.hub.test_downloads import Recorder, locate, no_waits, parts
 
 from paceline.errors import AccessDenied, DownloadError, HubUnavailable, InvalidParams, ModelNotFound
-from paceline.hub import local_model
+from paceline.hub import http_responses, local_model
 
 _ = no_waits  # a fixture that these tests use
 
@@ -212,3 +214,23 @@ def test_threads_of_one_process_share_a_download(hub: StandInHub) -> None:
     for thread in threads:
         thread.join(30)
     assert len(hub.requests("file")) == 1
+
+
+def test_a_server_that_drips_headers_does_not_keep_the_copy_from_being_used(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question for a newer version has a deadline as well."""
+    monkeypatch.setattr(http_responses, "HEAD_S", 0.5)
+    data = gguf("m.gguf")
+    whole = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: %d\r\n\r\n%s' % (len(data), data)
+
+    def pieces(line: str) -> Iterator[bytes]:
+        return iter([whole]) if line.startswith("GET") else endless(b"x", first=b"HTTP/1.1 200 OK\r\nx: ", pause_s=0.05)
+
+    recorder = Recorder()
+    with HostileServer(pieces) as server:
+        first = locate(f"{server.url}/m.gguf")
+        began_s = time.monotonic()
+        assert locate(f"{server.url}/m.gguf", recorder=recorder).path == first.path
+        assert time.monotonic() - began_s < 10
+    assert any("no complete headers within 0.5 s" in note for note in recorder.notes)

@@ -18,6 +18,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -165,7 +166,8 @@ class StateFiles:
         except OSError as error:
             raise StateError(f"cannot write the saved prefix {name!r}: {error.strerror or error}") from None
         finally:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):  # a read-only file system refuses that also for a file that is not there
+                aside.unlink()
         return sum(map(len, parts))
 
     def read(

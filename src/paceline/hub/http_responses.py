@@ -46,8 +46,10 @@ def new_client() -> httpx.Client:
 
 
 @contextmanager
-def open_response(client: httpx.Client, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-    """Yield the response to a GET, with its body unread. Redirects are followed; their bodies are not read.
+def open_response(
+    client: httpx.Client, url: str, headers: Mapping[str, str], *, method: str = "GET"
+) -> Iterator[httpx.Response]:
+    """Yield the response to a request, with its body unread. Redirects are followed; their bodies are not read.
 
     Raises `httpx.HTTPError`, which is a `ReadTimeout` if status and headers take more than `HEAD_S`.
     """
@@ -55,7 +57,7 @@ def open_response(client: httpx.Client, url: str, headers: Mapping[str, str]) ->
 
     with _Deadline(HEAD_S) as deadline:
         request = client.build_request(
-            "GET",
+            method,
             url,
             headers={**headers, "accept-encoding": "identity"},
             extensions={"trace": deadline.traced},

@@ -24,7 +24,7 @@ from paceline.hub.file_choice import (
     quantisation_of,
     split_names,
 )
-from paceline.hub.http_responses import are_same_version
+from paceline.hub.http_responses import are_same_version, new_client, open_response
 from paceline.hub.hub_api import HubApi, RepoListing
 from paceline.hub.hub_settings import HubSettings
 from paceline.hub.ollama_cache import full_name, ollama_blob, ollama_models
@@ -362,12 +362,12 @@ class Locator:
         except OSError:
             return False
         try:
-            response = httpx.head(url, follow_redirects=True, timeout=10.0, headers={"accept-encoding": "identity"})
+            with new_client() as client, open_response(client, url, {}, method="HEAD") as response:
+                is_success, tag = response.is_success, response.headers.get("etag")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             self.observer.note(f"cannot ask for a newer {path.name} ({error}); using the copy in the cache")
             return False
-        tag = response.headers.get("etag")
-        if response.is_success and tag is not None and not are_same_version(tag, known):
+        if is_success and tag is not None and not are_same_version(tag, known):
             self.observer.note(f"{path.name} has changed on the server")
             return True
         return False

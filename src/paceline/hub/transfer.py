@@ -300,7 +300,8 @@ def translating_disk_errors(name: str, folder: Path) -> Iterator[None]:
         if error.errno in _FULL:
             _raise_full(name, folder, error.strerror or "no space left")
         raise DownloadError(
-            f"cannot write {name} to {folder}: {error.strerror or error}; set HF_HOME to a folder that can be written"
+            f"cannot write {name} to {folder}: {error.strerror or error}; set HF_HOME "
+            "(for a URL XDG_CACHE_HOME) to a folder that can be written"
         ) from None
 
 
@@ -315,5 +316,5 @@ def check_space(name: str, folder: Path, missing: int) -> None:
 def _raise_full(name: str, folder: Path, reason: str) -> NoReturn:
     raise DiskFull(
         f"{folder} has no space for {name}: {reason}; free some (`paceline prune`, `paceline rm`), "
-        "or set HF_HOME to a folder on another disk; what has arrived is kept"
+        "or set HF_HOME (for a URL XDG_CACHE_HOME) to a folder on another disk; what has arrived is kept"
     ) from None

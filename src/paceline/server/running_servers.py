@@ -52,7 +52,8 @@ def registered(urls: Sequence[str], model: str | None, started: float) -> Iterat
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be read-only by now; without its lock the file counts for nothing
+            path.unlink()
         os.close(descriptor)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from pathlib import Path
 
@@ -145,3 +147,15 @@ def test_lengths_are_compared_with_the_file_before_anything_is_read(
         file.truncate(2 << 20)
     with pytest.raises(StateError, match="is cut|is damaged: it has"):
         files.read("p")
+
+
+def test_a_read_only_folder_is_an_error_of_the_save(files: StateFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removing the file that was not written fails there as well, which must not hide the reason."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StateError, match="cannot write the saved prefix 'p': Read-only file system"):
+        files.write("p", IDS, RANGES)
