@@ -196,6 +196,8 @@ class IsolatedWorld:
         if loses_a_tick:
             self.worker.engine.tick()
         self.worker.close()
+        for key in self.replay_log.unreleased:
+            self.take(self.replay_log.release(key))
         self.is_served = False
         self.start_at_s = self.restarts.crashed(self.clock.now(), self._ready_s)
 
@@ -269,12 +271,17 @@ class IsolatedWorld:
     def run(self, before_tick: Callable[[int], None] = lambda _: None, max_ticks: int = 3000) -> None:
         """Tick until nothing is open; before_tick is called with the number of each."""
         for number in range(max_ticks):
-            if not len(self.replay_log):
+            if not len(self.replay_log) and not self.replay_log.unreleased:
                 self.worker.close()
                 return
             before_tick(number)
             self.tick()
         raise AssertionError(f"not done after {max_ticks} ticks: {list(self.replay_log)}")
+
+    def end_without_worker(self, key: int, reason: FinishReason) -> None:
+        """The front ends a request that the worker was told to cancel, and has not ended."""
+        self.cancel(key)
+        self.take(self.replay_log.end(key, reason, self.clock.now(), keeps_slots=self.is_served))
 
     def end(self, outcome: ReaderOutcome, reason: FinishReason) -> None:
         """The front ends a request by itself."""

@@ -367,6 +367,7 @@ class LLM(ChatMethods):
             AdapterError: There is no such file, it is no LoRA adapter, or it does not fit the model.
             InvalidParams: The name is taken.
             EngineStopped: The engine has stopped.
+            WorkerUnresponsive: The worker process did not reply in time.
         """
         self._engine.load_lora(name, path, in_place=in_place)
 
@@ -381,6 +382,7 @@ class LLM(ChatMethods):
             AdapterNotFound: There is no adapter of that name.
             AdapterInUse: Requests did not end in time. The adapter stays, and may be used again.
             EngineStopped: The engine has stopped.
+            WorkerUnresponsive: The worker process did not reply in time.
         """
         self._engine.unload_lora(name, timeout_s=timeout_s)
 
@@ -408,6 +410,7 @@ class LLM(ChatMethods):
             StateError: Nothing of the prompt is cached, or the file cannot be written.
             InvalidParams: The name is invalid, or there is no adapter of a name in lora.
             Unsupported: The engine has no state_folder.
+            WorkerUnresponsive: The worker process did not reply in time.
         """
         return self._engine.save_prefix(name, prompt, prefix_options(options))
 
@@ -427,6 +430,7 @@ class LLM(ChatMethods):
                 scales, or host memory has no room for it.
             InvalidParams: There is no adapter of a name in lora.
             Unsupported: The engine has no state_folder.
+            WorkerUnresponsive: The worker process did not reply in time.
         """
         return self._engine.load_prefix(name, prefix_options(options))
 
@@ -439,6 +443,7 @@ class LLM(ChatMethods):
         Raises:
             StateError: There is no such prefix.
             Unsupported: The engine has no state_folder.
+            WorkerUnresponsive: The worker process did not reply in time.
         """
         self._engine.erase_prefix(name)
 
@@ -478,6 +483,7 @@ class LLM(ChatMethods):
 
         Raises:
             EngineStopped: The engine has stopped.
+            WorkerUnresponsive: The worker process did not reply within 10 s: a tick takes longer, or it hangs.
         """
         return self._engine.slots()
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import (
     Aborted,
     BatchError,
+    DeadlineExceeded,
     EngineDied,
     EngineStopped,
     GrammarError,
@@ -79,6 +83,47 @@ def test_it_does_what_an_engine_with_a_thread_does() -> None:
         assert str(apart.model.desc) == here.model.desc
         assert apart.tokenizer.encode(STORY) == here.tokenizer.encode(STORY)
         assert apart.stats().submitted == here.stats().submitted
+
+
+def test_a_stopped_worker_is_replaced_and_its_requests_go_on() -> None:
+    """A stream has the whole text; a request within a deadline that passes before ends without the worker."""
+    with isolated(**OPTIONS, hang_timeout_s=3.0) as llm:
+        whole = llm.generate(STORY, temperature=0, max_tokens=200, ignore_eos=True)
+        with llm.stream(STORY, temperature=0, max_tokens=200, ignore_eos=True) as stream:
+            chunk = stream.get()
+            assert isinstance(chunk, StreamChunk)
+            chunks = [chunk]
+            first = llm.heartbeat().worker_pid
+            kill(llm, signal.SIGSTOP)
+            began_s = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                llm.embed("one", timeout_s=0.5)
+            assert time.monotonic() - began_s < 3.0
+            chunks += stream
+        ids = [token for chunk in chunks for token in chunk.token_ids]
+        assert_same_but_for_near_ties(llm, llm.tokenizer.encode(STORY), whole.token_ids, ids)
+        assert len(ids) == 200
+        assert (llm.heartbeat().num_hangs, llm.heartbeat().num_restarts) == (1, 1)
+        assert llm.heartbeat().worker_pid not in (None, first)
+
+
+def test_ctrl_c_ends_a_program_whose_worker_hangs() -> None:
+    """The call is interrupted at once, and the process ends within the patience for a worker that does not leave."""
+    code = """
+import os, signal, threading, paceline
+llm = paceline.LLM(isolation="process", num_slots=2, n_ctx=2048, hang_timeout_s=600)
+def interrupt():
+    os.kill(llm.heartbeat().worker_pid, signal.SIGSTOP)
+    threading.Event().wait(1)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Timer(0.5, interrupt).start()
+try:
+    llm.generate("Once upon a time", max_tokens=1900, ignore_eos=True)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 def test_errors_are_those_of_an_engine_with_a_thread() -> None:

@@ -125,6 +125,14 @@ class Machine(RuleBasedStateMachine):
         self.world.end_slow(key)
         self.causes[key].add(FinishReason.SLOW_READER)
 
+    @precondition(lambda self: len(self.world.replay_log))
+    @rule(data=st.data(), reason=st.sampled_from([FinishReason.CANCELLED, FinishReason.DEADLINE]))
+    def end_without_worker(self, data: st.DataObject, reason: FinishReason) -> None:
+        """It does not respond in time; what it reports of the request later is dropped."""
+        key = data.draw(st.sampled_from(list(self.world.replay_log)))
+        self.causes[key].add(reason)
+        self.world.end_without_worker(key, reason)
+
     # ---- workers
 
     @precondition(lambda self: self.world.is_served)

@@ -173,7 +173,8 @@ class EngineClient(Protocol):
     def ask_slots(self) -> Future[SlotsSnapshot]:
         """Return a future of what each slot does after the current tick; while there is no worker, all slots are idle.
 
-        Raises `EngineStopped`, here or in the future, after the engine has ended.
+        Raises `EngineStopped`, here or in the future, after the engine has ended. The future fails with `WorkerUnresponsive`
+        if a worker does not reply in time.
         """
 
     def slots(self) -> SlotsSnapshot:

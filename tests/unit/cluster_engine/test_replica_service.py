@@ -17,7 +17,7 @@ from paceline.cluster_engine import ReplicaEnded, ReplicaService
 from paceline.cluster_engine.replica_service import LEASE_S, SNAPSHOT_EVERY
 from paceline.engine.commands import Cancel
 from paceline.engine.worker import messages
-from paceline.errors import EngineStopped, PacelineError
+from paceline.errors import EngineStopped, PacelineError, WorkerUnresponsive
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import ManualClock
@@ -250,6 +250,25 @@ def test_scaling_depends_on_what_came_since_the_last_look() -> None:
         first = await service.scaling_stats()
         assert first["itl_s"] > 0
         assert await service.scaling_stats() == {"queue_s": 0.0, "itl_s": 0.0, "busy": 0.0}
+
+    with_service(test)
+
+
+def test_a_replica_whose_worker_does_not_respond_is_unhealthy_and_keeps_its_pressure() -> None:
+    """Routers send requests elsewhere; the number of replicas does not follow from what is not known."""
+
+    async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
+        await service.submit("one", generate(1, max_tokens=20), {})
+        await until_freed(service.events("one"), 1)
+        pressure = await service.scaling_stats()
+
+        def fail(*_args: Any, **_options: Any) -> Any:
+            raise WorkerUnresponsive("no reply within 10 s")
+
+        replica.slots = fail  # type: ignore[method-assign]
+        assert (await service.routing_stats()).state == "unhealthy"
+        assert await service.scaling_stats() == pressure
+        await service.check_health()
 
     with_service(test)
 

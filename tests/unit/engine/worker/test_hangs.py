@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -266,3 +268,26 @@ def test_a_request_that_is_prepared_for_ever_is_named(monkeypatch: pytest.Monkey
         assert "it has prepared one request for" in str(error)
         assert read(behind)[:2] == undisturbed("behind", max_tokens=100)
         assert num_hangs(one) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ptrace and /proc are Linux's")
+def test_a_worker_that_a_debugger_holds_is_no_hang() -> None:
+    """For as long as it does, here its listening thread; the stream goes on in the same worker."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    attach, detach, every_child = 16, 17, 0x40000000  # PTRACE_ATTACH, PTRACE_DETACH, __WALL
+    with engine(hang_timeout_s=3.0) as one:
+        pid = one.worker_pid
+        assert pid is not None
+        if ptrace(attach, pid, None, None) != 0:
+            pytest.skip(f"this system lets no process be traced: {os.strerror(ctypes.get_errno())}")
+        try:
+            assert os.waitpid(pid, every_child)[0] == pid
+            channel = start(one, "hello", max_tokens=500)
+            time.sleep(7.0)
+            assert one.heartbeat().silent_s < 4.0
+        finally:
+            ptrace(detach, pid, None, None)
+        assert read(channel)[:2] == undisturbed("hello", max_tokens=500)
+        assert one.worker_pid == pid
+        assert num_hangs(one) == 0
