@@ -191,15 +191,20 @@ class IsolatedWorld:
         self.reap()
         self.start()
 
-    def reap(self, *, loses_a_tick: bool = False) -> None:
-        """The worker is gone, with all that its last tick brought where it loses that, and there is no other yet."""
+    def reap(self, *, loses_a_tick: bool = False) -> int:
+        """The worker is gone, with all that its last tick brought where it loses that, and there is no other yet.
+
+        Returns the number of crashes in a row before this one.
+        """
         if loses_a_tick:
-            self.worker.engine.tick()
+            self.worker.engine.tick()  # time passes
+        num_crashes = self.num_crashes
         self.worker.close()
         for key in self.replay_log.unreleased:
             self.take(self.replay_log.release(key))
         self.is_served = False
         self.start_at_s = self.restarts.crashed(self.clock.now(), self._ready_s)
+        return num_crashes
 
     @property
     def num_crashes(self) -> int:

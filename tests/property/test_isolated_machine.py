@@ -138,8 +138,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.is_served)
     @rule(loses_a_tick=st.booleans())
     def die(self, loses_a_tick: bool) -> None:
-        self.num_crashes = self.world.num_crashes + 1
-        self.world.reap(loses_a_tick=loses_a_tick)
+        self.num_crashes = self.world.reap(loses_a_tick=loses_a_tick) + 1
 
     @precondition(lambda self: not self.world.is_served)
     @rule(times=st.integers(1, 12))
