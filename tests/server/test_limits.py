@@ -286,19 +286,21 @@ def test_too_many_connections_are_refused(worlds: Any) -> None:
 
 
 def test_the_connection_that_has_waited_longest_is_closed_for_a_new_one(worlds: Any) -> None:
-    """Whether it has sent nothing, a part of a head or whole requests; never one with a request in progress."""
-    world = worlds({"max_connections": 4})
+    """Whether it has sent nothing, a part of a request or whole ones; never a connection with a request in progress."""
+    world = worlds({"max_connections": 6})
     world.engine.backend.hold()
     connections, in_flight = world.server.connections, world.server.service.in_flight
     with ExitStack() as closing:
         running = closing.enter_context(world.raw(prompts=prompts(1)))
         world.server.until(lambda: in_flight.count == 1)
         waiting = []
-        for sent in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"):
+        body = b"POST /v1/probe HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
+        health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        for sent in (b"", b"GET /hea", body, health + body, health):
             waiting.append(closing.enter_context(world.socket()))
             waiting[-1].sendall(sent)
             world.server.until(lambda: len(connections) == 1 + len(waiting))
-            if sent.endswith(b"\r\n\r\n"):
+            if sent.startswith(health):
                 assert waiting[-1].recv(65536).startswith(b"HTTP/1.1 200 ")
         for first in waiting:
             client = closing.enter_context(world.server.client())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import socket
 import threading
 import time
 import weakref
@@ -778,6 +779,23 @@ def test_keys_and_limits_hold_before_any_model_is_looked_for(routers: Any) -> No
     assert world.client.post("/completion", json=long, headers=headers).status_code == 413
     assert world.loader.loads == []
     assert world.client.post("/completion", json={**BODY, "model": "small"}, headers=headers).status_code == 200
+
+
+def test_no_body_is_read_before_a_key_and_a_route_are_known(routers: Any) -> None:
+    """For all models and for the server's own routes."""
+    world = routers("--api-key", "secret")
+    keyed = b"authorization: Bearer secret\r\n"
+    cases = [(path, b"", b"401") for path in (b"/health", b"/completion", b"/models/load", b"/v1/responses")]
+    for path, headers, expected in (*cases, (b"/nothing", keyed, b"404"), (b"/health", keyed, b"405")):
+        with socket.create_connection(("127.0.0.1", world.server.port), timeout=LONG_S) as connection:
+            head = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: 100\r\n\r\n{" % (path, headers)
+            connection.sendall(head)
+            received = b""
+            while part := connection.recv(65536):
+                received += part
+        assert received.startswith(b"HTTP/1.1 " + expected), path
+    budget = world.server.app.state.service.body_budget
+    assert budget.free_bytes == budget.max_bytes
 
 
 def test_a_resumable_stream_is_read_again_without_its_model_s_name(routers: Any) -> None:

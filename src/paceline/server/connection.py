@@ -74,7 +74,7 @@ def _framing(headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class OpenConnections:
-    """The connections of a server, of which some wait for their client: for a handshake, a request or its head.
+    """The connections of a server, of which some wait for their client: for a handshake, or for a request to arrive whole.
 
     Attributes:
         max_number: The connections that are served at once.
@@ -244,12 +244,15 @@ class Connection(HttpToolsProtocol):
         """Take a part of the body."""
         self._num_unread = self._num_new = 0
         super().on_body(body)
+        if self._current is self.cycle:  # and not behind a request in progress
+            self._all_open.wait(self, self._evict)
 
     def on_message_complete(self) -> None:
         """Note that the body has arrived: the connection may serve another request."""
         if self._skips_message or (self.parser.should_upgrade() and _framing(self.headers)):
             return
         self._num_unread = self._num_new = 0
+        self._all_open.work(self)
         self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
 
@@ -284,6 +287,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._current = cycle
+        if cycle.more_body:
+            self._all_open.wait(self, self._evict)
         cycle.transport = _ResponseTransport(self.transport, self._close)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app if cycle.scope["http_version"] == "1.1" else _without_chunks(cycle, app))
 
