@@ -30,7 +30,7 @@ MAX_INTERVAL = 1_000_000
 """Tokens; more than any choice has."""
 _INT32 = 2**31 - 1
 _MAX_PRESERVED = 1024
-_TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
+TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
 
 
 def turn_s(submitted_s: float, priority: int) -> float:
@@ -114,7 +114,7 @@ class RequestOptions:
         validation.set_defaults(self)
         self._set("priority", validation.integer("priority", self.priority, -_LARGE, _LARGE))
         self._set("interval", validation.integer("interval", self.interval, 1, MAX_INTERVAL))
-        for name in _TIMEOUTS:
+        for name in TIMEOUTS:
             if getattr(self, name) is not None:
                 self._set(name, validation.number(name, getattr(self, name), above=0, high=1e9))
         if self.truncate is not None:

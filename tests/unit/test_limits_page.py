@@ -23,6 +23,7 @@ from paceline.request import RequestOptions
 from paceline.runtime import gguf_check, gguf_file
 from paceline.server import (
     connection,
+    in_flight,
     json_bodies,
     listeners,
     log_queue,
@@ -145,6 +146,12 @@ FIGURES = {
     "bytes of a chat template's variables": _bytes(chat_format.MAX_KWARGS_BYTES),
     "depth of a chat template's variables": f"{chat_format.MAX_KWARGS_DEPTH:,}",
     "bytes of a prompt that is tokenised, without `truncate`": "tokens of the context times bytes of the longest token",
+    f"bytes of requests beyond {_bytes(in_flight.SMALL_TEXT_BYTES)} whose texts are tokenised at once": (
+        f"{_bytes(in_flight.MAX_TEXT_BYTES)}, half of it for a tenant's requests"
+    ),
+    "bytes of smaller requests whose texts are tokenised at once": (
+        f"{_bytes(in_flight.MAX_SMALL_TEXTS_BYTES)}, half of it for a tenant's requests"
+    ),
     "texts of a request for embeddings or scores": f"{vectors.MAX_TEXTS:,}",
     "numbers of a response with pooling `none`": f"{vectors.MAX_NUMBERS:,}",
     # Images and audio

@@ -100,7 +100,7 @@ class BaseEngine(ABC):
         longest, measure = self.limits.max_embedding_tokens, self._text_requests.measure
         return embeddable(texts, self.tokenizer, options, longest, measure)
 
-    def pairs(self, query: str, documents: Sequence[str], options: RequestOptions) -> list[list[int]]:
+    def pairs(self, query: str, documents: Iterable[str], options: RequestOptions) -> list[list[int]]:
         """See `EngineClient`."""
         self._check_usable()
         return all_pairs(self.model, query, documents, self.limits.max_embedding_tokens, options.truncate)

@@ -106,7 +106,7 @@ class EngineClient(Protocol):
         Raises as `pairs` and `embed`.
         """
 
-    def pairs(self, query: str, documents: Sequence[str], options: RequestOptions) -> list[list[int]]:
+    def pairs(self, query: str, documents: Iterable[str], options: RequestOptions) -> list[list[int]]:
         """Return the token ids of a query with each document; options.truncate cuts documents, never the query.
 
         Raises `InvalidParams`, `PromptTooLong` where a pair does not fit, and `Unsupported` for a classification model of several

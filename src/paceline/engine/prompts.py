@@ -435,7 +435,7 @@ def _too_long_to_embed(name: str, num_tokens: int, longest: int, *, is_counted: 
 
 
 def all_pairs(
-    model: Model, query: str, documents: Sequence[str], longest: int, truncate: Truncate | None = None
+    model: Model, query: str, documents: Iterable[str], longest: int, truncate: Truncate | None = None
 ) -> list[list[int]]:
     """Return query and document as one text of at most `longest` tokens for each document; truncate cuts documents.
 

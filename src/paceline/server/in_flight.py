@@ -1,4 +1,4 @@
-"""What the server works on now: HTTP requests, bytes of their bodies, running requests by id, rate of completion.
+"""What the server works on now: HTTP requests, bytes of their bodies and texts, running requests by id, rate of completion.
 
 On the event loop.
 """
@@ -9,10 +9,11 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self, TypeVar
 
 
 class InFlight:
@@ -66,6 +67,22 @@ class RegisteredRequest(Protocol):
 
     def cancel(self) -> None:
         """Cancel it; its stream ends with a terminal event."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A `RegisteredRequest` that waits for a future."""
+
+    request_id: str
+    tenant: str
+    future: asyncio.Future[Any]
+    is_cancelled: bool = False
+    num_parts: int = 1
+
+    def cancel(self) -> None:
+        """Cancel the future."""
+        self.is_cancelled = True
+        self.future.cancel()
 
 
 class RequestRegistry:
@@ -165,6 +182,7 @@ class ByteBudget:
     Attributes:
         max_bytes: The bytes of all requests together.
         free_bytes: How many of them no request has.
+        texts: The bytes of texts that are tokenised at once.
         is_shared: Whether one tenant leaves room for others. The only body of a tenant may take all free bytes; the bodies of a
             tenant that has several may take as many bytes together as stay free.
     """
@@ -172,6 +190,7 @@ class ByteBudget:
     def __init__(self, max_bytes: int, *, is_shared: bool = False) -> None:
         self.max_bytes = self.free_bytes = max_bytes
         self.is_shared = is_shared
+        self.texts = TextBudget()
         self._num_bytes: Counter[str] = Counter()
 
     def reserve(self, tenant: str = "") -> ByteReservation:
@@ -202,6 +221,16 @@ class ByteReservation:
         self._budget, self._tenant, self._num_bytes = budget, tenant, 0
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes that the request has."""
+        return self._num_bytes
+
+    @property
+    def texts(self) -> TextBudget:
+        """What all requests share to tokenise their texts."""
+        return self._budget.texts
+
+    @property
     def max_bytes(self) -> int:
         """What all requests may have together."""
         return self._budget.max_bytes
@@ -230,3 +259,108 @@ class ByteReservation:
     def __exit__(self, *error: object) -> None:
         self.current.reset(self._token)
         self.release()
+
+
+SMALL_TEXT_BYTES: Final = 64 << 10
+"""A request with at most so many bytes does not wait for larger ones to be tokenised."""
+
+MAX_TEXT_BYTES: Final = 2 << 20
+"""Bytes of larger requests that are tokenised at once. Tokenising takes up to 130 bytes of memory for each of them."""
+
+MAX_SMALL_TEXTS_BYTES: Final = 1 << 20
+"""The same of small requests."""
+
+
+class TextBudget:
+    """The bytes of requests whose texts are rendered and tokenised at once, in one queue for small and one for large requests."""
+
+    def __init__(self) -> None:
+        self._small, self._large = TurnQueue(MAX_SMALL_TEXTS_BYTES), TurnQueue(MAX_TEXT_BYTES)
+
+    def queue_for(self, num_bytes: int) -> TurnQueue:
+        """Return the queue of a request with so many bytes."""
+        return self._small if num_bytes <= SMALL_TEXT_BYTES else self._large
+
+
+class TurnQueue:
+    """Requests that share a number of bytes; those that find no room wait.
+
+    Tenants take turns, and the requests of one tenant are served in order. A tenant has at most half of the bytes, unless it has
+    one request under way. A request with more bytes than there are counts as all of them.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = self._free_bytes = max_bytes
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}  # tenants in the order of their turns
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait."""
+        return sum(not turn.done() for queue in self._waiting.values() for _, turn in queue)
+
+    def enter(self, tenant: str, num_bytes: int) -> asyncio.Future[None]:
+        """Return a future that is done when it is the request's turn; cancelling it before leaves the queue.
+
+        Call `leave` after a turn.
+        """
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn.add_done_callback(lambda done: self._admit() if done.cancelled() else None)
+        self._waiting.setdefault(tenant, deque()).append((min(num_bytes, self._max_bytes), turn))
+        self._admit()
+        return turn
+
+    def leave(self, tenant: str, num_bytes: int) -> None:
+        """End the turn of a request that had entered with the same arguments."""
+        self._count(tenant, -min(num_bytes, self._max_bytes))
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._begin_turn():
+            pass
+
+    def _begin_turn(self) -> bool:
+        """Begin the next turn if there is room. No request overtakes another that only waits for bytes to become free."""
+        for tenant, queue in tuple(self._waiting.items()):
+            while queue and queue[0][1].done():
+                queue.popleft()
+            if not queue:
+                del self._waiting[tenant]
+                continue
+            num_bytes, turn = queue[0]
+            if not self._has_share(tenant, num_bytes):
+                continue
+            if num_bytes > self._free_bytes:
+                return False
+            queue.popleft()
+            del self._waiting[tenant]
+            if queue:
+                self._waiting[tenant] = queue
+            self._count(tenant, num_bytes)
+            turn.set_result(None)
+            return True
+        return False
+
+    def _has_share(self, tenant: str, num_bytes: int) -> bool:
+        running = self._running[tenant]
+        return running == 0 or running + num_bytes <= self._max_bytes // 2
+
+    def _count(self, tenant: str, num_bytes: int) -> None:
+        self._free_bytes -= num_bytes
+        self._running[tenant] += num_bytes
+        if not self._running[tenant]:
+            del self._running[tenant]
+
+
+CHECK_WANTED: Final[ContextVar[Callable[[], None]]] = ContextVar("check_wanted", default=lambda: None)
+"""Raises `ClientDisconnected`, in threads that prepare a request, when its client has disconnected."""
+
+T = TypeVar("T")
+
+
+def while_wanted(parts: Iterable[T]) -> Iterator[T]:
+    """Yield the parts of a request as long as its client is connected. Raises as `CHECK_WANTED`."""
+    check = CHECK_WANTED.get()
+    for part in parts:
+        check()
+        yield part

@@ -51,6 +51,7 @@ class RequestContext:
     early_response: ResponseEvents | None = None
     is_discarded: bool = False
     stop_waiting: Callable[[], object] = lambda: None
+    waited_s: float = 0.0
 
     @classmethod
     def of(cls, scope: Scope | MutableMapping[str, Any]) -> RequestContext:

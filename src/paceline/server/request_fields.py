@@ -14,6 +14,7 @@ from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, PacelineError, Unsupported
 from paceline.params import SAMPLERS, SamplingParams
 from paceline.request import RequestOptions
+from paceline.server.in_flight import while_wanted
 
 if TYPE_CHECKING:
     from paceline.engine.prompts import Prompt
@@ -88,7 +89,7 @@ def read_prompts(
     """
     _check_not_empty(name, value)
     found: list[Prompt] = []
-    for place, prompt in _named(name, value):
+    for place, prompt in while_wanted(_named(name, value)):
         if isinstance(prompt, dict) and "prompt_string" in prompt and prompt.get("multimodal_data"):
             found.append(segments_of(place, prompt, images))
         else:
@@ -131,7 +132,7 @@ def tokenize_prompts(
     _check_not_empty(name, value)
     return [
         _tokenize_prompt(tokenizer, place, prompt, add_special=add_special, parse_special=parse_special)
-        for place, prompt in _named(name, value)
+        for place, prompt in while_wanted(_named(name, value))
     ]
 
 
@@ -220,7 +221,7 @@ def read_inputs(
         return [*tokenize_inputs(tokenizer, name, value, options, longest)]
     add, parse = options.add_special, options.parse_special
     found: list[Prompt] = []
-    for index, (place, given) in enumerate(_named(name, value)):
+    for index, (place, given) in enumerate(while_wanted(_named(name, value))):
         segments: Any = None
         if isinstance(given, dict) and "content" in given:
             segments = _segments_of_parts(place, given["content"], images)

@@ -22,6 +22,7 @@ from paceline.request import RequestOptions, cache_scope
 from paceline.scheduling.sequence import Request
 from paceline.server.prefill_progress import ProgressChunk, ProgressSource
 from paceline.server.request_body import cap_warnings
+from paceline.server.request_context import RequestContext
 from paceline.server.running_request import (
     ChunkSource,
     RunningRequest,
@@ -49,15 +50,18 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
     *,
     streaming: bool,
     reports_progress: bool = False,
+    num_bytes: int | None = None,
 ) -> RunningChat:
     """Render, tokenise and check a conversation in one turn of a thread, and submit it.
 
     make_turn: parses the messages; called in the thread. chat_options: its kwargs are completed by
     `Service.template_variables`. reports_progress: whether `ChatProgress` comes before the first token. options: keywords of
-    `RequestOptions`. The request's body must have been read. Use the `RunningChat` as a context manager. Raises what
-    `prepare_chat` and `start_request` raise; then nothing runs.
+    `RequestOptions`. num_bytes: bytes of the conversation; None: those of the request's body.
+
+    The request's body must have been read. Use the `RunningChat` as a context manager. Raises what `prepare_chat`,
+    `run_in_turn` and `start_request` raise; then nothing runs.
     """
-    chat_format = service.chat_format()
+    chat_format, context = service.chat_format(), RequestContext.of(request.scope)
     chats: list[ChatRequest] = []  # the one, once it is prepared
 
     def prepare(engine: EngineClient) -> list[Request]:
@@ -71,7 +75,9 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
             raise chat_too_long(error, engine.limits) from None
         chats.append(chat)
         wanted = streamed_or_whole(
-            {**options, "preserved_tokens": chat.preserved_tokens, "add_special": False}, streaming=streaming
+            {**options, "preserved_tokens": chat.preserved_tokens, "add_special": False},
+            streaming=streaming,
+            waited_s=context.waited_s,
         )
         prompt = chat.prompt(chat_format.tokenizer)
         try:
@@ -81,7 +87,7 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
                 raise
             raise chat_too_long(error, engine.limits) from None
 
-    running = await start_prepared(service, request, prepare, streaming=streaming)
+    running = await start_prepared(service, request, prepare, options, streaming=streaming, num_bytes=num_bytes)
     source = (
         ProgressSource(running, service.read_slots, running.tenant, running.request_id, time.monotonic)
         if reports_progress

@@ -6,6 +6,8 @@ On the event loop; prompts are tokenised and grammars compiled in threads.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
@@ -13,12 +15,14 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from paceline.completion import Completion, completion_of
+from paceline.engine.media_prompt import has_media
 from paceline.engine.prompts import Prompt
-from paceline.errors import InvalidParams, PacelineError
+from paceline.errors import Cancelled, DeadlineExceeded, InvalidParams, PacelineError
 from paceline.params import SamplingParams
-from paceline.request import RequestOptions
+from paceline.request import TIMEOUTS, RequestOptions
 from paceline.scheduling.sequence import Request
 from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiException, ClientDisconnected, api_error_of_finish
+from paceline.server.in_flight import CHECK_WANTED, ByteReservation, PendingCall, TurnQueue, while_wanted
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
@@ -52,24 +56,31 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
     read. Use the `RunningRequest` as a context manager. Raises what is wrong with params or options, `QueueFull`,
     `EngineStopped`, `ApiException`; then nothing runs.
     """
+    context = RequestContext.of(request.scope)
 
     def prepare(engine: EngineClient) -> list[Request]:
         check_num_prompts(engine, options.get("tenant", ""), len(prompts), params.n)
-        wanted = streamed_or_whole(options, streaming=streaming)
-        return [engine.prepare(prompt, params, wanted) for prompt in prompts]
+        wanted = streamed_or_whole(options, streaming=streaming, waited_s=context.waited_s)
+        return [engine.prepare(prompt, params, wanted) for prompt in while_wanted(prompts)]
 
-    return await start_prepared(service, request, prepare, streaming=streaming, resumable=resumable)
+    has_text = any(isinstance(prompt, str) or has_media(prompt) for prompt in prompts)
+    num_bytes = None if has_text or "suffix" in options else 0
+    return await start_prepared(
+        service, request, prepare, options, streaming=streaming, resumable=resumable, num_bytes=num_bytes
+    )
 
 
-async def start_prepared(
+async def start_prepared(  # noqa: PLR0913 - as `start_request`
     service: Service,
     request: HttpRequest,
     prepare: Callable[[EngineClient], list[Request]],
+    options: Mapping[str, Any],
     *,
     streaming: bool,
     resumable: bool = True,
+    num_bytes: int | None = None,
 ) -> RunningRequest:
-    """Submit what `prepare` returns, which is called in a thread; otherwise as `start_request`."""
+    """Submit what `prepare` returns, which is called as `run_in_turn` calls it; otherwise as `start_request`."""
     service.check_accepting()
     engine = service.engine()
     context = RequestContext.of(request.scope)
@@ -78,7 +89,9 @@ async def start_prepared(
     if conversation_id is None:
         context.stop_waiting()
     try:
-        prepared = await asyncio.to_thread(prepare, engine)
+        prepared = await run_in_turn(
+            service, request, lambda: prepare(engine), options, num_bytes=num_bytes, watcher=watcher
+        )
         watcher.raise_if_disconnected()
         context.raise_if_discarded()
         channels = _accept(engine, prepared)
@@ -95,8 +108,112 @@ async def start_prepared(
     return running_request
 
 
-def streamed_or_whole(options: Mapping[str, Any], *, streaming: bool) -> RequestOptions:
-    """Return the options of a request whose chunks are sent as they come, or all at once. options: as keywords."""
+T = TypeVar("T")
+
+
+async def run_in_turn(
+    service: Service,
+    request: HttpRequest,
+    function: Callable[[], T],
+    options: Mapping[str, Any],
+    *,
+    num_bytes: int | None = None,
+    watcher: DisconnectWatcher | None = None,
+) -> T:
+    """Call a function that renders or tokenises a request's texts, in a thread, when it is the request's turn.
+
+    The request's body must have been read.
+
+    Args:
+        service: The service.
+        request: The HTTP request.
+        function: Called once; `while_wanted` ends it early.
+        options: Keywords of `RequestOptions`; their timeouts count from now.
+        num_bytes: Bytes of the texts; None: those of the request's body.
+        watcher: The watcher of the request's client; None if none is active.
+
+    Raises:
+        DeadlineExceeded: The request ran out of time before its turn.
+        Cancelled: It was cancelled by its id before its turn.
+        ClientDisconnected: Its client disconnected before its turn, or between two texts.
+        Exception: The function's.
+    """
+    reservation, context = ByteReservation.current.get(), RequestContext.of(request.scope)
+    own = DisconnectWatcher(request.receive) if watcher is None else watcher
+    size = num_bytes if num_bytes is not None else 0 if reservation is None else reservation.num_bytes
+    queue = None if reservation is None else reservation.texts.queue_for(size)
+    try:
+        if queue is not None:
+            await _wait_for_turn(service, context, queue, size, own, options)
+        scope = contextvars.copy_context()
+        scope.run(CHECK_WANTED.set, own.raise_if_disconnected)
+        work = asyncio.get_running_loop().run_in_executor(None, scope.run, _unless_left, function)
+        if queue is not None:
+            work.add_done_callback(lambda _: queue.leave(context.tenant, size))
+        return await asyncio.shield(work)  # a thread goes on when its task is cancelled, and its turn with it
+    finally:
+        if watcher is None:
+            own.close()
+
+
+async def _wait_for_turn(
+    service: Service,
+    context: RequestContext,
+    queue: TurnQueue,
+    num_bytes: int,
+    watcher: DisconnectWatcher,
+    options: Mapping[str, Any],
+) -> None:
+    turn = queue.enter(context.tenant, num_bytes)
+    if turn.done():
+        return
+    since = time.monotonic()
+    call = PendingCall(context.request_id, context.tenant, turn)
+    watcher.on_disconnect(turn.cancel)
+    service.request_registry.add(call)
+    try:
+        async with asyncio.timeout(min(timeouts_of(options).values(), default=None)):
+            await turn
+        context.raise_if_discarded()
+    except BaseException as error:
+        if not turn.cancel() and not turn.cancelled():  # it began just now
+            queue.leave(context.tenant, num_bytes)
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded("the request ran out of time before its prompt was tokenised") from None
+        if isinstance(error, asyncio.CancelledError):
+            watcher.raise_if_disconnected()
+            if call.is_cancelled:
+                raise Cancelled("the request was cancelled") from None
+        raise
+    finally:
+        context.waited_s += time.monotonic() - since
+        service.request_registry.remove(call)
+
+
+def _unless_left(function: Callable[[], T]) -> T:
+    CHECK_WANTED.get()()
+    return function()
+
+
+def timeouts_of(options: object) -> dict[str, float]:
+    """Return the timeouts of `RequestOptions`, of its keywords or of a body. `RequestOptions` refuses malformed values."""
+    given = options if isinstance(options, Mapping) else {name: getattr(options, name) for name in TIMEOUTS}
+    numbers = {name: given.get(name) for name in TIMEOUTS}
+    return {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and value > 0}
+
+
+def less_waited(options: Mapping[str, Any], waited_s: float) -> dict[str, Any]:
+    """Return options with the rest of their timeouts after a wait; at least a millisecond, so that the engine ends them."""
+    rest = {name: max(value - waited_s, 0.001) for name, value in timeouts_of(options).items()} if waited_s else {}
+    return {**options, **rest}
+
+
+def streamed_or_whole(options: Mapping[str, Any], *, streaming: bool, waited_s: float = 0.0) -> RequestOptions:
+    """Return the options of a request whose chunks are sent as they come, or all at once.
+
+    options: as keywords. waited_s: seconds of its timeouts that have passed.
+    """
+    options = less_waited(options, waited_s)
     if streaming:
         return RequestOptions(**{"max_buffered_tokens": MAX_BUFFERED_TOKENS, "slow_reader": "cancel", **options})
     return RequestOptions(**{**options, "interval": _WHOLE_RESPONSE})

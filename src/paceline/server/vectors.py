@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -14,8 +14,10 @@ from paceline.engine.prompts import EmbeddingPrompt
 from paceline.engine.results import submit_async
 from paceline.errors import Cancelled, InvalidParams, Unsupported
 from paceline.request import RequestOptions
+from paceline.server.in_flight import PendingCall, while_wanted
 from paceline.server.request_context import DisconnectWatcher, RequestContext
-from paceline.server.request_fields import MarkedImages, read_inputs, tokenize_inputs
+from paceline.server.request_fields import MarkedImages, is_prompt_list, read_inputs, tokenize_inputs
+from paceline.server.running_request import less_waited, run_in_turn, timeouts_of
 from paceline.server.service import Service
 from paceline.streaming import FinishReason, Usage
 
@@ -53,37 +55,76 @@ async def compute_vectors(
     The usage is recorded for the access log. field: name of the texts in the body. Raises `InvalidParams` for more
     than `MAX_TEXTS` or `MAX_NUMBERS`, and as `call_engine`.
     """
-    if len(ids) > MAX_TEXTS:
-        raise InvalidParams(f"{field}: {len(ids)} texts are more than the {MAX_TEXTS} of one request; send several")
+    _check_num_texts(field, ids)
     num_tokens = sum(map(len, ids))
     most = MAX_NUMBERS // service.engine().model.n_embd_out
     if pooling == "none" and num_tokens > most:
         raise InvalidParams(
             f"{field}: {num_tokens} tokens are more than the {most} of one request without pooling; send several"
         )
+    context = RequestContext.of(request.scope)
+    options = replace(options, **less_waited(timeouts_of(options), context.waited_s))
     rows = await call_engine(service, request, lambda: service.engine().embed(ids, pooling, options))
-    RequestContext.of(request.scope).finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
+    context.finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
     return rows
 
 
-async def tokenize_texts(service: Service, field: str, value: Any, options: RequestOptions) -> list[list[int]]:
-    """Return the token ids of the texts in a body's field, truncated or refused if they are too long to embed."""
+def _check_num_texts(field: str, texts: Sequence[object]) -> None:
+    if len(texts) > MAX_TEXTS:
+        raise InvalidParams(f"{field}: {len(texts)} texts are more than the {MAX_TEXTS} of one request; send several")
+
+
+async def tokenize_texts(
+    service: Service, request: Request, field: str, value: Any, options: RequestOptions
+) -> list[list[int]]:
+    """Return the token ids of the texts in a body's field, truncated or refused if they are too long to embed.
+
+    Raises as `run_in_turn`.
+    """
     engine = service.engine()
-    longest = engine.limits.max_embedding_tokens
-    ids = await asyncio.to_thread(tokenize_inputs, engine.tokenizer, field, value, options, longest)
-    found = await asyncio.to_thread(engine.embeddable, ids, options)
+    if is_prompt_list(value):
+        _check_num_texts(field, value)
+
+    def tokenize() -> list[EmbeddingPrompt]:
+        longest = engine.limits.max_embedding_tokens
+        return engine.embeddable(tokenize_inputs(engine.tokenizer, field, value, options, longest), options)
+
+    found = await run_in_turn(service, request, tokenize, timeouts_of(options))
     return [one if isinstance(one, list) else one.ids for one in found]
 
 
 async def read_embedding_inputs(
-    service: Service, field: str, value: Any, options: RequestOptions
+    service: Service, request: Request, field: str, value: Any, options: RequestOptions
 ) -> list[EmbeddingPrompt]:
     """As `tokenize_texts`, for inputs that may have images and audio. Raises as `read_inputs` and `Service.request_media`."""
     engine = service.engine()
+    if is_prompt_list(value):
+        _check_num_texts(field, value)
     images = MarkedImages(service.media_marker, await service.request_media(value))
-    longest = engine.limits.max_embedding_tokens
-    prompts = await asyncio.to_thread(read_inputs, engine.tokenizer, field, value, options, longest, images)
-    return await asyncio.to_thread(engine.embeddable, prompts, options)
+
+    def read() -> list[EmbeddingPrompt]:
+        longest = engine.limits.max_embedding_tokens
+        return engine.embeddable(read_inputs(engine.tokenizer, field, value, options, longest, images), options)
+
+    return await run_in_turn(service, request, read, timeouts_of(options))
+
+
+async def tokenize_pairs(
+    service: Service, request: Request, field: str, pairs: Sequence[tuple[str, str]], options: RequestOptions
+) -> list[list[int]]:
+    """Return the token ids of each query with its document, which is of a body's field.
+
+    Raises as `EngineClient.pairs` and `run_in_turn`.
+    """
+    engine = service.engine()
+    _check_num_texts(field, pairs)
+
+    def tokenize() -> list[list[int]]:
+        if len({query for query, _ in pairs}) == 1:
+            return engine.pairs(pairs[0][0], while_wanted([document for _, document in pairs]), options)
+        return [engine.pairs(query, [document], options)[0] for query, document in while_wanted(pairs)]
+
+    return await run_in_turn(service, request, tokenize, timeouts_of(options))
 
 
 _TRUNCATIONS = {"true": "right", "false": None, "START": "left", "END": "right", "NONE": None}
@@ -120,22 +161,6 @@ def _model_pooling(service: Service) -> str:
     return _POOLINGS.get(metadata.get(f"{metadata.get('general.architecture', '')}.pooling_type", ""), "")
 
 
-@dataclass(slots=True, eq=False)
-class _PendingCall:
-    """A `RegisteredRequest` that waits for a Future."""
-
-    request_id: str
-    tenant: str
-    task: asyncio.Future[list[Any]]
-    is_cancelled: bool = False
-    num_parts: int = 1
-
-    def cancel(self) -> None:
-        """Cancel the Future."""
-        self.is_cancelled = True
-        self.task.cancel()
-
-
 async def call_engine(service: Service, request: Request, submit: Callable[[], Future[list[Any]]]) -> list[Any]:
     """Call `submit` in a thread and wait for its Future. The request's body must have been read.
 
@@ -144,12 +169,12 @@ async def call_engine(service: Service, request: Request, submit: Callable[[], F
     """
     service.check_accepting()
     context = RequestContext.of(request.scope)
-    call = _PendingCall(context.request_id, context.tenant, asyncio.ensure_future(submit_async(submit)))
+    call = PendingCall(context.request_id, context.tenant, asyncio.ensure_future(submit_async(submit)))
     watcher = DisconnectWatcher(request.receive)
-    watcher.on_disconnect(call.task.cancel)
+    watcher.on_disconnect(call.future.cancel)
     service.request_registry.add(call)
     try:
-        return await call.task
+        found: list[Any] = await call.future
     except asyncio.CancelledError:
         watcher.raise_if_disconnected()
         if call.is_cancelled:
@@ -158,3 +183,4 @@ async def call_engine(service: Service, request: Request, submit: Callable[[], F
     finally:
         watcher.close()
         service.request_registry.remove(call)
+    return found

@@ -19,6 +19,7 @@ from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, Jso
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
 from paceline.server.request_body import cap_warnings
 from paceline.server.running_chat import count_prompt_tokens, start_chat
+from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
 
@@ -67,7 +68,7 @@ def routes(service: Service) -> APIRouter:
         return Response(await asyncio.to_thread(message_body, reply, completion), media_type="application/json")
 
     @router.post("/v1/messages/count_tokens", summary="Count a conversation's tokens", responses=ANTHROPIC_ERRORS)
-    async def count_tokens(body: TokenCountBody) -> Response:
+    async def count_tokens(body: TokenCountBody, request: Request) -> Response:
         """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
         service.check_accepting()
         chat_format, media = service.chat_format(), await service.request_media(body.messages, in_chat=True)
@@ -79,7 +80,7 @@ def routes(service: Service) -> APIRouter:
             num_tokens = count_prompt_tokens(service.engine(), chat.prompt(chat_format.tokenizer))
             return num_tokens, (*parsed.warnings, *cap_warnings(chat.warnings))
 
-        num_tokens, warnings = await asyncio.to_thread(counted)
+        num_tokens, warnings = await run_in_turn(service, request, counted, service.options(request))
         return json_response({"input_tokens": num_tokens, **({"warnings": warnings} if warnings else {})})
 
     return router

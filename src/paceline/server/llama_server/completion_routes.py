@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -38,7 +39,9 @@ from paceline.server.running_request import (
     RunningRequest,
     check_num_prompts,
     collect,
+    run_in_turn,
     start_request,
+    timeouts_of,
 )
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, Render
@@ -81,9 +84,15 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
     prompt_limits = PromptLimits(
         n_ctx=limits.max_positions, n_batch=limits.n_batch, max_prompts=engine.most_requests(tenant)
     )
-    request = await asyncio.to_thread(parse_request, body, parse_context, prompt_limits)
+    options = service.options(http, body.model)
+    request = await run_in_turn(
+        service,
+        http,
+        partial(parse_request, body, parse_context, prompt_limits),
+        merge_options(timeouts_of(options), timeouts_of(body)),
+    )
     check_num_prompts(engine, tenant, len(request.prompts), request.params.n)
-    options = merge_options(service.options(http, body.model), request.options)
+    options = merge_options(options, request.options)
     completion = _RunningCompletion(service, state, request, options)
     try:
         running_request = await start_request(

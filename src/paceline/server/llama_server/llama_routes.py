@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__, validation
@@ -18,7 +20,7 @@ from paceline.errors import PacelineError, Unsupported
 from paceline.runtime import Tokenizer
 from paceline.server.api_errors import invalid_request, not_supported
 from paceline.server.flags.spec_types import spec_type_names
-from paceline.server.json_bodies import JsonRoute, json_response, large_json_response
+from paceline.server.json_bodies import JsonRoute, encode_in_parts, json_response, large_json_response
 from paceline.server.llama_server import completion_routes, slots, vector_routes
 from paceline.server.llama_server.completion_request import brief_settings
 from paceline.server.llama_server.llama_bodies import DetokenizeBody, LlamaBody, LoraScale, TemplateBody, TokenizeBody
@@ -28,6 +30,7 @@ from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_body import cap_warnings, without_fractions
 from paceline.server.request_context import OPERATOR_ONLY
 from paceline.server.request_fields import tokenize_mixed
+from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
@@ -141,7 +144,7 @@ def _token_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
 
     @router.post("/tokenize", summary="Text to token ids")
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(body: TokenizeBody, request: Request) -> Response:
         """Return `tokens`: ids, or objects of `id` and `piece`; a piece that is no UTF-8 is a list of bytes.
 
         With `prompt` or `messages` in place of `content` return `count`, `max_model_len`, `tokens` and `token_strs`, as vLLM
@@ -152,14 +155,11 @@ def _token_routes(service: Service) -> APIRouter:
             raise invalid_request(f"{' and '.join(given)} exclude each other: set one of them", given[1])
         if body.messages is not None:
             media = await service.request_media(body.messages, in_chat=True)
-            ids, warnings = await asyncio.to_thread(_tokenize_chat, service, body, media)
-            found = await asyncio.to_thread(_vllm_tokens, service, body, ids)
-            return await large_json_response(found | _warnings(service, body, warnings))
-        tokens = await asyncio.to_thread(_tokenize, service.engine().tokenizer, body)
-        if body.prompt is not None:
-            found = await asyncio.to_thread(_vllm_tokens, service, body, tokens)
-            return await large_json_response(found | _warnings(service, body))
-        return await large_json_response({"tokens": tokens} | _warnings(service, body))
+            reply = partial(_chat_tokens, service, body, media)
+        else:
+            reply = partial(_text_tokens, service, body)
+        content = await run_in_turn(service, request, reply, service.options(request))
+        return Response(content, media_type="application/json")
 
     @router.post("/detokenize", summary="Token ids to text")
     async def detokenize(body: DetokenizeBody) -> Response:
@@ -174,10 +174,11 @@ def _token_routes(service: Service) -> APIRouter:
         return json_response(await asyncio.to_thread(_tokenizer_info, service))
 
     @router.post("/apply-template", summary="Messages to the text of a prompt")
-    async def apply_template(body: TemplateBody) -> Response:
+    async def apply_template(body: TemplateBody, request: Request) -> Response:
         """Return `prompt`: the text that the chat template renders, with the media marker for each image."""
         media = await service.request_media(body.messages, in_chat=True)
-        rendered, warnings = await asyncio.to_thread(_render, service, body, media)
+        render = partial(_render, service, body, media)
+        rendered, warnings = await run_in_turn(service, request, render, service.options(request))
         return await large_json_response({"prompt": rendered} | _warnings(service, body, warnings))
 
     return router
@@ -191,15 +192,15 @@ def _render(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[
     return shown, turn.warnings
 
 
-def _tokenize_chat(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[list[int], tuple[str, ...]]:
-    """Return the token ids of a conversation's prompt, and warnings about the conversation."""
+def _chat_tokens(service: Service, body: TokenizeBody, media: RequestMedia) -> bytes:
+    """Return the body of a response with the token ids of a conversation's prompt."""
     turn, options = _read_chat(service, body, media)
     if turn.media is not None:
         raise Unsupported("messages: images and audio have no token ids; POST /v1/messages/count_tokens counts them")
     chat_format = service.chat_format()
     chat = prepare_chat(chat_format, turn, options)
     ids: Any = chat.prompt(chat_format.tokenizer)
-    return ids, chat.warnings
+    return encode_in_parts(_vllm_tokens(service, body, ids) | _warnings(service, body, chat.warnings))
 
 
 def _read_chat(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[Turn, ChatOptions]:
@@ -225,7 +226,10 @@ def _read_chat(service: Service, body: TemplateBody, media: RequestMedia) -> tup
 
 def _vllm_tokens(service: Service, body: TokenizeBody, ids: list[int]) -> dict[str, Any]:
     engine = service.engine()
-    texts = [engine.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    texts: list[str] | None = None
+    if body.return_token_strs:
+        known = {token: engine.tokenizer.token_text(token) for token in set(ids)}
+        texts = [known[token] for token in ids]
     return {
         "count": len(ids),
         "max_model_len": engine.limits.max_positions,
@@ -252,18 +256,22 @@ def _tokenizer_info(service: Service) -> dict[str, Any]:
     }
 
 
-def _tokenize(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
+def _text_tokens(service: Service, body: TokenizeBody) -> bytes:
+    """Return the body of a response with the token ids of a text."""
+    tokenizer = service.engine().tokenizer
     if body.prompt is not None:
         add = body.add_special_tokens is not False
-        return list(tokenize_mixed(tokenizer, "prompt", body.prompt, add_special=add, parse_special=True))
-    if body.content is None:
-        return []
-    parse = body.parse_special is not False
-    ids = tokenize_mixed(tokenizer, "content", body.content, add_special=bool(body.add_special), parse_special=parse)
-    if not body.with_pieces:
-        return ids
-    pieces = tokenizer.pieces(special=True)
-    return [{"id": token, "piece": _piece_body(pieces[token])} for token in ids]
+        ids = tokenize_mixed(tokenizer, "prompt", body.prompt, add_special=add, parse_special=True)
+        return encode_in_parts(_vllm_tokens(service, body, ids) | _warnings(service, body))
+    tokens: list[Any] = []
+    if body.content is not None:
+        add, parse = bool(body.add_special), body.parse_special is not False
+        tokens = tokenize_mixed(tokenizer, "content", body.content, add_special=add, parse_special=parse)
+    if body.with_pieces:
+        pieces = tokenizer.pieces(special=True)
+        known = {token: {"id": token, "piece": _piece_body(pieces[token])} for token in set(tokens)}
+        tokens = [known[token] for token in tokens]
+    return encode_in_parts({"tokens": tokens} | _warnings(service, body))
 
 
 def _detokenize(tokenizer: Tokenizer, body: DetokenizeBody) -> str:

@@ -27,6 +27,7 @@ from paceline.server.vectors import (
     compute_vectors,
     embedding_input_options,
     read_embedding_inputs,
+    tokenize_pairs,
     truncate_side,
     vector_options,
 )
@@ -52,7 +53,7 @@ def routes(service: Service) -> APIRouter:
             parse_special=True,
         )
         field, value = _input(body)
-        ids = await read_embedding_inputs(service, field, value, options)
+        ids = await read_embedding_inputs(service, request, field, value, options)
         rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
         return await large_json_response(
             await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize, warnings)
@@ -68,7 +69,6 @@ def routes(service: Service) -> APIRouter:
 
         The response has the members of Jina's API, and the `id` of Cohere's.
         """
-        engine = service.engine()
         if not can_rerank(service):
             raise not_supported("This server does not support reranking. Start it with `--reranking`")
         warnings = body.field_warnings(strict=service.settings.strict_fields)
@@ -77,7 +77,8 @@ def routes(service: Service) -> APIRouter:
             raise invalid_request('"documents" must be a non-empty string array', "documents")
         options = RequestOptions(**vector_options(service, request, body.model), truncate=truncate_side(body.truncate))
         field = "documents" if body.documents else "texts"
-        ids = await asyncio.to_thread(lambda: engine.pairs(body.query, _document_texts(field, documents), options))
+        pairs = [(body.query, text) for text in _document_texts(field, documents)]
+        ids = await tokenize_pairs(service, request, field, pairs, options)
         rows = await compute_vectors(service, request, ids, "rank", options, field=field)
         found = _rank([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
         if field == "texts":

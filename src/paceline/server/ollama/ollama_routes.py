@@ -219,6 +219,6 @@ async def _vectors(
     if texts == []:
         return [], 0
     options = embedding_options({**vector_options(service, request, model), "truncate": "right" if truncates else None})
-    ids = await tokenize_texts(service, field, texts, options)
+    ids = await tokenize_texts(service, request, field, texts, options)
     rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
     return rows, sum(map(len, ids))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -43,6 +44,7 @@ from paceline.server.openai.responses import (
 )
 from paceline.server.request_body import cap_warnings
 from paceline.server.running_chat import ChatProgress, count_prompt_tokens, start_chat
+from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
 from paceline.server.token_aligner import TokenAligner
@@ -106,7 +108,8 @@ def routes(service: Service) -> APIRouter:
         with _naming_field(body):
             options = service.options(request, body.model)
             media = await service.request_media(body.messages, in_chat=True)
-            num_tokens, warnings = await asyncio.to_thread(_count, service, body, base, options, media)
+            count = partial(_count, service, body, base, options, media)
+            num_tokens, warnings = await run_in_turn(service, request, count, options)
         counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
         return counted | ({"warnings": warnings} if warnings else {})
 

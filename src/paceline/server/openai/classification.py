@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from paceline.server.vectors import (
     can_embed,
     can_rerank,
     compute_vectors,
+    tokenize_pairs,
     tokenize_texts,
     truncate_side,
     vector_options,
@@ -50,7 +50,7 @@ def routes(service: Service) -> APIRouter:
                     "parse_special": True,
                 }
             )
-            ids = await tokenize_texts(service, "input", body.input, options)
+            ids = await tokenize_texts(service, request, "input", body.input, options)
             rows = await compute_vectors(service, request, ids, "rank", options)
         model = service.engine().model
         found = probabilities(model, rows) if body.use_activation is not False else np.stack(rows)
@@ -105,13 +105,7 @@ async def _scored_by_pairs(
     options = reranking_options(
         {**vector_options(service, request, body.model), "truncate": truncate_side(body.truncate)}
     )
-
-    def tokenized() -> list[list[int]]:
-        if len({query for query, _ in pairs}) == 1:
-            return engine.pairs(pairs[0][0], [document for _, document in pairs], options)
-        return [engine.pairs(query, [document], options)[0] for query, document in pairs]
-
-    ids = await asyncio.to_thread(tokenized)
+    ids = await tokenize_pairs(service, request, "text_2", pairs, options)
     rows = await compute_vectors(service, request, ids, "rank", options, field="text_2")
     found = probabilities(engine.model, rows) if body.use_activation is not False else np.stack(rows)
     return [float(row[0]) for row in found], ids
@@ -129,7 +123,7 @@ async def _scored_by_cosine(
         {**vector_options(service, request, body.model), "truncate": truncate_side(body.truncate)}
     )
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    ids = await tokenize_texts(service, "text_2", texts, options)
+    ids = await tokenize_texts(service, request, "text_2", texts, options)
     pooling = None if service.settings.pooling in ("none", "rank") else service.settings.pooling
     rows = await compute_vectors(service, request, ids, pooling, options, field="text_2")
     found = dict(zip(texts, vectors(rows, "l2", 0), strict=True))

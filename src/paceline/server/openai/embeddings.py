@@ -55,7 +55,7 @@ def routes(service: Service) -> APIRouter:
             )
             check_embedding_body(body, engine.model.n_embd_out)
             options = parse_embedding_options(body, embedding_input_options(service, request, body.model))
-            ids = await read_embedding_inputs(service, "input", body.input, options)
+            ids = await read_embedding_inputs(service, request, "input", body.input, options)
             rows = await compute_vectors(service, request, ids, _pooling(body, service), options)
         name = service.names[0] if body.model is None else body.model
         members = {"model": name, **({"warnings": warnings} if warnings else {})}

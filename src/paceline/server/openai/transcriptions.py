@@ -84,6 +84,7 @@ async def _start(service: Service, request: Request, form: TranscriptionForm, au
         params,
         service.options(request, form.model),
         streaming=form.stream,
+        num_bytes=len(form.instruction),
     )
 
 

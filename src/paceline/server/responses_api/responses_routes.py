@@ -15,6 +15,7 @@ from starlette.responses import Response
 from paceline.chat import ChatFormat, Turn, prepare_chat
 from paceline.engine.prompts import Prompt
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, naming_param
+from paceline.server.in_flight import ByteReservation
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute, large_json_response
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.openai.parsing import CHAT_DEFAULTS, model_warning
@@ -34,6 +35,7 @@ from paceline.server.responses_api.response_store import EncodedItems, ResponseS
 from paceline.server.responses_api.responses_body import ResponsesBody
 from paceline.server.responses_api.responses_parsing import RENAMED, ResponsesRequest, parse_responses, truncations
 from paceline.server.running_chat import RunningChat, count_prompt_tokens, start_chat
+from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
 from paceline.server.sse import NAMED_SSE, EventStream
 
@@ -61,7 +63,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
         """Generate a response, as OpenAI's endpoint; with `stream` as server-sent events with names."""
         streaming = bool(body.stream)
         with _naming_fields(body):
-            asked, items, media = await _parse(service, store, body, request)
+            asked, items, media, num_bytes = await _parse(service, store, body, request)
             turns = _TurnMaker(service.chat_format(), service.engine(), media)
             running = await start_chat(
                 service,
@@ -71,6 +73,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
                 asked.parsed.params,
                 asked.parsed.options,
                 streaming=streaming,
+                num_bytes=num_bytes,
             )
 
         def keep(response: Item, output: Sequence[Item]) -> str | None:
@@ -101,7 +104,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
     async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
         """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
         with _naming_fields(body):
-            asked, _, media = await _parse(service, store, body, request)
+            asked, _, media, num_bytes = await _parse(service, store, body, request)
             engine = service.engine()
             turns = _TurnMaker(service.chat_format(), engine, media)
 
@@ -113,7 +116,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
                 counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
                 return counted | ({"warnings": warnings} if warnings else {})
 
-            return await asyncio.to_thread(prepare)
+            return await run_in_turn(service, request, prepare, asked.parsed.options, num_bytes=num_bytes)
 
     return router
 
@@ -125,13 +128,21 @@ def _naming_fields(body: ResponsesBody) -> Any:
 
 async def _parse(
     service: Service, store: ResponseStore, body: ResponsesBody, request: Request
-) -> tuple[ResponsesRequest, EncodedItems, RequestMedia]:
-    """Parse a body in a thread, with the conversation before it; encode both there, if they are to be stored."""
+) -> tuple[ResponsesRequest, EncodedItems, RequestMedia, int]:
+    """Parse a body in a thread, with the conversation before it; encode both there, if they are to be stored.
+
+    The last member is the number of bytes of both.
+    """
     tenant = RequestContext.of(request.scope).tenant
     base, options = service.sampling(CHAT_DEFAULTS), service.options(request, body.model)
     before = _previous(store, tenant, body.previous_response_id)
 
-    def parse() -> tuple[ResponsesRequest, EncodedItems]:
+    reservation = ByteReservation.current.get()
+    num_bytes = 0 if reservation is None else reservation.num_bytes
+    if before is not None:
+        num_bytes += before.conversation.num_bytes
+
+    def parse() -> tuple[ResponsesRequest, EncodedItems, int]:
         named = _references(body.input)
         asked = parse_responses(
             body,
@@ -144,14 +155,16 @@ async def _parse(
             earlier=[] if before is None else before.conversation.decode(),
             find=store.find_items(tenant, named).get if named else lambda _: None,
         )
-        if not _is_stored(store, body):
-            return asked, EncodedItems()
-        items = EncodedItems.of(asked.items)
-        return asked, items if before is None else before.conversation + items
+        is_stored = _is_stored(store, body)
+        items = EncodedItems.of(asked.items) if is_stored or named else EncodedItems()
+        size = num_bytes + (items.num_bytes if named else 0)  # what a name stands for is not in the body
+        if not is_stored:
+            return asked, EncodedItems(), size
+        return asked, items if before is None else before.conversation + items, size
 
-    asked, items = await asyncio.to_thread(parse)
+    asked, items, size = await asyncio.to_thread(parse)
     media = await service.request_media(asked.earlier, asked.items, in_chat=True)
-    return replace(asked, chat_options=service.chat_options(asked.chat_options)), items, media
+    return replace(asked, chat_options=service.chat_options(asked.chat_options)), items, media, size
 
 
 def _is_stored(store: ResponseStore, body: ResponsesBody) -> bool:
