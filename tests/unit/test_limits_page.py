@@ -15,6 +15,7 @@ from paceline.cli import options
 from paceline.config import _MAX_SLOTS, EngineConfig
 from paceline.constraints import compiler, json_schema_rules, pattern_rules
 from paceline.engine import encoding_queue, lookup_files, saved_prefixes
+from paceline.engine.worker import black_box, open_requests, questions, supervisor
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
@@ -107,6 +108,18 @@ FIGURES = {
     "time of a whole request": _or_none(SERVER.timeout_s),
     "tokens that a stream's client may fall behind": f"{running_request.MAX_BUFFERED_TOKENS:,}",
     "wait before a crashed worker is started again": _seconds(RestartLimits().longest_wait_s),
+    "time without a heartbeat of the worker": _seconds(ENGINE.hang_timeout_s),
+    "duration of a pass, if that is longer": f"{black_box._PASS_FACTOR} times what is expected",
+    (
+        "loading a model, moving a saved state, preparing a request, as a multiple of the time without a heartbeat"
+    ): f"{black_box.LONG_WORK}",
+    "time that a worker has to end a request that is cancelled or past a deadline": _seconds(open_requests.GRACE_S),
+    "time that a worker has to reply what it does": _seconds(questions.REPLY_S),
+    "time that a worker has to measure an image or a sound": _seconds(questions.MEASURE_REPLY_S),
+    ("time that a worker has to save, load or erase a prefix, or to load or free an adapter"): _seconds(
+        questions.FILE_REPLY_S
+    ),
+    "time that a worker has to end": _seconds(supervisor._STOP_PATIENCE_S),
     "wait before a model whose file was replaced is loaded again, after a failure": _seconds(service._LONGEST_WAIT_S),
     "size of a trace": _bytes(ENGINE.trace_max_bytes),
     # Sampling
