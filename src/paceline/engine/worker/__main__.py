@@ -56,7 +56,7 @@ from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BEAT_S, BlackBox, PassAllowance, TracingExecutor, WorkerPulse
 from paceline.engine.worker.link import Link
-from paceline.engine.worker.request_preparer import RequestPreparer
+from paceline.engine.worker.request_preparer import RequestPreparer, WorkQueue
 from paceline.engine.worker.socket_sink import SocketSink
 from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
 from paceline.errors import InvalidParams, PacelineError
@@ -92,9 +92,7 @@ class Worker:
         self._inbox = Inbox(_UNBOUNDED)
         self._metrics = Metrics()
         self._clock = MonotonicClock()
-        self._work: queue.SimpleQueue[messages.Setup | messages.Generate | messages.Embed | _GivenUp] = (
-            queue.SimpleQueue()
-        )
+        self._work = WorkQueue[messages.Setup | messages.Generate | messages.Embed | _GivenUp]()
         self._encoding: EncodingQueue[messages.Generate | messages.Embed] | None = None
         self._queueing = threading.Lock()  # for encoding, by the listening thread and the preparing one
         self._encoder: MediaEncoder | None = None
@@ -257,7 +255,7 @@ class Worker:
         """Pass a request on to the thread that prepares it. Listening thread."""
         self._ready.expect(message.key)
         if isinstance(message, messages.Embed) or not message.attachments or self._encoding is None:
-            self._work.put(message)
+            self._work.put(message, message.options.get("tenant", ""))
         else:
             self._have_encoded(message)
 
@@ -273,13 +271,13 @@ class Worker:
 
     def _give_up(self, message: messages.Generate | messages.Embed) -> None:
         """Have a request prepared whose images or audio will not be encoded, as it has ended. Watching thread."""
-        self._work.put(_GivenUp(message))
+        self._work.put(_GivenUp(message), message.options.get("tenant", ""))
 
     # ---- the preparing thread
 
     def _prepare(self) -> None:
         try:
-            message = self._work.get(timeout=_SPARE_S)
+            message = self._work.get(_SPARE_S)
         except queue.Empty:  # a spare worker: what a setup will need is imported before it comes
             with contextlib.suppress(Exception):  # `_start` imports it again, and reports what is wrong
                 import paceline.engine.engine_factory  # noqa: F401

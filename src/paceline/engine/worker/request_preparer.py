@@ -7,9 +7,12 @@ requests for text wait for no images or audio.
 from __future__ import annotations
 
 import dataclasses
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from paceline.engine.adapters import name_of
 from paceline.engine.backend import Backend, prepare_embedding
@@ -26,6 +29,37 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions, cache_scope
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.sequence import Request
+
+Work = TypeVar("Work")
+
+
+class WorkQueue(Generic[Work]):
+    """Work for one thread, which other threads add. Tenants take turns, as a grammar may take a second to compile."""
+
+    def __init__(self) -> None:
+        self._added: queue.SimpleQueue[tuple[str, Work]] = queue.SimpleQueue()
+        self._waiting: dict[str, deque[Work]] = {}  # by tenant; the tenant whose turn it is comes first
+
+    def put(self, work: Work, tenant: str = "") -> None:
+        """Add work. Any thread."""
+        self._added.put((tenant, work))
+
+    def get(self, timeout_s: float | None = None) -> Work:
+        """Return the next work, and wait for it. Raises `queue.Empty` after timeout_s. One thread."""
+        if not self._waiting:
+            self._sort(self._added.get(timeout=timeout_s))
+        while not self._added.empty():
+            self._sort(self._added.get())
+        tenant = next(iter(self._waiting))
+        own = self._waiting.pop(tenant)
+        work = own.popleft()
+        if own:
+            self._waiting[tenant] = own  # behind the other tenants
+        return work
+
+    def _sort(self, added: tuple[str, Work]) -> None:
+        tenant, work = added
+        self._waiting.setdefault(tenant, deque()).append(work)
 
 
 class RequestPreparer:
