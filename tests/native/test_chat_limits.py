@@ -144,6 +144,7 @@ def test_a_conversation_has_an_end() -> None:
         ({"x": {"y": [object()]}}, r"kwargs\.x\.y\[0\] must be a finite number"),
         ({"x": "\ud800"}, r"kwargs\.x has a lone surrogate"),
         ({"x": "a" * (1 << 20)}, "kwargs has 1048585 bytes as JSON"),
+        ({"x": dict.fromkeys(map(str, range(5000)))}, r"kwargs\.x has 5000 members, and may have 4096"),
     ],
 )
 def test_variables_that_are_no_json_are_refused(kwargs: Any, words: str) -> None:

@@ -134,6 +134,7 @@ FIGURES = {
     # Structured output and tools
     "characters of a JSON schema": f"{params._MAX_SCHEMA_CHARS:,}",
     "depth of a JSON schema": f"{params._MAX_SCHEMA_DEPTH:,}",
+    "optional properties of an object in a JSON schema": f"{json_schema_rules._MAX_OPTIONAL:,}",
     "nesting of a JSON schema through references": f"{json_schema_rules._MAX_NESTING:,}",
     "bytes of a GBNF grammar": _bytes(_native_limit("grammar_guard.hpp", "max_bytes")),
     "characters of a regular expression or a Lark grammar": f"{compiler._MAX_TEXT_CHARS:,}",
@@ -156,6 +157,7 @@ FIGURES = {
     "tool calls of a message": f"{conversation.MAX_TOOL_CALLS:,}",
     "bytes of a call's arguments": _bytes(conversation.MAX_ARGUMENTS_BYTES),
     "depth of a call's arguments": f"{conversation.MAX_ARGUMENTS_DEPTH:,}",
+    "members of an object in arguments, variables and tools' schemas": f"{json_values.MAX_MEMBERS:,}",
     "bytes of a chat template's variables": _bytes(chat_format.MAX_KWARGS_BYTES),
     "depth of a chat template's variables": f"{chat_format.MAX_KWARGS_DEPTH:,}",
     "bytes of a prompt that is tokenised, without `truncate`": "tokens of the context times bytes of the longest token",

@@ -12,12 +12,15 @@ from paceline.errors import InvalidParams, InvalidType
 
 MAX_SCHEMA_DEPTH = 64
 MAX_SCHEMA_BYTES = 1 << 20
+MAX_MEMBERS = 4096
+"""Of one object: llama.cpp's chat layer takes time with the square of their number."""
 
 
 def checked_json(place: str, value: object, depth: int, max_bytes: int) -> Any:
     """Return a copy of a value as plain JSON: dict, list, str, int of 64 bits, float, bool and None.
 
-    Raises `InvalidParams` where it is no JSON, nests more than `depth` levels, or is more than max_bytes as JSON.
+    Raises `InvalidParams` if it is no JSON, nests more than `depth` levels, has an object of more than `MAX_MEMBERS`, or is more
+    than max_bytes as JSON.
     """
     plain = _checked(place, value, depth, f"{place} is nested more than {depth} deep")
     size = len(json.dumps(plain, ensure_ascii=False).encode())
@@ -38,6 +41,8 @@ def _checked(place: str, value: object, depth: int, too_deep: str) -> Any:
     if depth == 0:
         raise InvalidParams(too_deep)
     if isinstance(value, Mapping):
+        if len(value) > MAX_MEMBERS:
+            raise InvalidParams(f"{place} has {len(value)} members, and may have {MAX_MEMBERS}; divide them")
         return {
             validation.text(f"a name in {place}", key): _checked(f"{place}.{key:.80}", content, depth - 1, too_deep)
             for key, content in value.items()

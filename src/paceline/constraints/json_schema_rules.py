@@ -24,6 +24,7 @@ _Reasons = Iterator[tuple[str, str]]  # keywords that would not be enforced, and
 
 _MAX_PATTERNS: Final = 16  # in one allOf
 _MAX_PROPERTIES: Final = 1000  # of an object that may have others
+_MAX_OPTIONAL: Final = 1000  # of an object: compiling takes time with the square of their number
 _EXCLUSIVE: Final = ("exclusiveMinimum", "exclusiveMaximum")
 _BOUNDS: Final = ("minimum", "maximum", *_EXCLUSIVE)
 _OF_NUMBERS: Final = (*_BOUNDS, "multipleOf", "const", "enum")
@@ -415,6 +416,10 @@ def _size(_: str, node: Schema) -> _Reasons:
     is_open = node.get("additionalProperties", False) is not False or "patternProperties" in node
     if is_open and isinstance(named, dict) and len(named) > _MAX_PROPERTIES:
         yield "properties", f"at most {_MAX_PROPERTIES} can be named beside others, not {len(named)}"
+    required = {name for name in node.get("required", ()) if isinstance(name, str)}
+    num_optional = len(named.keys() - required) if isinstance(named, dict) else 0
+    if num_optional > _MAX_OPTIONAL:
+        yield "properties", f"at most {_MAX_OPTIONAL} can be optional, not {num_optional}; require the others"
 
 
 _COMBINATIONS: Final[tuple[Callable[[str, Schema], _Reasons], ...]] = (

@@ -63,6 +63,10 @@ def test_tools_of_openai_and_our_own_become_the_same() -> None:
         ),
         ([{"type": "function", "function": {"name": "f", "parameters": nested(70)}}], "nested more than 64 deep"),
         ([{"type": "function", "function": {"name": "f", "parameters": {"x": "y" * 2**20}}}], "may have 1048576"),
+        (
+            [{"type": "function", "function": {"name": "f", "parameters": dict.fromkeys(map(str, range(4097)))}}],
+            r"parameters has 4097 members, and may have 4096",
+        ),
         ([WEATHER, CLOCK, WEATHER], r"tools\[2\] has the name 'weather' of an earlier one"),
         ([CLOCK] * 1025, "tools must be at most 1024, not 1025"),
     ],

@@ -39,6 +39,20 @@ def chain(num_links: int, link: str) -> str:
     return '{"$ref": "#/$defs/d0", "$defs": {' + ", ".join([*links, last]) + "}}"
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_many_optional_properties_are_refused_before_they_are_compiled(is_closed: bool) -> None:
+    """Compiling takes time with the square of their number; required ones take little."""
+    names = [f"p{index}" for index in range(2000)]
+    schema: dict[str, Any] = {"type": "object", "properties": {name: {"type": "null"} for name in names}}
+    schema["additionalProperties"] = not is_closed
+    begin = time.monotonic()
+    with pytest.raises(GrammarError, match="#/properties: at most 1000 can be"):
+        check_constraint(SamplingParams(json_schema=schema))
+    assert time.monotonic() - begin < 5
+    if is_closed:
+        check_constraint(SamplingParams(json_schema={**schema, "required": names[1000:]}))
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
