@@ -699,6 +699,7 @@ def test_a_body_without_a_length_leaves_a_reserve_of_the_disk(
         (lambda: endless(b"HTTP/1.1 103 Early Hints\r\n\r\n"), "no complete headers within 0.5 s"),
         (lambda: endless(b"x", first=b"HTTP/1.1 200 OK\r\nx-slow: ", pause_s=0.05), "no complete headers within 0.5 s"),
         (lambda: endless(chunked(b" "), first=CHUNKED, pause_s=0.05), "less than 1024 bytes/s"),
+        (lambda: endless(chunked(b" " * 1024), first=CHUNKED, pause_s=0.01), "not complete after 1 s"),
         (lambda: iter([b"HTTP/1.1 302 Found\r\nLocation: /api/models/x\r\nContent-Length: 0\r\n\r\n"]), "10 redirects"),
         (lambda: endless(b"x" * 65_536, first=b"HTTP/1.1 302 Found\r\nLocation: /api/x\r\n\r\n"), "10 redirects"),
         (lambda: iter([b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx"]), "compressed"),
@@ -711,6 +712,7 @@ def test_a_listing_without_an_end_ends(
     """In bytes, in time, and in redirects."""
     monkeypatch.setattr(http_responses, "HEAD_S", 0.5)
     monkeypatch.setattr(http_responses, "RATE_WINDOW_S", 0.5)
+    monkeypatch.setattr(http_responses, "SMALL_BODY_S", 1.0)
     with HostileServer(lambda _: response()) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         began = time.monotonic()

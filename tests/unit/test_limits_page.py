@@ -38,6 +38,7 @@ from paceline.server.flags import flag
 from paceline.server.flags.table import FLAGS
 from paceline.server.media_input import media_fetcher
 from paceline.server.middleware import content_encoding
+from paceline.server.router import model_downloads
 from paceline.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
@@ -191,6 +192,8 @@ FIGURES = {
     "bytes of a lookup cache": _bytes(lookup_files._MOST_BYTES),
     "bytes of a hub's listing": _bytes(hub_api._MAX_LISTING_BYTES),
     "time until a hub has sent its headers, with redirects": _seconds(http_responses.HEAD_S),
+    "time until a hub's listing is complete, after its headers": _seconds(http_responses.SMALL_BODY_S),
+    "models that a server downloads at once": f"{model_downloads.MAX_DOWNLOADS}",
     f"slowest rate of a download, over {_seconds(http_responses.RATE_WINDOW_S)}": f"{http_responses.MIN_BYTES_S:,} bytes/s",
     "wait for a pipe in place of a flag's or a command's file": _seconds(validation.PIPE_WAIT_S),
     "bytes of a TOML file": _bytes(validation.MAX_CONFIG_BYTES),

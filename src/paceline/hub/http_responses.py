@@ -30,6 +30,8 @@ HEAD_S: Final = 60.0
 RATE_WINDOW_S: Final = 60.0
 """Period in which a body must arrive with at least `MIN_BYTES_S`."""
 MIN_BYTES_S: Final = 1024
+SMALL_BODY_S: Final = 120.0
+"""Longest wait for a whole listing, after its headers."""
 MAX_REDIRECTS: Final = 10
 
 _MAX_DIGITS: Final = 18
@@ -133,12 +135,14 @@ def body_pieces(response: httpx.Response) -> Iterator[bytes]:
 
 
 def small_body(response: httpx.Response, max_bytes: int) -> bytes:
-    """Return a whole body of at most `max_bytes`. Raises `httpx.HTTPError`, as `body_pieces` and for a longer body."""
+    """Return a whole body of at most `max_bytes` that comes within `SMALL_BODY_S`. Raises `httpx.HTTPError`."""
     import httpx
 
-    body = bytearray()
+    body, began_s = bytearray(), time.monotonic()
     for piece in body_pieces(response):
         body += piece
+        if time.monotonic() - began_s > SMALL_BODY_S:
+            raise httpx.ReadTimeout(f"the response is not complete after {SMALL_BODY_S:g} s")
         if len(body) > max_bytes:
             raise httpx.DecodingError(f"the response has more than {max_bytes >> 20} MiB")
     return bytes(body)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from paceline.errors import QueueFull
 from paceline.server.api_errors import ApiException
 from paceline.server.router import model_downloads
 from paceline.server.router.event_feed import EventFeed
@@ -98,3 +100,37 @@ def test_an_error_of_any_kind_ends_in_download_failed(
     assert events == [("download_failed", NAME)]
     assert unhandled == []
     assert f"the download of {NAME} failed" in caplog.text and "TypeError" in caplog.text
+
+
+class BusyLocator(FakeLocator):
+    """Looks up at once, and downloads until it is cancelled."""
+
+    def look_up(self, _: object) -> None:
+        pass
+
+
+def test_a_few_downloads_run_at_once_and_in_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow hub holds none of the threads that other work of the server needs; another download is refused meanwhile."""
+    monkeypatch.setattr(model_downloads, "Locator", BusyLocator)
+    monkeypatch.setattr(EventFeed, "publish", lambda *_: None)
+
+    async def reload() -> None:
+        pass
+
+    async def check() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        downloads = ModelDownloads(EventFeed(), offline=False, hf_token=None)
+        for number in range(model_downloads.MAX_DOWNLOADS):
+            await downloads.start(f"user/demo{number}:Q8_0", reload)
+        with pytest.raises(QueueFull, match="4 models are being downloaded already"):
+            await downloads.start(NAME, reload)
+        async with asyncio.timeout(LONG_S):
+            assert await asyncio.to_thread(lambda: 7) == 7
+        downloads.cancel("user/demo0:Q8_0")
+        async with asyncio.timeout(LONG_S):
+            while downloads.is_running("user/demo0:Q8_0"):
+                await asyncio.sleep(0.01)
+        await downloads.start(NAME, reload)
+        await downloads.aclose()
+
+    asyncio.run(check())

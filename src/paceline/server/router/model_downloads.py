@@ -7,11 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import Aborted, PacelineError
+from paceline.errors import Aborted, PacelineError, QueueFull
 from paceline.hub import ModelReference, is_reference, parse_hub_reference, parse_reference
 from paceline.hub.download import QuietObserver
 from paceline.hub.found_models import check_removable, matching_models, remove_models
@@ -23,6 +24,8 @@ from paceline.server.router.event_feed import EventFeed
 from paceline.server.router.model_listing import download_body
 
 _log = logging.getLogger("paceline.server")
+MAX_DOWNLOADS: Final = 4
+"""Most downloads of a server at once."""
 _STEP_S: Final = 0.1  # between two events of one download
 
 
@@ -62,6 +65,10 @@ class ModelDownloads:
 
     def __init__(self, feed: EventFeed, *, offline: bool, hf_token: str | None) -> None:
         self._feed, self._offline, self._token = feed, offline, hf_token
+        self._threads = ThreadPoolExecutor(
+            MAX_DOWNLOADS, "paceline-download"
+        )  # of its own: a slow hub may hold them all
+        self._num_beginning = 0
         self._running: dict[str, tuple[threading.Event, dict[str, Any], asyncio.Task[None]]] = {}
         self._is_closed = False
 
@@ -82,7 +89,11 @@ class ModelDownloads:
         settings = hub_settings(token=self._token, offline=self._offline)
         locator = Locator(settings=settings, observer=observer, cancel=cancel)
         if not settings.offline:
-            await asyncio.to_thread(locator.look_up, reference)
+            self._num_beginning += 1
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._threads, locator.look_up, reference)
+            finally:
+                self._num_beginning -= 1
             self._check_new(name)  # another request may have begun it meanwhile
         task = asyncio.create_task(self._run(name, locator, reference, when_done))
         self._running[name] = (cancel, {}, task)
@@ -92,6 +103,8 @@ class ModelDownloads:
             raise ServerDraining
         if name in self._running:
             raise invalid_request(f"model {name!r} is being downloaded already", "model", "model_exists")
+        if len(self._running) + self._num_beginning >= MAX_DOWNLOADS:
+            raise QueueFull(f"{MAX_DOWNLOADS} models are being downloaded already; try again when one has ended")
 
     def cancel(self, name: str) -> None:
         """End a download; what has arrived is kept for the next one."""
@@ -120,6 +133,7 @@ class ModelDownloads:
             self.cancel(name)
         if tasks:
             await asyncio.wait(tasks)
+        self._threads.shutdown(wait=False)
 
     def _reporter(self, name: str) -> Callable[[dict[str, Any]], None]:
         loop = asyncio.get_running_loop()
@@ -140,7 +154,7 @@ class ModelDownloads:
     ) -> None:
         event = "download_failed"
         try:
-            await asyncio.to_thread(locator.locate, reference)
+            await asyncio.get_running_loop().run_in_executor(self._threads, locator.locate, reference)
             event = "download_finished"
         except Aborted:
             _log.info("the download of %s was ended", name)
