@@ -10,8 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Final
+from typing import Final, TextIO
 
 MAX_WAITING_CHARS: Final = 4 << 20
 """Most characters of lines that wait to be written; further lines are dropped and counted."""
@@ -33,7 +32,7 @@ class LogQueue:
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        """write: called by the thread with whole lines; they are dropped if it raises `OSError`."""
+        """write: called by the thread with whole lines; they are dropped if it raises an error."""
         self.describe_dropped = describe_dropped
         self._write = write
         self._lines: deque[str] = deque()
@@ -75,7 +74,7 @@ class LogQueue:
             text, num_lines = self._next_batch()
             try:
                 self._write(text)
-            except OSError:  # such as a closed pipe or a full disk
+            except Exception:  # noqa: BLE001 - a closed pipe, a full disk, or whatever a program's own stream raises
                 with self._changed:
                     self._num_dropped += num_lines
 
@@ -127,13 +126,14 @@ def write_to(descriptor: int, text: str) -> None:
 
 def _write_to_stderr(text: str) -> None:
     """Write past the buffer of `sys.stderr`: a thread that waits with that buffer's lock would hold up the interpreter's end."""
-    stream = sys.stderr
+    stream: TextIO | None = sys.stderr
+    if stream is None:  # as the process was started
+        return
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError):  # a stream without a descriptor
-        with suppress(ValueError):  # a closed one
-            stream.write(text)
-            stream.flush()
+        stream.write(text)
+        stream.flush()
     else:
         write_to(descriptor, text)
 

@@ -22,7 +22,7 @@ class Reader:
     def __init__(self) -> None:
         self.gate, self.begun = threading.Event(), threading.Event()
         self.text = ""
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
     def write(self, text: str) -> None:
         self.begun.set()
@@ -70,11 +70,11 @@ def test_dropped_lines_are_counted_at_their_place(reader: Reader, monkeypatch: p
 
 
 def test_lines_that_cannot_be_written_are_dropped(reader: Reader) -> None:
-    """A closed pipe and a full disk end nothing; what follows is written when it can be."""
+    """A closed pipe, a full disk or a closed stream ends nothing; later lines are written when they can be."""
     reader.gate.set()
-    for number in (errno.EPIPE, errno.ENOSPC):
+    for error in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed")):
         queue = LogQueue(reader.write)
-        reader.error = OSError(number, "no")
+        reader.error = error
         queue.put("lost")
         queue.flush(LONG_S)
         reader.error, reader.text = None, ""
