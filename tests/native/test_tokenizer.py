@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline import _native
-from paceline.errors import InvalidParams, InvalidType, TextTooLong
+from paceline.errors import InvalidParams, InvalidType, NotEnoughMemory, TextTooLong
 from paceline.runtime.tokenizer import TokenAttribute, Tokenizer
 
 # The vocabularies with vectors of texts and ids; a test below asserts that these are all there are.
@@ -128,6 +128,20 @@ def test_a_long_text_has_more_tokens_than_a_context_before_it_is_encoded(load: L
     tokenizer = load(name)
     assert tokenizer.min_tokens("a" * (1 << 20)) >= 1024
     assert tokenizer.min_tokens("") == 0
+
+
+def test_a_text_that_would_take_more_memory_than_is_free_is_refused(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says how much is needed; texts that need less, and all of up to a mebibyte, are encoded."""
+    tokenizer = load("gpt-2")
+    monkeypatch.setattr("paceline.runtime.tokenizer.available_memory", lambda: 400 << 20)
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_prompt(text, [])):
+        with pytest.raises(NotEnoughMemory, match=r"of 3145728 bytes may take 432 MiB of memory, and 400 MiB are free"):
+            encode("word " * (3 * 2**20 // 5) + "abc")
+        assert len(encode("word " * 400_000)) > 400_000
+    monkeypatch.setattr("paceline.runtime.tokenizer.available_memory", lambda: 0)
+    assert len(tokenizer.encode("word " * 200_000)) > 200_000
 
 
 def test_what_encoding_drops_promises_no_tokens(load: Load) -> None:

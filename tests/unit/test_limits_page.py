@@ -21,7 +21,7 @@ from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
 from paceline.observability import trace_file
 from paceline.request import RequestOptions
-from paceline.runtime import gguf_check, gguf_file
+from paceline.runtime import gguf_check, gguf_file, tokenizer
 from paceline.server import (
     connection,
     in_flight,
@@ -168,6 +168,8 @@ FIGURES = {
     "bytes of smaller requests whose texts are tokenised at once": (
         f"{_bytes(in_flight.MAX_SMALL_TEXTS_BYTES)}, half of it for a tenant's requests"
     ),
+    f"memory that tokenising a text beyond {_bytes(tokenizer._UNCHECKED_BYTES)} may take, at {tokenizer._BYTES_PER_BYTE} bytes "
+    "for each of its bytes": "what is free, within a container's limit",
     "texts of a request for embeddings or scores": f"{vectors.MAX_TEXTS:,}",
     "numbers of a response with pooling `none`": f"{vectors.MAX_NUMBERS:,}",
     # Images and audio

@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline import _native, validation
-from paceline.errors import Closed, InvalidType, Unsupported
+from paceline.errors import Closed, InvalidType, NotEnoughMemory, Unsupported
+from paceline.runtime.device import available_memory
 from paceline.runtime.native_core import Closeable
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"
 _VOCAB_TYPES = ("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test")
 _KMER_BYTES = 6  # of text for each token of DNA, in vocabularies of the kind "hybriddna"
 _BLANKS = b" \t\n\v\f\r"
+_BYTES_PER_BYTE = 144  # of memory for each byte of text that is encoded
+_UNCHECKED_BYTES = 1 << 20  # of a text for which free memory is not looked up
 
 
 class TokenAttribute(enum.IntFlag):
@@ -146,12 +149,15 @@ class Tokenizer(Closeable):
         Raises `TextTooLong` where encoding might take more than half of the machine's memory or 8 GiB (on a machine
         with 16 GiB or more: a text of 32 MiB, or 8 Mi characters without a line break), or minutes of time (runs of ten
         thousand blanks or digits with three pre-tokenizers, hundreds of thousands of characters that a SentencePiece
-        vocabulary has to encode as bytes). Raises `NotEnoughMemory` where memory is short, `Unsupported` where
+        vocabulary has to encode as bytes). Raises `NotEnoughMemory` where memory is short, within the limit of a container as
+        well, `Unsupported` where
         the vocabulary cannot encode, and `InvalidParams` for a lone surrogate. The GIL is released meanwhile.
         """
         validation.boolean("add_special", add_special)
         validation.boolean("parse_special", parse_special)
-        result: list[int] = self._vocab.encode(validation.text("text", text).encode(), add_special, parse_special)
+        encoded = validation.text("text", text).encode()
+        _check_memory(len(encoded))
+        result: list[int] = self._vocab.encode(encoded, add_special, parse_special)
         return result
 
     def encode_prompt(self, text: str, inputs: Sequence[tuple[int, int]]) -> list[int]:
@@ -161,6 +167,7 @@ class Tokenizer(Closeable):
         What spells a control token in one of them, or together with its neighbours, stays text. Raises as `encode`.
         """
         encoded = validation.text("text", text).encode()
+        _check_memory(len(encoded))
         spans = _checked_spans("inputs", inputs, len(text))
         if len(encoded) > len(text):
             spans = _byte_spans(text, spans)
@@ -330,6 +337,17 @@ class Tokenizer(Closeable):
     def _checked(self, token: int) -> int:
         hint = f"the vocabulary has {self._n_vocab} tokens"
         return validation.integer("token", token, 0, self._n_vocab - 1, hint)
+
+
+def _check_memory(num_bytes: int) -> None:
+    """Raise `NotEnoughMemory` if encoding a text might take more memory than there is. The system would end the process."""
+    if num_bytes > _UNCHECKED_BYTES:
+        needed, free = _BYTES_PER_BYTE * num_bytes, available_memory()
+        if free is not None and needed > free:
+            raise NotEnoughMemory(
+                f"encoding a text of {num_bytes} bytes may take {needed >> 20} MiB of memory, and {free >> 20} MiB are free; "
+                "encode it in parts"
+            )
 
 
 @cache
