@@ -62,7 +62,7 @@ class FrontRequests:
         end_each(self._replay_log, lambda key: self.end(key, reason, error))
 
     def _release(self, key: int) -> None:
-        """Release the slots of a request that has ended here."""
+        """Release the slots of a request that this front has ended."""
         events = self._replay_log.release(key)
         self._ended_here(key, events)
         self._deliver(events, None)

@@ -77,7 +77,7 @@ class Policy:
 LOOK_S: Final = 1.0
 """Seconds between two looks at the heartbeats of a worker."""
 
-_EXCUSED_FROM_S: Final = 2.5  # of silence, where it is looked whether there is a reason for it
+_EXCUSED_FROM_S: Final = 2.5  # of silence; then an excuse is looked for
 _MOST_PATIENCE: Final = 64  # times longer that ticks may take after crashes in a row
 
 
@@ -96,13 +96,13 @@ class _Silence:
 
 
 class HangWatch:
-    """Finds out from a worker's heartbeats whether it hangs. limit_s: `hang_timeout_s`.
+    """Finds out from a worker's heartbeats whether the worker hangs. limit_s: `hang_timeout_s`.
 
-    The listening thread and the engine's thread both give heartbeats: a stopped process gives none, nor does a thread that does
-    not come back from native code. Silence is counted look by look, and at most two looks' worth at once: where this process was
-    suspended itself, with its worker or the machine, that counts as nothing. Nor does silence with an excuse count.
+    The listening thread and the engine's thread both give heartbeats. A stopped process gives none, nor does a thread that does
+    not return from native code. Silence is counted look by look, and a look adds two seconds at most. If this process was
+    suspended too, alone or with the machine, that time is not counted. Silence with an excuse is not counted either.
 
-    After crashes in a row ticks may take four times as long for each of them, as they were perhaps only slow.
+    Each crash in a row multiplies the time of a tick by four: perhaps the ticks were only slow.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -138,10 +138,14 @@ class HangWatch:
     def look(
         self, now_s: float, beat: Beat | None, preparing: int | None, is_excused: Callable[[], bool], *, is_ready: bool
     ) -> str | None:
-        """Return why the worker counts as hung; None where it does not.
+        """Return why the worker counts as hung; None if it does not.
 
-        beat: its heartbeats; None before the first one. preparing: the request that it prepares. is_excused: whether it is silent
-        for a reason; called only where it is silent. is_ready: whether it has loaded.
+        Args:
+            now_s: The time.
+            beat: The worker's heartbeats; None before the first one.
+            preparing: The request that the worker prepares.
+            is_excused: Whether the silence has an excuse; called only if the worker is silent.
+            is_ready: Whether the worker has loaded the model.
         """
         passed_s = min(now_s - self._looked_s, 2 * LOOK_S)
         self._looked_s, self._next_s = now_s, now_s + LOOK_S

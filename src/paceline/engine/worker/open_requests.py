@@ -170,9 +170,9 @@ class OpenRequests(FrontRequests):
             self.end(key, reason)
 
     def end_overdue(self, ticking_since_s: float | None) -> None:
-        """End those requests that the worker has, and should have ended `GRACE_S` ago.
+        """End the requests that the worker should have ended `GRACE_S` ago.
 
-        ticking_since_s: when the tick of the worker began that it is in; None: it is in none, or is silent.
+        ticking_since_s: when the worker's current tick began; None if no tick runs, or the worker is silent.
         """
         now_s = self._clock.now()
         if now_s < self._look_s:
@@ -191,7 +191,7 @@ class OpenRequests(FrontRequests):
                 self.end(key, reason, keeps_slots=True)
 
     def _may_have_started(self, request: Request | EmbeddingRequest, ticking_since_s: float | None) -> bool:
-        """Return whether a request that waited for too long may have started before: its start is reported after the tick."""
+        """Return whether a request may have started before its queue timeout: a start is reported after the tick."""
         if request.cancelled or request.started_s is not None or ticking_since_s is None:
             return False
         now_s = self._clock.now()
@@ -199,7 +199,7 @@ class OpenRequests(FrontRequests):
         return ticking_since_s < request.deadline_s() and now_s < started_deadline_s + GRACE_S
 
     def next_deadline_s(self) -> float:
-        """Return when a request has to end without a worker, if none ends before; infinite without one."""
+        """Return when the next request has to end without a worker; infinite if no request has a deadline."""
         return min(self._look_s, self._replay_log.next_deadline_s(self._blame.held))
 
     # ---- see `FrontRequests`

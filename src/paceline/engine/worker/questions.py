@@ -1,7 +1,7 @@
 """What callers ask of the worker beside requests: metrics, slots, cached and saved prefixes, adapters. Results are futures.
 
-A question about state is resolved with None if there is no worker; any other waits for the next worker. One without a reply in
-time fails with `WorkerUnresponsive`. Asking may come from any thread; the rest is the supervising thread's.
+A question about state is resolved with None if there is no worker; any other waits for the next worker. A question
+without a reply in time fails with `WorkerUnresponsive`. Asking may come from any thread; the rest is the supervising thread's.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class ReplayLog:
         return frozenset(self._unreleased)
 
     def release(self, key: int) -> list[Event]:
-        """Return the event of a request whose slots are released, as the worker says or as it is gone."""
+        """Return the event of a request whose slots the worker has released, or lost with its process."""
         self._unreleased.discard(key)
         return [Released(key)]
 
@@ -200,8 +200,8 @@ class ReplayLog:
     ) -> list[Event]:
         """End a request that no worker will end, with all that was held back.
 
-        keeps_slots: whether a worker has it that does not answer: `Released` comes when the worker says so or is gone, and what
-        else it sends of the request is dropped.
+        keeps_slots: whether a worker that does not respond has the request. `Released` then comes when the worker frees the slots
+        or is gone, and the worker's other messages about the request are dropped.
         """
         if not keeps_slots:
             return self._end(key, reason, now_s, error)

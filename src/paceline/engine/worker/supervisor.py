@@ -398,7 +398,7 @@ class Supervisor(EngineThread):
         self._num_hangs += 1
         self._since_s, self._reap_at = now_s, now_s + _KILL_S
         self._hang_watch.end()
-        worker.kill_hung(reason)
+        worker.kill_hung(reason, is_silent=self._hang_watch.silent_s >= self._policy.hang_timeout_s)
 
     # ---- sleep
 

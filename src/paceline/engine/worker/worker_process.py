@@ -179,9 +179,13 @@ class WorkerProcess:
         """End the process at once; it is still to be reaped."""
         self._process.kill()
 
-    def kill_hung(self, reason: str) -> None:
-        """End the process because it hangs."""
-        self._hang = Hang(reason, is_outside=_read_stat(self.pid)[0] == "T")
+    def kill_hung(self, reason: str, *, is_silent: bool) -> None:
+        """End the process because it hangs. is_silent: whether all of its threads are silent.
+
+        Where the system does not report that a process was stopped, silence is taken for that.
+        """
+        state = _read_stat(self.pid)[0]
+        self._hang = Hang(reason, is_outside=state == "T" if state else is_silent)
         self.kill()
 
     def is_excused(self) -> bool:
