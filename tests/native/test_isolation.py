@@ -71,6 +71,8 @@ def test_it_does_what_an_engine_with_a_thread_does() -> None:
             one, other = apart.generate(STORY, **options), here.generate(STORY, **options)
             assert one.choices == other.choices
             assert one.prompt_logprobs == other.prompt_logprobs
+            scored = [token for one in one.prompt_logprobs or () for token in (one.token, *one.tokens)]
+            assert len(set(map(id, scored))) == len({token.id for token in scored})  # one text for each token
             assert one.usage.completion_tokens == other.usage.completion_tokens
         many = apart.generate([STORY, "The cat", "A king"], temperature=0, max_tokens=10)
         assert [one.text for one in many] == [

@@ -107,6 +107,8 @@ FIGURES = {
     "prompt tokens of a tenant that wait, if there are several tenants": "three for each free one",
     "prompt tokens that wait": _or_none(ENGINE.max_queue_tokens),
     "time of a whole request": _or_none(SERVER.timeout_s),
+    "log-probabilities of a response, or that wait for a stream's client": f"{running_request.MAX_LOGPROBS:,}",
+    "characters of prompts that a response repeats": f"{running_request.MAX_REPEATED_CHARS:,}",
     "tokens that a stream's client may fall behind": f"{running_request.MAX_BUFFERED_TOKENS:,}",
     "wait before a crashed worker is started again": _seconds(RestartLimits().longest_wait_s),
     "time without a heartbeat of the worker": _seconds(ENGINE.hang_timeout_s),

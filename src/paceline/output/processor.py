@@ -181,6 +181,18 @@ class OutputProcessor:
         """Take the log-probabilities of prompt tokens."""
         self.prompt_logprobs += map(self._vocabulary.with_texts, token_ids, logprobs)
 
+    def with_token_texts(self, chunk: StreamChunk, scored_ids: Sequence[int]) -> StreamChunk:
+        """Return a chunk of a worker with the texts of the tokens of its log-probabilities. All chunks share these texts.
+
+        scored_ids: the tokens of the prompt from the first on whose log-probability is in the chunk.
+        """
+        add = self._vocabulary.with_texts
+        return msgspec.structs.replace(
+            chunk,
+            logprobs=tuple(map(add, chunk.token_ids, chunk.logprobs)),
+            prompt_logprobs=tuple(map(add, scored_ids, chunk.prompt_logprobs)),
+        )
+
     def finish(self) -> bool:
         """Flush what was held back, however the choice ended; return whether a stop string is complete."""
         self._add(self._pipe.finish())
@@ -200,7 +212,8 @@ class OutputProcessor:
             self._num_emitted = len(self._ids)
             self._ids, self._texts = [], []
             num_held = num_told - self._num_emitted
-        self._held.extend(untold[:num_held])
+        held_ids = token_ids[num_told - num_held : num_told] if num_told is not None else ()
+        self._held.extend(map(self._vocabulary.with_texts, held_ids, untold[:num_held]))
         for index, token_id in enumerate(token_ids[num_told or 0 :], num_held):
             self.take(token_id, untold[index] if index < len(untold) else None)
 

@@ -50,11 +50,16 @@ class _Tokens(dict[int, TokenText]):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of a model's tokens, without and with the text of control tokens, and its end-of-generation tokens."""
+    """The bytes of a model's tokens, without and with the text of control tokens, and its end-of-generation tokens.
+
+    names_tokens: whether log-probabilities get the texts of their tokens. A worker leaves that to the front, which has one text
+    for all entries of a token.
+    """
 
     pieces: Sequence[bytes]
     pieces_special: Sequence[bytes]
     eog_ids: frozenset[int]
+    names_tokens: bool = True
     _shown: dict[tuple[int, ...], tuple[Sequence[bytes], TokenTexts]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -73,6 +78,8 @@ class Vocabulary:
 
     def with_texts(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprobs:
         """Return the log-probabilities at the position of this token with the texts of all their tokens."""
+        if not self.names_tokens:
+            return logprobs
         tokens, top = self._tokens, logprobs.token_ids
         return TokenLogprobs(logprobs.own, top, logprobs.values, tokens[token_id], tuple([tokens[one] for one in top]))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -89,21 +89,88 @@ def _has_many_commas(body: bytes) -> bool:
     return count + body.count(b",", end) >= _MAX_VALUES
 
 
-_PART = 256  # items of a list that are written together
+_PART = 1024  # values that are written together
+_MANY_MEMBERS = 32  # of an object: more are written in parts of several
+_CONTAINERS = (list, tuple, dict, msgspec.Struct)
+_encode = msgspec.json.Encoder().encode
 
 
 def encode_in_parts(content: Any) -> bytes:
-    """Encode a list, or the lists among an object's values, in parts.
+    """Encode a value in parts of about `_PART` values each.
 
     For threads: no other thread runs during one call of the encoder.
     """
+    return b"".join(_parts(content))
+
+
+def _parts(content: Any) -> Iterator[bytes]:
+    if _num_values(content) <= _PART:
+        yield _encode(content)
+    elif isinstance(content, (list, tuple)):
+        yield from _joined(b"[", _slices(content), b"]")
+    else:
+        members = _members(content)
+        if len(members) > _MANY_MEMBERS:  # tokens by their ids
+            yield from _joined(b"{", map(dict, _slices(tuple(members.items()))), b"}")
+            return
+        opening = b"{"
+        for name, value in members.items():
+            yield opening + _encode(name) + b":"
+            yield from _parts(value)
+            opening = b","
+        yield b"}" if members else b"{}"
+
+
+def _joined(opening: bytes, slices: Iterable[Any], closing: bytes) -> Iterator[bytes]:
+    """Yield lists or objects as the parts of one."""
+    for one in slices:
+        yield opening
+        if len(one) == 1 and isinstance(one, (list, tuple)):
+            yield from _parts(one[0])
+        else:
+            yield _encode(one)[1:-1]
+        opening = b","
+    yield closing
+
+
+def _slices(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield the items in slices of at most `_PART` values, or of one item."""
+    if not any(isinstance(item, _CONTAINERS) for item in items[:2]):  # numbers
+        yield from (items[start : start + _PART] for start in range(0, len(items), _PART))
+        return
+    start = size = 0
+    for at, item in enumerate(items):
+        num_values = _num_values(item)
+        if size and size + num_values > _PART:
+            yield items[start:at]
+            start, size = at, 0
+        size += num_values
+    yield items[start:]
+
+
+def _num_values(content: Any) -> int:
+    """Return how many values are within a value; more than `_PART` stand for all higher numbers."""
+    if isinstance(content, msgspec.Struct):
+        content = [getattr(content, name) for name in content.__struct_fields__]
+    elif isinstance(content, dict):
+        content = content.values()
+    elif not isinstance(content, (list, tuple)):
+        return 1
+    count = len(content) + 1
+    for item in content if count <= _PART else ():
+        if isinstance(item, _CONTAINERS):
+            count += _num_values(item)
+            if count > _PART:
+                break
+    return count
+
+
+def _members(content: Any) -> dict[str, Any]:
+    """Return the members of an object."""
     if isinstance(content, dict):
-        members = (msgspec.json.encode(name) + b":" + encode_in_parts(value) for name, value in content.items())
-        return b"{%b}" % b",".join(members)
-    if isinstance(content, list) and len(content) > _PART:
-        starts = range(0, len(content), _PART)
-        return b"[%b]" % b",".join(msgspec.json.encode(content[start : start + _PART])[1:-1] for start in starts)
-    return msgspec.json.encode(content)
+        return content
+    members = ((name, getattr(content, name)) for name in content.__struct_fields__)
+    return {name: value for name, value in members if value is not msgspec.UNSET}
 
 
 def json_response(content: Any) -> Response:

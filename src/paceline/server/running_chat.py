@@ -51,12 +51,14 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
     streaming: bool,
     reports_progress: bool = False,
     num_bytes: int | None = None,
+    keeps_stream: bool = False,
 ) -> RunningChat:
     """Render, tokenise and check a conversation in one turn of a thread, and submit it.
 
     make_turn: parses the messages; called in the thread. chat_options: its kwargs are completed by
     `Service.template_variables`. reports_progress: whether `ChatProgress` comes before the first token. options: keywords of
-    `RequestOptions`. num_bytes: bytes of the conversation; None: those of the request's body.
+    `RequestOptions`. num_bytes: bytes of the conversation; None: those of the request's body. keeps_stream: as
+    `start_prepared` has it.
 
     The request's body must have been read. Use the `RunningChat` as a context manager. Raises what `prepare_chat`,
     `run_in_turn` and `start_request` raise; then nothing runs.
@@ -76,6 +78,7 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
         chats.append(chat)
         wanted = streamed_or_whole(
             {**options, "preserved_tokens": chat.preserved_tokens, "add_special": False},
+            params,
             streaming=streaming,
             waited_s=context.waited_s,
         )
@@ -87,7 +90,9 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
                 raise
             raise chat_too_long(error, engine.limits) from None
 
-    running = await start_prepared(service, request, prepare, options, streaming=streaming, num_bytes=num_bytes)
+    running = await start_prepared(
+        service, request, prepare, options, streaming=streaming, num_bytes=num_bytes, keeps_stream=keeps_stream
+    )
     source = (
         ProgressSource(running, service.read_slots, running.tenant, running.request_id, time.monotonic)
         if reports_progress

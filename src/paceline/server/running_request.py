@@ -37,6 +37,11 @@ ChunkBatch = list[tuple[int, StreamChunk]]
 _WHOLE_RESPONSE = 1_000_000  # tokens: more than any completion has, and the most that RequestOptions accepts
 MAX_BUFFERED_TOKENS = 4096
 """Tokens that a client may fall behind, beyond what the sockets hold, before its stream ends with SLOW_READER."""
+MAX_LOGPROBS = 1 << 18
+"""Log-probabilities of one response, or that wait for the client of one stream. Each takes about 300 bytes."""
+MAX_REPEATED_CHARS = 32 << 20
+"""Characters of prompts in one response, which has them once for each choice."""
+_MIN_BUFFERED = 16  # tokens of each choice
 
 
 async def start_request(  # noqa: PLR0913 - one request and how it is read
@@ -48,6 +53,7 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
     *,
     streaming: bool,
     resumable: bool = True,
+    keeps_stream: bool = False,
 ) -> RunningRequest:
     """Prepare all prompts in a thread, then submit all of them or none.
 
@@ -60,13 +66,20 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
 
     def prepare(engine: EngineClient) -> list[Request]:
         check_num_prompts(engine, options.get("tenant", ""), len(prompts), params.n)
-        wanted = streamed_or_whole(options, streaming=streaming, waited_s=context.waited_s)
+        wanted = streamed_or_whole(options, params, streaming=streaming, waited_s=context.waited_s)
         return [engine.prepare(prompt, params, wanted) for prompt in while_wanted(prompts)]
 
     has_text = any(isinstance(prompt, str) or has_media(prompt) for prompt in prompts)
     num_bytes = None if has_text or "suffix" in options else 0
     return await start_prepared(
-        service, request, prepare, options, streaming=streaming, resumable=resumable, num_bytes=num_bytes
+        service,
+        request,
+        prepare,
+        options,
+        streaming=streaming,
+        resumable=resumable,
+        num_bytes=num_bytes,
+        keeps_stream=keeps_stream,
     )
 
 
@@ -79,8 +92,12 @@ async def start_prepared(  # noqa: PLR0913 - as `start_request`
     streaming: bool,
     resumable: bool = True,
     num_bytes: int | None = None,
+    keeps_stream: bool = False,
 ) -> RunningRequest:
-    """Submit what `prepare` returns, which is called as `run_in_turn` calls it; otherwise as `start_request`."""
+    """Submit what `prepare` returns, which is called as `run_in_turn` calls it; otherwise as `start_request`.
+
+    keeps_stream: whether all that is streamed is kept as well, for the end of the response.
+    """
     service.check_accepting()
     engine = service.engine()
     context = RequestContext.of(request.scope)
@@ -92,6 +109,7 @@ async def start_prepared(  # noqa: PLR0913 - as `start_request`
         prepared = await run_in_turn(
             service, request, lambda: prepare(engine), options, num_bytes=num_bytes, watcher=watcher
         )
+        check_response_size(prepared, engine.limits.max_positions, streaming=streaming and not keeps_stream)
         watcher.raise_if_disconnected()
         context.raise_if_discarded()
         channels = _accept(engine, prepared)
@@ -208,15 +226,65 @@ def less_waited(options: Mapping[str, Any], waited_s: float) -> dict[str, Any]:
     return {**options, **rest}
 
 
-def streamed_or_whole(options: Mapping[str, Any], *, streaming: bool, waited_s: float = 0.0) -> RequestOptions:
+def streamed_or_whole(
+    options: Mapping[str, Any], params: SamplingParams, *, streaming: bool, waited_s: float = 0.0
+) -> RequestOptions:
     """Return the options of a request whose chunks are sent as they come, or all at once.
 
     options: as keywords. waited_s: seconds of its timeouts that have passed.
     """
     options = less_waited(options, waited_s)
     if streaming:
-        return RequestOptions(**{"max_buffered_tokens": MAX_BUFFERED_TOKENS, "slow_reader": "cancel", **options})
+        num_tokens = MAX_BUFFERED_TOKENS
+        if params.logprobs is not None:
+            num_tokens = min(num_tokens, max(_MIN_BUFFERED * params.n, MAX_LOGPROBS // (1 + params.logprobs)))
+        return RequestOptions(**{"max_buffered_tokens": num_tokens, "slow_reader": "cancel", **options})
     return RequestOptions(**{**options, "interval": _WHOLE_RESPONSE})
+
+
+def check_response_size(requests: Sequence[Request], max_positions: int, *, streaming: bool) -> None:
+    """Raise `InvalidParams` if a response could have more log-probabilities or repeated text than the server returns.
+
+    Args:
+        requests: The engine's requests of one HTTP request.
+        max_positions: Positions of a sequence.
+        streaming: Whether generated tokens are sent as they come; then those count that may wait for the client.
+    """
+    check_repeated_chars("echo", sum(len(request.echo) * request.params.n for request in requests))
+    num_scored = num_generated = 0
+    for request in requests:
+        params, num_prompt = request.params, len(request.prompt)
+        if params.prompt_logprobs is not None:
+            num_scored += (num_prompt - 1) * (1 + params.prompt_logprobs)
+        if params.logprobs is not None:
+            num_tokens = max(0, max_positions - num_prompt)
+            num_tokens = params.n * (num_tokens if params.max_tokens is None else min(num_tokens, params.max_tokens))
+            if streaming and request.options.max_buffered_tokens is not None:
+                num_tokens = min(num_tokens, request.options.max_buffered_tokens)
+            num_generated += num_tokens * (1 + params.logprobs)
+    if num_scored + num_generated <= MAX_LOGPROBS:
+        return
+    params = requests[0].params
+    if num_scored > num_generated:
+        raise InvalidParams(
+            f"prompt_logprobs {params.prompt_logprobs} (with echo: logprobs) of {sum(len(one.prompt) for one in requests)} "
+            f"tokens are {num_scored} log-probabilities, more than the {MAX_LOGPROBS} of a response; ask for fewer "
+            "alternatives, or send the prompts in parts"
+        )
+    raise InvalidParams(
+        f"logprobs {params.logprobs} (n_probs, top_logprobs) of up to {num_generated // (1 + (params.logprobs or 0))} tokens are "
+        f"{num_generated} log-probabilities, more than the {MAX_LOGPROBS} of a response or that may wait for the client of a "
+        "stream; set a smaller max_tokens, ask for fewer alternatives or choices, or stream"
+    )
+
+
+def check_repeated_chars(field: str, num_chars: int) -> None:
+    """Raise `InvalidParams` if a response would repeat too many characters of prompts. field: which makes it repeat them."""
+    if num_chars > MAX_REPEATED_CHARS:
+        raise InvalidParams(
+            f"{field}: the response would have {num_chars} characters of prompts, once for each choice, and may have "
+            f"{MAX_REPEATED_CHARS}; ask for fewer choices, or leave the prompt out of the response"
+        )
 
 
 def check_num_prompts(engine: EngineClient, tenant: str, num_prompts: int, num_choices: int) -> None:

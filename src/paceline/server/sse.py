@@ -29,6 +29,8 @@ _log = logging.getLogger("paceline.server")
 Render = Callable[[int, Any], Iterable[bytes]]
 """Encodes a chunk of the source, a `StreamChunk` or a `ChatChunk`, of a prompt as events."""
 
+_MANY_LOGPROBS = 2000  # take milliseconds to encode
+
 _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies that buffer responses do not buffer this one
@@ -81,6 +83,8 @@ class EventStream(Response):
     event; empty: none. heartbeat: encodes the framed event that is sent while there is nothing else to send, after all earlier
     events have been encoded; None: the framing's ping.
 
+    in_threads: whether every chunk is encoded in a thread, not only one with many log-probabilities.
+
     A resumable request is not cancelled when its client leaves: the events go to its `ResumableStream`, of which the client is
     one reader.
     """
@@ -97,8 +101,10 @@ class EventStream(Response):
         done: bytes = b"[DONE]",
         framing: Framing = SSE,
         heartbeat: Callable[[], bytes] | None = None,
+        in_threads: bool = False,
     ) -> None:
         super().__init__()
+        self._in_threads = in_threads
         self._source, self._render, self._failure, self._done = source, render, failure, done
         self._opening, self._framing = opening, framing
         self._heartbeat = heartbeat or (lambda: framing.ping)
@@ -139,16 +145,21 @@ class EventStream(Response):
             async for batch in source.batches():
                 if source.is_disconnected:
                     continue  # read to the end, which is near
-                frame = self._framing.frame
-                data = [frame(event) for index, chunk in batch for event in self._events(index, chunk)]
+                is_large = self._in_threads or sum(map(_num_logprobs, batch)) > _MANY_LOGPROBS
+                data = await wire.made_in_thread(self._framed, batch) if is_large else self._framed(batch)
                 if data:
-                    await wire.send(b"".join(data))
+                    await wire.send(data)
         except Exception as error:  # noqa: BLE001 - every stream ends in order
             _log.exception("a stream could not be written; it ends with an error")
             self._api_error = self._api_error or api_error_of(error)
         source.cancel()
         if not source.is_disconnected:
             await wire.end(self._ending())
+
+    def _framed(self, batch: Iterable[tuple[int, Any]]) -> bytes:
+        """Return the events of chunks as they are sent. Any thread, one at a time."""
+        frame = self._framing.frame
+        return b"".join([frame(event) for index, chunk in batch for event in self._events(index, chunk)])
 
     def _events(self, index: int, chunk: StreamChunk | ChatChunk) -> Iterable[bytes]:
         """Return the events of a chunk. A failed ending is reported at the end of the stream, its text at once."""
@@ -167,6 +178,12 @@ class EventStream(Response):
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers that a route has added."""
         return [pair for pair in self.raw_headers if pair[0] not in (b"content-type", b"content-length")]
+
+
+def _num_logprobs(item: tuple[int, Any]) -> int:
+    """Return how many log-probabilities a chunk has."""
+    _, chunk = item
+    return sum(1 + len(one.token_ids) for one in (*chunk.logprobs, *chunk.prompt_logprobs))
 
 
 class StreamReplay(Response):
@@ -236,6 +253,14 @@ class _Wire:
         await self._heartbeat_sent()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._is_sending, self._sent_s = False, self._loop.time()
+
+    async def made_in_thread(self, make: Callable[[Any], bytes], batch: Any) -> bytes:
+        """Return what a function makes of chunks in a thread. No heartbeat is encoded meanwhile."""
+        self._is_sending = True
+        try:
+            return await asyncio.to_thread(make, batch)
+        finally:
+            self._is_sending = False
 
     async def end(self, data: bytes) -> None:
         """Send the last events and end the response."""

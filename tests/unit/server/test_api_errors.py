@@ -41,7 +41,7 @@ def test_every_error_has_a_status_by_whose_fault_it_is() -> None:
         elif issubclass(kind, errors.CapacityError):
             assert api_error.status in (429, 503)
             assert api_error.retry_after_s is not None
-        elif not issubclass(kind, (errors.StateError, errors.Cancelled)):
+        elif not issubclass(kind, (errors.StateError, errors.Cancelled, errors.NoTokenAllowed)):
             assert api_error.status >= 500
 
 

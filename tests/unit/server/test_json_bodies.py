@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.server import json_bodies
 from paceline.server.api_errors import ApiException
-from paceline.server.json_bodies import decode_json
+from paceline.server.json_bodies import decode_json, encode_in_parts
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +69,48 @@ def test_what_is_no_json_is_refused_as_such(body: bytes, monkeypatch: Any) -> No
     monkeypatch.setattr(json_bodies, "_MAX_PARTS", 10**6)
     with pytest.raises(json.JSONDecodeError):
         decode_json(body)
+
+
+class Pair(msgspec.Struct):
+    """A record with members that may be left out."""
+
+    a: Any
+    b: Any = msgspec.UNSET
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-9, 9),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=3),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5),
+        st.lists(inner, max_size=5).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=5),
+        st.builds(Pair, inner, st.one_of(st.just(msgspec.UNSET), inner)),
+    ),
+    max_leaves=40,
+)
+
+
+@given(VALUES, st.integers(1, 8))
+def test_a_value_is_the_same_however_small_its_parts_are(value: Any, size: int) -> None:
+    """Records, objects, lists and texts at any depth; members that are left out stay out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_bodies, "_PART", size)
+        patch.setattr(json_bodies, "_MANY_MEMBERS", size // 2)
+        assert encode_in_parts(value) == msgspec.json.encode(value)
+
+
+def test_no_part_is_much_larger_than_the_others() -> None:
+    """While one is encoded, no other thread runs."""
+    entry = {str(token): {"logprob": -1.0, "decoded_token": "a"} for token in range(1000)}
+    columns = Pair([dict.fromkeys(map(str, range(1000)), -0.5)] * 50, ["a"] * 5000)
+    sizes = [
+        len(part)
+        for part in json_bodies._parts({"choices": [{"prompt_logprobs": [None] + [entry] * 50}], "c": columns})
+    ]
+    assert max(sizes) < 50_000 < sum(sizes) / 40

@@ -114,6 +114,8 @@ class ReplayLog:
             state.unsent_logprobs += part.unsent_logprobs
             return []
         state.unsent_logprobs, state.num_sent = list(part.unsent_logprobs), len(state.token_ids)
+        if chunk.logprobs or chunk.prompt_logprobs:
+            chunk = sequence.output.with_token_texts(chunk, request.prompt[state.num_scored + 1 :])
         state.num_scored += len(chunk.prompt_logprobs)
         if chunk.finish_reason is not None:
             state.reason = chunk.finish_reason

@@ -76,6 +76,7 @@ class RequestPreparer:
     ) -> None:
         """lost_adapters: why adapters of an earlier worker are not there. encoder: of media, if there is a projector."""
         self._inbox, self._sink, self._backend, self._box = inbox, sink, backend, box
+        self._vocabulary = dataclasses.replace(backend.vocabulary, names_tokens=False)  # the front adds the texts
         self._lost_adapters, self._encoder = lost_adapters, encoder
         self._lock = threading.Lock()
         self._pending: dict[int, list[Command]] = {}  # commands for requests that are not ready
@@ -176,7 +177,7 @@ class RequestPreparer:
             samplers=samplers,
             submitted_s=message.submitted_s,
             lora=options.lora,
-            vocabulary=self._backend.vocabulary,
+            vocabulary=self._vocabulary,
             states=message.states,
             echo=message.echo,
             media=message.media,

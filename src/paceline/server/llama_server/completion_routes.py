@@ -38,6 +38,7 @@ from paceline.server.running_request import (
     ChunkSource,
     RunningRequest,
     check_num_prompts,
+    check_repeated_chars,
     collect,
     run_in_turn,
     start_request,
@@ -92,6 +93,7 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
         merge_options(timeouts_of(options), timeouts_of(body)),
     )
     check_num_prompts(engine, tenant, len(request.prompts), request.params.n)
+    check_repeated_chars("prompt", sum(map(len, request.texts)) * request.params.n)
     options = merge_options(options, request.options)
     completion = _RunningCompletion(service, state, request, options)
     try:
@@ -103,6 +105,7 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
             options,
             streaming=request.is_watched,
             resumable=request.stream,
+            keeps_stream=not request.stream,
         )
         if not request.stream:
             return await completion.whole(running_request)

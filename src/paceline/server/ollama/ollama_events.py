@@ -12,6 +12,7 @@ import msgspec
 
 from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall
 from paceline.completion import Completion
+from paceline.server.json_bodies import encode_in_parts
 from paceline.server.logprobs import ChatLogprob, chat_logprobs
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
@@ -39,7 +40,8 @@ class OllamaReply:
 
     def line(self, members: Mapping[str, Any]) -> bytes:
         """Encode one line of a stream, or a whole response. members: beside model and time."""
-        return _encode({"model": self.model, "created_at": timestamp(), **members})
+        encode = _encode if self.num_top is None else encode_in_parts
+        return encode({"model": self.model, "created_at": timestamp(), **members})
 
     def said(self, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
         """Return what was generated, as the endpoint has it."""

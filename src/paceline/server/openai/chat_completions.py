@@ -235,7 +235,7 @@ class ChatChunkChoice(ChoiceBase, kw_only=True):
 def chat_body(options: ResponseOptions, completion: ChatCompletion) -> bytes:
     """Encode a response that is not streamed."""
     warnings = [str(choice.warning) for choice in completion.choices if choice.warning is not None]
-    choices = [_chat_choice(options, completion, choice) for choice in completion.choices]
+    choices = (_chat_choice(options, completion, choice) for choice in completion.choices)
     return options.whole(
         choices, [completion.usage], warnings, sum(_num_reasoning(options, one) for one in completion.choices)
     )

@@ -113,11 +113,11 @@ class CompletionChoice(ChoiceBase, kw_only=True):
 
 def completion_body(options: ResponseOptions, completions: Sequence[Completion]) -> bytes:
     """Encode a response that is not streamed; completions in the order of the prompts."""
-    choices = [
+    choices = (
         _completion_choice(options, number, one, choice)
         for number, one in enumerate(completions)
         for choice in one.choices
-    ]
+    )
     return options.whole(choices, [one.usage for one in completions])
 
 

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -24,6 +24,7 @@ from paceline.completion import Completion
 from paceline.params import SamplingParams
 from paceline.runtime import build_info
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS
+from paceline.server.json_bodies import encode_in_parts
 from paceline.server.logprobs import Pieces, prompt_logprobs
 from paceline.server.openai.openai_bodies import GenerationBody
 from paceline.server.openai.parsing import ParsedRequest, model_warning
@@ -73,10 +74,7 @@ async def whole_response(
     """Wait for the completions and return the response that is not streamed."""
     async with running_request:
         completions = await running_request.collect()
-    if options.token_pieces:  # log-probabilities take a while to encode
-        content = await asyncio.to_thread(encode, options, completions)
-    else:
-        content = encode(options, completions)
+    content = await asyncio.to_thread(encode, options, completions)
     return Response(content, media_type="application/json")
 
 
@@ -135,14 +133,15 @@ class ResponseOptions:
 
     def whole(
         self,
-        choices: Sequence[Any],
+        choices: Iterable[Any],
         usages: Sequence[Usage],
         warnings: Sequence[str] = (),
         num_reasoning: int | None = None,
     ) -> bytes:
-        """Encode a response that is not streamed. num_reasoning: tokens of thinking, in chats."""
-        closing = self.closing(usages, warnings)
-        return _encode({**self.head, "choices": choices, "usage": usage_body(usages, num_reasoning), **closing})
+        """Encode a response that is not streamed. num_reasoning: tokens of thinking, in chats. Takes time: for threads."""
+        encoded = b",".join(map(encode_in_parts, choices))
+        last = {"usage": usage_body(usages, num_reasoning), **self.closing(usages, warnings)}
+        return b'%b,"choices":[%b],%b' % (_encode(self.head)[:-1], encoded, _encode(last)[1:])
 
     def closing(self, usages: Sequence[Usage], warnings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the members at the end of a response or stream: timings of a single prompt, and warnings."""
@@ -178,6 +177,7 @@ class EventEncoder:
 
     def __init__(self, options: ResponseOptions) -> None:
         self._options = options
+        self._encode: Callable[[Any], bytes] = encode_in_parts if options.token_pieces else _encode
         self._head = _encode(options.head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}' if options.include_usage else b"]}"
         self._num_prompt = sum(map(len, options.prompts))
@@ -205,11 +205,15 @@ class EventEncoder:
 
     def of(self, choice: ChoiceBase) -> bytes:
         """Encode an event with one choice."""
-        event = self._head + _encode(choice) + self._tail
+        event = self._head + self._encode(choice) + self._tail
         if self._options.continuous_usage:
             usage = Usage(prompt_tokens=self._num_prompt, completion_tokens=self._num_generated)
             event = (
-                self._head + _encode(choice) + b'],"usage":' + _encode(usage_body([usage], self.num_reasoning)) + b"}"
+                self._head
+                + self._encode(choice)
+                + b'],"usage":'
+                + _encode(usage_body([usage], self.num_reasoning))
+                + b"}"
             )
         if self._timings is None or self.is_over:
             return event

@@ -6,11 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from paceline.chat import ChatChunk, MessageDelta, ToolCall, ToolCallDelta
 from paceline.params import SamplingParams
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS, ApiError
+from paceline.server.json_bodies import encode_in_parts
 from paceline.server.logprobs import ChatLogprob
 from paceline.server.responses_api.custom_input import CustomInput
 from paceline.server.responses_api.input_items import Item, new_item_id
@@ -36,7 +35,6 @@ from paceline.server.token_aligner import TokenAligner
 from paceline.server.usage import RunningTimings, final_timings
 from paceline.streaming import FinishReason, Usage
 
-_encode = msgspec.json.Encoder().encode
 _MAX_UNFOUND_BYTES = 1 << 16  # so that looking for a text stays fast
 
 
@@ -271,4 +269,4 @@ def early_events(model: str) -> ResponseEvents:
 
 
 def _event(kind: str, number: int, **members: Any) -> bytes:
-    return named_event(kind.encode(), _encode({"type": kind, "sequence_number": number, **members}))
+    return named_event(kind.encode(), encode_in_parts({"type": kind, "sequence_number": number, **members}))

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import msgspec
-
 from paceline.chat import ChatCompletion, ParsedMessage, ToolCall
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
+from paceline.server.json_bodies import encode_in_parts
 from paceline.server.logprobs import ChatLogprob, Pieces
 from paceline.server.responses_api.custom_input import custom_input_of
 from paceline.server.responses_api.input_items import Item, new_item_id
@@ -256,4 +255,4 @@ def whole_response(head: ResponseHead, completion: ChatCompletion) -> bytes:
     warnings = [] if choice.warning is None else [str(choice.warning)]
     body = head.ended(output, choice.finish_reason, usage_of(completion.usage, num_reasoning), warnings)
     timings = final_timings(completion.usage, completion.usage.completion_tokens)
-    return msgspec.json.encode(body | {"timings": timings})
+    return encode_in_parts(body | {"timings": timings})

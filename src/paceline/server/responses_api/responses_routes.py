@@ -74,6 +74,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
                 asked.parsed.options,
                 streaming=streaming,
                 num_bytes=num_bytes,
+                keeps_stream=True,
             )
 
         def keep(response: Item, output: Sequence[Item]) -> str | None:
@@ -93,6 +94,7 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
                 done=b"",
                 framing=NAMED_SSE,
                 heartbeat=events.heartbeat,
+                in_threads=asked.parsed.params.logprobs is not None,
             )
         async with running:
             completion = await running.collect()
