@@ -131,6 +131,7 @@ FIGURES = {
     **{f"`{name}`: characters of a text": f"{length:,}" for name, (_, length, _) in params._TEXTS.items()},
     **{f"`{name}`: characters together": f"{total:,}" for name, (_, _, total) in params._TEXTS.items() if total},
     "`logit_bias`: entries": f"{request_fields._MAX_BIASES:,}",
+    "`samplers`: names or letters": f"{request_fields._MAX_SAMPLERS:,}",
     "`logprobs`, `prompt_logprobs` of a token": f"{params._OPTIONAL_INTEGERS['logprobs'][1]:,}",
     "candidates of the sampler `infill`": f"{params._MAX_INFILL_CANDIDATES:,}",
     "logits processors": f"{params._MAX_PROCESSORS:,}",

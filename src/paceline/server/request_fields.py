@@ -329,11 +329,16 @@ def check_sampling_field(place: str, name: str, value: Any) -> None:
         raise (InvalidType if isinstance(error, InvalidType) else InvalidParams)(message) from None
 
 
+_MAX_SAMPLERS = 256
+
+
 def parse_samplers(samplers: list[Any] | str, warnings: list[str]) -> tuple[str, ...]:
     """Return the samplers in order, from names, their variants or letters.
 
-    Unknown names and repetitions are skipped with a warning.
+    Unknown names and repetitions are skipped with a warning. Raises `InvalidParams` for more than `_MAX_SAMPLERS`.
     """
+    if len(samplers) > _MAX_SAMPLERS:
+        raise InvalidParams(f"samplers must have at most {_MAX_SAMPLERS} names or letters, not {len(samplers)}")
     if isinstance(samplers, str):
         named = [(letter, SAMPLER_LETTERS.get(letter)) for letter in samplers]
     else:
