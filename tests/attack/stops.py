@@ -90,6 +90,21 @@ def many_members() -> str:
     return figure(_text(*sent), held=sent[0] == {400: 2} and sent[1].seconds < 10)
 
 
+def wide_tools() -> str:
+    """Send 200 tools of 300 properties, eight times at once, to a server that may grow by 1,500 MB."""
+    properties = {f"p{index}": {"type": "string", "description": "x" * 10} for index in range(300)}
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": f"tool_{index}", "parameters": {"type": "object", "properties": properties}},
+        }
+        for index in range(200)
+    ]
+    sent = _send(CHAT, [{"messages": TALK, "max_tokens": 2, "tools": tools}] * 8, extra_mb=1500, at_once=8)
+    statuses, now, bystander_s = sent
+    return figure(_text(*sent), held=set(statuses) <= {400, 429} and now.server_mb < 1500 and bystander_s < 30)
+
+
 ATTACKS = (
     Attack(
         "refused",
@@ -97,13 +112,13 @@ ATTACKS = (
         "server +1533 MB, worker +1532 MB, 10 s; others saw 320 MB in each and 4 s for a request, and the fifth in 3 GB"
         " killed the server",
         refused_stops,
+        sample=True,
     ),
     Attack(
         "largest",
         "The largest accepted set of stop texts, 50 times with other texts, is served within a small memory.",
         "server +928 MB, worker +936 MB, 13.3 s: 300 bytes for each byte of the texts, until a full collection",
         largest_stops,
-        sample=True,
     ),
     Attack(
         "wide",
@@ -123,5 +138,11 @@ ATTACKS = (
         "Arguments of a call and variables of a template with 100,000 members are refused.",
         "66.4 s, server +155 MB: llama.cpp's chat layer looks through all members for each",
         many_members,
+    ),
+    Attack(
+        "tools",
+        "Eight clients that send 200 tools of 300 properties at once cost bounded memory, and others are served.",
+        "server +2752 MB, 61.6 s, /health at most 3.17 s",
+        wide_tools,
     ),
 )
