@@ -6,11 +6,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 from tests.attack.harness import Attack, figure
@@ -132,39 +131,42 @@ def changed_texts() -> str:
 
 
 def equal_ids() -> str:
-    """Use another tenant's ids: of a running request, a stored response, a conversation's stream and a slot's file."""
+    """Use another tenant's ids: of a running request, its stream, a stored response, a slot's file and a common prompt."""
     with (
         tempfile.TemporaryDirectory() as folder,
         tenants_of("--slot-save-path", folder, "--responses-store", "10") as (_, attacker, other),
     ):
         secret = {"prompt": "A secret of the fox. " * 20, "n_predict": 2}
-        named = {"x-request-id": "same", "x-conversation-id": "talk"}
         stored = other.post("/v1/responses", json={"input": "My word is fox.", "max_output_tokens": 2}).json()["id"]
         other.post("/completion", json={**secret, "id_slot": 0})
-        saved = other.post("/slots/0?action=save", json={"filename": "mine.bin"})
-        running = {"prompt": "Once", "n_predict": 2000, "ignore_eos": True, "stream": True, "seed": 4711}
+        other.post("/slots/0?action=save", json={"filename": "mine.bin"}).raise_for_status()
+        follow_up = {"input": "Which?", "max_output_tokens": 1, "previous_response_id": stored}
+        while_running: dict[str, Callable[[httpx.Client], bool]] = {
+            "seed": lambda client: "4711" in client.get("/slots").text,
+            "stream": lambda client: (
+                client.post("/v1/streams/lookup", json={"conversation_ids": ["talk"]}).json() != []
+            ),
+            "cancel": lambda client: client.post("/v1/requests/same/cancel").json()["cancelled"],
+        }
+        later: dict[str, Callable[[httpx.Client], bool]] = {
+            "response": lambda client: client.get(f"/v1/responses/{stored}").is_success,
+            "previous": lambda client: client.post("/v1/responses", json=follow_up).is_success,
+            "file": lambda client: client.post("/slots/0?action=restore", json={"filename": "mine.bin"}).is_success,
+            "prefix": lambda client: client.post("/completion", json=secret).json()["timings"]["cache_n"] > 20,
+        }
+        running = {"prompt": "Once", "n_predict": 4000, "ignore_eos": True, "stream": True, "seed": 4711}
+        reached, own = [], []
+        named = {"x-request-id": "same", "x-conversation-id": "talk"}
         with other.stream("POST", "/completion", json=running, headers=named) as stream:
             lines = stream.iter_lines()
             next(lines)
-            found: dict[str, Any] = {
-                "cancelled": attacker.post("/v1/requests/same/cancel").json()["cancelled"],
-                "seed shown": "4711" in attacker.get("/slots").text,
-                "stream": attacker.get("/v1/stream?conversation_id=talk").status_code == 200,
-                "response": attacker.get(f"/v1/responses/{stored}").status_code == 200,
-                "previous": attacker.post(
-                    "/v1/responses", json={"input": "Which?", "max_output_tokens": 1, "previous_response_id": stored}
-                ).status_code
-                == 200,
-                "slot file": attacker.post("/slots/0?action=restore", json={"filename": "mine.bin"}).status_code == 200,
-                "prefix": attacker.post("/completion", json=secret).json()["timings"]["cache_n"] > 0,
-            }
-            own = "4711" in other.get("/slots").text and other.post("/v1/requests/same/cancel").json()["cancelled"]
-    reached = [name for name, is_reached in found.items() if is_reached]
-    saved.raise_for_status()
-    held = not reached and own
-    return figure(
-        f"of {len(found)} ways in: {', '.join(reached) or 'none'}; the owner's own ids work: {own}", held=held
-    )
+            reached += [name for name, way in while_running.items() if way(attacker)]
+            own += [name for name, way in while_running.items() if way(other)]
+        reached += [name for name, way in later.items() if way(attacker)]
+        own += [name for name, way in later.items() if way(other)]
+    ways = [*while_running, *later]
+    now = f"of {', '.join(ways)} another tenant reaches {', '.join(reached) or 'none'}, their owner {len(own)} of {len(ways)}"
+    return figure(now, held=not reached and own == ways)
 
 
 ATTACKS = (
