@@ -93,6 +93,20 @@ def test_a_stream_may_have_more_in_all_than_wait_for_its_client(client: httpx.Cl
     assert num_tokens == 300
 
 
+@pytest.mark.parametrize("field", ["content", "prompt", "messages"])
+def test_a_text_of_too_many_tokens_has_no_list_of_them(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    """A list of pieces takes 16 times the text, and much more memory."""
+    text: Any = "0" * 1000
+    body = {field: [{"role": "user", "content": text}] if field == "messages" else text, "with_pieces": True}
+    assert client.post("/tokenize", json=body).status_code == 200
+    monkeypatch.setattr("paceline.server.llama_server.llama_routes.MAX_TOKENS", 500)
+    response = client.post("/tokenize", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"{field}: 10")
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -36,6 +36,7 @@ from paceline.server import (
 )
 from paceline.server.flags import flag
 from paceline.server.flags.table import FLAGS
+from paceline.server.llama_server import llama_routes
 from paceline.server.media_input import media_fetcher
 from paceline.server.middleware import content_encoding
 from paceline.server.router import model_downloads
@@ -108,6 +109,7 @@ FIGURES = {
     "prompt tokens that wait": _or_none(ENGINE.max_queue_tokens),
     "time of a whole request": _or_none(SERVER.timeout_s),
     "log-probabilities of a response, or that wait for a stream's client": f"{running_request.MAX_LOGPROBS:,}",
+    "tokens of a response of `/tokenize`": f"{llama_routes.MAX_TOKENS:,}",
     "characters of prompts that a response repeats": f"{running_request.MAX_REPEATED_CHARS:,}",
     "tokens that a stream's client may fall behind": f"{running_request.MAX_BUFFERED_TOKENS:,}",
     "wait before a crashed worker is started again": _seconds(RestartLimits().longest_wait_s),

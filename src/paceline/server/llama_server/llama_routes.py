@@ -16,7 +16,7 @@ from starlette.responses import Response
 from paceline import __version__, validation
 from paceline.chat import ChatOptions, Turn, next_turn, prepare_chat
 from paceline.demo import demo_model_path
-from paceline.errors import PacelineError, Unsupported
+from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.runtime import Tokenizer
 from paceline.server.api_errors import invalid_request, not_supported
 from paceline.server.flags.spec_types import spec_type_names
@@ -36,6 +36,8 @@ from paceline.server.service import Service
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
 
+MAX_TOKENS = 1 << 20
+"""Tokens that a response of POST /tokenize may have: as many as a request may have."""
 _MAX_ADAPTER_ENTRIES = 1000  # that one request may set
 
 
@@ -224,8 +226,17 @@ def _read_chat(service: Service, body: TemplateBody, media: RequestMedia) -> tup
     return turn, options
 
 
+def _check_num_tokens(field: str, ids: Sequence[int]) -> None:
+    """Raise `InvalidParams` for more tokens than a response may have. field: which has their text."""
+    if len(ids) > MAX_TOKENS:
+        raise InvalidParams(
+            f"{field}: {len(ids)} tokens are more than the {MAX_TOKENS} that a response may have; send the text in parts"
+        )
+
+
 def _vllm_tokens(service: Service, body: TokenizeBody, ids: list[int]) -> dict[str, Any]:
     engine = service.engine()
+    _check_num_tokens("prompt" if body.messages is None else "messages", ids)
     texts: list[str] | None = None
     if body.return_token_strs:
         known = {token: engine.tokenizer.token_text(token) for token in set(ids)}
@@ -267,6 +278,7 @@ def _text_tokens(service: Service, body: TokenizeBody) -> bytes:
     if body.content is not None:
         add, parse = bool(body.add_special), body.parse_special is not False
         tokens = tokenize_mixed(tokenizer, "content", body.content, add_special=add, parse_special=parse)
+    _check_num_tokens("content", tokens)
     if body.with_pieces:
         pieces = tokenizer.pieces(special=True)
         known = {token: {"id": token, "piece": _piece_body(pieces[token])} for token in set(tokens)}
