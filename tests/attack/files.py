@@ -30,10 +30,11 @@ from tests.fuzz.fuzz_media import bases, damaged
 from tests.fuzz.mutations import damage
 from tests.hub.stand_in_hub import CHUNKED, HostileServer, chunked, endless, listing_bytes
 from tests.pictures import gif_header, jpeg_header, png_chunk
+from tests.sounds import flac_file, int16, mp3_file, tone, wav_file
 
 from paceline.demo import demo_model_path, demo_vision_model_path
 from paceline.server.media_input.media_fetcher import is_public
-from paceline.testing.models import KINDS, write_model
+from paceline.testing.models import CHAT_TEMPLATE, KINDS, LlamaSpec, UltravoxAudioSpec, write_model
 
 FLAGS = ("-np", "1", "-c", "512", "-t", "1", "--no-spare-worker")
 STRANGE = "m\x1b[2J\x07\x85\u202egpj\u2028\n2026-01-01T00:00:00 ERROR paceline.server: forged\r"
@@ -304,6 +305,65 @@ def damaged_media() -> str:
     )
 
 
+def damaged_sounds() -> str:
+    """Send sounds that promise hours, and 120 damaged sounds, to a tiny model that hears, then a good sound."""
+    sounds = {kind: data for kind, data in bases().items() if kind.startswith(("wav", "mp3", "flac"))}
+    samples = int16(tone(0.1))
+    bombs = {
+        "wav that promises 4 GB": wav_file(samples, size=2**32 - 1),
+        "wav of one sample a second": wav_file(int16(tone(0.5)), rate=1),
+        "flac that promises 2^36 samples": flac_file(samples, told=2**36 - 1),
+        "mp3 of 20,000 frames of silence": mp3_file(20_000),
+    }
+
+    def ask(server: Served, data: bytes) -> int:
+        audio = {"data": base64.b64encode(data).decode(), "format": "wav"}
+        body = {
+            "messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}],
+            "max_tokens": 2,
+        }
+        return post(server, "/v1/chat/completions", body).status_code
+
+    def labelled(server: Served, kind: str, data: bytes) -> int:
+        found = ask(server, data)
+        if kind.startswith("wav"):
+            return found
+        file = {"file": (f"x.{kind.partition(' ')[0]}", data)}
+        with server.client() as client:
+            return client.post("/v1/audio/transcriptions", files=file, data={"max_tokens": "2"}).status_code
+
+    statuses = Counter[int]()
+    with _folder() as folder:
+        projector = write_model(folder / "mmproj-hearing.gguf", UltravoxAudioSpec())
+        model = write_model(
+            folder / "hearing.gguf", LlamaSpec(n_ctx_train=2048), metadata={"tokenizer.chat_template": CHAT_TEMPLATE}
+        )
+        flags = ("-np", "1", "-c", "2048", "-t", "1", "-m", str(model), "--mmproj", str(projector), "--no-spare-worker")
+        with Served(*flags) as server:
+            worker = server.children()
+            first = ask(server, sounds["wav"])
+            with measured(server) as bombed:
+                refused = {name: labelled(server, name, data) for name, data in bombs.items()}
+            with measured(server) as fuzzed:
+                for number in range(120):
+                    kind, data, _ = damaged(Random(f"attack/{number}"), sounds)
+                    statuses[labelled(server, kind, data)] += 1
+            good, survived = ask(server, sounds["wav"]), server.children() == worker
+    held = (
+        set(statuses) | set(refused.values()) <= {200, 400}
+        and (first, good) == (200, 200)
+        and survived
+        and bombed.server_mb < 100
+        and bombed.worker_mb is not None
+        and bombed.worker_mb < 700
+    )
+    return figure(
+        f"bombs {dict(Counter(refused.values()))}, {bombed}; damaged {dict(statuses)}, {fuzzed}; a good sound then: {good}, "
+        f"{'the same' if survived else 'another'} worker",
+        held=held,
+    )
+
+
 # ---- full and read-only folders
 
 
@@ -430,6 +490,12 @@ ATTACKS = (
         damaged_media,
     ),
     Attack(
+        "sounds",
+        "Sounds that promise hours and damaged sounds are refused in bounded memory, and the worker goes on.",
+        "held but for 4 of 120: samples of 1e30 made the model's output no number, a 500",
+        damaged_sounds,
+    ),
+    Attack(
         "full",
         "A full disk is an error of a save, leaves no half of a file, and stops no completion.",
         "held; not measured with a full log",
@@ -444,7 +510,7 @@ ATTACKS = (
     Attack(
         "addresses",
         "Images are fetched from no address of IANA's special-purpose registries.",
-        "14 of 53 blocks counted as public, such as 192.88.99.0/24",
+        "11 of 53 blocks counted as public, such as 192.88.99.0/24",
         special_addresses,
         sample=True,
     ),

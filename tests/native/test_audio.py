@@ -32,6 +32,7 @@ from paceline import LLM, Audio, Conversation, Image
 from paceline.errors import BatchError, Cancelled, InvalidParams, ModelLoadError, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import Context, MediaPart, MediaProjector, Model, Sampler, decoded_samples, num_samples
+from paceline.runtime.audio_file import MAX_AMPLITUDE
 from paceline.runtime.step import StepRow
 from paceline.testing.models import (
     CHAT_TEMPLATE,
@@ -123,6 +124,7 @@ def test_damaged_audio_is_refused() -> None:
         (scrambled, "2.00 s by its header, and"),
         (whole[:42] + bytes(30_000), "damaged"),
         (wav_file(np.full(8000, np.inf, np.float32)), "not finite"),
+        (wav_file(np.full(8000, -1e30, np.float32)), "beyond 65,536, and sound lies between -1 and 1"),
     ):
         with pytest.raises(InvalidParams, match=words):
             decoded_samples(Audio(data), 16000)
@@ -197,6 +199,13 @@ def test_audio_becomes_an_item_for_each_half_minute(projector: MediaProjector, k
     other = items_of(projector.encode_audio(tone(1.0, pitch=700)))[0].embeddings
     assert np.array_equal(first, again)  # type: ignore[arg-type]
     assert not np.allclose(first, other, atol=0.1)  # type: ignore[arg-type]
+
+
+def test_the_loudest_sound_has_embeddings(projector: MediaProjector) -> None:
+    """They are numbers, from which a model computes text."""
+    loud = decoded_samples(Audio(wav_file(tone(1.0) / np.abs(tone(1.0)).max() * MAX_AMPLITUDE)), 16000)
+    for item in items_of(projector.encode_audio(loud)):
+        assert item.embeddings is not None and np.isfinite(item.embeddings).all()
 
 
 def test_wrong_samples_are_refused(projector: MediaProjector) -> None:

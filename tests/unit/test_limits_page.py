@@ -21,7 +21,7 @@ from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
 from paceline.observability import trace_file
 from paceline.request import RequestOptions
-from paceline.runtime import gguf_check, gguf_file, tokenizer
+from paceline.runtime import audio_file, gguf_check, gguf_file, tokenizer
 from paceline.server import (
     connection,
     in_flight,
@@ -182,6 +182,7 @@ FIGURES = {
     "bytes of an image": _bytes(image.MAX_IMAGE_BYTES),
     "side of an image": f"{image_header.MAX_SIDE:,} pixels",
     "pixels of an image": f"{image_header.MAX_PIXELS:,}",
+    "largest sample of a sound, whose range is -1 to 1": f"{audio_file.MAX_AMPLITUDE:,}",
     "bytes of a sound": _bytes(audio.MAX_AUDIO_BYTES),
     "length of all sounds of a request": _seconds(audio_header.MAX_SECONDS),
     "bytes of an image that is fetched": _bytes(media_fetcher.MAX_FILE_BYTES),

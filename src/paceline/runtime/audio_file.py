@@ -14,6 +14,9 @@ from paceline.media import Audio
 
 Samples = npt.NDArray[np.float32]
 
+MAX_AMPLITUDE: Final = 65_536
+"""Largest sample: far beyond, the encoder computes infinities, and the model no text."""
+
 _PIECE: Final = 1 << 16  # samples at a time
 _MOST_MISSING_S: Final = (
     0.25  # of a file whose first frames refer to others, or whose resampled end is a fraction short
@@ -51,4 +54,8 @@ def decoded_samples(audio: Audio, rate: int, check: Callable[[], None] = lambda:
         )
     if not np.isfinite(samples).all():
         raise InvalidParams("the audio file is damaged: some of its samples are not finite")
+    if len(samples) and max(samples.max(), -samples.min()) > MAX_AMPLITUDE:
+        raise InvalidParams(
+            f"the audio file is damaged: some of its samples are beyond {MAX_AMPLITUDE:,}, and sound lies between -1 and 1"
+        )
     return samples
