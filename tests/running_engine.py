@@ -68,6 +68,9 @@ class GatedBackend(FakeBackend):
         self.num_aborts += 1
         self.gate.set()
 
+    def abort_embedding(self) -> None:
+        self.abort()
+
     def hold(self) -> None:
         """From the next pass on the engine's thread waits."""
         self.is_in_pass.clear()

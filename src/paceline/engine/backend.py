@@ -114,6 +114,9 @@ class Backend(Protocol):
     def abort(self) -> None:
         """Abort the pass that is running, which raises `Aborted`."""
 
+    def abort_embedding(self) -> None:
+        """Abort the pass that is running if it embeds texts; it raises `Aborted`. Any thread."""
+
     def close(self) -> None:
         """Free the memory."""
 

@@ -68,6 +68,10 @@ class Engine:
         output = self._executor.run(plan)
         return self._scheduler.apply(plan, output)
 
+    def note_cancelled(self, key: int) -> None:
+        """End a running pass of embedding requests if all of them are cancelled, with this one. Any thread."""
+        self._executor.note_cancelled(key)
+
     def calibrate(self) -> None:
         """Time a pass for the cost model; the first command that may change the cache ends that for good."""
         if self._calibration is not None and not self._calibration.step():

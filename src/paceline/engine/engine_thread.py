@@ -156,6 +156,7 @@ class Runner(EngineThread):
         super().__init__("paceline-engine", inbox, _EXIT_JOIN_S)
         self._engine, self._sink, self.pulse, self._clock = engine, sink, pulse, pulse.clock
         self._abort, self._at_end = abort, at_end
+        inbox.on_cancel = engine.note_cancelled
         self._is_abandoned = False
         self._num_failures = 0
         self._calibrate_at_s = self._clock.now() + _QUIET_S

@@ -1,11 +1,12 @@
 """Executes plans. A pass that fails is tried again in halves, until the row at fault is alone.
 
-Runs on the engine's thread. Keeps no state between plans but whether it has warned.
+Runs on the engine's thread, but for `note_cancelled`. Keeps no state between plans but whether it has warned.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 from paceline.clock import Clock
@@ -25,6 +26,8 @@ class Executor:
         self._backend = backend
         self._clock = clock
         self._has_warned = False
+        self._embedded: set[int] = set()  # keys of the requests that a running pass embeds, without cancelled ones
+        self._lock = threading.RLock()  # a cancel may come from a finaliser
 
     def run(self, plan: Plan) -> PlanOutput:
         """Return the outcome of every row or text of the plan."""
@@ -35,11 +38,25 @@ class Executor:
             errors = self._operate(plan.operations, output.transfers)
         start = self._clock.now()
         if isinstance(plan, EmbeddingPlan):
-            self._embed(plan.items, plan.pooling, output)
+            with self._lock:
+                self._embedded = {item.request.key for item in plan.items}
+            try:
+                self._embed(plan.items, plan.pooling, output)
+            finally:
+                with self._lock:
+                    self._embedded = set()
         elif plan.rows:
             output.rows = self._step(plan.rows, plan.lora, errors, output)
         output.step_s = self._clock.now() - start
         return output
+
+    def note_cancelled(self, key: int) -> None:
+        """Abort the running pass if it embeds texts of cancelled requests alone; `key` is the latest of them. Any thread."""
+        with self._lock:
+            if key in self._embedded:
+                self._embedded.remove(key)
+                if not self._embedded:
+                    self._backend.abort_embedding()
 
     def detach_adapter(self, adapter: str) -> None:
         """Stop applying an adapter."""

@@ -193,6 +193,7 @@ class Inbox:
         self._adapters: dict[int, Lora] = {}  # of the open requests that have any
         self._retired: set[str] = set()  # keys of adapters that no new request may use
         self.has_adapter: Callable[[str], bool] = lambda _: True  # whether an adapter of this key is loaded
+        self.on_cancel: Callable[[int], None] = lambda _: None  # called with the key of each cancelled request
         self._is_closed = False
         self._next_key = 0
         self.num_refused = 0
@@ -305,6 +306,8 @@ class Inbox:
     def put(self, command: Command) -> None:
         """Add a command that is no request; never refused."""
         self._commands.put(command)
+        if isinstance(command, Cancel):
+            self.on_cancel(command.key)
 
     def take(self) -> list[Command]:
         """Return the commands since the last call, in order, without requests that have ended already. Engine's thread."""

@@ -320,9 +320,16 @@ class LlamaBackend:
 
     def abort(self) -> None:
         """Abort running passes, which raise `Aborted`; those of a draft model, too."""
-        for one in (self._context, *self._drafting, *self._embedders.values(), self._media_embedder):
-            if one is not None:
-                one.abort()
+        for context in (self._context, *self._drafting):
+            if context is not None:
+                context.abort()
+        self.abort_embedding()
+
+    def abort_embedding(self) -> None:
+        """Abort a running pass of an embedder, which raises `Aborted`."""
+        for embedder in (*self._embedders.values(), self._media_embedder):
+            if embedder is not None:
+                embedder.abort()
 
     def close(self) -> None:
         """Free the contexts and adapters; the model belongs to its owner."""

@@ -277,7 +277,7 @@ class EmbeddingScheduler:
             else:
                 events += self._add_vector(item, vector, now_s)
         num_tokens = sum(len(item.token_ids) for item in plan.items)
-        if output.num_passes == 1:
+        if output.num_passes == 1 and not any(isinstance(error, Aborted) for error in output.errors):
             self._cost.observe(num_tokens, 0, output.step_s)
         if self._queue:
             self._spent_s += output.step_s

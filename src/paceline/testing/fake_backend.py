@@ -384,6 +384,9 @@ class FakeBackend:
     def abort(self) -> None:
         """Do nothing: passes take no time."""
 
+    def abort_embedding(self) -> None:
+        """Do nothing: passes take no time."""
+
     def close(self) -> None:
         """Set `is_closed`."""
         self.is_closed = True

@@ -199,11 +199,50 @@ def test_a_plan_without_rows_makes_no_pass() -> None:
     assert (backend.calls, output.num_passes, output.rows) == ([("remove", 0)], 0, [])
 
 
-def embedding(num_texts: int) -> EmbeddingPlan:
+def embedding(num_texts: int, key: int = 1) -> EmbeddingPlan:
     request = EmbeddingRequest(
-        key=1, texts=[[name] for name in range(num_texts)], pooling="mean", options=RequestOptions(), submitted_s=0
+        key=key, texts=[[name] for name in range(num_texts)], pooling="mean", options=RequestOptions(), submitted_s=0
     )
     return EmbeddingPlan([], [EmbeddingItem(request, index) for index in range(num_texts)], "mean")
+
+
+class Aborting(Recording):
+    """A backend whose passes of texts call a function of a test, and raise if they were aborted meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self._meanwhile, self.num_aborts = meanwhile, 0
+
+    def embed(self, texts: list[list[int]], pooling: str | None) -> list[Any]:
+        self._meanwhile()
+        if self.num_aborts:
+            raise Aborted("the pass was aborted")
+        return super().embed(texts, pooling)
+
+    def abort_embedding(self) -> None:
+        self.num_aborts += 1
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "num_aborts"), [((), 0), ((1,), 0), ((2,), 0), ((1, 1, 7), 0), ((1, 2), 1), ((2, 1, 1), 1)]
+)
+def test_a_pass_of_texts_is_aborted_when_no_request_wants_it(cancelled: Sequence[int], num_aborts: int) -> None:
+    """Not as long as one of its requests is not cancelled, and not for another request or outside of the pass."""
+    plan = EmbeddingPlan([], [*embedding(2, key=1).items, *embedding(1, key=2).items], "mean")
+
+    def cancel() -> None:
+        for key in cancelled:
+            executor.note_cancelled(key)
+
+    backend = Aborting(cancel)
+    executor = Executor(backend, ManualClock())  # type: ignore[arg-type]
+    executor.note_cancelled(1)
+    output = executor.run(plan)
+    executor.note_cancelled(1)
+    executor.note_cancelled(2)
+    assert backend.num_aborts == num_aborts
+    assert [isinstance(error, Aborted) for error in output.errors] == [bool(num_aborts)] * 3
+    assert output.num_passes == 1
 
 
 def test_texts_that_fail_are_found_like_rows() -> None:

@@ -121,6 +121,28 @@ def test_a_cancelled_request_in_the_queue_is_retired_without_a_pass() -> None:
         assert engine.metrics.snapshot().number("paceline_prefill_tokens_total") == len("first")
 
 
+def test_a_pass_for_cancelled_texts_alone_is_aborted() -> None:
+    """It holds up nothing that comes after it, and its text is not computed again."""
+    passes: list[int] = []
+    with Running() as engine:
+        embed = engine.backend.embed
+
+        def counted(texts: list[list[int]], pooling: str | None) -> list[Any]:
+            passes.append(len(texts))
+            return embed(texts, pooling)
+
+        engine.backend.embed = counted  # type: ignore[method-assign]
+        engine.hold()
+        left = engine.embed("a long text")
+        engine.wait_for_pass()
+        stream = engine.submit("next", max_tokens=3)
+        assert left.cancel()
+        assert [chunk.finish_reason for chunk in stream][-1] in Ended
+        assert engine.backend.num_aborts == 1
+        engine.close()
+        assert passes == [1]
+
+
 def test_leaving_a_stream_frees_the_slot_for_the_next() -> None:
     """A caller that goes away does not keep others waiting until its completion is done."""
     with Running(num_slots=1, eos_every=10**9) as engine:
