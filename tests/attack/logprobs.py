@@ -148,7 +148,7 @@ ATTACKS = (
     Attack(
         "timing",
         "How long a schema takes does not tell whether another tenant has used it.",
-        "a schema that another tenant had used took as long as an own one",
+        "another tenant's schema 139 ms, an unused one 815 ms, an own one 118 ms",
         timing_of_grammars,
     ),
 )
