@@ -308,8 +308,9 @@ class Sequence:
 
     @property
     def turn_key(self) -> tuple[float, int]:
-        """Order of admission."""
-        return (turn_s(self.submitted_s, self.priority), self.order)
+        """Order of admission among the sequences of a tenant; a slot does not change it."""
+        request = self.request
+        return (turn_s(request.submitted_s, request.options.priority), self.order)
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -100,6 +100,21 @@ def test_the_priority_of_a_tenant_does_not_hold_up_the_prompt_of_another(strateg
     assert starts.ended.index("b") <= 6
 
 
+@pytest.mark.parametrize("other", [None, "b"])
+def test_prompts_of_a_tenant_wait_for_a_prefix_that_another_one_of_it_computes(other: str | None) -> None:
+    """Three prompts that begin alike are computed once, with and without another tenant among the running ones."""
+    world = World(limits={"num_slots": 4, "n_batch": 32, "chunk_size": 32}, num_cells=600)
+    if other is not None:
+        world.submit("hello", max_tokens=40, ignore_eos=True, tenant=other)
+        world.tick()
+    outcomes = []
+    for _ in range(3):
+        outcomes.append(world.submit("abcdefghijklmnop" * 6, max_tokens=4, tenant="a", priority=3))
+        world.clock.advance(0.01)
+    world.run()
+    assert [outcome.request.num_cached for outcome in outcomes] == [0, 95, 95]
+
+
 def test_embedding_passes_alternate_between_tenants() -> None:
     """One text of another tenant does not wait for the thousand texts of the first."""
     world = World(limits={"embed_texts": 4})
