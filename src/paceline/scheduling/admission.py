@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from paceline.kv_cache import KVCache, NotAdmitted, PrefixMatch
 from paceline.scheduling.events import Event, Started
@@ -24,7 +24,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
-        self._num_waiting: dict[str, int] = {}  # by tenant; the tenant whose last turn is longest ago comes first
+        self._of_tenants: dict[str, list[Sequence]] = {}  # the tenant whose last turn is longest ago comes first
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -34,51 +34,56 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Insert a sequence in its turn; a preempted one comes before all that arrived later."""
-        insort(self.sequences, sequence, key=lambda one: one.turn_key)
-        self._num_waiting[_tenant(sequence)] = self._num_waiting.get(_tenant(sequence), 0) + 1
+        for sequences in (self.sequences, self._of_tenants.setdefault(_tenant(sequence), [])):
+            insort(sequences, sequence, key=lambda waiting: waiting.turn_key)
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence, if it is there."""
-        if sequence in self.sequences:
+        own = self._of_tenants.get(_tenant(sequence), [])
+        if sequence in own:
+            own.remove(sequence)
             self.sequences.remove(sequence)
-            self._num_waiting[_tenant(sequence)] -= 1
-            if not self._num_waiting[_tenant(sequence)]:
-                del self._num_waiting[_tenant(sequence)]
+            if not own:
+                del self._of_tenants[_tenant(sequence)]
 
     def take(self, sequence: Sequence) -> None:
         """Remove a sequence that gets a slot; the other tenants are next."""
         self.discard(sequence)
-        num_left = self._num_waiting.pop(_tenant(sequence), 0)
-        if num_left:
-            self._num_waiting[_tenant(sequence)] = num_left
+        own = self._of_tenants.pop(_tenant(sequence), None)
+        if own is not None:
+            self._of_tenants[_tenant(sequence)] = own
 
-    def in_turn(self, running: Iterable[Sequence]) -> Iterator[Sequence]:
+    def in_turn(self, num_running: Counter[str]) -> Iterator[Sequence]:
         """Yield the sequences that wait now in the order in which they get slots.
 
-        running: The sequences that have a slot; the order follows it and `take` between two steps.
+        num_running: Running sequences by tenant, as `Slots` counts them; the order follows it and `take` between two steps.
         """
-        if len(self._num_waiting) <= 1:
+        if len(self._of_tenants) <= 1:
             yield from tuple(self.sequences)
             return
-        waiting: dict[str, deque[Sequence]] = {}
-        for sequence in self.sequences:
-            waiting.setdefault(_tenant(sequence), deque()).append(sequence)
+        waiting = {tenant: deque(sequences) for tenant, sequences in self._of_tenants.items()}
         while waiting:
-            num_running = Counter(map(_tenant, running))
-            tenant = min([one for one in self._num_waiting if one in waiting], key=num_running.__getitem__)
+            tenants = [tenant for tenant in self._of_tenants if tenant in waiting]
+            tenant = min(tenants, key=num_running.__getitem__)
             yield waiting[tenant].popleft()
             if not waiting[tenant]:
                 del waiting[tenant]
 
 
 class Slots:
-    """Slots 0 to num - 1, the lowest free one first. running: the sequences that have one, in order of admission."""
+    """Slots 0 to num - 1, the lowest free one first.
+
+    Attributes:
+        running: The sequences that have a slot, in order of admission.
+        num_running: Their number by tenant.
+    """
 
     def __init__(self, num: int) -> None:
         self._num = num
         self._free = list(range(num))
         self._is_shared = False  # by several tenants
         self.running: list[Sequence] = []
+        self.num_running: Counter[str] = Counter()
 
     @property
     def num_free(self) -> int:
@@ -90,6 +95,7 @@ class Slots:
         slot = sequence.slot = heapq.heappop(self._free)
         sequence.last_tick = tick
         self.running.append(sequence)
+        self.num_running[_tenant(sequence)] += 1
         self._level_priorities()
         if self._is_shared:
             sequence.admitted_s = now_s
@@ -100,6 +106,9 @@ class Slots:
         slot = sequence.slot
         assert slot is not None  # noqa: S101 - it runs
         self.running.remove(sequence)
+        self.num_running[_tenant(sequence)] -= 1
+        if not self.num_running[_tenant(sequence)]:
+            del self.num_running[_tenant(sequence)]
         heapq.heappush(self._free, slot)
         sequence.slot = sequence.admitted_s = None
         sequence.priority = sequence.request.options.priority
@@ -112,27 +121,34 @@ class Slots:
         So priority orders the sequences of one tenant and raises none above those of another, and prompts of several tenants
         come in the order in which they got their slots.
         """
+        was_shared, self._is_shared = self._is_shared, len(self.num_running) > 1
+        if not (was_shared or self._is_shared):
+            return
         highest: dict[str, int] = {}
-        for one in self.running:
-            own = one.request.options.priority
-            highest[_tenant(one)] = max(own, highest.get(_tenant(one), own))
-        was_shared, self._is_shared = self._is_shared, len(highest) > 1
-        if was_shared or self._is_shared:
-            for one in self.running:
-                one.priority = one.request.options.priority - (highest[_tenant(one)] if self._is_shared else 0)
+        if self._is_shared:
+            for sequence in self.running:
+                own = sequence.request.options.priority
+                highest[_tenant(sequence)] = max(own, highest.get(_tenant(sequence), own))
+        for sequence in self.running:
+            sequence.priority = sequence.request.options.priority - highest.get(_tenant(sequence), 0)
 
     def next_victim(self) -> Sequence:
         """Return the running sequence to preempt first: paused, of the tenant with most, least important, youngest."""
-        num_running = Counter(map(_tenant, self.running))
         return max(
             self.running,
-            key=lambda one: (one.request.is_paused, num_running[_tenant(one)], -one.priority, one.order),
+            key=lambda running: (
+                running.request.is_paused,
+                self.num_running[_tenant(running)],
+                -running.priority,
+                running.order,
+            ),
         )
 
     def check(self) -> None:
         """Assert that every slot is in one place."""
         used = [one.slot for one in self.running if one.slot is not None]
-        assert sorted([*self._free, *used]) == list(range(self._num))  # noqa: S101 - our own invariant
+        assert sorted([*self._free, *used]) == list(range(self._num))  # noqa: S101 - our own invariants
+        assert self.num_running == Counter(map(_tenant, self.running))  # noqa: S101
 
 
 class Admission:
@@ -146,7 +162,7 @@ class Admission:
         events: list[Event] = []
         if not (self._slots.num_free or self._has_paused):
             return events
-        for sequence in self._queue.in_turn(self._slots.running):
+        for sequence in self._queue.in_turn(self._slots.num_running):
             if sequence.request.is_paused:
                 continue
             if not (self._slots.num_free or self._has_paused):

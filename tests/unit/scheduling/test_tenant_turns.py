@@ -148,7 +148,7 @@ def test_a_tenant_without_a_slot_is_passed_over_at_most_once_by_each_other(
             queue.add(sequence)
         elif slots.running:
             slots.release(slots.running[number % len(slots.running)])
-        for sequence in queue.in_turn(slots.running):
+        for sequence in queue.in_turn(slots.num_running):
             if not slots.num_free:
                 break
             own = sequence.request.options.tenant
