@@ -116,7 +116,7 @@ class EngineClient(Protocol):
     def expect_tenants(self, tenants: Iterable[str]) -> None:
         """Set the tenants that may send requests, "" among them for requests without one. None may take the whole queue alone.
 
-        Without this call a part of the queue is kept free as soon as a request has a tenant.
+        Without this call a tenant may use the whole queue until a second tenant sends a request.
         """
 
     def most_requests(self, tenant: str) -> int:

@@ -52,11 +52,12 @@ _RESERVED: Final = 4
 class QueueShares:
     """The places and prompt tokens that each tenant has in the queue, and the limits of its share.
 
-    Requests without a tenant use the whole queue, as long as no other tenant is known. Otherwise a tenant may have `_SHARE`
-    times as many places as are free: three quarters of the queue for one tenant, and equal parts for several. It also leaves one
-    place free for each known tenant that has no request. Queued tokens are shared in the same way. So the first request of a
-    tenant finds a place, and a tenant without a queued prompt may queue one of any length. No accepted request is evicted: the
-    tenants below their shares get the places that become free.
+    A tenant may use the whole queue while it is alone: no other tenant is expected, and none has sent a request since the queue
+    was last empty. Otherwise a tenant may have `_SHARE` times as many places as are free: three quarters of the queue for one
+    tenant, and equal parts for several. It also leaves one place free for each expected tenant that has no request. Queued tokens
+    are shared in the same way. So the first request of an expected tenant finds a place, and a tenant without a queued prompt may
+    queue one of any length. No accepted request is evicted: the tenants below their shares get the places that become free.
+    Requests without a tenant count as one tenant.
 
     Attributes:
         max_requests: Requests that have not ended, waiting or running.
@@ -66,6 +67,8 @@ class QueueShares:
     def __init__(self, max_requests: int, max_tokens: int | None) -> None:
         self.max_requests, self.max_tokens = max_requests, max_tokens
         self._expected: frozenset[str] = frozenset()
+        self._num_idle = 0  # expected tenants without an open request
+        self._seen: set[str] = set()  # since the queue was last empty; two are enough to know that it is shared
         self._tenants: dict[int, str] = {}  # of the open requests
         self._waiting: dict[int, int] = {}  # prompt tokens of the open requests that wait
         self._num_open: Counter[str] = Counter()
@@ -75,9 +78,18 @@ class QueueShares:
     def expect(self, tenants: Iterable[str]) -> None:
         """Set the tenants that may send requests. If there is one alone, it may use the whole queue."""
         self._expected = frozenset(tenants)
+        self._num_idle = sum(not self._num_open[tenant] for tenant in self._expected)
+
+    def note_tenant(self, tenant: str) -> None:
+        """Note that a tenant sends requests, whether they are accepted or not."""
+        if len(self._seen) < 2:
+            self._seen.add(tenant)
 
     def add(self, key: int, tenant: str, num_tokens: int) -> None:
         """Count a request that was accepted, and waits."""
+        self.note_tenant(tenant)
+        if tenant in self._expected and not self._num_open[tenant]:
+            self._num_idle -= 1
         self._tenants[key], self._waiting[key] = tenant, num_tokens
         self._num_open[tenant] += 1
         self._num_waiting[tenant] += 1
@@ -97,6 +109,9 @@ class QueueShares:
         tenant = self._tenants.pop(key, None)
         if tenant is not None and not _decrement(self._num_open, tenant):
             del self._num_tokens[tenant]
+            self._num_idle += tenant in self._expected
+        if not self._tenants:
+            self._seen.clear()
 
     def __contains__(self, key: object) -> bool:
         return key in self._tenants
@@ -113,7 +128,7 @@ class QueueShares:
         """Return the most requests that a tenant may have open while the others have none."""
         if not self._is_shared(tenant):
             return self.max_requests
-        num_others = len(self._expected - {tenant})
+        num_others = len(self._expected) - (tenant in self._expected)
         most_beside_one = min(
             (_SHARE * self.max_requests - 1) // (_SHARE + 1), self.max_requests - self._num_reserved(num_others) - 1
         )
@@ -133,8 +148,7 @@ class QueueShares:
             return f"the queue is full: the engine has {len(self)} requests (num_slots + max_queue)"
         if not num_own or not self._is_shared(tenant):
             return None
-        num_idle = sum(not self._num_open[other] for other in self._expected - {tenant})
-        if num_own < _SHARE * num_free and num_free > self._num_reserved(num_idle):
+        if num_own < _SHARE * num_free and num_free > self._num_reserved(self._num_idle):
             return None
         return (
             f"the share of {_named(tenant)} in the queue is full: it has {num_own} of {self.max_requests} places (num_slots + "
@@ -159,10 +173,8 @@ class QueueShares:
         )
 
     def _is_shared(self, tenant: str) -> bool:
-        """Return whether other tenants may send requests; of a tenant that was not announced it is assumed."""
-        if self._expected - {tenant} or len(self._num_open) > (tenant in self._num_open):
-            return True
-        return bool(tenant) and not self._expected
+        """Return whether other tenants are expected, or have sent requests since the queue was last empty."""
+        return any(len(known) > (tenant in known) for known in (self._expected, self._seen))
 
 
 def _decrement(counter: Counter[str], tenant: str) -> int:
@@ -237,6 +249,7 @@ class Inbox:
         """
         with self._changed:
             self.check_open()
+            self._shares.note_tenant(request.options.tenant)
             why_refused = None if is_accepted else self._why_refused(request.options.tenant, num_tokens)
             has_room = why_refused is None
             if not has_room and wait is None:

@@ -402,12 +402,35 @@ def test_a_tenant_without_others_uses_the_whole_queue(tenant: str) -> None:
     )
 
 
-def test_a_queue_that_was_told_of_no_tenants_shares_itself_from_the_first_tenant_on() -> None:
-    """The library's requests may have tenants that were not announced: a place stays free for the next one."""
-    inbox = Inbox(8)
-    assert fill(inbox, "a")[0] == 6
-    assert fill(inbox, "")[0] == 2
-    assert fill(Inbox(8), "")[0] == 8
+@pytest.mark.parametrize("tenant", ["", "a"])
+def test_without_expected_tenants_a_queue_is_shared_from_the_second_tenant_on(tenant: str) -> None:
+    """The library expects no tenants: one alone has all places, until another has been refused, and again when none is open."""
+    inbox = Inbox(8, 1000)
+    held = [submit_of(inbox, tenant) for _ in range(8)]
+    with pytest.raises(QueueFull, match="the queue is full"):
+        submit_of(inbox, "b")
+    for request in held[:2]:
+        inbox.ended(request.key)
+        with pytest.raises(QueueFull, match="the share of"):
+            submit_of(inbox, tenant)
+    last = submit_of(inbox, "b")
+    for request in (*held[2:], last):
+        inbox.ended(request.key)
+    assert inbox.most_requests(tenant) == 8
+    assert fill(inbox, tenant)[0] == 8
+
+
+def test_an_idle_tenant_counts_once_after_it_had_requests() -> None:
+    """The places that are kept for tenants without a request are the same before and after they had some."""
+    inbox = Inbox(16)
+    inbox.expect_tenants(["a", "b", "c"])
+    for _ in range(3):
+        for request in [submit_of(inbox, tenant) for tenant in ("b", "c", "b")]:
+            inbox.ended(request.key)
+            inbox.ended(request.key)
+    inbox.expect_tenants(["a", "b", "c", "d", "e", "f"])
+    assert fill(inbox, "a")[0] == inbox.most_requests("a") == 12
+    assert [fill(inbox, tenant)[0] for tenant in ("b", "c", "d", "e")] == [1, 1, 1, 1]
 
 
 def test_every_known_tenant_without_a_request_has_a_place() -> None:
