@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -157,21 +158,33 @@ class EmbeddingQueue:
 
     def __init__(self) -> None:
         self.requests: deque[EmbeddingRequest] = deque()
-        self._tenants: list[str] = []  # that waited at the last pass; the tenant whose turn it is comes first
+        self._of_tenants: dict[str, deque[EmbeddingRequest]] = {}  # the tenant whose turn it is comes first
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    def add(self, request: EmbeddingRequest) -> None:
+        """Append a request."""
+        self.requests.append(request)
+        self._of_tenants.setdefault(request.options.tenant, deque()).append(request)
+
+    def remove(self, request: EmbeddingRequest) -> None:
+        """Remove a request."""
+        self.requests.remove(request)
+        own = self._of_tenants[request.options.tenant]
+        own.remove(request)
+        if not own:
+            del self._of_tenants[request.options.tenant]
 
     def take(self, max_texts: int, max_tokens: int) -> list[EmbeddingItem]:
         """Return the texts of the next pass, in order: at least one, and as many as both limits allow.
 
         One with media is alone.
         """
-        requests = self._in_turn()
         items: list[EmbeddingItem] = []
         num_tokens = 0
-        for request in requests:
-            if request.pooling != requests[0].pooling:
+        for request in self._in_turn():
+            if items and request.pooling != items[0].request.pooling:
                 continue
             for index in range(request.num_planned, len(request.texts)):
                 num_tokens += len(request.texts[index])
@@ -184,15 +197,13 @@ class EmbeddingQueue:
                     return items
         return items
 
-    def _in_turn(self) -> list[EmbeddingRequest]:
-        """Return the first request of each tenant, then the second ones, and so on; the next pass begins with another tenant."""
-        waiting: dict[str, list[EmbeddingRequest]] = {tenant: [] for tenant in self._tenants}
-        for request in self.requests:
-            waiting.setdefault(request.options.tenant, []).append(request)
-        tenants = [tenant for tenant, requests in waiting.items() if requests]
-        self._tenants = tenants[1:] + tenants[:1]
-        rounds = zip_longest(*[waiting[tenant] for tenant in tenants])
-        return [request for one_each in rounds for request in one_each if request is not None]
+    def _in_turn(self) -> Iterator[EmbeddingRequest]:
+        """Yield the first request of each tenant, then the second ones, and so on; the next pass begins with another tenant."""
+        rounds = zip_longest(*self._of_tenants.values())
+        if len(self._of_tenants) > 1:
+            tenant = next(iter(self._of_tenants))
+            self._of_tenants[tenant] = self._of_tenants.pop(tenant)
+        return (request for requests in rounds for request in requests if request is not None)
 
 
 class EmbeddingScheduler:
@@ -216,7 +227,7 @@ class EmbeddingScheduler:
     def submit(self, request: EmbeddingRequest) -> None:
         """Queue a request."""
         request.vectors = [None] * len(request.texts)
-        self._queue.requests.append(request)
+        self._queue.add(request)
 
     def find(self, key: int) -> EmbeddingRequest | None:
         """Return the open request of this key."""
@@ -301,7 +312,7 @@ class EmbeddingScheduler:
     def _finish(
         self, request: EmbeddingRequest, reason: FinishReason, now_s: float, error: PacelineError | None
     ) -> list[Event]:
-        self._queue.requests.remove(request)
+        self._queue.remove(request)
         if not self._queue:  # the next request owes nothing for this one's time
             self._spent_s = 0.0
         self._telemetry.request_ended(request.key, reason, request.usage(now_s), now_s, error)

@@ -33,7 +33,8 @@ def pictured(*lengths: int, media: dict[int, int], **options: Any) -> EmbeddingR
 
 def queue_of(*requests: EmbeddingRequest) -> EmbeddingQueue:
     queue = EmbeddingQueue()
-    queue.requests.extend(requests)
+    for request in requests:
+        queue.add(request)
     return queue
 
 
@@ -59,7 +60,7 @@ def test_only_texts_that_are_pooled_alike_share_a_pass() -> None:
     one, other, third = request(1), request(1, pooling="cls"), request(1)
     queue = queue_of(one, other, third)
     assert [item.request for item in queue.take(10, 10)] == [one, third]
-    queue.requests.remove(one)
+    queue.remove(one)
     assert [item.request for item in queue.take(10, 10)] == [other]
 
 
