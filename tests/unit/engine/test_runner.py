@@ -522,7 +522,9 @@ def test_an_error_within_an_ending_leaves_no_request_behind(caplog: pytest.LogCa
         assert first.wait_released(LONG_S)
         assert second.wait_released(LONG_S)
         for _ in range(3):
-            assert reason_of(engine.submit("again", ignore_eos=True, max_tokens=20)) is FinishReason.LENGTH
+            again = engine.submit("again", ignore_eos=True, max_tokens=20)
+            assert reason_of(again) is FinishReason.LENGTH
+            assert again.wait_released(LONG_S)  # the engine closes a request after its reader has the end
         assert engine.inbox.num_open == 0
     assert "could not be ended in order" in caplog.text
 
