@@ -17,20 +17,23 @@ import os
 import select
 import stat
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache, reduce
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from paceline.errors import InvalidParams, InvalidType
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 PIPE_WAIT_S: Final = 10.0
-"""Longest wait for the first bytes of a pipe that is given in place of a file."""
+"""Longest wait for a program that writes to a pipe which is given in place of a file."""
 MAX_CONFIG_BYTES: Final = 4 << 20
 """Largest TOML file."""
 
@@ -120,39 +123,62 @@ def path(name: str, value: object) -> Path:
     return Path(os.path.expanduser(text(name, given)))  # noqa: PTH111 - pathlib's raises for an unknown user
 
 
-def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading. A pipe, a device, a socket or a folder raises `OSError` at once: none is waited for."""
-    return _opened(path, (stat.S_ISREG,))
+def open_file(path: Path, *, pipes: bool = False) -> BufferedReader:
+    """Open a regular file for reading. A pipe, a device, a socket or a folder raises `OSError` at once: none is waited for.
+
+    pipes: whether a pipe or a character device, such as /dev/stdin or /dev/null, is opened as well. A pipe that no program has
+    opened for writing is waited for, but not longer than `PIPE_WAIT_S`. A program that has opened it may write later.
+    """
+    raw = FileIO(path, "rb", opener=_open_at_once)
+    mode = os.fstat(raw.fileno()).st_mode
+    if stat.S_ISREG(mode):
+        return BufferedReader(raw)
+    with raw:
+        if not pipes or not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
+        pipe = _Pipe(os.dup(raw.fileno()))
+    file: BufferedReader = BufferedReader(pipe)
+    if stat.S_ISFIFO(mode) and not _has_writer(file, pipe):
+        file.close()
+        raise OSError(errno.ETIMEDOUT, f"no program has written to this pipe for {PIPE_WAIT_S:g} s", str(path))
+    os.set_blocking(file.fileno(), True)
+    return file
 
 
 def read_file(path: Path, max_bytes: int, *, pipes: bool = False) -> bytes:
-    """Return the content of a file of at most `max_bytes`.
-
-    pipes: whether a pipe or a character device, such as /dev/stdin or /dev/null, is read as well. A pipe without a writer is
-    waited for, but not longer than `PIPE_WAIT_S`.
+    """Return the content of a file of at most `max_bytes`. pipes: see `open_file`.
 
     Raises `OSError` with a `strerror`: also for a file of another kind, and for a file that is too large.
     """
-    with _opened(path, (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR) if pipes else (stat.S_ISREG,)) as file:
-        status = os.fstat(file.fileno())
-        if stat.S_ISFIFO(status.st_mode) and not select.select([file], [], [], PIPE_WAIT_S)[0]:
-            raise OSError(errno.ETIMEDOUT, f"no program has written to this pipe for {PIPE_WAIT_S:g} s", str(path))
-        os.set_blocking(file.fileno(), True)
-        data = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
-        if max(len(data), status.st_size) > max_bytes:
-            raise OSError(
-                errno.EFBIG, f"it has more than {max_bytes} bytes, the most that are read of such a file", str(path)
-            )
-        return data
+    with open_file(path, pipes=pipes) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(max_bytes + 1) if size <= max_bytes else b""
+    if max(len(data), size) > max_bytes:
+        raise OSError(
+            errno.EFBIG, f"it has more than {max_bytes} bytes, the most that are read of such a file", str(path)
+        )
+    return data
 
 
-def _opened(path: Path, kinds: Iterable[Callable[[int], bool]]) -> BufferedReader:
-    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - pathlib takes no opener; the caller closes it
-    mode = os.fstat(file.fileno()).st_mode
-    if any(is_kind(mode) for is_kind in kinds):
-        return file
-    file.close()
-    raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
+class _Pipe(FileIO):
+    """A pipe or a device. is_ended: whether the last reading found no bytes and no program that may write some."""
+
+    is_ended = False
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count = super().readinto(buffer)
+        self.is_ended = count == 0
+        return count
+
+
+def _has_writer(file: BufferedReader, pipe: _Pipe) -> bool:
+    """Return whether a program has opened a pipe for writing, or has written to it. Waits for that; no byte is lost."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    if waiting.poll(PIPE_WAIT_S * 1000):
+        return True
+    file.peek(1)
+    return not pipe.is_ended
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from paceline.engine.saved_prefixes import StateFiles
 from paceline.errors import PacelineError
 from paceline.media.source_bytes import file_bytes
 from paceline.model_manager.models_file import read_models_file
+from paceline.observability.trace_events import header
 from paceline.observability.trace_file import read_trace
 from paceline.ray_serve.cluster_config import read_cluster_config
 from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint, read_gguf
@@ -35,6 +37,8 @@ LONG_S = 20.0
 HUGE = 1 << 40
 
 
+TLS = Path(__file__).parents[1] / "server" / "tls"
+TRACE = f"{header()}\n".encode()
 NO_MODEL: Any = None  # files are checked before it is needed
 
 OPENERS: dict[str, Callable[[Path], object]] = {
@@ -56,7 +60,8 @@ OPENERS: dict[str, Callable[[Path], object]] = {
     "certificate": lambda path: tls_context(ServerSettings(ssl_certfile=path, ssl_keyfile=path)),
     "lookup cache": lambda path: LookupFiles(NgramCacheDrafter(lookup_cache_static=str(path))),
 }
-TAKE_PIPES = ("config file", "models file", "text of a command", "file of a flag")
+TAKE_PIPES = ("config file", "models file", "text of a command", "file of a flag", "image", "trace", "certificate")
+SENT = {"models file": b"[models.m]\nmodel = 'm.gguf'\n", "trace": TRACE}
 
 
 def opened(name: str, path: Path) -> BaseException:
@@ -98,17 +103,16 @@ def test_a_pipe_without_a_writer_is_an_error(tmp_path: Path, name: str) -> None:
     assert [None for word in words.split("|") if word in str(opened(name, path))]
 
 
-@pytest.mark.parametrize("name", TAKE_PIPES)
-def test_a_pipe_of_a_shell_is_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As bash makes one of <(command), also when the command is slow to begin."""
-    monkeypatch.setattr(validation, "PIPE_WAIT_S", LONG_S)
+@pytest.mark.parametrize("name", [name for name in TAKE_PIPES if name != "certificate"])
+def test_a_pipe_of_a_shell_is_read(name: str) -> None:
+    """As bash makes one of <(command), also if the command writes after the wait for a writer."""
     reading, writing = os.pipe()
 
     def write() -> None:
         with os.fdopen(writing, "wb") as file:
-            file.write(b"[models.m]\nmodel = 'm.gguf'\n" if name == "models file" else b"# nothing\n")
+            file.write(SENT.get(name, b"# nothing\n"))
 
-    timer = threading.Timer(0.2, write)
+    timer = threading.Timer(0.5, write)
     timer.start()
     try:
         assert OPENERS[name](Path(f"/dev/fd/{reading}"))
@@ -117,13 +121,26 @@ def test_a_pipe_of_a_shell_is_read(monkeypatch: pytest.MonkeyPatch, name: str) -
         os.close(reading)
 
 
+def test_a_certificate_and_its_key_come_from_a_pipe_each() -> None:
+    """OpenSSL opens a copy of them."""
+    with ExitStack() as closing:
+        pipes = [os.pipe() for _ in range(2)]
+        for (reading, writing), name in zip(pipes, ("certificate.pem", "key.pem"), strict=True):
+            closing.callback(os.close, reading)
+            os.write(writing, (TLS / name).read_bytes())
+            os.close(writing)
+        certificate, key = (Path(f"/dev/fd/{reading}") for reading, _ in pipes)
+        context = tls_context(ServerSettings(ssl_certfile=certificate, ssl_keyfile=key))
+        assert context is not None and context.get_ca_certs() == []
+
+
 @pytest.mark.parametrize("name", OPENERS)
 def test_a_device_without_an_end_is_an_error(tmp_path: Path, name: str) -> None:
     """It is not read, or no further than a file of its kind may be."""
     path = tmp_path / "file"
     path.symlink_to("/dev/zero")
     error = opened(name, path)
-    words = ["the most that are read", "not a regular file", "no projector file", "null byte"]
+    words = ["the most that are read", "not a regular file", "no projector file", "may have", "it has more than"]
     assert any(word in str(error) for word in words), error
 
 

@@ -25,7 +25,7 @@ def is_array(source: object) -> TypeGuard[np.ndarray[Any, Any]]:
 def file_bytes(name: str, path: Path, max_bytes: int) -> bytes:
     """Return what a file has. name: "image" or "audio". Raises `InvalidParams`."""
     try:
-        with validation.open_file(path) as file:
+        with validation.open_file(path, pipes=True) as file:
             check_bytes(name, os.fstat(file.fileno()).st_size, max_bytes)
             data = file.read(max_bytes + 1)
     except OSError as error:

@@ -142,7 +142,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """
     events: list[TraceEvent] = []
     number = 0
-    with validation.open_file(Path(path)) as file:
+    with validation.open_file(Path(path), pipes=True) as file:
         while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
             number += 1
             if (event := _parsed(path, number, line[:-1])) is not None:

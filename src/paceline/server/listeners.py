@@ -11,8 +11,8 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _BACKLOG = 1024
 _MAX_DESCRIPTORS = 192  # for connections that are refused, workers, their models, files and images that are fetched
+_MAX_PEM_BYTES = 32 << 10  # of a certificate or key from a pipe; it has to fit into another pipe
 _MAX_ACCEPTED = 32  # connections between two turns of the event loop
 _RETRY_S = 0.1  # until connections are accepted again after descriptors or memory ran out
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -71,14 +72,35 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        for path in filter(None, (settings.ssl_certfile, settings.ssl_keyfile)):
-            validation.open_file(path).close()  # OpenSSL waits for the writer of a pipe
-        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+        with ExitStack() as opened:
+            certificate = opened.enter_context(_openable(settings.ssl_certfile))
+            key = None if settings.ssl_keyfile is None else opened.enter_context(_openable(settings.ssl_keyfile))
+            context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise CannotListen(
             f"cannot use the certificate {settings.ssl_certfile} with its key: {error.strerror or error}"
         ) from None
     return context
+
+
+@contextmanager
+def _openable(path: Path) -> Iterator[Path]:
+    """Yield a path of a file, or of a copy of what a pipe has: OpenSSL would wait for the writer of a pipe without an end."""
+    with validation.open_file(path, pipes=True) as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            yield path
+            return
+        data = file.read(_MAX_PEM_BYTES + 1)
+    reading, writing = os.pipe()  # a private key is not to be written to a disk
+    try:
+        with os.fdopen(writing, "wb", buffering=0) as copy:
+            os.set_blocking(writing, False)
+            is_whole = copy.write(data) == len(data) <= _MAX_PEM_BYTES
+        if not is_whole:
+            raise OSError(errno.EFBIG, f"it has more than {_MAX_PEM_BYTES} bytes, the most that are read of a pipe")
+        yield Path(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
 
 
 def url_of(listener: socket.socket, settings: ServerSettings) -> str:
