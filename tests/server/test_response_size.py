@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.native
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
+OLLAMA_300 = {"options": {"num_predict": 300}}
 TOO_MANY: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": [5] * 300, "max_tokens": 1, "prompt_logprobs": 1000}, "prompt_logprobs"),
     ("/v1/completions", {"prompt": [[5] * 150] * 2, "max_tokens": 1, "prompt_logprobs": 1000}, "prompt_logprobs"),
@@ -29,15 +30,15 @@ TOO_MANY: list[tuple[str, dict[str, Any], str]] = [
         "logprobs",
     ),
     ("/v1/chat/completions", {**CHAT, "max_tokens": 300, "logprobs": True, "top_logprobs": 1000}, "logprobs"),
-    ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1000}, "logprobs"),
+    ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1000, "min_tokens": 300}, "logprobs"),
     ("/completion", {"prompt": "a", "n_predict": 300, "n_probs": 1000}, "logprobs"),
     ("/completion", {"prompt": "a", "n_predict": 300, "n_probs": 1000, "n_indent": 1}, "logprobs"),
     (
         "/api/generate",
-        {"prompt": "a", "raw": True, "logprobs": True, "top_logprobs": 1000, "stream": False},
+        {"prompt": "a", "raw": True, "logprobs": True, "top_logprobs": 1000, "stream": False, **OLLAMA_300},
         "logprobs",
     ),
-    ("/api/chat", {**CHAT, "logprobs": True, "top_logprobs": 1000, "stream": False}, "logprobs"),
+    ("/api/chat", {**CHAT, "logprobs": True, "top_logprobs": 1000, "stream": False, **OLLAMA_300}, "logprobs"),
 ]
 
 
@@ -60,6 +61,25 @@ def test_too_many_log_probabilities_are_refused_before_a_token_is_computed(
     assert "more than the 262144 of a response" in message
     assert "alternatives" in message
     assert num_computed(client) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "num_choices"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": -1, "logprobs": 1000}, 1),
+        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": -1, "logprobs": 1000, "n": 2}, 4),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1000}, 1),
+    ],
+)
+def test_a_request_without_max_tokens_ends_when_its_response_is_full_of_log_probabilities(
+    client: httpx.Client, path: str, body: dict[str, Any], num_choices: int
+) -> None:
+    """A client that asks for a short reply with log-probabilities need not know how long the context is."""
+    full = client.post(path, json={**body, "ignore_eos": True}).raise_for_status().json()
+    assert [choice["finish_reason"] for choice in full["choices"]] == ["length"] * num_choices
+    assert full["usage"]["completion_tokens"] == 2**18 // 1001 // num_choices * num_choices
+    short = client.post(path, json={**body, "ignore_eos": True, "stop": ["e"]})
+    assert short.raise_for_status().json()["choices"][0]["finish_reason"] == "stop"
 
 
 def test_as_many_as_a_response_may_have_are_returned(client: httpx.Client) -> None:

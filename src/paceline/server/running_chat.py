@@ -29,6 +29,7 @@ from paceline.server.running_request import (
     check_num_prompts,
     start_prepared,
     streamed_or_whole,
+    with_logprobs_limit,
 )
 from paceline.server.service import Service
 from paceline.streaming import StreamChunk
@@ -69,10 +70,11 @@ async def start_chat(  # noqa: PLR0913 - what a chat is made of
     def prepare(engine: EngineClient) -> list[Request]:
         check_num_prompts(engine, options.get("tenant", ""), 1, params.n)
         turn, chosen = make_turn(), service.chat_options(chat_options)
+        asked = params if streaming and not keeps_stream else with_logprobs_limit(params, engine)
         most = engine.limits.max_positions if options.get("truncate") is None else 0
         try:
             with cache_scope(options.get("tenant", ""), options.get("cache_salt", "")):
-                chat = prepare_chat(chat_format, turn, chosen, params, max_positions=most)
+                chat = prepare_chat(chat_format, turn, chosen, asked, max_positions=most)
         except PromptTooLong as error:
             raise chat_too_long(error, engine.limits) from None
         chats.append(chat)

@@ -67,7 +67,8 @@ async def start_request(  # noqa: PLR0913 - one request and how it is read
     def prepare(engine: EngineClient) -> list[Request]:
         check_num_prompts(engine, options.get("tenant", ""), len(prompts), params.n)
         wanted = streamed_or_whole(options, params, streaming=streaming, waited_s=context.waited_s)
-        return [engine.prepare(prompt, params, wanted) for prompt in while_wanted(prompts)]
+        kept = params if streaming and not keeps_stream else with_logprobs_limit(params, engine, len(prompts))
+        return [engine.prepare(prompt, kept, wanted) for prompt in while_wanted(prompts)]
 
     has_text = any(isinstance(prompt, str) or has_media(prompt) for prompt in prompts)
     num_bytes = None if has_text or "suffix" in options else 0
@@ -240,6 +241,21 @@ def streamed_or_whole(
             num_tokens = min(num_tokens, max(_MIN_BUFFERED * params.n, MAX_LOGPROBS // (1 + params.logprobs)))
         return RequestOptions(**{"max_buffered_tokens": num_tokens, "slow_reader": "cancel", **options})
     return RequestOptions(**{**options, "interval": _WHOLE_RESPONSE})
+
+
+def with_logprobs_limit(params: SamplingParams, engine: EngineClient, num_prompts: int = 1) -> SamplingParams:
+    """Return params whose log-probabilities fit a response, if a max_tokens is all that they lack.
+
+    Without max_tokens, choices that get so long end with the finish reason LENGTH, as they do at the end of the context. Half of
+    a response is left to the log-probabilities of prompts, if there are any.
+    """
+    if params.logprobs is None or params.max_tokens is not None:
+        return params
+    room = MAX_LOGPROBS if params.prompt_logprobs is None else MAX_LOGPROBS // 2
+    most = room // ((1 + params.logprobs) * params.n * max(1, num_prompts))
+    if most >= engine.limits.max_positions or most < max(1, params.min_tokens):
+        return params
+    return params.replace(max_tokens=most)
 
 
 def check_response_size(requests: Sequence[Request], max_positions: int, *, streaming: bool) -> None:
