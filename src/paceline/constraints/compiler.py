@@ -392,6 +392,11 @@ def _grammar(kind: str, text: str, *, is_compact: bool) -> str:
 _JSON_RULE = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)""")
 
 
+# llguidance looks ahead for as long as one byte alone may follow, which is for ever in `/a+/ /a+/`: the first terminal takes
+# all that the second one needs. The last of several options counts, and it counts for nested grammars, too.
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+
+
 def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
     """Prepare the JSON schemas within a Lark grammar, and add options of llguidance to them."""
     nesting = lark_nesting(lark)
@@ -417,7 +422,7 @@ def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
         prepared = json.loads(prepared_schema(json.dumps(schema)))
         found += [lark[start : match.end()], json.dumps({**prepared, "x-guidance": options})]
         start = at = end
-    return "".join([*found, lark[start:]])
+    return "".join([*found, lark[start:], _NO_FORCING])
 
 
 def _literal(text: str) -> str:
