@@ -124,6 +124,9 @@ FIGURES = {
     ("time that a worker has to save, load or erase a prefix, or to load or free an adapter"): _seconds(
         questions.FILE_REPLY_S
     ),
+    "time that a question about an image, a prefix or an adapter waits for a new worker": _seconds(
+        questions.NEW_WORKER_S
+    ),
     "time that a worker has to end": _seconds(supervisor._STOP_PATIENCE_S),
     "wait before a model whose file was replaced is loaded again, after a failure": _seconds(service._LONGEST_WAIT_S),
     "size of a trace": _bytes(ENGINE.trace_max_bytes),

@@ -136,9 +136,10 @@ class BlackBox:
     def beat(self, now_s: float, sign: Sign, allowed_s: float = 0.0) -> None:
         """Note a heartbeat of the engine's thread; see `Beat`."""
         since_s = 0.0 if sign.state == "ended" else -sign.since_s if sign.state == "idle" else sign.since_s
-        struct.pack_into("@d", self._memory, _BEAT_AT + 24, allowed_s)
         struct.pack_into("@d", self._memory, _BEAT_AT + 8, since_s)
         struct.pack_into("@d", self._memory, _BEAT_AT + 16, now_s)
+        # Last: with the old heartbeat and the new allowance, the end of a long pass would look like a hang.
+        struct.pack_into("@d", self._memory, _BEAT_AT + 24, allowed_s)
 
     def allow(self, seconds: float) -> None:
         """Set how long the engine's thread may take until its next heartbeat."""

@@ -41,10 +41,13 @@ REPLY_S: Final = 10.0
 """Seconds for the reply to a question about state, which comes after the current tick."""
 
 MEASURE_REPLY_S: Final = 60.0
-"""Seconds for the reply to how many cells an image or audio takes, waits for a new worker included."""
+"""Seconds for the reply to how many cells an image or audio takes."""
 
 FILE_REPLY_S: Final = 600.0
-"""Seconds for saving, loading or erasing a prefix and for loading or freeing an adapter, waits for a new worker included."""
+"""Seconds for saving, loading or erasing a prefix and for loading or freeing an adapter."""
+
+NEW_WORKER_S: Final = 600.0
+"""Seconds that a question about an image, a prefix or an adapter waits for a new worker, which may load a large model."""
 
 
 class Questions:
@@ -97,7 +100,8 @@ class Questions:
     def _ask(self, question: Callable[[int], _Question]) -> Future[Any]:
         number = next(self._numbers)
         message = self._messages[number] = question(number)
-        self._due_s[number] = self._clock.now() + _patience_s(message)
+        is_state = isinstance(message, _StateQuestion)
+        self._due_s[number] = self._clock.now() + (_patience_s(message) if is_state else NEW_WORKER_S)
         future = self._results.add(number)
         self._wake()
         if self._is_over:  # `end` sets this before it looks at the questions, so none is left
@@ -121,6 +125,7 @@ class Questions:
             message = self._messages.get(number)
             if message is not None and number not in self._sent:
                 self._sent.add(number)
+                self._due_s[number] = self._clock.now() + _patience_s(message)
                 worker.send(message)
 
     def next_due_s(self) -> float:
@@ -135,10 +140,10 @@ class Questions:
         for number in self._results:
             message = self._messages.get(number)
             if message is not None and now_s >= self._due_s.get(number, math.inf):
-                error = WorkerUnresponsive(
-                    f"the engine's process does not respond: no reply within {_patience_s(message):g} s; try again later"
-                )
-                self._resolve(number, None, error)
+                reason = f"does not respond: no reply within {_patience_s(message):g} s"
+                if number not in self._sent:
+                    reason = f"is being started: it was not ready within {NEW_WORKER_S:g} s"
+                self._resolve(number, None, WorkerUnresponsive(f"the engine's process {reason}; try again later"))
 
     def is_open(self, number: int) -> bool:
         """Return whether a question waits for its reply."""
@@ -178,6 +183,7 @@ class Questions:
                 self._resolve(number, None, error)
             elif number in self._messages:
                 self._asked_again.add(number)
+                self._due_s[number] = self._clock.now() + NEW_WORKER_S
 
     def refuse(self, error: PacelineError) -> None:
         """Fail those that wait for a worker, as there is none and may be none for long.

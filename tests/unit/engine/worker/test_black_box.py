@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from paceline.engine.worker import black_box
 from paceline.engine.worker.black_box import BlackBox, LastSeen
+from paceline.observability.heartbeat import Sign
 
 
 def test_a_request_that_is_encoded_is_seen_beside_the_others() -> None:
@@ -41,5 +47,29 @@ def test_questions_are_seen_as_long_as_one_is_open() -> None:
         with pytest.raises(ValueError, match="x"), box.asked():
             raise ValueError("x")
         assert not box.read().is_asked
+    finally:
+        box.close()
+
+
+def test_the_end_of_a_long_pass_never_looks_like_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front may read between any two stores: it never sees the old heartbeat with the next tick's allowance."""
+    box = BlackBox.create()
+    try:
+        box.listen(1.0)
+        box.beat(1.0, Sign("ticking", 1.0))
+        box.allow(300.0)
+        seen: list[tuple[float, float]] = []
+
+        def store(*arguments: Any) -> None:
+            struct.pack_into(*arguments)
+            beat = box.read_beat()
+            assert beat is not None
+            seen.append((beat.beaten_s, beat.allowed_s))
+
+        stand_in = SimpleNamespace(pack_into=store, unpack_from=struct.unpack_from)
+        monkeypatch.setattr(black_box, "struct", stand_in)
+        box.beat(200.0, Sign("ticking", 200.0))
+        assert (1.0, 0.0) not in seen
+        assert seen[-1] == (200.0, 0.0)
     finally:
         box.close()

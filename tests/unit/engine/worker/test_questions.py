@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from paceline.engine.worker import messages
-from paceline.engine.worker.questions import FILE_REPLY_S, MEASURE_REPLY_S, REPLY_S, Questions
+from paceline.engine.worker.questions import FILE_REPLY_S, MEASURE_REPLY_S, NEW_WORKER_S, REPLY_S, Questions
 from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineDied, EngineStopped, WorkerUnresponsive
 from paceline.media import ImageExtent
@@ -120,7 +120,7 @@ def test_a_cancelled_question_takes_no_reply() -> None:
 
 
 def test_a_question_waits_no_longer_than_its_kind_may() -> None:
-    """From when it is asked, with a worker or without; the delay of a look at the activity counts on top."""
+    """From when it is sent to a worker; the delay of a look at the activity counts on top."""
     clock = ManualClock(1000.0)
     questions, worker = Questions(lambda: None, clock), Listener()
     limits = {
@@ -146,3 +146,26 @@ def test_a_question_waits_no_longer_than_its_kind_may() -> None:
                 one.result(0)
     assert math.isinf(questions.next_due_s())
     questions.take(messages.PrefixDone(worker.heard[5].number, 1, [], None))  # it comes too late, and nothing happens
+
+
+def test_the_load_of_a_new_worker_is_no_silence() -> None:
+    """A question about an image waits for it as a prompt does, with a limit of its own, also after a death."""
+    clock = ManualClock(1000.0)
+    questions, worker = Questions(lambda: None, clock), Listener()
+    asked = questions.ask_media(ImageExtent(1, 1))
+    for _ in range(2):
+        questions.pass_on(None)
+        clock.advance(NEW_WORKER_S - 1)
+        questions.end_overdue()
+        assert not asked.done()
+        questions.pass_on(cast(WorkerProcess, worker))
+        clock.advance(MEASURE_REPLY_S - 1)
+        questions.end_overdue()
+        assert not asked.done()
+        questions.died(EngineDied("it died"))
+    assert isinstance(asked.exception(0), EngineDied)
+    late = questions.ask_media(ImageExtent(1, 1))
+    clock.advance(NEW_WORKER_S)
+    questions.end_overdue()
+    with pytest.raises(WorkerUnresponsive, match="is being started: it was not ready within 600 s"):
+        late.result(0)
