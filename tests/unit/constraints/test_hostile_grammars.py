@@ -150,11 +150,11 @@ def test_cached_grammars_are_bounded_by_their_memory(monkeypatch: pytest.MonkeyP
     with cache_scope("quiet"):
         compiler.matcher(SCHEMA)
     with cache_scope("flood"):
-        for number in range(40):
+        for number in range(60):
             compiler.matcher(("lark", f'start: "{number}{"a" * 1000}"', False))
             assert compiler.num_cached_bytes <= 4 << 20
         num_kept = len(compiler._cached)
-        assert 2 < num_kept < 20
+        assert 2 < num_kept < 50
         compiler.matcher(("lark", f'start: "{"a" * 50_000}"', False))  # takes 20 MB
         assert len(compiler._cached) == num_kept
     assert compiler.num_cached_bytes == sum(one.num_bytes for one in compiler._cached.values())
