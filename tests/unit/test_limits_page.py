@@ -78,7 +78,9 @@ FIGURES = {
     "bodies of a tenant beside its first, if there are several tenants": "as many bytes as stay free",
     "path, query and headers of a request": _bytes(SERVER.max_header_bytes),
     "extensions of a chunk, or trailers, of a body": _bytes(SERVER.max_header_bytes),
-    "time that the rest of a refused body is discarded": _seconds(connection._LINGER_S),
+    "wait for the next bytes of a refused body, which are discarded for as long as a body may take": _seconds(
+        connection._LINGER_S
+    ),
     "open connections": f"{SERVER.max_connections:,}, or as many as there are descriptors for",
     "descriptors that are left for everything else": f"{listeners._MAX_DESCRIPTORS}, at most half of the limit",
     "connections that are refused at the same time": f"{connection._MAX_REFUSED:,}",

@@ -24,7 +24,7 @@ from paceline.server.settings import ServerSettings
 
 _MAX_PIPELINED = 8  # requests behind the current one; with fewer, reading goes on, which notices disconnects
 _MAX_REFUSED = 64  # connections that are refused at the same time; further ones are not accepted meanwhile
-_LINGER_S = 5.0  # for a client that still sends its body: a connection closed meanwhile could lose it the response
+_LINGER_S = 5.0  # for the next bytes of a client that still sends its body: closed meanwhile it could lose the response
 
 _TOO_MANY = ApiError(
     503,
@@ -143,6 +143,7 @@ class Connection(HttpToolsProtocol):
         self.timeout_keep_alive = settings.keep_alive_s  # type: ignore[assignment]  # between requests; whole or not
         self._is_in_head = self._is_lingering = self._skips_message = False
         self._keeps_alive = True
+        self._linger_until_s = 0.0
         self._num_unread = 0  # bytes since the beginning of the head, or since the last bytes of the body
         self._num_new = 0  # bytes that came at once, 0 once they have ended a part of a body or a request
         self._deadline: asyncio.TimerHandle | None = None
@@ -175,6 +176,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse the bytes, and count those of an incomplete head and those around the parts of a body."""
         if self._is_lingering:
+            self._linger()
             return
         self._unset_keepalive_if_required()
         self._num_unread += len(data)
@@ -253,7 +255,8 @@ class Connection(HttpToolsProtocol):
             return
         self._num_unread = self._num_new = 0
         self._all_open.work(self)
-        self.cycle.keep_alive = self._keeps_alive
+        if not self.cycle.response_started:  # else its headers say that the connection closes
+            self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -295,7 +298,7 @@ class Connection(HttpToolsProtocol):
     def _close(self) -> None:
         """Close the connection, at once unless the response is complete and the client still sends its body.
 
-        That body is discarded for a short time, so that the client reads the response and not an error of its connection.
+        That body is discarded while it arrives, so that the client reads the response and not an error of its connection.
         """
         current = self._current
         if current is None or not (current.response_complete and current.more_body) or self.transport.is_closing():
@@ -305,7 +308,12 @@ class Connection(HttpToolsProtocol):
         self._all_open.wait(self, self._evict)
         if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
-        self._expect_within(min(_LINGER_S, self._settings.body_timeout_s))
+        self._linger_until_s = self.loop.time() + self._settings.body_timeout_s
+        self._linger()
+
+    def _linger(self) -> None:
+        """Wait for more of a body that is discarded, no longer in all than a body may take."""
+        self._expect_within(min(_LINGER_S, max(0.0, self._linger_until_s - self.loop.time())))
 
     # ---- writing
 
