@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.params import SamplingParams
 from paceline.server.in_flight import MAX_TEXT_BYTES, SMALL_TEXT_BYTES, TextBudget, TurnQueue, while_wanted
 from paceline.server.running_request import less_waited, streamed_or_whole, timeouts_of
 
@@ -137,7 +138,9 @@ def test_timeouts_count_while_a_request_waits() -> None:
     assert less_waited(options, 0.0) == options
     assert less_waited(options, 2.0) == {**options, "timeout_s": 3.0}
     assert less_waited(options, 9.0) == {**options, "timeout_s": 0.001}
-    assert timeouts_of(streamed_or_whole({"timeout_s": 5}, streaming=True, waited_s=2.0)) == {"timeout_s": 3.0}
+    assert timeouts_of(streamed_or_whole({"timeout_s": 5}, SamplingParams(), streaming=True, waited_s=2.0)) == {
+        "timeout_s": 3.0
+    }
 
 
 def test_parts_are_prepared_in_any_case_outside_of_a_turn() -> None:
