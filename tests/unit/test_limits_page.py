@@ -121,7 +121,7 @@ FIGURES = {
         "loading a model, moving a saved state, preparing a request, as a multiple of the time without a heartbeat"
     ): f"{black_box.LONG_WORK}",
     "time that a worker has to end a request that is cancelled or past a deadline": _seconds(open_requests.GRACE_S),
-    "time that a worker has to reply what it does": _seconds(questions.REPLY_S),
+    "time for a worker's reply about its state": _seconds(questions.REPLY_S),
     "time that a worker has to measure an image or a sound": _seconds(questions.MEASURE_REPLY_S),
     ("time that a worker has to save, load or erase a prefix, or to load or free an adapter"): _seconds(
         questions.FILE_REPLY_S

@@ -98,7 +98,10 @@ class OpenConnections:
         return len(self._all) >= self.max_number + num_refused(self.max_number)
 
     def wait(self, connection: object, evict: Callable[[], bool]) -> None:
-        """Note that a connection, which may be a new one, waits from now on. evict: closes it; returns whether at once."""
+        """Add a connection if it is new, and note that it waits for its client from now on.
+
+        evict: closes the connection; returns False if the rest of a response is sent before.
+        """
         self._all.add(connection)
         self._waiting.pop(connection, None)
         self._waiting[connection] = evict
@@ -115,7 +118,7 @@ class OpenConnections:
             self.on_room()
 
     def make_room(self) -> None:
-        """Close those connections that have waited longest, except the newest, while there are too many."""
+        """Close the connections that have waited longest while there are too many. The newest connection stays."""
         while self.is_over and len(self._waiting) > 1:
             connection = next(iter(self._waiting))
             if self._waiting.pop(connection)():
@@ -135,7 +138,7 @@ class _ResponseTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. all_open: the server's, among which it counts."""
+    """A client's connection. all_open: the open connections of the server."""
 
     def __init__(self, settings: ServerSettings, all_open: OpenConnections, **rest: Any) -> None:
         super().__init__(**rest)
@@ -174,7 +177,7 @@ class Connection(HttpToolsProtocol):
     # ---- reading
 
     def data_received(self, data: bytes) -> None:
-        """Parse the bytes, and count those of an incomplete head and those around the parts of a body."""
+        """Parse the bytes. Bytes of an incomplete head, and bytes between the parts of a body, are counted."""
         if self._is_lingering:
             self._linger()
             return
@@ -246,7 +249,7 @@ class Connection(HttpToolsProtocol):
         """Take a part of the body."""
         self._num_unread = self._num_new = 0
         super().on_body(body)
-        if self._current is self.cycle:  # and not behind a request in progress
+        if self._current is self.cycle:  # else an earlier request is in progress
             self._all_open.wait(self, self._evict)
 
     def on_message_complete(self) -> None:

@@ -1,4 +1,4 @@
-"""The sockets that a server listens on: all addresses of the settings, or none and a reason. What accepts connections."""
+"""The sockets that a server listens on, for all addresses of the settings, and the acceptors of their connections."""
 
 from __future__ import annotations
 

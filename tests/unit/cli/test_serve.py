@@ -233,7 +233,7 @@ def test_no_name_of_a_strangers_can_forge_a_line_of_a_log(tmp_path: Path, as_jso
     logging.getLogger("paceline.server.access").info("%s", line)
     (handler,) = log.parent.handlers if log.parent is not None else []
     assert isinstance(handler, QueuedLines)
-    handler.queue.flush()
+    handler.queue.flush(LONG_S)
     lines = path.read_text(encoding="utf-8").split("\n")
     assert lines.pop() == ""
     assert all(each.isprintable() for each in lines)

@@ -54,9 +54,9 @@ BEAT_S: Final = 1.0
 """Seconds between two heartbeats of a thread that waits."""
 
 LONG_WORK: Final = 10
-"""Work of unknown length may take so many times `hang_timeout_s`: loading a model, timing its passes, moving saved states."""
+"""Multiple of `hang_timeout_s` for work of unknown length: loading a model, timing its passes, moving saved states."""
 
-_PASS_FACTOR: Final = 20  # times the expected duration of a pass: one so much longer is not a slow machine
+_PASS_FACTOR: Final = 20  # times the expected duration of a pass; a machine that is only slow takes less
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class PassAllowance:
         self._silence_s = 2 * config.rpc_timeout_s if config.rpc else 0.0
 
     def seconds(self, plan: Plan) -> float:
-        """Return the seconds of a plan's cache operations and its pass. Those of a text to embed are taken for a prompt's."""
+        """Return the seconds of a plan's cache operations and its pass. A text to embed is estimated as a prompt."""
         if isinstance(plan, EmbeddingPlan):
             num_tokens = num_cells = sum(len(item.token_ids) for item in plan.items)
             num_outputs = 1

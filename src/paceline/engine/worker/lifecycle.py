@@ -62,7 +62,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What to do about a death, a hang, and an idle worker: hang_timeout_s and sleep_idle_s, see `EngineConfig`.
+    """How deaths, hangs and idle workers are treated: hang_timeout_s and sleep_idle_s, see `EngineConfig`.
 
     rpc_wait_s: for which requests wait for a lost RPC server.
     """
