@@ -170,3 +170,15 @@ def test_files_are_compared_by_content_after_their_times_differ(tmp_path: Path) 
         assert files.replaced([path]) == [path]
     path.write_bytes(bytes(1000))
     assert files.replaced([path]) == []
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """It counts as a replaced file. To open it would block until a program writes to it."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"content")
+    files = LoadedFiles()
+    files.record([path])
+    files.read_contents()
+    path.unlink()
+    os.mkfifo(path)
+    assert files.replaced([path]) == [path]

@@ -294,15 +294,22 @@ def file_fingerprint(paths: Iterable[Path], *more: str) -> bytes:
     """
     digest = hashlib.blake2b(digest_size=16)
     for path in paths:
-        total = path.stat().st_size
-        digest.update(total.to_bytes(8, "little"))
-        with validation.open_file(path) as file:
-            for start in (0, total // 2, max(0, total - _SAMPLE_BYTES)):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE_BYTES))
+        _hash_samples(digest, path, _SAMPLE_BYTES)
     for text in more:
         digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
     return digest.digest()
+
+
+def _hash_samples(digest: hashlib.blake2b, path: Path, num_first: int) -> None:
+    """Hash a file's size, its first `num_first` bytes, and samples from its middle and end. Raises `OSError`."""
+    with validation.open_file(path) as file:
+        total = os.fstat(file.fileno()).st_size
+        digest.update(total.to_bytes(8, "little"))
+        while data := file.read(min(1 << 20, num_first - file.tell())):
+            digest.update(data)
+        for start in (total // 2, max(0, total - _SAMPLE_BYTES)):
+            file.seek(start)
+            digest.update(file.read(_SAMPLE_BYTES))
 
 
 class LoadedFiles:
@@ -360,17 +367,10 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return a digest of a file's size, beginning, middle and end; None if it cannot be read."""
+    """Return a digest of a file's size, beginning, middle and end; None if it cannot be read, or is no regular file."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        with path.open("rb") as file:
-            total = os.fstat(file.fileno()).st_size
-            digest.update(total.to_bytes(8, "little"))
-            while file.tell() < _HEADER_BYTES and (data := file.read(1 << 20)):
-                digest.update(data)
-            for start in (total // 2, max(0, total - _SAMPLE_BYTES)):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE_BYTES))
+        _hash_samples(digest, path, _HEADER_BYTES)
     except OSError:
         return None
     return digest.digest()
