@@ -145,7 +145,7 @@ R = TypeVar("R")
 
 
 def current_cache_scope() -> tuple[str, str]:
-    """Return tenant and cache_salt of the request that is being prepared: part of the key in caches of what requests bring."""
+    """Return tenant and cache_salt of the request that is being prepared. Caches of compiled input have them in their keys."""
     return _cache_scope.get()
 
 

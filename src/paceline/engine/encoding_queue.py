@@ -195,8 +195,8 @@ class EncodingQueue(Generic[Job]):
         entries = sorted(self._waiting.values(), key=lambda entry: entry.turn_s)
         waiting = dict.fromkeys(entry.tenant for entry in entries)
         tenants = [
-            *[one for one in self._tenants if one in waiting],
-            *[one for one in waiting if one not in self._tenants],
+            *[tenant for tenant in self._tenants if tenant in waiting],
+            *[tenant for tenant in waiting if tenant not in self._tenants],
         ]
         self._tenants = tenants[1:] + tenants[:1]
         return next(entry for entry in entries if entry.tenant == tenants[0])

@@ -104,7 +104,7 @@ class QueueShares:
             _decrement(self._num_waiting, tenant)
 
     def ended(self, key: int) -> None:
-        """Release what a request has; does nothing for a request that is not open."""
+        """Release a request's place and tokens; does nothing for a request that is not open."""
         self.started(key)
         tenant = self._tenants.pop(key, None)
         if tenant is not None and not _decrement(self._num_open, tenant):
@@ -294,7 +294,7 @@ class Inbox:
         in_line = self._line_turns.pop(tenant)
         del in_line[key]
         if in_line:
-            self._line_turns[tenant] = in_line  # behind the other tenants
+            self._line_turns[tenant] = in_line  # after the other tenants
         self._accept(request, num_tokens)
         if request.cancelled:
             self.put(Cancel(key))  # the first one may have been taken already
@@ -333,7 +333,9 @@ class Inbox:
                 for command in commands:
                     if isinstance(command, Cancel):
                         self._leave_line(command.key)
-        return [one for one in commands if not isinstance(one, Submit) or one.request.key in self._shares]
+        return [
+            command for command in commands if not isinstance(command, Submit) or command.request.key in self._shares
+        ]
 
     def end_overdue_waits(self, now_s: float) -> None:
         """Accept the requests in the line whose deadline has passed; the scheduler ends them. Engine's thread."""

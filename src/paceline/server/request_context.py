@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from paceline.server.resumable_streams import ResumableStream
 
 _KEY = "paceline.request_context"
-_MAX_KNOWN = 512  # pairs of method and path: clients choose paths
+_MAX_KNOWN = 512  # pairs of method and path that are remembered: clients choose paths
+_MAX_KNOWN_PATH = 128  # characters of a path that is remembered
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class RouteTable:
         if known is None:
             scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
             known = any(route.matches(scope)[0] is Match.FULL for route in self._routes)
-            if len(self._known) < _MAX_KNOWN:
+            if len(self._known) < _MAX_KNOWN and len(path) <= _MAX_KNOWN_PATH:
                 self._known[method, path] = known
         return known
 

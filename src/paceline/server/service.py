@@ -82,7 +82,7 @@ class Front(Protocol):
 
 
 class KeptForClients:
-    """What several models of a server share: streams to resume, stored responses, and the tenants of the API keys."""
+    """State that the models of a server share: streams to resume, stored responses, and the tenants of the API keys."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.tenants = frozenset(key.tenant for key in settings.api_keys)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.server.in_flight import ByteBudget
 from paceline.server.middleware.request_limits import BodyReader
-from paceline.server.request_context import RequestContext
+from paceline.server.request_context import RequestContext, RouteTable
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -241,3 +241,20 @@ def test_an_encoding_that_is_not_known_is_refused_before_the_body_is_read() -> N
         assert (await world.ask(encoding=b"gzip"))["status"] == 200  # there is no body to decode
 
     asyncio.run(main())
+
+
+def test_routes_of_short_paths_are_remembered_and_long_paths_take_no_memory() -> None:
+    """A path has up to 64 KiB, and a client may send any number of paths."""
+    asked: list[str] = []
+
+    class Counted(Route):
+        def matches(self, scope: Scope) -> tuple[Match, Scope]:
+            asked.append(scope["path"])
+            return super().matches(scope)
+
+    table = RouteTable([Counted("/{name:path}", lambda _: None, methods=["GET"])])
+    long = "/" + "x" * 1000
+    for path in ("/short", "/short", long, long):
+        assert table.serves("GET", path)
+        assert not table.serves("POST", path)
+    assert asked == ["/short"] * 2 + [long] * 4

@@ -54,7 +54,7 @@ class WorkQueue(Generic[Work]):
         own = self._waiting.pop(tenant)
         work = own.popleft()
         if own:
-            self._waiting[tenant] = own  # behind the other tenants
+            self._waiting[tenant] = own  # after the other tenants
         return work
 
     def _sort(self, added: tuple[str, Work]) -> None:

@@ -184,9 +184,7 @@ class _RunningCompletion:
     def release(self) -> None:
         """Release the slots, each with the tokens of its sequence."""
         own = (self._tenant, self._id)
-        if (
-            self._state.running.get(own) is self._settings
-        ):  # ids are the clients', and another request may have this one
+        if self._state.running.get(own) is self._settings:  # clients choose ids: another request may have this one
             del self._state.running[own]
         contents: list[SlotContent | None] = [None] * len(self._slots)
         if self._renderer is not None:
