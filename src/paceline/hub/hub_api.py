@@ -57,7 +57,7 @@ class HubApi:
         path = f"/{quote(repo)}" + ("" if revision is None else f"/revision/{quote(revision, safe='')}")
         try:
             info = self._try(repo, lambda: self._json(f"{path}?blobs=true", repo, revision))
-        except _NoRepository as error:
+        except ModelNotFound as error:
             raise ModelNotFound(f"{error}{self._similar(repo, revision)}") from None
         match info:
             case {"sha": str(commit), "siblings": [*siblings]} if _COMMIT.fullmatch(commit):
@@ -181,10 +181,6 @@ class _Overloaded(Exception):
         self.wait_s = wait_s
 
 
-class _NoRepository(ModelNotFound):
-    """The hub has no such repository, or shows it only with a token."""
-
-
 def _token(settings: HubSettings) -> str | None:
     """Return the token that requests carry: the one that was given, or that of a login."""
     from huggingface_hub import constants, get_token
@@ -228,7 +224,7 @@ def _of_response(
             private = "it is private and needs a token: set HF_TOKEN or pass hf_token"
             if _token(settings) is not None:
                 private = "the token may not see it"
-            return _NoRepository(f"{settings.endpoint} has no repository {repo}, or {private}")
+            return ModelNotFound(f"{settings.endpoint} has no repository {repo}, or {private}")
         case "EntryNotFound":
             return ModelNotFound(f"{repo} has no such file at {revision}")
         case _:
