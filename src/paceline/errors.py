@@ -36,6 +36,7 @@
     │   │   ├── ModelChanged      a file of the model was replaced while the engine had it
     │   │   └── ModelUnloaded     a managed model was unloaded while it was in use or awaited
     │   ├── EngineDied        the worker process died
+    │   ├── WorkerUnresponsive  the worker process did not reply in time
     │   ├── RpcServerUnavailable  a server that computes a part of the model is away, busy or lost
     │   ├── Cancelled         the request was cancelled before it had a result
     │   ├── DeadlineExceeded  the request ran out of time before it had a result
