@@ -6,9 +6,12 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from typing import Any
 
+import httpx
 import pytest
+from tests.server.running import RunningServer
 from tests.server.world import World
 
 from paceline.server.in_flight import MAX_TEXT_BYTES, TurnQueue
@@ -99,6 +102,29 @@ def test_a_request_is_cancelled_by_its_id_before_its_turn(worlds: Any) -> None:
         assert b" 499 " in head
         assert json.loads(body)["error"]["code"] == "cancelled"
     assert tokenised.sizes == []
+
+
+@pytest.mark.native
+def test_a_resumable_completion_outlives_a_client_that_leaves_before_its_turn(
+    server: RunningServer, client: httpx.Client
+) -> None:
+    """The stream is there for the client that comes back."""
+    queue = server.service.body_budget.texts.queue_for(MAX_TEXT_BYTES)
+    body = {"prompt": LARGE, "truncate": "left", "n_predict": 2, "stream": True, "ignore_eos": True}
+    server.call(lambda: queue.enter("another", MAX_TEXT_BYTES))
+    try:
+        connection = HTTPConnection(client.base_url.host, client.base_url.port)
+        headers = {"Content-Type": "application/json", "X-Conversation-Id": "left"}
+        connection.request("POST", "/completion", json.dumps(body), headers)
+        server.until(lambda: queue.num_waiting == 1)
+        connection.close()
+        for _ in range(5):  # which the server reads after the end of the connection
+            client.get("/health").raise_for_status()
+        assert server.call(lambda: queue.num_waiting) == 1
+    finally:
+        server.call(lambda: queue.leave("another", MAX_TEXT_BYTES))
+    server.until(lambda: bool(server.service.resumable_streams.lookup(b"", ["left"])))
+    assert b'"stop":true' in client.get("/v1/stream", params={"conv_id": "left"}).raise_for_status().content
 
 
 @pytest.mark.parametrize("option", ["timeout_s", "queue_timeout_s", "ttft_timeout_s"])

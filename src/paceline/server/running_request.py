@@ -149,7 +149,7 @@ async def run_in_turn(
         function: Called once; `while_wanted` ends it early.
         options: Keywords of `RequestOptions`; their timeouts count from now.
         num_bytes: Bytes of the texts; None: those of the request's body.
-        watcher: The watcher of the request's client; None if none is active.
+        watcher: The watcher of the request's client, or one of no client if the request outlives it; None if none is active.
 
     Raises:
         DeadlineExceeded: The request ran out of time before its turn.

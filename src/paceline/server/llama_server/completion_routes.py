@@ -32,8 +32,9 @@ from paceline.server.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.llama_server.sampling_fields import API_DEFAULTS, ParseContext
 from paceline.server.llama_server.slots import LlamaServerState, SlotContent
 from paceline.server.prefill_progress import ProgressSource
-from paceline.server.request_context import RequestContext
+from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.request_fields import MarkedImages, merge_options
+from paceline.server.resumable_streams import conversation_id_of
 from paceline.server.running_request import (
     ChunkSource,
     RunningRequest,
@@ -86,11 +87,13 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
         n_ctx=limits.max_positions, n_batch=limits.n_batch, max_prompts=engine.most_requests(tenant)
     )
     options = service.options(http, body.model)
+    outlives_client = body.stream and conversation_id_of(http) is not None
     request = await run_in_turn(
         service,
         http,
         partial(parse_request, body, parse_context, prompt_limits),
         merge_options(timeouts_of(options), timeouts_of(body)),
+        watcher=DisconnectWatcher(None) if outlives_client else None,
     )
     check_num_prompts(engine, tenant, len(request.prompts), request.params.n)
     check_repeated_chars("prompt", sum(map(len, request.texts)) * request.params.n)
