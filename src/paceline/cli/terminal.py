@@ -51,7 +51,8 @@ def escaped(text: str) -> str:
 class LogLines(logging.Formatter):
     """Format records for a log that people read in a terminal: messages have names that strangers chose.
 
-    A record is one line, and a traceback follows in lines that are indented, so that neither can look like another record.
+    A record begins with a line. The further lines of its message, and those of a traceback, are indented, so that none of them
+    looks like another record.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -59,10 +60,10 @@ class LogLines(logging.Formatter):
         record.message = record.getMessage()
         if self.usesTime():
             record.asctime = self.formatTime(record, self.datefmt)
-        lines = [escaped(self.formatMessage(record))]
+        lines = self.formatMessage(record).split("\n")
         if record.exc_info:
-            lines += (f"  {escaped(line)}" for line in self.formatException(record.exc_info).split("\n"))
-        return "\n".join(lines)
+            lines += self.formatException(record.exc_info).split("\n")
+        return "\n  ".join(map(escaped, lines))
 
 
 def is_terminal(stream: TextIO) -> bool:

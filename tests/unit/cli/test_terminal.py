@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 
 import pytest
@@ -93,3 +94,9 @@ def test_a_section_is_aligned_and_leaves_empty_values_out(capsys: pytest.Capture
     """Names of different length have their values in one column."""
     terminal.write_section("title", [("a", "1"), ("long name", "2"), ("not said", "")])
     assert capsys.readouterr().out == "title\n  a          1\n  long name  2\n"
+
+
+def test_further_lines_of_a_record_are_indented() -> None:
+    """As of the last words of a worker that crashed; none of them can look like another record."""
+    record = logging.LogRecord("a", logging.ERROR, "", 0, "it died:\n%s", ("Segmentation fault\n  File \x1b\r",), None)
+    assert terminal.LogLines().format(record) == "it died:\n  Segmentation fault\n    File \\u001b\\r"
