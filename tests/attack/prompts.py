@@ -111,7 +111,7 @@ ATTACKS = (
     ),
     Attack(
         "cut",
-        "24 prompts of 1 MiB of blanks that have to be tokenised to be cut wait for each other, and nobody waits for them.",
+        "24 prompts of 1 MiB of blanks that are tokenised to be cut wait for each other, and no other request waits for them.",
         "server +1,540 MB, another client's two tokens took 5.9 s",
         lambda: cut(24, [" " * MIB]),
     ),
@@ -123,7 +123,7 @@ ATTACKS = (
     ),
     Attack(
         "tokenize",
-        "24 requests for the tokens of 1 MiB of blanks with their texts wait for each other, and nobody waits for them.",
+        "24 requests for the tokens of 1 MiB wait for each other, and no other request waits for them.",
         "server +5,424 MB, another client's two tokens took 8.5 s, /health 4 s",
         lambda: counted(24),
     ),

@@ -179,7 +179,7 @@ FIGURES = {
         f"{_bytes(in_flight.MAX_SMALL_TEXTS_BYTES)}, half of it for a tenant's requests"
     ),
     f"memory that tokenising a text beyond {_bytes(tokenizer._UNCHECKED_BYTES)} may take, at {tokenizer._BYTES_PER_BYTE} bytes "
-    "for each of its bytes": "what is free, within a container's limit",
+    "for each of its bytes": "the free memory, within a container's limit",
     "texts of a request for embeddings or scores": f"{vectors.MAX_TEXTS:,}",
     "numbers of a response with pooling `none`": f"{vectors.MAX_NUMBERS:,}",
     # Images and audio

@@ -81,8 +81,8 @@ def prepare_chat(
         turn: Of `next_turn`.
         options: Tools, thinking and variables. Their json_schema counts where `params` have none.
         params: How to generate.
-        max_positions: Tokens that a prompt may have; a rendered text with more bytes than so many tokens have is not encoded.
-            0: no limit.
+        max_positions: Tokens that a prompt may have. A rendered text with more bytes than that many tokens can have is not
+            encoded. 0: no limit.
 
     Raises:
         PromptTooLong: The text has more tokens than `max_positions` for certain. A prompt may be longer than that without this

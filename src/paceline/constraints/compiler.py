@@ -130,7 +130,7 @@ class _CachedGrammar:
 
     @property
     def num_bytes(self) -> int:
-        """Its memory: as measured when it was compiled, and an estimate of what has grown since."""
+        """Its memory: as measured when it was compiled, and an estimate of the growth since then."""
         return self._num_compiled_bytes + _BYTES_PER_USE * self.num_used
 
     def note_use(self) -> None:
@@ -191,10 +191,10 @@ class ConstraintCompiler:
     @property
     def num_cached_bytes(self) -> int:
         """Memory of the cached grammars."""
-        return sum(one.num_bytes for one in self._cached.values())
+        return sum(grammar.num_bytes for grammar in self._cached.values())
 
     def _found(self, spec: Spec) -> tuple[LLMatcher, Callable[[], None]]:
-        """Return a new matcher at the beginning of a grammar, and what to call for each token that it follows."""
+        """Return a new matcher at the beginning of a grammar, and a function to call after each token that it follows."""
         key = current_cache_scope(), spec
         with self._lock:
             self._evict()
@@ -445,8 +445,8 @@ def _malloc_info() -> Any:
     return function
 
 
-# What llguidance does not say: the memory of a grammar. It is measured where the C library can tell, beside what other threads
-# allocate at the same time, and is never taken for less than these, which hold for schemas.
+# llguidance does not report the memory of a grammar. It is measured if the C library reports allocations, which includes those of
+# other threads at the same time, and counts as at least these figures, which were measured with schemas.
 _MIN_GRAMMAR_BYTES = 32 << 10
 _MIN_BYTES_PER_CHAR = 100
 _BYTES_PER_USE = 4 << 10  # a few states of the lexer for each token

@@ -117,7 +117,7 @@ def lark_nesting(lark: str) -> int:
 def has_large_terminal(lark: str) -> bool:
     """Return whether a terminal of a Lark grammar has more than `MAX_OPTIONAL` parts that may match nothing.
 
-    Counted are groups, quantifiers, and references to other terminals with what these have.
+    It counts groups, quantifiers, and references to other terminals with the parts of these terminals.
     """
     own, references = Counter[str](), dict[str, Counter[str]]()
     current = ""  # the terminal whose definition it is; empty in a rule

@@ -7,7 +7,7 @@ from typing import Final
 
 _MAX_REPEATED: Final = 20_000
 MAX_OPTIONAL: Final = 2_000
-"""The most groups and quantifiers of a pattern: the memory of those in a row that may match nothing grows with their square."""
+"""The most groups and quantifiers of a pattern: memory grows with the square of consecutive parts that may match nothing."""
 _TOKEN: Final = re.compile(
     r"""\\[pPxuU]\{[^}]*(?:\}|\Z) | \\. | \[\^?\]?(?:\\.|[^\\\]])*(?:\]|\Z) | \{\d*(?:,\d*)?\} | .""",
     re.DOTALL | re.VERBOSE,

@@ -121,7 +121,7 @@ def _prompt_too_long(num_tokens: int, limits: Limits, *, is_counted: bool = True
 
 
 def _check_may_fit(texts: Iterable[object], options: RequestOptions, limits: Limits, tokenizer: Tokenizer) -> None:
-    """Raise `PromptTooLong` if texts have more bytes than the context has room for. What is no text counts for nothing."""
+    """Raise `PromptTooLong` if texts have more bytes than the context has room for. Token ids and None are not counted."""
     if options.truncate is None:
         at_least = sum(tokenizer.min_tokens(text) for text in texts if isinstance(text, str))
         if at_least > limits.max_positions:

@@ -184,7 +184,7 @@ class OutputProcessor:
     def with_token_texts(self, chunk: StreamChunk, scored_ids: Sequence[int]) -> StreamChunk:
         """Return a chunk of a worker with the texts of the tokens of its log-probabilities. All chunks share these texts.
 
-        scored_ids: the tokens of the prompt from the first on whose log-probability is in the chunk.
+        scored_ids: the prompt's tokens, beginning with the first token that has a log-probability in the chunk.
         """
         add = self._vocabulary.with_texts
         return msgspec.structs.replace(

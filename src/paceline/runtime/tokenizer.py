@@ -146,12 +146,16 @@ class Tokenizer(Closeable):
         parse_special: encodes text like "<|im_end|>" as the control token of that name; leave it off for untrusted text,
         on for prompts rendered by a template.
 
-        Raises `TextTooLong` where encoding might take more than half of the machine's memory or 8 GiB (on a machine
-        with 16 GiB or more: a text of 32 MiB, or 8 Mi characters without a line break), or minutes of time (runs of ten
-        thousand blanks or digits with three pre-tokenizers, hundreds of thousands of characters that a SentencePiece
-        vocabulary has to encode as bytes). Raises `NotEnoughMemory` where memory is short, within the limit of a container as
-        well, `Unsupported` where
-        the vocabulary cannot encode, and `InvalidParams` for a lone surrogate. The GIL is released meanwhile.
+        The GIL is released meanwhile.
+
+        Raises:
+            TextTooLong: Encoding might take more than half of the machine's memory or 8 GiB (on a machine with 16 GiB or more: a
+                text of 32 MiB, or 8 Mi characters without a line break), or minutes of time (runs of ten thousand blanks or
+                digits with three pre-tokenizers, hundreds of thousands of characters that a SentencePiece vocabulary has to
+                encode as bytes).
+            NotEnoughMemory: Memory is short, on the machine or within a container's limit.
+            Unsupported: The vocabulary cannot encode.
+            InvalidParams: The text has a lone surrogate.
         """
         validation.boolean("add_special", add_special)
         validation.boolean("parse_special", parse_special)

@@ -194,7 +194,7 @@ def uses_adapter(namespace: Namespace, adapter: str) -> bool:
 
 
 class Sequence:
-    """One choice's life. What a strategy may read of it is `view.SequenceView`.
+    """One choice's life. A strategy reads it as a `view.SequenceView`.
 
     request: set while the scheduler has the request open, and only then: a request and its sequences form no reference cycle
     before and after.

@@ -1,4 +1,4 @@
-"""What the server works on now: HTTP requests, bytes of their bodies and texts, running requests by id, rate of completion.
+"""Work in progress: HTTP requests, bytes of their bodies and texts, running requests by id, and the rate of completion.
 
 On the event loop.
 """
@@ -227,7 +227,7 @@ class ByteReservation:
 
     @property
     def texts(self) -> TextBudget:
-        """What all requests share to tokenise their texts."""
+        """The budget that all requests share to tokenise their texts."""
         return self._budget.texts
 
     @property
@@ -262,7 +262,7 @@ class ByteReservation:
 
 
 SMALL_TEXT_BYTES: Final = 64 << 10
-"""A request with at most so many bytes does not wait for larger ones to be tokenised."""
+"""A request with at most this many bytes does not wait until larger requests are tokenised."""
 
 MAX_TEXT_BYTES: Final = 2 << 20
 """Bytes of larger requests that are tokenised at once. Tokenising takes up to 130 bytes of memory for each of them."""
@@ -278,12 +278,12 @@ class TextBudget:
         self._small, self._large = TurnQueue(MAX_SMALL_TEXTS_BYTES), TurnQueue(MAX_TEXT_BYTES)
 
     def queue_for(self, num_bytes: int) -> TurnQueue:
-        """Return the queue of a request with so many bytes."""
+        """Return the queue of a request of `num_bytes`."""
         return self._small if num_bytes <= SMALL_TEXT_BYTES else self._large
 
 
 class TurnQueue:
-    """Requests that share a number of bytes; those that find no room wait.
+    """Requests that share a number of bytes; a request waits until there is room for it.
 
     Tenants take turns, and the requests of one tenant are served in order. A tenant has at most half of the bytes, unless it has
     one request under way. A request with more bytes than there are counts as all of them.

@@ -123,12 +123,12 @@ def _parts(content: Any) -> Iterator[bytes]:
 
 def _joined(opening: bytes, slices: Iterable[Any], closing: bytes) -> Iterator[bytes]:
     """Yield lists or objects as the parts of one."""
-    for one in slices:
+    for items in slices:
         yield opening
-        if len(one) == 1 and isinstance(one, (list, tuple)):
-            yield from _parts(one[0])
+        if len(items) == 1 and isinstance(items, (list, tuple)):
+            yield from _parts(items[0])
         else:
-            yield _encode(one)[1:-1]
+            yield _encode(items)[1:-1]
         opening = b","
     yield closing
 

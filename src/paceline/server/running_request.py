@@ -244,7 +244,7 @@ def streamed_or_whole(
 
 
 def with_logprobs_limit(params: SamplingParams, engine: EngineClient, num_prompts: int = 1) -> SamplingParams:
-    """Return params whose log-probabilities fit a response, if a max_tokens is all that they lack.
+    """Return params with a max_tokens by which log-probabilities fit a response, unless they have a max_tokens.
 
     Without max_tokens, choices that get so long end with the finish reason LENGTH, as they do at the end of the context. Half of
     a response is left to the log-probabilities of prompts, if there are any.
@@ -264,7 +264,7 @@ def check_response_size(requests: Sequence[Request], max_positions: int, *, stre
     Args:
         requests: The engine's requests of one HTTP request.
         max_positions: Positions of a sequence.
-        streaming: Whether generated tokens are sent as they come; then those count that may wait for the client.
+        streaming: Whether generated tokens are sent as they come; then only tokens count that may wait for the client.
     """
     check_repeated_chars("echo", sum(len(request.echo) * request.params.n for request in requests))
     num_scored = num_generated = 0

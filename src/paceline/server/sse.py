@@ -183,7 +183,7 @@ class EventStream(Response):
 def _num_logprobs(item: tuple[int, Any]) -> int:
     """Return how many log-probabilities a chunk has."""
     _, chunk = item
-    return sum(1 + len(one.token_ids) for one in (*chunk.logprobs, *chunk.prompt_logprobs))
+    return sum(1 + len(logprobs.token_ids) for logprobs in (*chunk.logprobs, *chunk.prompt_logprobs))
 
 
 class StreamReplay(Response):
@@ -255,7 +255,7 @@ class _Wire:
         self._is_sending, self._sent_s = False, self._loop.time()
 
     async def made_in_thread(self, make: Callable[[Any], bytes], batch: Any) -> bytes:
-        """Return what a function makes of chunks in a thread. No heartbeat is encoded meanwhile."""
+        """Call a function with chunks in a thread, and return its result. No heartbeat is encoded meanwhile."""
         self._is_sending = True
         try:
             return await asyncio.to_thread(make, batch)

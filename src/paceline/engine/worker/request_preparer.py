@@ -38,7 +38,7 @@ class WorkQueue(Generic[Work]):
 
     def __init__(self) -> None:
         self._added: queue.SimpleQueue[tuple[str, Work]] = queue.SimpleQueue()
-        self._waiting: dict[str, deque[Work]] = {}  # by tenant; the tenant whose turn it is comes first
+        self._waiting: dict[str, deque[Work]] = {}  # by tenant; the next tenant comes first
 
     def put(self, work: Work, tenant: str = "") -> None:
         """Add work. Any thread."""
@@ -124,7 +124,7 @@ class RequestPreparer:
         self._inbox.on_left(key)
 
     def _pass_on_pending(self, key: int) -> None:
-        """Put the commands that came while a request was prepared behind it."""
+        """Put the commands that came while a request was prepared into the inbox after it."""
         with self._lock:
             for command in self._pending.pop(key, ()):
                 self._inbox.put(command)
