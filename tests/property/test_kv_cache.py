@@ -375,6 +375,8 @@ def long_path(tokens: Path) -> Path:
 def running(tokens: Path, num_computed_tokens: int, seq_id: int, *, is_paused: bool = False, n: int = 1) -> Sequence:
     request = make_request(BACKEND, CLOCK, seq_id, list(tokens), n=n)
     request.is_paused = is_paused
+    for each in request.sequences:
+        each.request = request  # as in a scheduler that has the request open
     sequence = request.sequences[0]
     sequence.seq_id, sequence.num_computed_tokens = seq_id, num_computed_tokens
     return sequence
