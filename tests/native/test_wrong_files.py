@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import LLM, AsyncLLM
+from paceline import LLM, AsyncLLM, validation
 from paceline.errors import (
     AdapterError,
     AdapterFileNotFound,
@@ -87,7 +87,7 @@ def test_a_forbidden_file_is_named_by_its_errno(tmp_path: Path, monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(validation, "_open_at_once", refuse)
     with pytest.raises(PermissionError, match=r"cannot read .*m\.gguf: Permission denied") as caught:
         read_gguf(tmp_path / "m.gguf")
     assert (type(caught.value), caught.value.errno) == (ModelFileForbidden, errno.EACCES)

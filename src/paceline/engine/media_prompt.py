@@ -114,9 +114,10 @@ def composed(  # noqa: PLR0913 - names for messages
             text = validation.text(name, segment)
             at_least = len(ids) + tokenizer.min_tokens(text)
             if at_least > max_positions:
+                more = ", leave images or audio out, set image_max_tokens where it has a meaning" if media else ""
                 raise PromptTooLong(
                     f"the prompt (at least {at_least} tokens) exceeds the available context size ({max_positions} tokens); "
-                    f"shorten {name}, or {way_out(at_least)}",
+                    f"shorten {name}{more}, or {way_out(at_least)}",
                     at_least,
                     max_positions,
                     is_counted=False,
