@@ -14,7 +14,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -273,33 +273,52 @@ def damaged_media() -> str:
     flags = ("-np", "1", "-c", "1024", "-t", "1", "-m", str(model), "--mmproj", str(projector), "--no-spare-worker")
     images = {kind: data for kind, data in bases().items() if not kind.startswith(("wav", "mp3", "flac"))}
 
-    def ask(server: Served, data: bytes) -> int:
+    def send(server: Served, _: str, data: bytes) -> int:
         url = f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
         content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
         return post(server, "/v1/chat/completions", body).status_code
 
+    return _survived(flags, send, _bombs(), images, "png")
+
+
+def _survived(
+    flags: Sequence[str],
+    send: Callable[[Served, str, bytes], int],
+    bombs: Mapping[str, bytes],
+    files: Mapping[str, bytes],
+    whole: str,
+) -> str:
+    """Return the figure of bombs, then of 120 damaged files, then of a whole file, sent to one server.
+
+    Args:
+        flags: Flags of the server.
+        send: Sends a file of a kind and returns the status.
+        bombs: Files that promise more than they have, by kind.
+        files: Files to damage, by kind.
+        whole: The kind of the file that is sent undamaged, before and after.
+    """
     statuses = Counter[int]()
     with Served(*flags) as server:
         worker = server.children()
-        ask(server, images["png"])
-        with measured(server) as bombs:
-            refused = {name: ask(server, data) for name, data in _bombs().items()}
+        first = send(server, whole, files[whole])
+        with measured(server) as bombed:
+            refused = {kind: send(server, kind, data) for kind, data in bombs.items()}
         with measured(server) as fuzzed:
             for number in range(120):
-                _, data, _ = damaged(Random(f"attack/{number}"), images)
-                statuses[ask(server, data)] += 1
-        good, survived = ask(server, images["png"]), server.children() == worker
+                kind, data, _ = damaged(Random(f"attack/{number}"), files)
+                statuses[send(server, kind, data)] += 1
+        good, survived = send(server, whole, files[whole]), server.children() == worker
     held = (
         set(statuses) | set(refused.values()) <= {200, 400}
-        and good == 200
+        and (first, good) == (200, 200)
         and survived
-        and bombs.server_mb < 100
-        and bombs.worker_mb is not None
-        and bombs.worker_mb < 700
+        and bombed.server_mb < 100
+        and bombed.worker_mb is not None
+        and bombed.worker_mb < 700
     )
     return figure(
-        f"bombs {dict(Counter(refused.values()))}, {bombs}; damaged {dict(statuses)}, {fuzzed}; a good image then: {good}, "
+        f"bombs {dict(Counter(refused.values()))}, {bombed}; damaged {dict(statuses)}, {fuzzed}; a whole file then: {good}, "
         f"{'the same' if survived else 'another'} worker",
         held=held,
     )
@@ -316,52 +335,23 @@ def damaged_sounds() -> str:
         "mp3 of 20,000 frames of silence": mp3_file(20_000),
     }
 
-    def ask(server: Served, data: bytes) -> int:
+    def send(server: Served, kind: str, data: bytes) -> int:
+        if not kind.startswith("wav"):
+            file = {"file": (f"x.{kind.partition(' ')[0]}", data)}
+            with server.client() as client:
+                return client.post("/v1/audio/transcriptions", files=file, data={"max_tokens": "2"}).status_code
         audio = {"data": base64.b64encode(data).decode(), "format": "wav"}
-        body = {
-            "messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}],
-            "max_tokens": 2,
-        }
+        content = [{"type": "input_audio", "input_audio": audio}]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
         return post(server, "/v1/chat/completions", body).status_code
 
-    def labelled(server: Served, kind: str, data: bytes) -> int:
-        found = ask(server, data)
-        if kind.startswith("wav"):
-            return found
-        file = {"file": (f"x.{kind.partition(' ')[0]}", data)}
-        with server.client() as client:
-            return client.post("/v1/audio/transcriptions", files=file, data={"max_tokens": "2"}).status_code
-
-    statuses = Counter[int]()
     with _folder() as folder:
         projector = write_model(folder / "mmproj-hearing.gguf", UltravoxAudioSpec())
         model = write_model(
             folder / "hearing.gguf", LlamaSpec(n_ctx_train=2048), metadata={"tokenizer.chat_template": CHAT_TEMPLATE}
         )
         flags = ("-np", "1", "-c", "2048", "-t", "1", "-m", str(model), "--mmproj", str(projector), "--no-spare-worker")
-        with Served(*flags) as server:
-            worker = server.children()
-            first = ask(server, sounds["wav"])
-            with measured(server) as bombed:
-                refused = {name: labelled(server, name, data) for name, data in bombs.items()}
-            with measured(server) as fuzzed:
-                for number in range(120):
-                    kind, data, _ = damaged(Random(f"attack/{number}"), sounds)
-                    statuses[labelled(server, kind, data)] += 1
-            good, survived = ask(server, sounds["wav"]), server.children() == worker
-    held = (
-        set(statuses) | set(refused.values()) <= {200, 400}
-        and (first, good) == (200, 200)
-        and survived
-        and bombed.server_mb < 100
-        and bombed.worker_mb is not None
-        and bombed.worker_mb < 700
-    )
-    return figure(
-        f"bombs {dict(Counter(refused.values()))}, {bombed}; damaged {dict(statuses)}, {fuzzed}; a good sound then: {good}, "
-        f"{'the same' if survived else 'another'} worker",
-        held=held,
-    )
+        return _survived(flags, send, bombs, sounds, "wav")
 
 
 # ---- full and read-only folders

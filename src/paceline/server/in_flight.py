@@ -265,7 +265,7 @@ SMALL_TEXT_BYTES: Final = 64 << 10
 """A request with at most this many bytes does not wait until larger requests are tokenised."""
 
 MAX_TEXT_BYTES: Final = 2 << 20
-"""Bytes of larger requests that are tokenised at once. Tokenising takes up to 130 bytes of memory for each of them."""
+"""Bytes of larger requests that are tokenised at once. Tokenising takes up to 144 bytes of memory for each of them."""
 
 MAX_SMALL_TEXTS_BYTES: Final = 1 << 20
 """The same of small requests."""

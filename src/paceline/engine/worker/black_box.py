@@ -1,9 +1,10 @@
-"""What the worker was doing when it died: the requests of the pass that ran, the one being prepared, and the one being encoded.
+"""The state of a worker when it died: the requests of its pass, and the requests that it prepared and encoded.
 
-And whether it was at a question that no request is part of, such as how many cells a picture takes, or the loading of an adapter.
-A page of memory that both processes map: writing it costs no system call, and it survives any kind of death.
-The engine's thread writes the pass, the preparing and the encoding thread their requests; the front reads when the worker is
-dead. The listening thread and the engine's thread write their heartbeats, which the front reads at any time.
+It also tells whether the worker was at a question that belongs to no request: counting the cells of a picture, or loading an
+adapter. The state lies in a page of memory that both processes map: writing costs no system call, and every kind of death
+leaves it readable. The engine's thread writes the requests of the pass, and the preparing and the encoding thread write theirs;
+the front reads them when the worker is dead. The listening thread and the engine's thread write heartbeats, which the front
+reads at any time.
 
     0      8          16        24
     ready  is_in_pass  num_keys  keys ...        8 bytes each, native order; the last four are a `Beat`, before them
