@@ -12,8 +12,8 @@ import pytest
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
 
-from paceline.server.llama_server.completion_request import PromptLimits, infill_prompt
-from paceline.server.llama_server.llama_bodies import InfillBody
+from paceline.server.dialects.llama_server.completion_request import PromptLimits, infill_prompt
+from paceline.server.dialects.llama_server.llama_bodies import InfillBody
 from paceline.server.settings import ServerSettings
 
 pytestmark = pytest.mark.native

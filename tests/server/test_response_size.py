@@ -121,7 +121,7 @@ def test_a_text_of_too_many_tokens_has_no_list_of_them(
     text: Any = "0" * 1000
     body = {field: [{"role": "user", "content": text}] if field == "messages" else text, "with_pieces": True}
     assert client.post("/tokenize", json=body).status_code == 200
-    monkeypatch.setattr("paceline.server.llama_server.llama_routes.MAX_TOKENS", 500)
+    monkeypatch.setattr("paceline.server.dialects.llama_server.llama_routes.MAX_TOKENS", 500)
     response = client.post("/tokenize", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(f"{field}: 10")

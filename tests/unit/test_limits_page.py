@@ -34,9 +34,9 @@ from paceline.server import (
     service,
     vectors,
 )
+from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.flags import flag
 from paceline.server.flags.table import FLAGS
-from paceline.server.llama_server import llama_routes
 from paceline.server.media_input import media_fetcher
 from paceline.server.middleware import content_encoding
 from paceline.server.router import model_downloads

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from paceline.cluster_engine import ClusterEngine
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.server.api_errors import ApiException, invalid_request, not_supported
+from paceline.server.dialects.llama_server.slots import SLOTS_OFF
 from paceline.server.exposition import METRICS_OFF
-from paceline.server.llama_server.slots import SLOTS_OFF
 from paceline.server.request_context import OPERATOR_ONLY
 
 

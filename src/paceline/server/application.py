@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response
 
 from paceline import __version__
 from paceline.errors import PacelineError
-from paceline.server.anthropic import anthropic_routes
 from paceline.server.api_errors import (
     ApiError,
     ApiException,
@@ -27,21 +26,22 @@ from paceline.server.api_errors import (
     error_response,
     llama_error_body,
 )
+from paceline.server.dialects.anthropic import anthropic_routes
+from paceline.server.dialects.llama_server import llama_routes, stream_routes
+from paceline.server.dialects.ollama import ollama_routes
+from paceline.server.dialects.openai import openai_routes
+from paceline.server.dialects.responses import responses_routes
 from paceline.server.engine_events import engine_routes, page_facts
 from paceline.server.exposition import metrics_routes
 from paceline.server.in_flight import ByteBudget
 from paceline.server.json_bodies import LLAMA_ERRORS
-from paceline.server.llama_server import llama_routes, stream_routes
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
 from paceline.server.middleware.awaited_streams import AwaitedStreams
 from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
 from paceline.server.middleware.rewriting import HeadAsGet, TrailingSlashes
-from paceline.server.ollama import ollama_routes
-from paceline.server.openai import openai_routes
 from paceline.server.pages import PageRoute, document_routes, server_facts, serves_page_file, start_page_routes
 from paceline.server.request_context import route_path
-from paceline.server.responses_api import responses_routes
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.service import Front, KeptForClients, Service
 from paceline.server.settings import ServerSettings, has_tenants

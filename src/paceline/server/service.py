@@ -34,6 +34,7 @@ from paceline.server.api_errors import (
     api_error_of,
     invalid_request,
 )
+from paceline.server.dialects.responses.response_store import ResponseStore
 from paceline.server.engine_events.engine_watch import EndReason, EngineWatch
 from paceline.server.in_flight import (
     ByteBudget,
@@ -48,7 +49,6 @@ from paceline.server.media_input.remote_urls import remote_urls
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.model_front import ModelFront
 from paceline.server.request_context import RequestContext
-from paceline.server.responses_api.response_store import ResponseStore
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.settings import ServerSettings, has_tenants

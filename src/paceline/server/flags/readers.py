@@ -17,8 +17,8 @@ from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference, check_file, is_reference, parse_hub_reference, parse_reference
 from paceline.params import SAMPLERS
+from paceline.server.dialects.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES
 from paceline.server.flags.flag import UNSET, Reader, Unset
-from paceline.server.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES
 
 TRUE: Final = frozenset({"on", "enabled", "true", "1"})
 FALSE: Final = frozenset({"off", "disabled", "false", "0"})

@@ -23,6 +23,16 @@ from paceline.server.api_errors import (
     llama_error_body,
     ollama_error_response,
 )
+from paceline.server.dialects.llama_server import stream_routes
+from paceline.server.dialects.ollama.ollama_bodies import OllamaModelBody
+from paceline.server.dialects.ollama.ollama_models import (
+    FOLLOWED_VERSION,
+    NAME_MISSING,
+    administration_routes,
+    pull_response,
+    shown_model,
+)
+from paceline.server.dialects.request_body import RequestBody
 from paceline.server.engine_events.page_facts import page_routes
 from paceline.server.json_bodies import (
     LLAMA_ERRORS,
@@ -32,18 +42,8 @@ from paceline.server.json_bodies import (
     JsonRoute,
     json_response,
 )
-from paceline.server.llama_server import stream_routes
 from paceline.server.middleware.access import may_be_forged
-from paceline.server.ollama.ollama_bodies import OllamaModelBody
-from paceline.server.ollama.ollama_models import (
-    FOLLOWED_VERSION,
-    NAME_MISSING,
-    administration_routes,
-    pull_response,
-    shown_model,
-)
 from paceline.server.pages import start_page_routes
-from paceline.server.request_body import RequestBody
 from paceline.server.request_context import OPERATOR_ONLY, RequestContext, check_operator
 from paceline.server.router.model_dispatch import routing_error
 from paceline.server.router.model_listing import (

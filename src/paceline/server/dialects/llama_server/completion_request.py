@@ -1,0 +1,320 @@
+"""The parsed body of POST /completion or /infill: prompts, sampling, options, and the settings that responses report.
+
+Parsing tokenises: not for the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.engine.media_prompt import has_media
+from paceline.engine.prompts import Prompt
+from paceline.errors import InvalidParams, PromptTooLong
+from paceline.params import PatternTrigger, SamplingParams
+from paceline.runtime import Tokenizer
+from paceline.server.dialects.llama_server.chunk_sources import LineLimits
+from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody, InfillChunk
+from paceline.server.dialects.llama_server.sampling_fields import (
+    RANDOM_SEED,
+    SAME_NAMES,
+    ParseContext,
+    logit_bias_body,
+    parse_lora_scales,
+    parse_options,
+    parse_params,
+)
+from paceline.server.dialects.request_body import cap_warnings
+from paceline.server.dialects.request_fields import (
+    BANNED_BIAS,
+    is_prompt_list,
+    min_prompt_tokens,
+    read_prompts,
+    tokenize_mixed,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """prompts: token ids of each, or segments with images; texts: their text with control tokens, with a marker for each image.
+
+    settings: as responses report them.
+
+    options: keywords of `RequestOptions` that the body has. warnings: a sentence for each ignored field.
+    """
+
+    prompts: tuple[Prompt, ...]
+    texts: tuple[str, ...]
+    params: SamplingParams
+    settings: Mapping[str, Any]
+    warnings: tuple[str, ...]
+    line_limits: LineLimits
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+    return_tokens: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
+    response_fields: tuple[str, ...] = ()
+    id_slot: int = -1
+
+    @property
+    def is_watched(self) -> bool:
+        """True if chunks are read while they are generated."""
+        return self.stream or self.line_limits.has_any
+
+    @property
+    def has_images(self) -> bool:
+        """True if a prompt is of segments."""
+        return any(map(has_media, self.prompts))
+
+    @property
+    def reads_slots(self) -> bool:
+        """True if events report prefill progress, or cached tokens before the end."""
+        return self.return_progress or (self.timings_per_token and self.stream and len(self.prompts) == 1)
+
+    @property
+    def of_drawn(self) -> bool:
+        """True if log-probabilities are those after sampling."""
+        return self.params.logprobs_mode == "sampled"
+
+
+def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> CompletionRequest:
+    """Parse a body: tokenise prompts, map fields. Raises `InvalidParams`, `Unsupported`, `PromptTooLong`."""
+    warnings = body.field_warnings(strict=context.strict)
+    prompts = _parse_prompts(body, context, limits)
+    params = parse_params(body, context, warnings)
+    options = parse_options(body, warnings)
+    if body.lora is not None:
+        options["lora"] = parse_lora_scales(body.lora, context.adapters, warnings)
+    if any(map(has_media, prompts)):
+        options |= {"add_special": body.add_special is not False, "parse_special": body.parse_special is not False}
+    return_progress = _wants_progress(body, len(prompts), warnings)
+    stream = bool(body.stream)
+    others = {
+        "timings_per_token": bool(body.timings_per_token),
+        "lora": [{"id": entry.id, "scale": entry.scale} for entry in body.lora or ()],
+        "speculative.types": context.spec_types if _may_draft(options) else "none",
+    }
+    fields = tuple(body.response_fields or ())
+    needs_text = not fields or "prompt" in fields
+    return CompletionRequest(
+        prompts=tuple(prompts),
+        texts=tuple(_text_of(one, context) if needs_text else "" for one in prompts),
+        params=params,
+        settings=full_settings(params, context.tokenizer.eog_ids, stream=stream, others=others),
+        warnings=cap_warnings(warnings),
+        line_limits=_parse_line_limits(body),
+        options=options,
+        stream=stream,
+        return_tokens=bool(body.return_tokens),
+        timings_per_token=bool(body.timings_per_token),
+        return_progress=return_progress,
+        response_fields=fields,
+        id_slot=-1 if body.id_slot is None else body.id_slot,
+    )
+
+
+def _text_of(prompt: Any, context: ParseContext) -> str:
+    if has_media(prompt):
+        return "".join(one if isinstance(one, str) else context.images.marker for one in prompt)
+    return context.tokenizer.decode(prompt, special=True)
+
+
+def with_truncated_prompts(
+    request: CompletionRequest, prompts: Sequence[tuple[int, ...]], tokenizer: Tokenizer
+) -> CompletionRequest:
+    """Return the request with its prompts as the engine truncated them."""
+    texts = tuple(tokenizer.decode(ids, special=True) for ids in prompts)
+    return replace(request, prompts=tuple(map(list, prompts)), texts=texts)
+
+
+def with_composed_prompts(request: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> CompletionRequest:
+    """Return the request with the token ids that the engine has put its segments together to."""
+    return replace(request, prompts=tuple(map(list, prompts)))
+
+
+def _parse_prompts(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> Sequence[Prompt]:
+    prompts: list[Prompt]
+    _check_list_length(body.prompt, limits)
+    _check_may_fit(body, context.tokenizer, limits)
+    if isinstance(body, InfillBody):
+        prompts = [infill_prompt(body, context.tokenizer, limits, suffix_first=context.spm_infill)]
+    elif body.prompt is None:
+        raise InvalidParams('"prompt" must be given: a text, token ids, or a list of these')
+    else:
+        add, parse = body.add_special is not False, body.parse_special is not False
+        prompts = read_prompts(
+            context.tokenizer, "prompt", body.prompt, context.images, add_special=add, parse_special=parse
+        )
+    longest = max((len(one) for one in prompts if not has_media(one)), default=0)  # the engine counts those of images
+    if longest > limits.n_ctx > 0 and body.truncate is None:
+        raise _too_long(longest, limits)
+    return prompts
+
+
+def _check_may_fit(body: CompletionBody, tokenizer: Tokenizer, limits: PromptLimits) -> None:
+    """Raise `PromptTooLong` if a prompt has more bytes than n_ctx tokens have, and is not to be cut.
+
+    Of /infill that is `prompt`; its other fields are cut in any case. Prompts with images are left to the engine.
+    """
+    if body.truncate is not None or limits.n_ctx == 0:
+        return
+    prompts = body.prompt if is_prompt_list(body.prompt) else [body.prompt]
+    at_least = max((min_prompt_tokens(tokenizer, prompt) for prompt in prompts), default=0)
+    if at_least > limits.n_ctx:
+        raise _too_long(at_least, limits, is_counted=False)
+
+
+def _too_long(num_tokens: int, limits: PromptLimits, *, is_counted: bool = True) -> PromptTooLong:
+    number = f"{'' if is_counted else 'at least '}{num_tokens}"
+    message = f"request ({number} tokens) exceeds the available context size ({limits.n_ctx} tokens), try increasing it"
+    return PromptTooLong(message, num_tokens, limits.n_ctx, is_counted)
+
+
+def _check_list_length(prompt: Any, limits: PromptLimits) -> None:
+    """Refuse too many prompts before they are tokenised, which takes a while."""
+    if is_prompt_list(prompt) and len(prompt) > limits.max_prompts:
+        raise InvalidParams(
+            f"prompt: {len(prompt)} prompts are more than the {limits.max_prompts} that this server takes at once"
+        )
+
+
+def _wants_progress(body: CompletionBody, num_prompts: int, warnings: list[str]) -> bool:
+    if body.return_progress and (num_prompts > 1 or not body.stream):
+        warnings.append("return_progress has an effect on a stream of one prompt only and was ignored")
+        return False
+    return bool(body.return_progress)
+
+
+def _parse_line_limits(body: CompletionBody) -> LineLimits:
+    limit_ms = body.t_max_predict_ms or 0
+    return LineLimits(min_indent=body.n_indent or 0, max_predict_s=limit_ms / 1000 if limit_ms > 0 else None)
+
+
+_PROJECT, _FILE, _UNNAMED = "myproject\n", "filename\n", "tmp"
+_BETWEEN = "\n\n--- snippet ---\n\n"  # where the model has no token for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLimits:
+    """Limits of the engine. n_ctx: tokens of a sequence; n_batch: of a tick; max_prompts: prompts of a request."""
+
+    n_ctx: int
+    n_batch: int
+    max_prompts: int = 256
+
+
+def infill_prompt(
+    body: InfillBody, tokenizer: Tokenizer, limits: PromptLimits, *, suffix_first: bool = False
+) -> list[int]:
+    """Return the token ids of an infill prompt.
+
+    The prefix keeps its end and the suffix its beginning, at most three quarters and one quarter of n_batch; other
+    files fill what that and twice n_predict leave of n_ctx, from their end. Control tokens spelled out in the texts
+    stay text, except in `prompt` if the body has `parse_special`. Raises `Unsupported` if the model has no tokens for
+    it.
+    """
+    for_prefix, for_suffix, for_middle = tokenizer.fim.required()
+    prompt = tokenizer.encode(body.prompt or "", add_special=False, parse_special=bool(body.parse_special))
+    prefix = _text_ids(tokenizer, "input_prefix", body.input_prefix)
+    suffix = _text_ids(tokenizer, "input_suffix", body.input_suffix)
+    before = [for_prefix, *prefix[max(0, len(prefix) - 3 * (limits.n_batch // 4)) :], *prompt]
+    after = [for_suffix, *suffix[: max(0, limits.n_batch // 4 - (2 + len(prompt)))]]
+    asked = next((n for n in (body.n_predict, body.max_completion_tokens, body.max_tokens) if n is not None), -1)
+    rest = max(0, limits.n_ctx - limits.n_batch - 2 * max(asked, 0))
+    extra = _extra_ids(tokenizer, body.input_extra or ())
+    bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
+    sides = after + before if suffix_first else before + after
+    return [*extra[max(0, len(extra) - rest) :], *bos, *sides, for_middle]
+
+
+def _text_ids(tokenizer: Tokenizer, name: str, value: Any) -> list[int]:
+    if value is None:
+        raise InvalidParams(f'"{name}" is required')
+    return tokenize_mixed(tokenizer, name, value, add_special=False, parse_special=False)
+
+
+def _extra_ids(tokenizer: Tokenizer, chunks: Sequence[InfillChunk]) -> list[int]:
+    rep, sep = tokenizer.fim.rep, tokenizer.fim.sep
+    ids: list[int] = []
+    if rep is not None:
+        ids += [rep, *tokenizer.encode(_PROJECT, add_special=False)]
+    for chunk in chunks:
+        if sep is not None:
+            name = f"{chunk.filename or _UNNAMED}\n"
+            ids += [sep, *tokenizer.encode(name, add_special=False)]
+        else:
+            ids += tokenizer.encode(_BETWEEN, add_special=False)
+        ids += tokenizer.encode(chunk.text, add_special=False)
+    if sep is not None:
+        ids += [sep, *tokenizer.encode(_FILE, add_special=False)]
+    return ids
+
+
+def _may_draft(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("speculation", True)) and options.get("max_draft") != 0
+
+
+def brief_settings(
+    params: SamplingParams, *, stream: bool = False, others: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings without lists and grammars, for /props and /slots. others: those outside of sampling."""
+    num_predict = -1 if params.max_tokens is None else params.max_tokens
+    given = others or {}
+    return {
+        "seed": RANDOM_SEED if params.seed is None else params.seed,
+        **{name: getattr(params, name) for name in SAME_NAMES},
+        "repeat_last_n": params.penalty_last_n,
+        "max_tokens": num_predict,
+        "n_predict": num_predict,
+        "n_keep": 0,
+        "n_discard": 0,
+        "stream": stream,
+        "n_probs": params.logprobs or 0,
+        "min_keep": 0,
+        "chat_format": "Content-only",
+        "reasoning_format": "none",
+        "reasoning_in_content": False,
+        "generation_prompt": "",
+        "samplers": list(params.samplers),
+        "speculative.types": given.get("speculative.types", "none"),
+        "timings_per_token": given.get("timings_per_token", False),
+        "post_sampling_probs": params.logprobs is not None and params.logprobs_mode == "sampled",
+        "backend_sampling": False,
+        "lora": given.get("lora", []),
+    }
+
+
+def full_settings(
+    params: SamplingParams, eog_ids: Iterable[int], *, stream: bool, others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings for a response. A JSON schema is reported as given, not as its grammar."""
+    never = [(token, BANNED_BIAS) for token in sorted(eog_ids)] if params.ignore_eos else []
+    settings = brief_settings(params, stream=stream, others=others) | {
+        "dry_sequence_breakers": list(params.dry_sequence_breakers),
+        "stop": list(params.stop),
+        "logit_bias": logit_bias_body([*_bias_pairs(params), *never]),
+        "grammar": params.grammar or "",
+        "grammar_lazy": params.grammar_lazy,
+        "grammar_triggers": [_trigger_body(one) for one in params.grammar_triggers],
+        "preserved_tokens": [],
+    }
+    if isinstance(params.json_schema, str):
+        settings["json_schema"] = json.loads(params.json_schema)
+    return settings
+
+
+def _bias_pairs(params: SamplingParams) -> Sequence[tuple[int, float]]:
+    return tuple(params.logit_bias.items()) if isinstance(params.logit_bias, Mapping) else params.logit_bias
+
+
+def _trigger_body(trigger: object) -> dict[str, Any]:
+    match trigger:
+        case int():
+            return {"type": 0, "value": "", "token": trigger}
+        case PatternTrigger():
+            return {"type": 3 if trigger.is_full else 2, "value": trigger.pattern}
+        case _:
+            return {"type": 1, "value": trigger}

@@ -1,0 +1,301 @@
+"""llama-server's slots: GET /slots, and POST /slots/{id} to save, restore and erase; on the event loop, files in threads.
+
+The engine has no fixed places, so a slot's number is a name: a request that gives one runs at once, whatever else
+runs under it; the tokens that it leaves are what save, restore and erase refer to. Each tenant has its own
+numbers, and its own saved files, which others cannot name. `LlamaServerState` is what routes keep between requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.engine.adapters import adapter_paths
+from paceline.engine.media_prompt import KeyedPrompt
+from paceline.errors import InvalidParams, StateError
+from paceline.kv_cache import MediaItem
+from paceline.request import RequestOptions
+from paceline.scheduling.telemetry import SlotView
+from paceline.server.api_errors import ApiError, ApiException, invalid_request, not_supported
+from paceline.server.dialects.llama_server.llama_bodies import SlotBody
+from paceline.server.json_bodies import JsonRoute, json_response
+from paceline.server.request_context import RequestContext
+from paceline.server.service import Service
+
+if TYPE_CHECKING:
+    from paceline.engine import EngineClient
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Names and files of the engine's LoRA adapters, by llama-server's ids: their places in the order of loading."""
+
+    names: tuple[str, ...]
+    files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, service: Service) -> Adapters:
+        """Return the adapters of the moment; before the model is loaded, those that it will begin with."""
+        if service.is_loaded:
+            named = {one.name: one.path for one in service.engine().loras()}
+        else:
+            given = adapter_paths(service.settings.engine_options.get("lora", ()))
+            named = {name: str(path) for name, path in given.items()}
+        return cls(tuple(named), tuple(Path(path).name for path in named.values()))
+
+
+@dataclass(slots=True)
+class LlamaServerState:
+    """One per app. running: the settings of running requests by tenant and request id."""
+
+    service: Service
+    running: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    _slots: VirtualSlots | None = None
+
+    @property
+    def adapters(self) -> Adapters:
+        """The adapters of the moment."""
+        return Adapters.of(self.service)
+
+    @property
+    def slots(self) -> VirtualSlots:
+        """As many numbers as the engine has slots. Raises if it is not loaded."""
+        if self._slots is None:
+            self._slots = VirtualSlots(self.service.engine().limits.num_slots)
+        return self._slots
+
+    @property
+    def scales(self) -> Mapping[str, float]:
+        """Scales of adapters for requests without a `lora`; adapters without one are off."""
+        return self.service.settings.lora_scales
+
+    def begin_slots(self, tenant: str, asked: int, num_prompts: int, num_choices: int) -> list[int]:
+        """Return the slot of each sequence: the first choice of each prompt has the one asked for."""
+        return [
+            self.slots.begin(tenant, asked if choice == 0 else -1)
+            for _ in range(num_prompts)
+            for choice in range(num_choices)
+        ]
+
+    def end_slots(self, tenant: str, numbers: Sequence[int], left: Sequence[SlotContent | None]) -> None:
+        """Release the slots that `begin_slots` returned."""
+        for number, held in zip(numbers, left, strict=True):
+            self.slots.end(tenant, number, held)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotContent:
+    """What ran last in a slot: token ids of prompt and output, the scales of its adapters, and its images and audio."""
+
+    token_ids: tuple[int, ...] = ()
+    lora: Mapping[str, float] = field(default_factory=dict)
+    media: tuple[MediaItem, ...] = ()
+
+
+_EMPTY = SlotContent()
+
+
+@dataclass(slots=True)
+class _VirtualSlot:
+    held: SlotContent = _EMPTY
+    num_running: int = 0
+    used: int = 0  # the larger, the later
+
+
+class VirtualSlots:
+    """num_slots: how many numbers there are; a larger number counts modulo it, as in llama-server."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._slots: dict[tuple[str, int], _VirtualSlot] = {}
+        self._turn = 0
+
+    def begin(self, tenant: str, asked: int = -1) -> int:
+        """Assign a slot: the one asked for or, for -1, the least busy one, of those the longest unused."""
+        number = asked % self.num_slots if asked >= 0 else self._idlest(tenant)
+        slot = self._slot(tenant, number)
+        self._turn += 1
+        slot.used = self._turn
+        slot.num_running += 1
+        return number
+
+    def end(self, tenant: str, number: int, left: SlotContent | None) -> None:
+        """Release a slot. left: its content; None: unchanged."""
+        slot = self._slot(tenant, number)
+        slot.num_running -= 1
+        if left is not None:
+            slot.held = left
+
+    def held(self, tenant: str, number: int) -> SlotContent:
+        """Return what ran last in a slot."""
+        return self._slot(tenant, number).held
+
+    def put(self, tenant: str, number: int, held: SlotContent = _EMPTY) -> None:
+        """Set a slot's content; by default none."""
+        self._slot(tenant, number).held = held
+
+    def _idlest(self, tenant: str) -> int:
+        slots = [self._slot(tenant, number) for number in range(self.num_slots)]
+        return min(range(self.num_slots), key=lambda number: (slots[number].num_running, slots[number].used))
+
+    def _slot(self, tenant: str, number: int) -> _VirtualSlot:
+        return self._slots.setdefault((tenant, number % self.num_slots), _VirtualSlot())
+
+
+_MAX_NAME_LENGTH = 100  # characters; with a tenant's mark it still is a name for the engine
+SLOTS_OFF = "This server does not support slots endpoint. Start it with `--slots`"
+_TENANT_FILE = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
+
+
+def routes(service: Service, state: LlamaServerState) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+
+    @router.get("/slots", summary="What each slot does")
+    async def slots(request: Request, fail_on_no_slot: str = "") -> Response:
+        """List the slots; with `fail_on_no_slot` a 503 if all are busy.
+
+        A slot with a request of another tenant shows only that it is busy, unless the key is an operator's.
+        """
+        if not service.settings.slots:
+            raise not_supported(SLOTS_OFF)
+        snapshot = await asyncio.wrap_future(service.engine().ask_slots())
+        if fail_on_no_slot and all(slot.is_processing for slot in snapshot):
+            estimate_wait_s = service.retry_after_s()
+            raise ApiException(
+                ApiError(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=estimate_wait_s)
+            )
+        n_ctx, context = service.engine().limits.max_positions, RequestContext.of(request.scope)
+        return json_response(
+            [
+                _slot_body(slot, n_ctx, state, is_shown=context.is_operator or slot.tenant == context.tenant)
+                for slot in snapshot
+            ]
+        )
+
+    @router.post("/slots/{id_slot}", summary="Save, restore or erase what a slot holds")
+    async def act(id_slot: str, request: Request, action: str = "", body: SlotBody | None = None) -> Response:
+        """Save, restore or erase a slot, by `action`; the first two need `filename`, a name without folders."""
+        if service.engine().config.state_folder is None:
+            raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
+        if not id_slot.isascii() or not id_slot.isdigit() or len(id_slot) > 9:
+            raise invalid_request("Invalid slot ID", "id_slot")
+        warnings = [] if body is None else body.field_warnings(strict=service.settings.strict_fields)
+        warned = {"warnings": warnings} if warnings else {}
+        one = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
+        match action:
+            case "save":
+                return json_response(await one.save(_required_filename(body)) | warned)
+            case "restore":
+                return json_response(await one.restore(_required_filename(body)) | warned)
+            case "erase":
+                return json_response(one.erase() | warned)
+            case _:
+                raise invalid_request("Invalid action", "action")
+
+    return router
+
+
+class _SlotActions:
+    """The actions on one tenant's slot."""
+
+    def __init__(self, service: Service, state: LlamaServerState, number: int, tenant: str) -> None:
+        self._engine: EngineClient = service.engine()
+        self._slots, self._number, self._tenant = state.slots, number, tenant
+        self._scales = dict(state.scales)
+
+    async def save(self, name: str) -> dict[str, Any]:
+        """Save the KV state of the slot's last sequence to a file."""
+        held = self._slots.held(self._tenant, self._number)
+        if not held.token_ids:
+            raise invalid_request(f"slot {self._number} holds nothing; complete a prompt with this id_slot before")
+        if min(held.token_ids) < 0 and not held.media:
+            raise invalid_request(
+                f"slot {self._number} holds a prompt with images that was restored from a file; copy that"
+            )
+        file = _file_name(self._tenant, name)
+        began = time.monotonic()
+        options = RequestOptions(tenant=self._tenant, lora=dict(held.lora))
+        prompt = KeyedPrompt(list(held.token_ids), held.media)
+        num_saved = await asyncio.to_thread(self._engine.save_prefix, file, prompt, options)
+        took_s = time.monotonic() - began
+        size = await asyncio.to_thread(self._size, file)
+        return self._subject(name) | {"n_saved": num_saved, "n_written": size, "timings": {"save_ms": took_s * 1000}}
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        """Load a file into the prefix cache and assign it to the slot."""
+        file = _file_name(self._tenant, name)
+        options = RequestOptions(tenant=self._tenant, lora=self._scales)
+        began = time.monotonic()
+        try:
+            ids = await asyncio.to_thread(self._engine.load_prefix, file, options)
+        except StateError as error:
+            raise invalid_request(f"Unable to restore slot: {str(error).replace(file, name)}", "filename") from None
+        took_s = time.monotonic() - began
+        self._slots.put(self._tenant, self._number, SlotContent(tuple(ids), self._scales))
+        size = await asyncio.to_thread(self._size, file)
+        return self._subject(name) | {"n_restored": len(ids), "n_read": size, "timings": {"restore_ms": took_s * 1000}}
+
+    def erase(self) -> dict[str, Any]:
+        """Forget the slot's last sequence. Its KV stays cached until the space is needed."""
+        num_erased = len(self._slots.held(self._tenant, self._number).token_ids)
+        self._slots.put(self._tenant, self._number)
+        return {"id_slot": self._number, "n_erased": num_erased}
+
+    def _subject(self, name: str) -> dict[str, Any]:
+        return {"id_slot": self._number, "filename": name}
+
+    def _size(self, file: str) -> int:
+        folder = self._engine.config.state_folder
+        return 0 if folder is None else (Path(folder) / file).stat().st_size
+
+
+def _required_filename(body: SlotBody | None) -> str:
+    if body is None or body.filename is None:
+        raise InvalidParams('filename must be given, as in {"filename": "slot.bin"}')
+    return body.filename
+
+
+def _file_name(tenant: str, name: str) -> str:
+    """Return the name of a tenant's file. Requests without a tenant cannot name those; the engine checks the rest."""
+    if len(name) > _MAX_NAME_LENGTH or name.startswith(".") or (not tenant and _TENANT_FILE.match(name)):
+        raise invalid_request(f"Invalid filename: {name!r:.140} is too long, or begins as no name may here", "filename")
+    return f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:16]}.{name}" if tenant else name
+
+
+def _slot_body(slot: SlotView, n_ctx: int, state: LlamaServerState, *, is_shown: bool) -> dict[str, Any]:
+    """Return the description of a slot. is_shown: whether the details of its request are a part of it."""
+    shown: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": n_ctx,
+        "speculative": state.service.engine().config.speculation is not None,
+        "is_processing": slot.is_processing,
+    }
+    if not (slot.is_processing and is_shown):
+        return shown
+    params = state.running.get((slot.tenant, slot.request_id or ""))
+    return shown | {
+        "id_task": slot.key,
+        "n_prompt_tokens": slot.num_computed_tokens,
+        "n_prompt_tokens_processed": max(0, min(slot.num_computed_tokens, slot.num_prompt_tokens) - slot.num_cached),
+        "n_prompt_tokens_cache": slot.num_cached,
+        **({} if params is None else {"params": params}),
+        "next_token": [
+            {
+                "has_next_token": True,
+                "has_new_line": False,
+                "n_remain": -1 if slot.num_remaining is None else slot.num_remaining,
+                "n_decoded": slot.num_generated,
+            }
+        ],
+    }

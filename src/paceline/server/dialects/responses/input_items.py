@@ -1,0 +1,321 @@
+"""The items that a response is made from: checked, and completed with their ids.
+
+Items are plain JSON as OpenAI's API has them, so that they can be kept and handed out again. Pure; any thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from paceline import validation
+from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES
+from paceline.chat.json_values import checked_json
+from paceline.errors import InvalidParams, InvalidType, Unsupported
+from paceline.server.dialects.responses.input_warnings import InputWarnings
+from paceline.server.media_input.request_media import check_detail
+
+Item = dict[str, Any]
+
+INPUT_ROLES = ("user", "system", "developer", "assistant")
+STATUSES = (
+    "in_progress", "completed", "incomplete", "failed", "searching", "generating", "interpreting", "calling",
+)  # fmt: skip
+
+MEDIA_PARTS: Mapping[str, tuple[str, ...]] = {
+    "input_image": ("image_url", "detail", "file_id"),
+    "input_file": ("file_data", "file_url", "filename", "file_id", "detail"),
+    "input_audio": ("input_audio",),
+}
+"""Parts with images and audio, with their members beside type."""
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+# Members that items of a type may have beside type, id and status; others are ignored with a warning.
+_MEMBERS: Mapping[str, frozenset[str]] = {
+    "message": frozenset({"role", "content", "phase"}),
+    "function_call": frozenset({"call_id", "name", "namespace", "arguments"}),
+    "function_call_output": frozenset({"call_id", "output", "name", "namespace"}),
+    "custom_tool_call": frozenset({"call_id", "name", "namespace", "input"}),
+    "custom_tool_call_output": frozenset({"call_id", "output", "name", "namespace"}),
+    "reasoning": frozenset({"summary", "content", "encrypted_content"}),
+}
+# Members that say nothing to a model.
+_SILENT_MEMBERS = frozenset({"type", "id", "status", "caller", "async", "created_by", "metadata"})
+# Members of a part beside type and its text; none changes what the model reads.
+_PART_MEMBERS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+
+def new_item_id(kind: str) -> str:
+    """Return an id for an item of this type."""
+    return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"
+
+
+def is_call(kind: str) -> bool:
+    """Return whether items of this type are calls of a tool."""
+    return kind.endswith("_call") or kind == "program"
+
+
+def is_output(kind: str) -> bool:
+    """Return whether items of this type are the results of calls."""
+    return kind.endswith("_output")
+
+
+def added_tools(items: Iterable[tuple[str, Item]]) -> list[tuple[str, object]]:
+    """Return the lists of tools that items add to the tools of the request, each with its place. items: with their places."""
+    kinds = ("additional_tools", "tool_search_output")
+    return [(f"{place}.tools", item.get("tools")) for place, item in items if item["type"] in kinds]
+
+
+def parse_items(
+    value: object,
+    earlier: Sequence[Item] = (),
+    find: Callable[[str], Item | None] = lambda _: None,
+    warnings: InputWarnings | None = None,
+) -> list[Item]:
+    """Check the input of a response and return its items, each whole: with type, id and status.
+
+    Items of types that are not known here are kept. An id that an item before has already is replaced by a new one: lists of
+    items are paged through by their ids.
+
+    Args:
+        value: A text, which is the user's, or a list of items.
+        earlier: The items that come before.
+        find: Returns the item that an `item_reference` names.
+        warnings: Collects the items and members that are left out.
+
+    Raises:
+        InvalidParams: An item is malformed; the message names the place, for example input[2].content[0].text.
+        Unsupported: A part is known but not supported: files by id.
+    """
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise InvalidType(f"input must be a text or a list of items, not {type(value).__name__}")
+    if not value and not earlier:
+        raise InvalidParams("input must have at least one item")
+    if len(value) + len(earlier) > MAX_MESSAGES:
+        raise InvalidParams(f"input must have at most {MAX_MESSAGES} items, not {len(value) + len(earlier)}")
+    reader = _ItemReader(find, InputWarnings() if warnings is None else warnings)
+    ids = {item["id"] for item in earlier}
+    items = []
+    for index, given in enumerate(value):
+        item = reader.read(f"input[{index}]", given)
+        if item["id"] in ids:
+            item = {**item, "id": new_item_id(item["type"])}
+        ids.add(item["id"])
+        items.append(item)
+    return items
+
+
+class _ItemReader:
+    """Reads the items of one input."""
+
+    def __init__(self, find: Callable[[str], Item | None], warnings: InputWarnings) -> None:
+        self._find, self._warnings = find, warnings
+        self._readers: Mapping[str, Callable[[str, Mapping[Any, Any]], Item]] = {
+            "message": self._message,
+            "function_call": self._function_call,
+            "function_call_output": self._call_output,
+            "custom_tool_call": self._custom_call,
+            "custom_tool_call_output": self._call_output,
+            "reasoning": self._reasoning,
+        }
+
+    def read(self, place: str, item: object) -> Item:
+        """Return an item, checked and whole."""
+        if not isinstance(item, Mapping):
+            raise InvalidType(f"{place} must be an object, not {type(item).__name__}")
+        kind = item.get("type")
+        if kind is None:
+            kind = "message" if "role" in item else "item_reference"
+        if kind == "item_reference":
+            return self._referenced(place, item)
+        kind = validation.text(f"{place}.type", kind)
+        if kind not in self._readers and not is_call(kind) and not is_output(kind) and "content" in item:
+            self._warnings.add(place, f"the type {kind[:80]!r} is not known, and is read as a message")
+            kind, item = "message", {"role": "user", **item}
+        if kind in _MEMBERS:
+            self._note_members(place, item, _MEMBERS[kind], f"an item of the type {kind}")
+        read, status = self._readers.get(kind, self._other), item.get("status")
+        return {
+            "id": _identifier(f"{place}.id", item.get("id")) or new_item_id(kind),
+            "type": kind,
+            "status": "completed" if status is None else validation.choice(f"{place}.status", status, STATUSES),
+            **read(place, item),
+        }
+
+    def _referenced(self, place: str, item: Mapping[Any, Any]) -> Item:
+        wanted = _identifier(f"{place}.id", item.get("id"))
+        if not wanted:
+            raise InvalidParams(f"{place} must be an item with a type, or a message with a role")
+        found = self._find(wanted)
+        if found is None:
+            raise InvalidParams(f"{place}.id: there is no stored item {wanted[:80]!r}; send the item itself")
+        return found
+
+    def _message(self, place: str, item: Mapping[Any, Any]) -> Item:
+        role = validation.choice(f"{place}.role", item.get("role"), INPUT_ROLES)
+        kind, place = "output_text" if role == "assistant" else "input_text", f"{place}.content"
+        content = [] if item.get("content") is None else item["content"]
+        if isinstance(content, str):
+            parts = [_text_part(kind, validation.text(place, content))]
+        elif not isinstance(content, list):
+            raise InvalidType(f"{place} must be a text or a list of parts, not {type(content).__name__}")
+        else:
+            parts = [self._part(f"{place}[{index}]", part, kind) for index, part in enumerate(content)]
+        if role == "assistant" and any(part["type"] in MEDIA_PARTS for part in parts):
+            self._warnings.add(place, "images and audio of the assistant are left out; a text stands in their place")
+        return {"role": role, "content": parts}
+
+    def _part(self, place: str, part: object, text_kind: str) -> Item:
+        """Return a part of a content or output. text_kind: the type that its texts get."""
+        if not isinstance(part, Mapping):
+            raise InvalidType(f"{place} must be an object with type and text, not {type(part).__name__}")
+        kind = part.get("type")
+        if kind == "computer_screenshot":
+            kind = "input_image"
+        if not isinstance(kind, str) or not isinstance(part.get("text"), str):  # a text is one, whatever its type
+            kind = validation.choice(f"{place}.type", kind, (*_TEXT_PARTS, *MEDIA_PARTS))
+        if kind in MEDIA_PARTS:
+            return self._media(place, kind, part)
+        name = "refusal" if kind == "refusal" else "text"
+        self._note_members(place, part, (name, *_PART_MEMBERS), "a part")
+        text = part.get(name)
+        text = "" if text is None and name in part else validation.text(f"{place}.{name}", text)
+        return {"type": "refusal", "refusal": text} if kind == "refusal" else _text_part(text_kind, text)
+
+    def _note_members(self, place: str, given: Mapping[Any, Any], known: Collection[str], kind: str) -> None:
+        """Warn about members that have no effect."""
+        for name, value in given.items():
+            if name not in known and name not in _SILENT_MEMBERS and value is not None:
+                self._warnings.add_unknown(
+                    place, name, f"the member {str(name)[:80]!r} of {kind} has no effect here and was ignored"
+                )
+
+    def _media(self, place: str, kind: str, part: Mapping[Any, Any]) -> Item:
+        """Check the shape of an image or audio, which is read when the messages are made."""
+        known = MEDIA_PARTS[kind]
+        given = {name: value for name, value in part.items() if name != "type" and value is not None}
+        self._note_members(place, part, (*known, *_PART_MEMBERS), "a part")
+        if kind == "input_audio":
+            return {"type": kind, "input_audio": _checked_audio(f"{place}.input_audio", given.get("input_audio"))}
+        if "file_id" in given:
+            raise Unsupported(f"{place}.file_id: this server keeps no files; send the data themselves")
+        check_detail(place, given.get("detail"))
+        sources = [name for name in ("image_url", "file_data", "file_url") if name in given]
+        if len(sources) != 1:
+            wanted = " or ".join(name for name in known if name in ("image_url", "file_data", "file_url"))
+            raise InvalidParams(
+                f"{place} must have {wanted}, and one of them" if sources else f"{place} must have {wanted}"
+            )
+        texts = {name: validation.text(f"{place}.{name}", given[name]) for name in known if name in given}
+        return {"type": kind} | texts
+
+    def _function_call(self, place: str, item: Mapping[Any, Any]) -> Item:
+        arguments = item.get("arguments")
+        text = "" if arguments is None else validation.text(f"{place}.arguments", arguments)
+        return {**_call_head(place, item), "arguments": text}
+
+    def _custom_call(self, place: str, item: Mapping[Any, Any]) -> Item:
+        given = item.get("input")
+        text = "" if given is None else validation.text(f"{place}.input", given)
+        return {**_call_head(place, item), "input": text}
+
+    def _call_output(self, place: str, item: Mapping[Any, Any]) -> Item:
+        output = item.get("output")
+        if isinstance(output, list):
+            parts = [self._part(f"{place}.output[{index}]", part, "input_text") for index, part in enumerate(output)]
+            output = parts or ""
+        elif output is None and "output" in item:
+            output = ""
+        elif not isinstance(output, str):
+            kind = "null" if output is None else type(output).__name__
+            raise InvalidType(f"{place}.output must be a text or a list of text parts, not {kind}")
+        else:
+            output = validation.text(f"{place}.output", output)
+        names = {
+            name: validation.text(f"{place}.{name}", item[name])
+            for name in ("call_id", "name", "namespace")
+            if item.get(name)
+        }
+        return {**names, "output": output}
+
+    def _reasoning(self, place: str, item: Mapping[Any, Any]) -> Item:
+        encrypted = item.get("encrypted_content")
+        if encrypted is not None:
+            validation.text(f"{place}.encrypted_content", encrypted)
+        return {
+            "summary": _reasoning_parts(f"{place}.summary", item.get("summary"), "summary_text"),
+            "content": _reasoning_parts(f"{place}.content", item.get("content"), "reasoning_text"),
+        }
+
+    def _other(self, place: str, item: Mapping[Any, Any]) -> Item:
+        """Return the members of an item of another type: a call of a tool that OpenAI runs, a result, or an unknown item."""
+        members = {name: value for name, value in item.items() if name not in ("type", "id", "status")}
+        members = checked_json(place, members, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
+        for name in ("call_id", "name", "namespace", "server_label"):
+            if members.get(name) is not None:
+                validation.text(f"{place}.{name}", members[name])
+        kind = str(item["type"])
+        if kind == "image_generation_call" and members.get("result") is not None:
+            validation.text(f"{place}.result", members["result"])
+        if is_output(kind):
+            members.setdefault("call_id", item.get("id"))
+        elif not is_call(kind) and kind != "additional_tools":
+            self._warnings.add(place, f"the item {kind[:80]!r} is left out: it has nothing that this model can read")
+        return dict(members)
+
+
+def _call_head(place: str, item: Mapping[Any, Any]) -> Item:
+    head = {
+        "call_id": _needed(f"{place}.call_id", item.get("call_id")),
+        "name": _needed(f"{place}.name", item.get("name")),
+    }
+    namespace = item.get("namespace")
+    if namespace is not None and validation.text(f"{place}.namespace", namespace):
+        head["namespace"] = namespace
+    return head
+
+
+def _checked_audio(place: str, value: object) -> Item:
+    """Return the texts of an audio, so that the item can be kept; whether they are a file is found when it is read."""
+    if not isinstance(value, Mapping):
+        kind = "null" if value is None else type(value).__name__
+        raise InvalidType(f"{place} must be an object with data and format, not {kind}")
+    return {str(name): validation.text(f"{place}.{str(name)[:80]}", text) for name, text in value.items()}
+
+
+def _text_part(kind: str, text: str) -> Item:
+    return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})
+
+
+def _reasoning_parts(place: str, parts: object, kind: str) -> list[Item]:
+    if parts is None:
+        return []
+    if not isinstance(parts, list):
+        raise InvalidType(f"{place} must be a list of parts, not {type(parts).__name__}")
+    checked = []
+    for index, part in enumerate(parts):
+        if not isinstance(part, Mapping):
+            raise InvalidType(f"{place}[{index}] must be an object with type and text, not {type(part).__name__}")
+        checked.append({"type": kind, "text": validation.text(f"{place}[{index}].text", part.get("text"))})
+    return checked
+
+
+def _needed(place: str, value: object) -> str:
+    text = validation.text(place, value)
+    if not text:
+        raise InvalidParams(f"{place} must not be empty")
+    return text
+
+
+def _identifier(place: str, value: object) -> str:
+    return "" if value is None else validation.text(place, value)

@@ -1,0 +1,186 @@
+"""Embeddings and rerank scores: whether this server computes them, and the call to the engine. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from paceline.engine.prompts import EmbeddingPrompt
+from paceline.engine.results import submit_async
+from paceline.errors import Cancelled, InvalidParams, Unsupported
+from paceline.request import RequestOptions
+from paceline.server.dialects.request_fields import MarkedImages, is_prompt_list, read_inputs, tokenize_inputs
+from paceline.server.in_flight import PendingCall, while_wanted
+from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.running_request import less_waited, run_in_turn, timeouts_of
+from paceline.server.service import Service
+from paceline.streaming import FinishReason, Usage
+
+MAX_TEXTS = 8192
+"""Texts of one request; more of them would delay other requests while they are parsed and encoded."""
+
+MAX_NUMBERS = 16 << 20
+"""Numbers in the response to one request with pooling "none", which has a vector per token: about 350 MB of JSON."""
+
+_POOLINGS = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}  # by llama.cpp's numbers
+
+
+def can_embed(service: Service) -> bool:
+    """Return whether embeddings are enabled or the model is an embedding model. Raises if it is not loaded."""
+    is_made_for_it = not service.engine().model.has_decoder or _model_pooling(service) in ("mean", "cls", "last")
+    return service.settings.embeddings or is_made_for_it
+
+
+def can_rerank(service: Service) -> bool:
+    """Return whether reranking is enabled or the model is a reranker. Raises if it is not loaded."""
+    return service.settings.reranking or "rank" in (service.settings.pooling, _model_pooling(service))
+
+
+async def compute_vectors(
+    service: Service,
+    request: Request,
+    ids: Sequence[EmbeddingPrompt],
+    pooling: str | None,
+    options: RequestOptions,
+    *,
+    field: str = "input",
+) -> list[Any]:
+    """Return a vector, not normalised, for each list of token ids or prompt with media; with pooling "none" a row per token.
+
+    The usage is recorded for the access log. field: name of the texts in the body. Raises `InvalidParams` for more
+    than `MAX_TEXTS` or `MAX_NUMBERS`, and as `call_engine`.
+    """
+    _check_num_texts(field, ids)
+    num_tokens = sum(map(len, ids))
+    most = MAX_NUMBERS // service.engine().model.n_embd_out
+    if pooling == "none" and num_tokens > most:
+        raise InvalidParams(
+            f"{field}: {num_tokens} tokens are more than the {most} of one request without pooling; send several"
+        )
+    context = RequestContext.of(request.scope)
+    options = replace(options, **less_waited(timeouts_of(options), context.waited_s))
+    rows = await call_engine(service, request, lambda: service.engine().embed(ids, pooling, options))
+    context.finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
+    return rows
+
+
+def _check_num_texts(field: str, texts: Sequence[object]) -> None:
+    if len(texts) > MAX_TEXTS:
+        raise InvalidParams(f"{field}: {len(texts)} texts are more than the {MAX_TEXTS} of one request; send several")
+
+
+async def tokenize_texts(
+    service: Service, request: Request, field: str, value: Any, options: RequestOptions
+) -> list[list[int]]:
+    """Return the token ids of the texts in a body's field, truncated or refused if they are too long to embed.
+
+    Raises as `run_in_turn`.
+    """
+    engine = service.engine()
+    if is_prompt_list(value):
+        _check_num_texts(field, value)
+
+    def tokenize() -> list[EmbeddingPrompt]:
+        longest = engine.limits.max_embedding_tokens
+        return engine.embeddable(tokenize_inputs(engine.tokenizer, field, value, options, longest), options)
+
+    found = await run_in_turn(service, request, tokenize, timeouts_of(options))
+    return [one if isinstance(one, list) else one.ids for one in found]
+
+
+async def read_embedding_inputs(
+    service: Service, request: Request, field: str, value: Any, options: RequestOptions
+) -> list[EmbeddingPrompt]:
+    """As `tokenize_texts`, for inputs that may have images and audio. Raises as `read_inputs` and `Service.request_media`."""
+    engine = service.engine()
+    if is_prompt_list(value):
+        _check_num_texts(field, value)
+    images = MarkedImages(service.media_marker, await service.request_media(value))
+
+    def read() -> list[EmbeddingPrompt]:
+        longest = engine.limits.max_embedding_tokens
+        return engine.embeddable(read_inputs(engine.tokenizer, field, value, options, longest, images), options)
+
+    return await run_in_turn(service, request, read, timeouts_of(options))
+
+
+async def tokenize_pairs(
+    service: Service, request: Request, field: str, pairs: Sequence[tuple[str, str]], options: RequestOptions
+) -> list[list[int]]:
+    """Return the token ids of each query with its document, which is of a body's field.
+
+    Raises as `EngineClient.pairs` and `run_in_turn`.
+    """
+    engine = service.engine()
+    _check_num_texts(field, pairs)
+
+    def tokenize() -> list[list[int]]:
+        if len({query for query, _ in pairs}) == 1:
+            return engine.pairs(pairs[0][0], while_wanted([document for _, document in pairs]), options)
+        return [engine.pairs(query, [document], options)[0] for query, document in while_wanted(pairs)]
+
+    return await run_in_turn(service, request, tokenize, timeouts_of(options))
+
+
+_TRUNCATIONS = {"true": "right", "false": None, "START": "left", "END": "right", "NONE": None}
+
+
+def truncate_side(value: Any) -> Any:
+    """Return a body's `truncate` as `RequestOptions` takes it.
+
+    Clients of TEI send a bool, clients of NVIDIA's API START, END or NONE. Other values are returned for the options to check.
+    """
+    name = str(value).lower() if isinstance(value, bool) else value
+    return _TRUNCATIONS.get(name, value) if isinstance(name, str) else value
+
+
+def vector_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
+    """Return the keywords of `RequestOptions` that apply to vectors, from the HTTP request and the settings.
+
+    Raises `Unsupported` where a request's `model` names a LoRA adapter, and as `Service.adapter_named`.
+    """
+    if service.adapter_named(model) is not None:
+        raise Unsupported(f"model: LoRA adapters do not apply to vectors and scores; take {service.names[0]!r}")
+    given = service.options(request)
+    return {name: given[name] for name in ("request_id", "timeout_s") if name in given}
+
+
+def embedding_input_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
+    """As `vector_options`, with the tenant: encoded images and audio are not shared with others."""
+    return {**vector_options(service, request, model), "tenant": RequestContext.of(request.scope).tenant}
+
+
+def _model_pooling(service: Service) -> str:
+    """Return the pooling in the model's metadata, "" if there is none."""
+    metadata = service.engine().model.metadata
+    return _POOLINGS.get(metadata.get(f"{metadata.get('general.architecture', '')}.pooling_type", ""), "")
+
+
+async def call_engine(service: Service, request: Request, submit: Callable[[], Future[list[Any]]]) -> list[Any]:
+    """Call `submit` in a thread and wait for its Future. The request's body must have been read.
+
+    Raises what the engine raises, `ServerDraining`, `ClientDisconnected` after a disconnection, `Cancelled` after a
+    cancellation by id.
+    """
+    service.check_accepting()
+    context = RequestContext.of(request.scope)
+    call = PendingCall(context.request_id, context.tenant, asyncio.ensure_future(submit_async(submit)))
+    watcher = DisconnectWatcher(request.receive)
+    watcher.on_disconnect(call.future.cancel)
+    service.request_registry.add(call)
+    try:
+        found: list[Any] = await call.future
+    except asyncio.CancelledError:
+        watcher.raise_if_disconnected()
+        if call.is_cancelled:
+            raise Cancelled("the request was cancelled") from None
+        raise
+    finally:
+        watcher.close()
+        service.request_registry.remove(call)
+    return found
