@@ -18,7 +18,9 @@ import msgspec
 
 from paceline.clock import MonotonicClock
 from paceline.cluster import PromptBlocks
-from paceline.cluster_engine import ClusterEngine, ReplicaGone, ReplicaService
+from paceline.cluster.cluster_engine import ClusterEngine
+from paceline.cluster.replica_calls import ReplicaGone
+from paceline.cluster.replica_service import ReplicaService
 from paceline.engine.commands import Digest, Inspect, RequestCommand
 from paceline.engine.core import Engine
 from paceline.engine.engine_thread import Runner

@@ -21,7 +21,7 @@ from tests.pictures import picture, png
 from tests.sounds import tone
 
 from paceline import LLM, AsyncLLM, Audio, Image
-from paceline.cluster_engine import ClusterEngine
+from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import (
     Cancelled,

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster_engine import ClusterEngine, ReplicaCalls
-from paceline.cluster_engine.cluster_client import ClusterSettings
+from paceline.cluster.cluster_engine import ClusterEngine, ClusterSettings
+from paceline.cluster.replica_calls import ReplicaCalls
 from paceline.errors import EngineStopped
 from paceline.model_manager import ModelEntry
 from paceline.model_manager.engine_loader import PreparedModel

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from paceline.cluster_engine import ClusterEngine
+from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.server.api_errors import ApiException, invalid_request, not_supported
 from paceline.server.dialects.llama_server.slots import SLOTS_OFF

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 from ray import serve
 
-from paceline.cluster_engine import ReplicaService
+from paceline.cluster.replica_service import ReplicaService
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.ray_serve.model_source import ModelSource

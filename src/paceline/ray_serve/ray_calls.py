@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest
 
 from paceline.cluster import PromptBlocks
-from paceline.cluster_engine import Call, ReplicaGone
+from paceline.cluster.replica_calls import Call, ReplicaGone
 from paceline.ray_serve.membership import membership_of
 from paceline.ray_serve.routed_prompt import RoutedPrompt
 

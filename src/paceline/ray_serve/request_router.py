@@ -13,7 +13,7 @@ import msgspec
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from paceline.cluster import PromptBlocks, ReplicaReport, Router
-from paceline.cluster_engine import RoutingStats
+from paceline.cluster.replica_service import RoutingStats
 from paceline.ray_serve.membership import membership_of
 from paceline.ray_serve.routed_prompt import RoutedPrompt
 

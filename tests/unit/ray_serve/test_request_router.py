@@ -17,7 +17,8 @@ import msgspec
 import pytest
 
 from paceline.cluster import DigestPublisher, PromptBlocks, ReplicaLoad, hash_prompt
-from paceline.cluster_engine import ReplicaEnded, ReplicaGone, RoutingStats
+from paceline.cluster.replica_calls import ReplicaEnded, ReplicaGone
+from paceline.cluster.replica_service import RoutingStats
 from paceline.ray_serve.membership import Membership
 from paceline.ray_serve.routed_prompt import RoutedPrompt
 from paceline.request import RequestOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.cluster_engine.suspects import Suspects
+from paceline.cluster.suspects import Suspects
 from paceline.engine.worker.blame import PROBATION_TICKS
 
 

@@ -28,8 +28,8 @@ from paceline.cluster import (
     LoadMeter,
     ReplicaLoad,
 )
+from paceline.cluster.replica_calls import ReplicaEnded
 from paceline.cluster.replica_report import ReplicaState
-from paceline.cluster_engine.replica_calls import ReplicaEnded
 from paceline.engine.commands import Cancel, RequestCommand
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.worker import messages

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, Final
 
 from paceline.clock import MonotonicClock
-from paceline.cluster_engine.dispatcher import Dispatcher
-from paceline.cluster_engine.replica_calls import Call, ReplicaCalls
+from paceline.cluster.dispatcher import Dispatcher
+from paceline.cluster.replica_calls import Call, ReplicaCalls
 from paceline.config import EngineConfig
 from paceline.engine.adapters import AdapterRegistry, name_of
 from paceline.engine.arguments import engine_arguments

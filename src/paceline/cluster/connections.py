@@ -10,8 +10,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, Protocol
 
-from paceline.cluster_engine.replica_calls import ReplicaCalls, ReplicaGone
-from paceline.cluster_engine.replica_service import LEASE_S
+from paceline.cluster.replica_calls import ReplicaCalls, ReplicaGone
+from paceline.cluster.replica_service import LEASE_S
 from paceline.engine.worker import messages
 from paceline.errors import EngineError
 

@@ -20,9 +20,9 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final, TypeVar
 
 from paceline.clock import Clock
-from paceline.cluster_engine.connections import Connections
-from paceline.cluster_engine.replica_calls import Call, ReplicaCalls, ReplicaGone
-from paceline.cluster_engine.routed_requests import RoutedRequests
+from paceline.cluster.connections import Connections
+from paceline.cluster.replica_calls import Call, ReplicaCalls, ReplicaGone
+from paceline.cluster.routed_requests import RoutedRequests
 from paceline.engine.commands import Cancel, Command, Drain, EndSlow, SetInterval, SetPaused, Stop, Submit
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import FrontInbox

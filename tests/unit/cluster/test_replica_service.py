@@ -13,8 +13,8 @@ import pytest
 from tests.cluster_world import PATIENCE_S, MemoryReplica
 
 from paceline.cluster import ReplicaReport, Router, hash_prompt
-from paceline.cluster_engine import ReplicaEnded, ReplicaService
-from paceline.cluster_engine.replica_service import LEASE_S, SNAPSHOT_EVERY
+from paceline.cluster.replica_calls import ReplicaEnded
+from paceline.cluster.replica_service import LEASE_S, SNAPSHOT_EVERY, ReplicaService
 from paceline.engine.commands import Cancel
 from paceline.engine.worker import messages
 from paceline.errors import EngineStopped, PacelineError, WorkerUnresponsive

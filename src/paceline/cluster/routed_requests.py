@@ -13,12 +13,12 @@ import msgspec
 
 from paceline.clock import Clock
 from paceline.cluster import PromptBlocks, hash_prompt
-from paceline.cluster_engine.command_sender import CommandSender
-from paceline.cluster_engine.connections import Connections
-from paceline.cluster_engine.placements import Placements, ReplicaPlacement
-from paceline.cluster_engine.replica_calls import ReplicaCalls, ReplicaEnded, ReplicaGone
-from paceline.cluster_engine.replica_service import MAX_EARLY_CANCELS
-from paceline.cluster_engine.suspects import MAX_DEATHS, Suspects
+from paceline.cluster.command_sender import CommandSender
+from paceline.cluster.connections import Connections
+from paceline.cluster.placements import Placements, ReplicaPlacement
+from paceline.cluster.replica_calls import ReplicaCalls, ReplicaEnded, ReplicaGone
+from paceline.cluster.replica_service import MAX_EARLY_CANCELS
+from paceline.cluster.suspects import MAX_DEATHS, Suspects
 from paceline.engine.adapters import name_of
 from paceline.engine.commands import Cancel, EndSlow, RequestCommand, SetInterval, SetPaused
 from paceline.engine.executor import as_paceline_error

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.cluster_world import PATIENCE_S, ClusterWorld
 
-from paceline.cluster_engine import ClusterEngine, ReplicaGone
-from paceline.cluster_engine.cluster_client import ClusterSettings
+from paceline.cluster.cluster_engine import ClusterEngine, ClusterSettings
+from paceline.cluster.replica_calls import ReplicaGone
 from paceline.engine.adapters import LoraAdapter
 from paceline.errors import Aborted, EngineDied, EngineStopped, QueueFull, Unsupported
 from paceline.params import SamplingParams
@@ -298,7 +298,7 @@ def test_saved_prefixes_are_refused() -> None:
 
 def test_events_are_read_on_after_a_stream_of_them_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of events ends after some frames, and the next one begins where it ended."""
-    monkeypatch.setattr("paceline.cluster_engine.replica_service.STREAM_FRAMES", 3)
+    monkeypatch.setattr("paceline.cluster.replica_service.STREAM_FRAMES", 3)
     with cluster("a") as (_, engine):
         assert tokens(read(submit(engine, "a long one", max_tokens=200))) == alone("a long one", 200)
 
@@ -352,7 +352,7 @@ def test_a_replica_that_takes_requests_again_is_one_of_them() -> None:
 @pytest.mark.parametrize("how", ["hangs", "raises"])
 def test_a_replica_that_cannot_report_hides_no_other(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots and metrics of the others are shown, soon."""
-    monkeypatch.setattr("paceline.cluster_engine.dispatcher._STATE_S", 0.2)
+    monkeypatch.setattr("paceline.cluster.dispatcher._STATE_S", 0.2)
     with cluster("a", "b") as (world, engine):
         for method in ("slots", "stats"):
             if how == "hangs":
@@ -427,7 +427,7 @@ def test_a_replica_that_is_lost_and_back_ends_what_it_had() -> None:
 
 def test_a_request_that_no_replica_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries are bounded, and the error has the last reason."""
-    monkeypatch.setattr("paceline.cluster_engine.routed_requests._MAX_TRIES", 3)
+    monkeypatch.setattr("paceline.cluster.routed_requests._MAX_TRIES", 3)
     with cluster("a") as (world, engine):
         world.fails_in["a", "submit"] = ReplicaGone("the network is down")
         last = read(submit(engine, "nowhere"))[-1]
@@ -464,7 +464,7 @@ def test_a_request_does_not_end_since_the_only_engine_has() -> None:
 
 def test_a_question_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question to a replica that does not reply is over when the engine is closed."""
-    monkeypatch.setattr("paceline.cluster_engine.dispatcher._STATE_S", 3600.0)
+    monkeypatch.setattr("paceline.cluster.dispatcher._STATE_S", 3600.0)
     with cluster("a") as (world, engine):
         world.hangs_in.add(("a", "slots"))
         asked = engine.ask_slots()

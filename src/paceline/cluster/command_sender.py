@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from paceline.cluster_engine.replica_calls import ReplicaCalls, ReplicaGone
+from paceline.cluster.replica_calls import ReplicaCalls, ReplicaGone
 
 _log = logging.getLogger("paceline.cluster")
 
