@@ -67,7 +67,7 @@ def route(num_replicas: int) -> None:
         publisher = DigestPublisher(1)
         update = publisher.publish(digest_of(part + common + own))
         publishers.append((publisher, part + common + own))
-        router.observe(name, ReplicaReport(state="ready", load=LOAD, digest=update), 0.0)
+        router.observe(name, ReplicaReport(state="ready", load=LOAD, updates=(update,)), 0.0)
 
     def one_request() -> None:
         blocks = hash_prompt(token_ids, RequestOptions())
@@ -79,7 +79,7 @@ def route(num_replicas: int) -> None:
         publisher, hashes = publishers[0]
         hashes[-100:] = [random.getrandbits(64) for _ in range(100)]
         now_s[0] += 1
-        report = ReplicaReport(state="ready", load=LOAD, digest=publisher.publish(digest_of(hashes)))
+        report = ReplicaReport(state="ready", load=LOAD, updates=(publisher.publish(digest_of(hashes)),))
         start_s = time.perf_counter()
         router.observe("r0", report, now_s[0])
         observed.append(1000 * (time.perf_counter() - start_s))

@@ -143,7 +143,7 @@ class Replica:
         (slots,) = [one for one in answers if isinstance(one, SlotsSnapshot)]
         (digest,) = [one for one in answers if isinstance(one, PrefixDigest)]
         load = self._meter.read(self._metrics.snapshot(), slots)
-        return ReplicaReport(state="ready", load=load, digest=self._publisher.publish(digest))
+        return ReplicaReport(state="ready", load=load, updates=(self._publisher.publish(digest),))
 
     def _take(self, event: Event) -> Job | None:
         """Note what came out; return the job if this ended it."""

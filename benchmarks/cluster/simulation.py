@@ -145,13 +145,11 @@ class Simulation:
             self._at(now_s + self._setting.report_s, lambda now_s: self._ask_report(now_s, name))
 
     def _send(self, now_s: float, name: str, report: ReplicaReport) -> None:
-        assert report.digest is not None
         if name in self._missed:
             self._missed.discard(name)
             self.outcome.num_resyncs += 1
-            report = ReplicaReport(state=report.state, load=report.load, digest=self._replicas[name].snapshot())
-        assert report.digest is not None
-        self.outcome.update_bytes.append(len(report.digest.added) + len(report.digest.removed))
+            report = ReplicaReport(state=report.state, load=report.load, updates=(self._replicas[name].snapshot(),))
+        self.outcome.update_bytes.append(sum(len(update.added) + len(update.removed) for update in report.updates))
         if self._random.random() >= self._setting.lost_share:
             self._at(now_s + self._setting.delay_s, lambda now_s: self._deliver(now_s, name, report))
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.cluster import DigestPublisher, DigestUpdate, PromptBlocks, ReplicaLoad, ReplicaReport, Router
-from paceline.cluster.prefix_index import PrefixIndex
+from paceline.cluster.prefix_digest import PrefixIndex
 from paceline.kv_cache import HashedPrefix, PrefixDigest
 from paceline.testing import FakeCost
 
@@ -89,7 +89,7 @@ REPORTS = st.builds(
     ReplicaReport,
     state=st.sampled_from(["ready", "draining", "unhealthy"]),
     load=LOADS,
-    digest=st.none() | UPDATES,
+    updates=st.just(()) | st.tuples(UPDATES),
 )
 STEPS = st.tuples(st.sampled_from("abc"), st.none() | REPORTS, SECONDS)
 

@@ -13,12 +13,8 @@ The names below are the routing part, which is pure. A report says what a replic
 ticks cost. Reports may be late, lost or doubled: then requests take longer, and nothing else happens.
 """
 
-from paceline.cluster.block_hashes import BLOCK_TOKENS, PromptBlocks, hash_prompt
-from paceline.cluster.digest_publisher import DigestPublisher
-from paceline.cluster.digest_update import DigestUpdate
-from paceline.cluster.load_meter import LoadMeter
-from paceline.cluster.replica_report import ReplicaLoad, ReplicaReport
-from paceline.cluster.routing import RankedReplica, Router
+from paceline.cluster.prefix_digest import BLOCK_TOKENS, DigestPublisher, DigestUpdate, PromptBlocks, hash_prompt
+from paceline.cluster.routing import LoadMeter, RankedReplica, ReplicaLoad, ReplicaReport, Router
 
 __all__ = [
     "BLOCK_TOKENS",

@@ -21,15 +21,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from paceline.clock import Clock, MonotonicClock
-from paceline.cluster import (
-    BLOCK_TOKENS,
-    DigestPublisher,
-    DigestUpdate,
-    LoadMeter,
-    ReplicaLoad,
-)
+from paceline.cluster.prefix_digest import BLOCK_TOKENS, DigestPublisher, DigestUpdate
 from paceline.cluster.replica_calls import ReplicaEnded
-from paceline.cluster.replica_report import ReplicaState
+from paceline.cluster.routing import LoadMeter, ReplicaLoad, ReplicaReport
 from paceline.engine.commands import Cancel, RequestCommand
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.worker import messages
@@ -76,18 +70,6 @@ class RelayEngine(Protocol):
     def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Any: ...  # noqa: D102
     def heartbeat(self) -> Heartbeat: ...  # noqa: D102
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None: ...  # noqa: D102
-
-
-class RoutingStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica reports to routers by way of others: they may see every report, some, or one twice.
-
-    updates: the last ones of the digest, in order; a router applies those that it has not. made_at: Unix seconds.
-    """
-
-    state: ReplicaState
-    load: ReplicaLoad
-    updates: tuple[DigestUpdate, ...] = ()
-    made_at: float
 
 
 class _Session:
@@ -352,7 +334,7 @@ class ReplicaService:
                 f"the engine of replica {self._replica_id} is {heartbeat.state} for {heartbeat.state_s:.0f} s"
             )
 
-    async def routing_stats(self) -> RoutingStats:
+    async def routing_stats(self) -> ReplicaReport:
         """Return the next report for routers. Waits for the current tick, unless the engine ticks no more."""
         heartbeat = self._engine.heartbeat()
         is_ready = heartbeat.is_alive and heartbeat.state in ("idle", "ticking", "sleeping") and not self._has_ended
@@ -385,23 +367,14 @@ class _Reports:
         self._num_restarts = 0
         self._updates: list[DigestUpdate] = []
         self._num_made = 0
-        self._load = ReplicaLoad(
-            num_slots=max(1, engine.limits.num_slots),
-            num_running=0,
-            num_waiting=0,
-            waiting_tokens=0,
-            free_cells=engine.limits.num_cells,
-            prefill_token_s=0.0,
-            tick_s=0.0,
-            slot_s=0.0,
-        )
+        self._load = ReplicaLoad(num_slots=max(1, engine.limits.num_slots), free_cells=engine.limits.num_cells)
         self._lock = threading.Lock()
 
-    def unhealthy(self, now: float) -> RoutingStats:
+    def unhealthy(self, now: float) -> ReplicaReport:
         """Return a report that says so, with the load of the last one. Waits for nothing."""
-        return RoutingStats(state="unhealthy", load=self._load, made_at=now)
+        return ReplicaReport(state="unhealthy", load=self._load, made_at=now)
 
-    def make(self, now: float) -> RoutingStats:
+    def make(self, now: float) -> ReplicaReport:
         """Return the next report. Raises `EngineStopped`."""
         with self._lock:
             self._begin_life(self._engine.heartbeat().num_restarts)
@@ -409,7 +382,7 @@ class _Reports:
             self._load = self._meter.read(self._engine.stats(), self._engine.slots())
             self._add(self._publisher.publish(digest))
             self._num_made += 1
-            return RoutingStats(state="ready", load=self._load, updates=tuple(self._updates), made_at=now)
+            return ReplicaReport(state="ready", load=self._load, updates=tuple(self._updates), made_at=now)
 
     def pressure(self) -> dict[str, float]:
         """Return mean waiting time, mean inter-token latency and the part of slots in use.

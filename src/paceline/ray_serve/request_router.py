@@ -13,7 +13,6 @@ import msgspec
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from paceline.cluster import PromptBlocks, ReplicaReport, Router
-from paceline.cluster.replica_service import RoutingStats
 from paceline.ray_serve.membership import membership_of
 from paceline.ray_serve.routed_prompt import RoutedPrompt
 
@@ -76,14 +75,12 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # of Ray
         if data is None:
             return
         try:
-            stats = msgspec.msgpack.decode(data, type=RoutingStats)
+            report = msgspec.msgpack.decode(data, type=ReplicaReport)
         except msgspec.MsgspecError:
             return
-        if stats.made_at == self._seen[name]:
+        if report.made_at == self._seen[name]:
             return
-        self._seen[name] = stats.made_at
-        age_s, now_s = max(0.0, time.time() - stats.made_at), time.monotonic()
-        age_s = age_s if age_s < 60 else 0.0  # clocks of machines differ
-        for update in stats.updates or (None,):
-            report = ReplicaReport(state=stats.state, load=stats.load, digest=update)
-            self._ranking.observe(name, report, now_s, age_s=age_s)
+        self._seen[name] = report.made_at
+        age_s = max(0.0, time.time() - report.made_at)
+        # The clocks of machines differ.
+        self._ranking.observe(name, report, time.monotonic(), age_s=age_s if age_s < 60 else 0.0)

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from paceline.cluster import DigestPublisher, DigestUpdate
-from paceline.cluster.block_hashes import shortened
-from paceline.cluster.prefix_index import PrefixIndex
+from paceline.cluster.prefix_digest import PrefixIndex, shortened
 from paceline.errors import InvalidParams
 from paceline.kv_cache import MAX_DIGEST_PREFIXES, HashedPrefix, PrefixDigest
 

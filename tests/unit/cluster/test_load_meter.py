@@ -8,7 +8,7 @@ import pytest
 from tests.running_engine import LONG_S
 
 from paceline.cluster import LoadMeter
-from paceline.cluster.load_meter import _Ratio
+from paceline.cluster.routing import _Ratio
 from paceline.engine import EngineClient
 from paceline.errors import InvalidParams
 from paceline.observability.metrics import Metrics

@@ -39,7 +39,7 @@ def report(num_cached: int = 0, state: Any = "ready", epoch: int = 1, **load: An
     """A first report of a replica that has so many blocks of PROMPT."""
     hashes = tuple(HashedPrefix(f"{one:016x}{0:016x}", 64) for one in PROMPT.hashes[:num_cached])
     update = DigestPublisher(epoch).publish(PrefixDigest(hashes))
-    return ReplicaReport(state=state, load=msgspec.structs.replace(IDLE, **load), digest=update)
+    return ReplicaReport(state=state, load=msgspec.structs.replace(IDLE, **load), updates=(update,))
 
 
 def router_of(**reports: ReplicaReport) -> Router:
@@ -185,15 +185,15 @@ def test_a_missed_update_is_reported_and_the_load_counts() -> None:
     publisher = DigestPublisher(1)
     prefixes = tuple(HashedPrefix(f"{one:016x}", 64) for one in PROMPT.hashes)
     router = Router(Random(1))
-    first = ReplicaReport(state="ready", load=IDLE, digest=publisher.publish(PrefixDigest(prefixes[:8])))
+    first = ReplicaReport(state="ready", load=IDLE, updates=(publisher.publish(PrefixDigest(prefixes[:8])),))
     assert router.observe("a", first, 10.0)
     publisher.publish(PrefixDigest(prefixes[:9]))
     busy = msgspec.structs.replace(IDLE, waiting_tokens=300)
-    lost = ReplicaReport(state="ready", load=busy, digest=publisher.publish(PrefixDigest(prefixes)))
+    lost = ReplicaReport(state="ready", load=busy, updates=(publisher.publish(PrefixDigest(prefixes)),))
     assert not router.observe("a", lost, 11.0)
     (found,) = router.rank(PROMPT, "a", 11.0)
     assert (found.num_cached, found.wait_s) == (8 * BLOCK_TOKENS, pytest.approx(0.3))
-    assert router.observe("a", ReplicaReport(state="ready", load=busy, digest=publisher.snapshot()), 11.0)
+    assert router.observe("a", ReplicaReport(state="ready", load=busy, updates=(publisher.snapshot(),)), 11.0)
     assert router.rank(PROMPT, "a", 11.0)[0].num_cached == 639
 
 

@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.cluster import DigestPublisher, PromptBlocks, ReplicaLoad, hash_prompt
+from paceline.cluster import DigestPublisher, PromptBlocks, ReplicaLoad, ReplicaReport, hash_prompt
 from paceline.cluster.replica_calls import ReplicaEnded, ReplicaGone
-from paceline.cluster.replica_service import RoutingStats
 from paceline.ray_serve.membership import Membership
 from paceline.ray_serve.routed_prompt import RoutedPrompt
 from paceline.request import RequestOptions
@@ -47,7 +46,7 @@ class _ReplicaId:
     unique_id: str
 
 
-def replica(name: str, stats: RoutingStats | bytes | None = None) -> Any:
+def replica(name: str, stats: ReplicaReport | bytes | None = None) -> Any:
     encoded = stats if isinstance(stats, bytes) or stats is None else msgspec.msgpack.encode(stats)
     return SimpleNamespace(
         replica_id=_ReplicaId(name),
@@ -63,7 +62,7 @@ async def _no_queue(**_: Any) -> int:
     return 0
 
 
-def cached(tokens: list[int], made_at: float) -> RoutingStats:
+def cached(tokens: list[int], made_at: float) -> ReplicaReport:
     """Return a report of a replica that has a prompt cached."""
     from paceline.engine.prompts import prefix_hash
     from paceline.kv_cache import HashedPrefix, PrefixDigest
@@ -72,7 +71,7 @@ def cached(tokens: list[int], made_at: float) -> RoutingStats:
         HashedPrefix(prefix_hash(tokens[:end], RequestOptions()), end) for end in range(64, len(tokens) + 1, 64)
     )
     update = DigestPublisher(1).publish(PrefixDigest(prefixes))
-    return RoutingStats(state="ready", load=LOAD, updates=(update,), made_at=made_at)
+    return ReplicaReport(state="ready", load=LOAD, updates=(update,), made_at=made_at)
 
 
 def with_router(test: Callable[[Any], Awaitable[None]]) -> None:
