@@ -17,7 +17,7 @@ from paceline.server.api_errors import ApiError, ApiException, ClientDisconnecte
 from paceline.streaming import FinishReason, Usage
 
 if TYPE_CHECKING:
-    from paceline.server.dialects.responses.response_events import ResponseEvents
+    from paceline.server.dialects.responses.response_output import ResponseEvents
     from paceline.server.resumable_streams import ResumableStream
 
 _KEY = "paceline.request_context"

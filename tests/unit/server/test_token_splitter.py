@@ -7,7 +7,7 @@ import codecs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.server.dialects.logprobs import TokenSplitter
+from paceline.server.dialects.token_reports import TokenSplitter
 from paceline.streaming import StreamChunk, TokenLogprobs
 
 BYTES = [bytes([value]) for value in range(256)]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.errors import PacelineError
-from paceline.server.dialects.openai.parsing import CHAT_DEFAULTS
+from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.engine_events.chat_parameters import chat_parameters
 from paceline.server.json_bodies import JsonRoute, json_response
 from paceline.server.request_context import RequestContext

@@ -17,8 +17,28 @@ from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference, check_file, is_reference, parse_hub_reference, parse_reference
 from paceline.params import SAMPLERS
-from paceline.server.dialects.request_fields import SAMPLER_LETTERS, SAMPLER_NAMES
 from paceline.server.flags.flag import UNSET, Reader, Unset
+
+SAMPLER_LETTERS = {
+    "d": "dry",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "s": "top_n_sigma",
+    "m": "min_p",
+    "t": "temperature",
+    "x": "xtc",
+    "i": "infill",
+    "e": "penalties",
+    "a": "adaptive_p",
+}
+SAMPLER_NAMES = {
+    **{spelling: name for name in SAMPLERS for spelling in (name, name.replace("_", "-"), name.replace("_", ""))},
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "typ": "typ_p",
+}
+"""Samplers by all of llama-server's spellings."""
 
 TRUE: Final = frozenset({"on", "enabled", "true", "1"})
 FALSE: Final = frozenset({"off", "disabled", "false", "0"})

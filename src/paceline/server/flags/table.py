@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from paceline.media import MAX_ATTACHMENTS
 from paceline.params import DEFAULT_SAMPLERS
-from paceline.server.dialects.request_fields import SAMPLER_LETTERS
 from paceline.server.flags import readers as read
 from paceline.server.flags import setters, spec_types
 from paceline.server.flags.flag import (
@@ -25,6 +24,7 @@ from paceline.server.flags.flag import (
     Setter,
     Store,
 )
+from paceline.server.flags.readers import SAMPLER_LETTERS
 
 NO_LIMIT: Final = sys.maxsize
 

@@ -14,7 +14,7 @@ from starlette.types import Message, Scope, Send
 
 from paceline.server.api_errors import ApiError, error_response
 from paceline.server.dialects.anthropic.message_events import MESSAGE_FRAMING
-from paceline.server.dialects.responses.response_events import ResponseEvents, early_events
+from paceline.server.dialects.responses.response_output import ResponseEvents, early_events
 from paceline.server.request_context import RequestContext, route_path
 from paceline.server.sse import NAMED_SSE, SSE, Framing, named_event, stream_start
 

@@ -24,7 +24,6 @@ from paceline.server.api_errors import (
     ollama_error_response,
 )
 from paceline.server.dialects.llama_server import stream_routes
-from paceline.server.dialects.ollama.ollama_bodies import OllamaModelBody
 from paceline.server.dialects.ollama.ollama_models import (
     FOLLOWED_VERSION,
     NAME_MISSING,
@@ -32,6 +31,7 @@ from paceline.server.dialects.ollama.ollama_models import (
     pull_response,
     shown_model,
 )
+from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
 from paceline.server.dialects.request_body import RequestBody
 from paceline.server.engine_events.page_facts import page_routes
 from paceline.server.json_bodies import (

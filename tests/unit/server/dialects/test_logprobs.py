@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from paceline.output import Vocabulary
-from paceline.server.dialects.logprobs import LogprobColumnsBuilder, chat_logprobs, prompt_logprobs, spelling
+from paceline.server.dialects.token_reports import LogprobColumnsBuilder, chat_logprobs, prompt_logprobs, spelling
 from paceline.streaming import TokenLogprobs
 
 SPELT = (b"a", b"bc", b"\xe2\x82", b"\xac", b"<s>", b"a")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.output import Vocabulary
-from paceline.server.dialects.token_aligner import TokenAligner
+from paceline.server.dialects.token_reports import TokenAligner
 from paceline.streaming import TokenLogprobs
 
 PIECES = (b"<think>", b"Hm", b".", b"</think>", b"\n", b"Yes", b", ", "é".encode()[:1], "é".encode()[1:], b"Hm. ")

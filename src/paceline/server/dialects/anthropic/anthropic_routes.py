@@ -12,8 +12,13 @@ from starlette.responses import Response
 from paceline.chat import Turn, next_turn, prepare_chat
 from paceline.params import SamplingParams
 from paceline.server.api_errors import anthropic_error_event
-from paceline.server.dialects.anthropic.anthropic_bodies import MessageBody, TokenCountBody
-from paceline.server.dialects.anthropic.anthropic_params import MESSAGE_DEFAULTS, ParsedMessages, parse_message_request
+from paceline.server.dialects.anthropic.anthropic_requests import (
+    MESSAGE_DEFAULTS,
+    MessageBody,
+    ParsedMessages,
+    TokenCountBody,
+    parse_message_request,
+)
 from paceline.server.dialects.anthropic.message_events import MESSAGE_FRAMING, MessageEvents, MessageReply, message_body
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.running_chat import count_prompt_tokens, start_chat

@@ -15,8 +15,7 @@ import msgspec
 from paceline.completion import Completion
 from paceline.runtime import Tokenizer
 from paceline.server.dialects.llama_server.completion_request import CompletionRequest
-from paceline.server.dialects.logprobs import LlamaLogprobs, TokenSplitter
-from paceline.server.dialects.usage import RunningTimings, final_timings
+from paceline.server.dialects.token_reports import LlamaLogprobs, RunningTimings, TokenSplitter, final_timings
 from paceline.server.prefill_progress import ProgressChunk
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 

@@ -19,7 +19,9 @@ from paceline.server.api_errors import llama_error_event
 from paceline.server.dialects.llama_server.chunk_sources import LineLimitedSource
 from paceline.server.dialects.llama_server.completion_renderer import ChoiceState, CompletionRenderer, RenderContext
 from paceline.server.dialects.llama_server.completion_request import (
+    API_DEFAULTS,
     CompletionRequest,
+    ParseContext,
     PromptLimits,
     brief_settings,
     parse_request,
@@ -27,7 +29,6 @@ from paceline.server.dialects.llama_server.completion_request import (
     with_truncated_prompts,
 )
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody
-from paceline.server.dialects.llama_server.sampling_fields import API_DEFAULTS, ParseContext
 from paceline.server.dialects.llama_server.slots import LlamaServerState, SlotContent
 from paceline.server.dialects.request_fields import MarkedImages, merge_options
 from paceline.server.flags.spec_types import spec_type_names

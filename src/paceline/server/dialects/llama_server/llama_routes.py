@@ -20,7 +20,7 @@ from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.runtime import Tokenizer
 from paceline.server.api_errors import invalid_request, not_supported
 from paceline.server.dialects.llama_server import completion_routes, slots, vector_routes
-from paceline.server.dialects.llama_server.completion_request import brief_settings
+from paceline.server.dialects.llama_server.completion_request import API_DEFAULTS, brief_settings, parse_lora_scales
 from paceline.server.dialects.llama_server.llama_bodies import (
     DetokenizeBody,
     LlamaBody,
@@ -28,7 +28,6 @@ from paceline.server.dialects.llama_server.llama_bodies import (
     TemplateBody,
     TokenizeBody,
 )
-from paceline.server.dialects.llama_server.sampling_fields import API_DEFAULTS, parse_lora_scales
 from paceline.server.dialects.llama_server.slots import LlamaServerState
 from paceline.server.dialects.request_body import cap_warnings, without_fractions
 from paceline.server.dialects.request_fields import tokenize_mixed

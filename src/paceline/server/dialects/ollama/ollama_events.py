@@ -12,7 +12,7 @@ import msgspec
 
 from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall
 from paceline.completion import Completion
-from paceline.server.dialects.logprobs import ChatLogprob, chat_logprobs
+from paceline.server.dialects.token_reports import ChatLogprob, chat_logprobs
 from paceline.server.json_bodies import encode_in_parts
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 

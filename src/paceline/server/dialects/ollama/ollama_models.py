@@ -16,8 +16,8 @@ from paceline import __version__
 from paceline.chat import ChatFormat, Turn
 from paceline.errors import PacelineError
 from paceline.server.api_errors import ApiError, ollama_error_response
-from paceline.server.dialects.ollama.ollama_bodies import OllamaModelBody
 from paceline.server.dialects.ollama.ollama_events import timestamp
+from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
 from paceline.server.dialects.vectors import can_embed
 from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, JsonRoute, json_response
 from paceline.server.service import Service

@@ -18,15 +18,6 @@ from paceline.engine.results import checked_dimensions, vectors
 from paceline.errors import Unsupported
 from paceline.server.api_errors import invalid_request, ollama_error_event
 from paceline.server.dialects.ollama import ollama_models
-from paceline.server.dialects.ollama.ollama_bodies import (
-    OllamaBody,
-    OllamaChatBody,
-    OllamaEmbedBody,
-    OllamaEmbeddingsBody,
-    OllamaGenerateBody,
-    OllamaGenerationBody,
-    is_unload,
-)
 from paceline.server.dialects.ollama.ollama_events import (
     ChatLines,
     CompletionLines,
@@ -35,9 +26,23 @@ from paceline.server.dialects.ollama.ollama_events import (
     completion_body,
     loaded_body,
 )
-from paceline.server.dialects.ollama.ollama_messages import images_of, ollama_conversation, with_images
 from paceline.server.dialects.ollama.ollama_models import is_model_name
-from paceline.server.dialects.ollama.ollama_params import OLLAMA_DEFAULTS, ParsedOllama, option_warnings, parse_ollama
+from paceline.server.dialects.ollama.ollama_requests import (
+    OLLAMA_DEFAULTS,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    OllamaGenerationBody,
+    ParsedOllama,
+    images_of,
+    is_unload,
+    ollama_conversation,
+    option_warnings,
+    parse_ollama,
+    with_images,
+)
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.running_chat import start_chat
 from paceline.server.dialects.vectors import can_embed, compute_vectors, tokenize_texts, vector_options

@@ -29,8 +29,6 @@ from paceline.chat import (
 )
 from paceline.params import SamplingParams
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS, naming_param, openai_error_event
-from paceline.server.dialects.logprobs import ChatLogprob, chat_logprobs
-from paceline.server.dialects.openai.openai_bodies import OpenAIChatBody
 from paceline.server.dialects.openai.openai_replies import (
     ChoiceBase,
     ChoiceStream,
@@ -39,10 +37,10 @@ from paceline.server.dialects.openai.openai_replies import (
     response_options_of,
     wants_prompt_logprobs,
 )
-from paceline.server.dialects.openai.parsing import CHAT_DEFAULTS, ParsedRequest, parse_chat
+from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS, OpenAIChatBody, ParsedRequest, parse_chat
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.running_chat import ChatProgress, count_prompt_tokens, start_chat
-from paceline.server.dialects.token_aligner import TokenAligner
+from paceline.server.dialects.token_reports import ChatLogprob, TokenAligner, chat_logprobs
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.running_request import run_in_turn

@@ -15,8 +15,7 @@ from paceline.engine.arguments import embedding_options, reranking_options
 from paceline.engine.results import probabilities, vectors
 from paceline.errors import Unsupported
 from paceline.server.api_errors import invalid_request, naming_param
-from paceline.server.dialects.openai.openai_bodies import ClassifyBody, OpenAIBody, ScoreBody
-from paceline.server.dialects.openai.parsing import model_warning
+from paceline.server.dialects.openai.openai_requests import ClassifyBody, OpenAIBody, ScoreBody, model_warning
 from paceline.server.dialects.vectors import (
     MAX_TEXTS,
     can_embed,

@@ -16,8 +16,6 @@ from paceline.completion import Choice, Completion
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS, naming_param, openai_error_event
-from paceline.server.dialects.logprobs import LogprobColumns, LogprobColumnsBuilder
-from paceline.server.dialects.openai.openai_bodies import OpenAICompletionBody
 from paceline.server.dialects.openai.openai_replies import (
     ChoiceBase,
     ChoiceStream,
@@ -27,9 +25,10 @@ from paceline.server.dialects.openai.openai_replies import (
     wants_prompt_logprobs,
     whole_response,
 )
-from paceline.server.dialects.openai.parsing import COMPLETION_DEFAULTS, parse_completion
+from paceline.server.dialects.openai.openai_requests import COMPLETION_DEFAULTS, OpenAICompletionBody, parse_completion
 from paceline.server.dialects.request_body import without_fractions
 from paceline.server.dialects.request_fields import MarkedImages, segments_of
+from paceline.server.dialects.token_reports import LogprobColumns, LogprobColumnsBuilder
 from paceline.server.json_bodies import OPENAI_STREAMS, JsonRoute
 from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service

@@ -18,8 +18,12 @@ from paceline.engine.results import check_prompt_name, checked_dimensions, vecto
 from paceline.errors import InvalidParams, Unsupported
 from paceline.request import RequestOptions
 from paceline.server.api_errors import naming_param
-from paceline.server.dialects.openai.openai_bodies import EMBEDDING_OPTIONS, OpenAIEmbeddingBody
-from paceline.server.dialects.openai.parsing import given_fields, model_warning
+from paceline.server.dialects.openai.openai_requests import (
+    EMBEDDING_OPTIONS,
+    OpenAIEmbeddingBody,
+    given_fields,
+    model_warning,
+)
 from paceline.server.dialects.request_fields import merge_options
 from paceline.server.dialects.vectors import (
     can_embed,

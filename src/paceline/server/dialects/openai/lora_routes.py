@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, PacelineError
 from paceline.server.api_errors import ApiException, api_error_of, invalid_request, naming_param, not_supported
-from paceline.server.dialects.openai.openai_bodies import LoadLoraBody, UnloadLoraBody
+from paceline.server.dialects.openai.openai_requests import LoadLoraBody, UnloadLoraBody
 from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute
 from paceline.server.request_context import OPERATOR_ONLY
 from paceline.server.service import Service

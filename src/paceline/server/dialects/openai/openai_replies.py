@@ -24,10 +24,8 @@ from paceline.completion import Completion
 from paceline.params import SamplingParams
 from paceline.runtime import build_info
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS
-from paceline.server.dialects.logprobs import Pieces, prompt_logprobs
-from paceline.server.dialects.openai.openai_bodies import GenerationBody
-from paceline.server.dialects.openai.parsing import ParsedRequest, model_warning
-from paceline.server.dialects.usage import RunningTimings, final_timings, usage_body
+from paceline.server.dialects.openai.openai_requests import GenerationBody, ParsedRequest, model_warning
+from paceline.server.dialects.token_reports import Pieces, RunningTimings, final_timings, prompt_logprobs, usage_body
 from paceline.server.json_bodies import encode_in_parts
 from paceline.server.prefill_progress import ProgressChunk
 from paceline.server.running_request import RunningRequest

@@ -18,7 +18,37 @@ from paceline import validation
 from paceline.chat import Tool
 from paceline.chat.json_values import checked_schema
 from paceline.errors import InvalidParams, InvalidType
-from paceline.server.dialects.responses.input_warnings import InputWarnings
+from paceline.server.api_errors import clean_message, invalid_request
+
+
+class InputWarnings:
+    """Collects warnings. A sentence that holds for several places is reported once, with the first place and a count."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        """strict: whether unknown members are refused."""
+        self._strict = strict
+        self._places: dict[str, tuple[str, int]] = {}
+
+    def add(self, place: str, sentence: str) -> None:
+        """Add a warning about a place, for example input[3]."""
+        first, count = self._places.get(sentence, (place, 0))
+        self._places[sentence] = (first, count + 1)
+
+    def add_unknown(self, place: str, name: object, sentence: str) -> None:
+        """Add a warning about a member that is not known. Raises `ApiException` if strict."""
+        if self._strict:
+            field = clean_message(f"{place}.{str(name)[:80]}")
+            message = f"{field} is not a field of this endpoint; leave it out"
+            raise invalid_request(message, place.partition("[")[0], "unknown_parameter")
+        self.add(place, sentence)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the warnings in the order of their first places."""
+        return tuple(
+            f"{place}: {sentence}" if count == 1 else f"{place} and {count - 1} more: {sentence}"
+            for sentence, (place, count) in self._places.items()
+        )
+
 
 CUSTOM_INPUT = "input"
 """The parameter of a function that stands for a custom tool."""
@@ -390,3 +420,52 @@ class _ChoiceReader:
         joined = [tool for tool in self._all if tool.origin == origin]
         inside = [tool for tool in self._all if tool.origin.name == name]
         return joined or (inside if len(inside) == 1 else [])
+
+
+_BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
+_HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# Half of a pair of surrogates if the text after it cannot be the other half.
+_LONE_HIGH = rf"{_HIGH}(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"
+# Whole characters of a JSON string. A pair of surrogates is one character.
+_CHARACTERS = re.compile(rf'(?:[^"\\]|{_HIGH}{_LOW}|{_LONE_HIGH}|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|\\["\\/bfnrt])+')
+
+
+class CustomInput:
+    """The input of one call. text: the input as far as it has been read."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._rest = ""
+        self._is_open = False
+
+    def feed(self, arguments: str) -> str:
+        """Take the next piece of the arguments and return the next piece of the input."""
+        self._rest += arguments
+        if not self._is_open:
+            found = _BEGIN.match(self._rest)
+            if found is None:
+                return ""
+            self._is_open, self._rest = True, self._rest[found.end() :]
+        characters = _CHARACTERS.match(self._rest)
+        if characters is None:
+            return ""
+        self._rest = self._rest[characters.end() :]
+        # A half of a pair of surrogates alone cannot be sent as UTF-8.
+        piece = json.loads(f'"{characters[0]}"', strict=False).encode("utf-8", "replace").decode()
+        self.text += piece
+        return str(piece)
+
+    def finish(self) -> str:
+        """End the call and return the last piece: the arguments themselves if they do not have the shape of an input."""
+        rest = "" if self._is_open else self._rest
+        self.text += rest
+        return rest
+
+
+def custom_input_of(arguments: str) -> str:
+    """Return the input in whole arguments."""
+    reader = CustomInput()
+    reader.feed(arguments)
+    reader.finish()
+    return reader.text

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from paceline.chat import ChatFormat, Turn, prepare_chat
 from paceline.engine.prompts import Prompt
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, naming_param
-from paceline.server.dialects.openai.parsing import CHAT_DEFAULTS, model_warning
+from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS, model_warning
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.responses.input_items import Item
-from paceline.server.dialects.responses.response_events import ResponseEvents
-from paceline.server.dialects.responses.response_object import (
+from paceline.server.dialects.responses.response_output import (
     Keep,
+    ResponseEvents,
     ResponseHead,
     echo_of,
     new_response_id,
@@ -28,8 +28,13 @@ from paceline.server.dialects.responses.response_object import (
     whole_response,
 )
 from paceline.server.dialects.responses.response_store import EncodedItems, ResponseStore, StoredResponse
-from paceline.server.dialects.responses.responses_body import ResponsesBody
-from paceline.server.dialects.responses.responses_parsing import RENAMED, ResponsesRequest, parse_responses, truncations
+from paceline.server.dialects.responses.responses_request import (
+    RENAMED,
+    ResponsesBody,
+    ResponsesRequest,
+    parse_responses,
+    truncations,
+)
 from paceline.server.dialects.running_chat import RunningChat, count_prompt_tokens, start_chat
 from paceline.server.in_flight import ByteReservation
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute, large_json_response

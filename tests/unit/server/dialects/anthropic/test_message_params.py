@@ -13,8 +13,13 @@ from paceline.chat import template_kwargs
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException, anthropic_error_body
-from paceline.server.dialects.anthropic.anthropic_bodies import MessageBody, TokenCountBody
-from paceline.server.dialects.anthropic.anthropic_params import MESSAGE_DEFAULTS, ParsedMessages, parse_message_request
+from paceline.server.dialects.anthropic.anthropic_requests import (
+    MESSAGE_DEFAULTS,
+    MessageBody,
+    ParsedMessages,
+    TokenCountBody,
+    parse_message_request,
+)
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from paceline.params import PatternTrigger, SamplingParams
-from paceline.server.dialects.llama_server.completion_request import brief_settings, full_settings
-from paceline.server.dialects.llama_server.sampling_fields import BANNED_BIAS, RANDOM_SEED
+from paceline.server.dialects.llama_server.completion_request import (
+    BANNED_BIAS,
+    RANDOM_SEED,
+    brief_settings,
+    full_settings,
+)
 from paceline.server.dialects.llama_server.slots import SlotContent, VirtualSlots
 from paceline.server.dialects.llama_server.vector_routes import normalize_as
 

@@ -11,8 +11,7 @@ from tests.unit.server.dialects.llama_server.letters import letters
 
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import PatternTrigger, SamplingParams
-from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, LoraScale
-from paceline.server.dialects.llama_server.sampling_fields import (
+from paceline.server.dialects.llama_server.completion_request import (
     API_DEFAULTS,
     BANNED_BIAS,
     RANDOM_SEED,
@@ -21,6 +20,7 @@ from paceline.server.dialects.llama_server.sampling_fields import (
     parse_options,
     parse_params,
 )
+from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, LoraScale
 from paceline.server.dialects.request_fields import MarkedImages
 
 BASE = SamplingParams(**API_DEFAULTS)

@@ -10,7 +10,7 @@ from tests.media_requests import DATA, request_media
 from paceline.chat import next_turn, parse_messages
 from paceline.chat.conversation import MAX_MESSAGES, MAX_TOOL_CALLS
 from paceline.errors import InvalidParams
-from paceline.server.dialects.ollama.ollama_messages import ollama_conversation
+from paceline.server.dialects.ollama.ollama_requests import ollama_conversation
 
 USER = {"role": "user", "content": "Hi"}
 

@@ -12,8 +12,14 @@ from paceline.chat import template_kwargs
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException
-from paceline.server.dialects.ollama.ollama_bodies import OllamaChatBody, OllamaGenerateBody, is_unload
-from paceline.server.dialects.ollama.ollama_params import OLLAMA_DEFAULTS, ParsedOllama, parse_ollama
+from paceline.server.dialects.ollama.ollama_requests import (
+    OLLAMA_DEFAULTS,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    ParsedOllama,
+    is_unload,
+    parse_ollama,
+)
 
 
 def variables(given: Mapping[str, Any], effort: str | None) -> dict[str, Any]:

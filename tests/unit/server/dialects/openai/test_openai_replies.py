@@ -25,7 +25,7 @@ from paceline.output import Vocabulary
 from paceline.server.dialects.openai.chat_completions import ChatCompletionStream, chat_body
 from paceline.server.dialects.openai.completions import CompletionStream, completion_body
 from paceline.server.dialects.openai.openai_replies import ResponseOptions
-from paceline.server.dialects.usage import final_timings, usage_body
+from paceline.server.dialects.token_reports import final_timings, usage_body
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 PIECES = tuple(bytes([byte]) for byte in range(128))

@@ -13,15 +13,13 @@ from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException, api_error_of, naming_param, openai_error_body
 from paceline.server.dialects.openai.chat_completions import chat_options
-from paceline.server.dialects.openai.openai_bodies import (
+from paceline.server.dialects.openai.openai_requests import (
+    CHAT_DEFAULTS,
+    COMPLETION_DEFAULTS,
     OPTION_EXTRAS,
     SAMPLING_EXTRAS,
     OpenAIChatBody,
     OpenAICompletionBody,
-)
-from paceline.server.dialects.openai.parsing import (
-    CHAT_DEFAULTS,
-    COMPLETION_DEFAULTS,
     ParsedRequest,
     model_warning,
     parse_chat,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.server.dialects.responses.custom_input import CustomInput, custom_input_of
+from paceline.server.dialects.responses.response_tools import CustomInput, custom_input_of
 
 
 @given(st.text(), st.booleans(), st.data())

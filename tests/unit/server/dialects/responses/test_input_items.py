@@ -12,9 +12,8 @@ from tests.media_requests import URL, request_media
 
 from paceline.chat import parse_messages
 from paceline.errors import InvalidParams, RequestError, Unsupported
-from paceline.server.dialects.responses.input_items import parse_items
-from paceline.server.dialects.responses.input_warnings import InputWarnings
-from paceline.server.dialects.responses.item_messages import messages_of
+from paceline.server.dialects.responses.input_items import messages_of, parse_items
+from paceline.server.dialects.responses.response_tools import InputWarnings
 
 USER = {"role": "user", "content": "Hello."}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Paris"}'}

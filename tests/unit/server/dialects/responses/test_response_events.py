@@ -14,10 +14,15 @@ from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, MessageDelta, P
 from paceline.errors import ChatParseError
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiError
-from paceline.server.dialects.responses.response_events import ResponseEvents, early_events
-from paceline.server.dialects.responses.response_object import ResponseHead, echo_of, whole_response
+from paceline.server.dialects.responses.response_output import (
+    ResponseEvents,
+    ResponseHead,
+    early_events,
+    echo_of,
+    whole_response,
+)
 from paceline.server.dialects.responses.response_tools import ToolNames, ToolOrigin
-from paceline.server.dialects.responses.responses_body import ResponsesBody
+from paceline.server.dialects.responses.responses_request import ResponsesBody
 from paceline.streaming import FinishReason, Usage
 
 USAGE = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=9)

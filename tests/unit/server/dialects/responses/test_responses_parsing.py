@@ -12,10 +12,15 @@ from paceline.chat import Turn
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException
-from paceline.server.dialects.openai.parsing import CHAT_DEFAULTS
+from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.responses.input_items import parse_items
-from paceline.server.dialects.responses.responses_body import LOGPROBS, ResponsesBody
-from paceline.server.dialects.responses.responses_parsing import ResponsesRequest, parse_responses, truncations
+from paceline.server.dialects.responses.responses_request import (
+    LOGPROBS,
+    ResponsesBody,
+    ResponsesRequest,
+    parse_responses,
+    truncations,
+)
 
 BASE = SamplingParams(**CHAT_DEFAULTS)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -11,10 +11,9 @@ from tests.unit.server.dialects.llama_server.letters import letters
 
 from paceline.chat import ChatFormat, Turn
 from paceline.params import SamplingParams
-from paceline.server.dialects.openai.parsing import CHAT_DEFAULTS
-from paceline.server.dialects.responses import item_messages, responses_parsing
-from paceline.server.dialects.responses.responses_body import ResponsesBody
-from paceline.server.dialects.responses.responses_parsing import parse_responses
+from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
+from paceline.server.dialects.responses import responses_request
+from paceline.server.dialects.responses.responses_request import ResponsesBody, parse_responses
 from paceline.server.dialects.responses.responses_routes import _TurnMaker
 
 BASE = SamplingParams(**CHAT_DEFAULTS)
@@ -44,8 +43,8 @@ def test_few_turns_are_made_to_find_the_one_that_fits(monkeypatch: pytest.Monkey
 
         return call
 
-    monkeypatch.setattr(responses_parsing, "next_turn", counted("next_turn", responses_parsing.next_turn))
-    monkeypatch.setattr(responses_parsing, "messages_of", counted("messages_of", item_messages.messages_of))
+    monkeypatch.setattr(responses_request, "next_turn", counted("next_turn", responses_request.next_turn))
+    monkeypatch.setattr(responses_request, "messages_of", counted("messages_of", responses_request.messages_of))
     said = [{"role": "user", "content": str(number)} for number in range(2000)]
     body = ResponsesBody.model_validate({"input": said, "truncation": "auto", "max_output_tokens": 1})
     asked = parse_responses(body, BASE, {}, letters())

@@ -1,6 +1,6 @@
-"""Log-probabilities of tokens in the shapes of both APIs, and chunks split into single tokens. Pure; any one thread.
+"""Reports of tokens: log-probabilities, OpenAI's `usage`, llama-server's `timings`. Pure; one thread at a time.
 
-OpenAI: columns for completions, a record per token for chat; in columns, bytes that are no UTF-8 by themselves are
+OpenAI: columns for completions, a record per token for chats; in columns, bytes that are no UTF-8 by themselves are
 spelled as `bytes:` and hexadecimal digits. llama-server: `completion_probabilities`. JSON has no infinity: a
 probability of zero is reported as the lowest number that each API uses.
 """
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from paceline.runtime import Tokenizer
-from paceline.streaming import StreamChunk, TokenLogprobs
+from paceline.streaming import StreamChunk, TokenLogprobs, Usage
 
 _OPENAI_MIN_LOGPROB = -9999.0
 
@@ -200,3 +202,141 @@ class TokenSplitter:
             )
         self._num_due -= len(rest)
         return parts or [chunk]
+
+
+class TokenAligner:
+    """The generated tokens that no text has been found for yet, by their bytes.
+
+    What is between texts (the marks of the format) belongs to none of them. A token that lies across two texts counts for
+    the first. Where a text is not to be found, since the format escapes it or a character was cut, it has no tokens.
+    """
+
+    def __init__(self, pieces: Pieces, num_top: int | None = None, max_bytes: int | None = None) -> None:
+        """pieces: the bytes of every token. num_top: of log-probabilities, with each token; None: none are reported.
+
+        max_bytes: beyond which tokens are dropped when a text is not found among them; None: none are.
+        """
+        self._pieces, self._num_top, self._max_bytes = pieces, num_top, max_bytes
+        self._bytes = bytearray()
+        self._tokens: deque[tuple[int, TokenLogprobs | None]] = deque()  # where it ends, and its logprobs
+        self._num_dropped = 0  # bytes that were found or skipped
+
+    def add(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Add generated tokens. logprobs: one for each, or none."""
+        for index, token in enumerate(ids):
+            self._bytes += self._pieces[token]
+            end = self._num_dropped + len(self._bytes)
+            self._tokens.append((end, logprobs[index] if logprobs else None))
+
+    def take(self, text: str) -> tuple[int, list[ChatLogprob]]:
+        """Return the number of tokens that make a text, and their log-probabilities; they and those before are dropped."""
+        wanted = text.encode()
+        at = self._bytes.find(wanted)
+        if at < 0 or not wanted:
+            if self._max_bytes is not None and len(self._bytes) > self._max_bytes:
+                self.clear()
+            return 0, []
+        start, end = self._num_dropped + at, self._num_dropped + at + len(wanted)
+        while self._tokens and self._tokens[0][0] <= start:
+            self._tokens.popleft()
+        found: list[tuple[int, TokenLogprobs | None]] = []
+        while self._tokens and (not found or found[-1][0] < end):
+            found.append(self._tokens.popleft())
+        del self._bytes[: at + len(wanted)]
+        self._num_dropped = end
+        return len(found), self._logprobs([one for _, one in found if one is not None])
+
+    def clear(self) -> None:
+        """Drop all tokens."""
+        self._num_dropped += len(self._bytes)
+        self._bytes.clear()
+        self._tokens.clear()
+
+    def _logprobs(self, found: Sequence[TokenLogprobs]) -> list[ChatLogprob]:
+        return [] if self._num_top is None else chat_logprobs(found, self._num_top)
+
+
+def final_timings(usage: Usage, num_predicted: int) -> dict[str, Any]:
+    """Return the timings of a finished request. The first token comes with the prompt, so rates count one less."""
+    result = timings_body(
+        cached=usage.cached_tokens,
+        prompt=usage.prompt_tokens - usage.cached_tokens,
+        prompt_s=usage.prefill_s,
+        predicted=num_predicted,
+        predicted_s=usage.decode_s,
+    )
+    if usage.draft_tokens:
+        result |= {"draft_n": usage.draft_tokens, "draft_n_accepted": usage.accepted_tokens}
+    return result
+
+
+def timings_body(*, cached: int, prompt: int, prompt_s: float, predicted: int, predicted_s: float) -> dict[str, Any]:
+    """Return llama-server's `timings` from counts and seconds."""
+    steps = max(0, predicted - 1)
+    return {
+        "cache_n": cached,
+        "prompt_n": prompt,
+        "prompt_ms": prompt_s * 1000,
+        "prompt_per_token_ms": prompt_s * 1000 / prompt if prompt else 0.0,
+        "prompt_per_second": prompt / prompt_s if prompt_s > 0 else 0.0,
+        "predicted_n": predicted,
+        "predicted_ms": predicted_s * 1000,
+        "predicted_per_token_ms": predicted_s * 1000 / steps if steps else 0.0,
+        "predicted_per_second": steps / predicted_s if predicted_s > 0 else 0.0,
+    }
+
+
+@dataclass(slots=True)
+class RunningTimings:
+    """Timings of a running request by the server's clock. began_s: when it was submitted.
+
+    Until `during_prefill` has the number of cached tokens, all of the prompt counts as computed.
+    """
+
+    clock: Callable[[], float]
+    num_prompt: int
+    began_s: float
+    _cached: int = 0
+    _first_s: float | None = None
+
+    def during_prefill(self, processed: int, cached: int, elapsed_s: float) -> dict[str, Any]:
+        """Return the timings during prefill: `processed` prompt tokens are in memory, `cached` of them were before."""
+        self._cached, self.began_s = cached, self.clock() - elapsed_s
+        return timings_body(cached=cached, prompt=processed - cached, prompt_s=elapsed_s, predicted=0, predicted_s=0.0)
+
+    def during_decode(self, num_predicted: int) -> dict[str, Any]:
+        """Return the timings after `num_predicted` tokens."""
+        now = self.clock()
+        self._first_s = now if self._first_s is None else self._first_s
+        return timings_body(
+            cached=self._cached,
+            prompt=self.num_prompt - self._cached,
+            prompt_s=self._first_s - self.began_s,
+            predicted=num_predicted,
+            predicted_s=now - self._first_s,
+        )
+
+
+def usage_body(usages: Sequence[Usage], num_reasoning: int | None = None) -> dict[str, Any]:
+    """Return the `usage` of one HTTP request from those of its prompts.
+
+    `cached_from` is included if it is the same for all prompts that had cached tokens. num_reasoning: tokens of thinking, in
+    chats.
+    """
+    prompt = sum(one.prompt_tokens for one in usages)
+    completion = sum(one.completion_tokens for one in usages)
+    sources = {one.cached_from for one in usages if one.cached_from is not None}
+    details: dict[str, Any] = {"cached_tokens": sum(one.cached_tokens for one in usages)}
+    if len(sources) == 1:
+        details["cached_from"] = sources.pop()
+    body: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": details,
+    }
+    of_completion = {} if num_reasoning is None else {"reasoning_tokens": num_reasoning}
+    drafts = sum(one.draft_tokens for one in usages)
+    if drafts:
+        of_completion |= {"draft_tokens": drafts, "accepted_draft_tokens": sum(one.accepted_tokens for one in usages)}
+    return body | ({"completion_tokens_details": of_completion} if of_completion else {})
