@@ -8,8 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from paceline.chat import ChatOptions, RenderedPrompt, Turn
-from paceline.chat_client.async_chat_methods import AsyncChatMethods
-from paceline.chat_client.chat_methods import ChatMethods
+from paceline.chat_client.chat_methods import AsyncChatMethods, ChatMethods
 from paceline.testing import FakeEngineClient
 from paceline.testing.fake_backend import FakeTokenizer
 

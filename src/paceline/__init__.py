@@ -63,7 +63,7 @@ from paceline.errors import (
 
 if TYPE_CHECKING:
     from paceline.async_llm import AsyncLLM
-    from paceline.chat_client.chat_reply import ChatReply
+    from paceline.chat_client.chat_call import ChatReply
     from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
     from paceline.chat_client.conversations import AsyncConversation, Conversation
     from paceline.chat_client.function_tools import FunctionTool
@@ -112,7 +112,7 @@ _HOMES = {
     "BatchStrategy": "paceline.scheduling.view",
     "BatchStream": "paceline.streaming",
     "CallGrammar": "paceline.params",
-    "ChatReply": "paceline.chat_client.chat_reply",
+    "ChatReply": "paceline.chat_client.chat_call",
     "ChatStream": "paceline.chat_client.chat_streams",
     "Choice": "paceline.completion",
     "Classification": "paceline.completion",

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from paceline import validation
-from paceline.chat_client.async_chat_methods import AsyncChatMethods
+from paceline.chat_client.chat_methods import AsyncChatMethods
 from paceline.completion import Classification, Completion, Score, shortened
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (

@@ -15,8 +15,7 @@ import pytest
 from tests.native.chat_templates import CHATML, TURNS, Messages, demo
 
 from paceline.chat import ChatFormat, ChatOptions
-from paceline.chat.chat_media import OmittedAttachment
-from paceline.chat.conversation import next_turn
+from paceline.chat.conversation import OmittedAttachment, next_turn
 from paceline.chat.message_fitter import MessageFitter
 from paceline.errors import InvalidParams, TemplateError
 from paceline.server.media_input.request_media import known_attachment

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.native.grammars import OPEN, text_of
 
+from paceline.constraints.gbnf_schemas import check_keywords
 from paceline.errors import GrammarError, PacelineError, SamplingError
 from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler
-from paceline.runtime.json_schema import check_keywords
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from paceline import params, validation
-from paceline.chat import chat_format, conversation, json_values, tools
+from paceline.chat import chat_format, conversation, message_parts, tools
 from paceline.chat_client import conversations
 from paceline.cli import options
 from paceline.config import _MAX_SLOTS, EngineConfig
-from paceline.constraints import compiler, json_schema_rules, pattern_rules
+from paceline.constraints import compiler, llguidance_schemas, schema_walk
 from paceline.engine import encoding_queue, lookup_files, saved_prefixes
 from paceline.engine.worker import black_box, open_requests, questions, supervisor
 from paceline.engine.worker.lifecycle import RestartLimits
@@ -145,12 +145,12 @@ FIGURES = {
     # Structured output and tools
     "characters of a JSON schema": f"{params._MAX_SCHEMA_CHARS:,}",
     "depth of a JSON schema": f"{params._MAX_SCHEMA_DEPTH:,}",
-    "optional properties of an object in a JSON schema": f"{json_schema_rules._MAX_OPTIONAL:,}",
-    "nesting of a JSON schema through references": f"{json_schema_rules._MAX_NESTING:,}",
+    "optional properties of an object in a JSON schema": f"{llguidance_schemas._MAX_OPTIONAL:,}",
+    "nesting of a JSON schema through references": f"{llguidance_schemas._MAX_NESTING:,}",
     "bytes of a GBNF grammar": _bytes(_native_limit("grammar_guard.hpp", "max_bytes")),
     "characters of a regular expression or a Lark grammar": f"{compiler._MAX_TEXT_CHARS:,}",
     "characters of the grammar that a schema or tools are translated to": f"{compiler._MAX_GRAMMAR_CHARS:,}",
-    "groups and quantifiers of a regular expression or a Lark terminal": f"{pattern_rules.MAX_OPTIONAL:,}",
+    "groups and quantifiers of a regular expression or a Lark terminal": f"{schema_walk.MAX_OPTIONAL:,}",
     "nesting of a Lark grammar": f"{compiler._MAX_LARK_NESTING:,}",
     "characters of `choice` together": f"{params._MAX_CHOICE_CHARS:,}",
     "`grammar_triggers`": f"{params._MAX_TRIGGERS:,}",
@@ -160,15 +160,15 @@ FIGURES = {
     "cached grammars": f"{compiler._CACHED_GRAMMARS:,}",
     "memory of cached grammars, in the server and in the worker each": _bytes(compiler._CACHED_BYTES),
     "tools of a request": f"{tools.MAX_TOOLS:,}",
-    "bytes of a tool's schema": _bytes(json_values.MAX_SCHEMA_BYTES),
-    "depth of a tool's schema": f"{json_values.MAX_SCHEMA_DEPTH:,}",
+    "bytes of a tool's schema": _bytes(message_parts.MAX_SCHEMA_BYTES),
+    "depth of a tool's schema": f"{message_parts.MAX_SCHEMA_DEPTH:,}",
     # Chats and embeddings
     "messages of a conversation": f"{conversation.MAX_MESSAGES:,}",
     "bytes of a conversation as JSON": _bytes(chat_format.MAX_BYTES),
     "tool calls of a message": f"{conversation.MAX_TOOL_CALLS:,}",
     "bytes of a call's arguments": _bytes(conversation.MAX_ARGUMENTS_BYTES),
     "depth of a call's arguments": f"{conversation.MAX_ARGUMENTS_DEPTH:,}",
-    "members of an object in arguments, variables and tools' schemas": f"{json_values.MAX_MEMBERS:,}",
+    "members of an object in arguments, variables and tools' schemas": f"{message_parts.MAX_MEMBERS:,}",
     "bytes of a chat template's variables": _bytes(chat_format.MAX_KWARGS_BYTES),
     "depth of a chat template's variables": f"{chat_format.MAX_KWARGS_DEPTH:,}",
     "bytes of a prompt that is tokenised, without `truncate`": "tokens of the context times bytes of the longest token",

@@ -8,18 +8,351 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from paceline.chat.argument_texts import quoted_pattern, text_terminal
-from paceline.chat.call_names import ALIAS, CallNames, resolved, types_of
-from paceline.chat.tool_schemas import escaped, part_of
+from paceline.chat.tools import CallTool
 from paceline.constraints import check_constraint
-from paceline.constraints.nesting import reference_resolver
+from paceline.constraints.llguidance_schemas import DATE_PATTERN, MAX_DIGITS, TIME_PATTERN, max_digits
+from paceline.constraints.schema_walk import (
+    TYPES,
+    Resolve,
+    escaped,
+    is_too_large,
+    part_of,
+    reference_resolver,
+    resolved,
+    type_of,
+    unsupported_syntax,
+)
 from paceline.errors import GrammarError
 from paceline.params import SamplingParams
 from paceline.request import cached_in_scope
+
+ALIAS: Final = re.compile(r"pacelinetool(\d+)x(?:arg(\d+)x)?")
+"""An alias of a tool, or of a tool's property."""
+
+_PARSER_TEXT: Final = re.compile(r'"literal":"(?:[^"\\]|\\.)*"|"delimiters":\[(?:"(?:[^"\\]|\\.)*",?)*\]', re.DOTALL)
+_GBNF_TEXT: Final = re.compile(r'\[(?:\\.|[^\]\\])*\]|"(?:\\.|[^"\\])*"', re.DOTALL)
+_LOOSE_RULES: Final[Mapping[str, str]] = {
+    "object": '"{" blanks (string blanks ":" blanks value (blanks "," blanks string blanks ":" blanks value)* blanks)? "}"',
+    "array": '"[" blanks (value (blanks "," blanks value)* blanks)? "]"',
+    "integral-part": "[0-9]{1,%d}",
+    "number": '("-"? integral-part) ("." decimal-part)? ([eE] [-+]? [0-9]{1,2})?',
+    "decimal-part": "[0-9]{1,%d} [1-9]?",  # the last digit for numbers that cannot end with zeros
+}
+_JSON_RULE: Final = re.compile(rf"^({'|'.join(_LOOSE_RULES)}) ::= .*$", re.MULTILINE)
+
+
+Form = Literal["objects", "properties", "schemas"]
+Types = frozenset[str] | None
+
+
+class CallNames:
+    """The aliases of tools and their properties."""
+
+    def __init__(self, tools: Sequence[CallTool]) -> None:
+        self.tools = tuple(tools)
+        self._properties = [list(tool.properties) for tool in tools]
+
+    def described(self, form: Form) -> list[dict[str, Any]]:
+        """Return the tools for llama.cpp's chat layer, with parameters in one of three forms.
+
+        Args:
+            form: "objects": any object; "properties": named properties with types; "schemas": the whole schemas.
+        """
+        found = []
+        for index, tool in enumerate(self.tools):
+            parameters: Mapping[str, Any] = {"type": "object"}
+            if form == "schemas":
+                parameters = tool.schema
+            elif form == "properties":
+                parameters = self._properties_of(index)
+            function = {"name": f"pacelinetool{index}x", "description": "", "parameters": parameters}
+            found.append({"type": "function", "function": function})
+        return found
+
+    def _properties_of(self, index: int) -> dict[str, Any]:
+        tool = self.tools[index]
+        required = resolved(tool.schema, tool.schema).get("required", ())
+        names = {name: f"pacelinetool{index}xarg{number}x" for number, name in enumerate(self._properties[index])}
+        typed = {names[name]: _typed(types_of(tool.schema, schema)) for name, schema in tool.properties.items()}
+        return {"type": "object", "properties": typed, "required": [names[name] for name in names if name in required]}
+
+    def in_text(self, text: str) -> str:
+        """Replace the aliases in a text by the real names."""
+        return ALIAS.sub(self._name, text)
+
+    def in_parser(self, parser: str) -> str:
+        """Replace the aliases in a serialised parser by the real names."""
+
+        def replaced(match: re.Match[str]) -> str:
+            return ALIAS.sub(lambda alias: json.dumps(self._name(alias), ensure_ascii=False)[1:-1], match[0])
+
+        return _PARSER_TEXT.sub(replaced, parser)
+
+    def in_grammar(self, grammar: str, *, is_loose: bool) -> str:
+        """Replace the aliases in a GBNF grammar by the real names.
+
+        With `is_loose` the grammar allows every spelling of JSON's white space and numbers, but for too many digits. Two
+        grammars with different spellings would come to texts that neither of them continues.
+        """
+        if is_loose:
+            limit = str(max((max_digits(tool.schema) for tool in self.tools), default=MAX_DIGITS))
+            loose = {name: rule.replace("%d", limit) for name, rule in _LOOSE_RULES.items()}
+            grammar = _JSON_RULE.sub(lambda match: f"{match[1]} ::= {loose[match[1]]}", grammar)
+            grammar = f"{grammar.rstrip()}\nblanks ::= [ \\t\\n\\r]*\n"
+
+        def replaced(match: re.Match[str]) -> str:
+            return ALIAS.sub(lambda alias: _gbnf_escaped(self._name(alias)), match[0])
+
+        return _GBNF_TEXT.sub(replaced, grammar)
+
+    def schema_of(self, text: str) -> tuple[Mapping[str, Any], Any, str] | None:
+        """Return root schema, schema and JSON pointer of the last alias in a text. Aliases of properties come first."""
+        found = list(ALIAS.finditer(text))
+        if not found:
+            return None
+        match = next((alias for alias in reversed(found) if alias[2]), found[-1])
+        tool = self.tools[int(match[1])]
+        if not match[2]:
+            return tool.schema, tool.schema, "#"
+        name = self._properties[int(match[1])][int(match[2])]
+        return tool.schema, tool.properties[name], f"#/properties/{escaped(name)}"
+
+    def tool_index(self, text: str) -> int:
+        """Return the number of the tool of the first alias in a text."""
+        found = ALIAS.search(text)
+        return int(found[1]) if found else 0
+
+    def _name(self, match: re.Match[str]) -> str:
+        index = int(match[1])
+        return self._properties[index][int(match[2])] if match[2] else self.tools[index].name
+
+
+def types_of(root: Any, schema: Any, seen: dict[int, Types] | None = None) -> Types:
+    """Return the JSON types that a schema allows; None: any.
+
+    Args:
+        root: The schema that references are looked up in.
+        schema: A part of it.
+        seen: Types of the schema objects that were visited, by their id; None while an object is visited.
+    """
+    seen = {} if seen is None else seen
+    node = resolved(root, schema)
+    if id(node) in seen:
+        return seen[id(node)]
+    seen[id(node)] = found = None
+    given = node.get("type")
+    if isinstance(given, (str, list)):
+        found = frozenset([given] if isinstance(given, str) else [name for name in given if isinstance(name, str)])
+    values = [node["const"]] if "const" in node else node.get("enum")
+    if isinstance(values, list):
+        found = _both(found, frozenset(map(type_of, values)))
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(node.get(keyword), list):
+            each = [types_of(root, child, seen) for child in node[keyword]]
+            found = _both(
+                found, None if None in each else frozenset().union(*(part for part in each if part is not None))
+            )
+    for child in node["allOf"] if isinstance(node.get("allOf"), list) else ():
+        found = _both(found, types_of(root, child, seen))
+    seen[id(node)] = found
+    return found
+
+
+def _both(first: Types, other: Types) -> Types:
+    if first is None or other is None:
+        return other if first is None else first
+    return (first & other) | ({"integer"} if {"integer", "number"} <= first | other else frozenset())
+
+
+def _typed(types: Types) -> dict[str, Any]:
+    known = [name for name in TYPES if types is not None and name in types]
+    return {"type": known[0] if len(known) == 1 else known} if known else {}
+
+
+def with_plain_types(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with one named type for each schema object, for templates that need it."""
+
+    def plain(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        found = dict(node)
+        for keyword, value in node.items():
+            if keyword == "properties" and isinstance(value, dict):
+                found[keyword] = {name: plain(child) for name, child in value.items()}
+            elif keyword in ("items", "additionalProperties"):
+                found[keyword] = plain(value)
+        if not isinstance(node.get("type"), str):
+            types = types_of(parameters, node) or frozenset(("string",))
+            found["type"] = min(types, key=lambda name: (name == "null", name not in TYPES, name))
+        return found
+
+    schema: dict[str, Any] = plain(dict(parameters))
+    return schema
+
+
+def _gbnf_escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+
+
+_MAX_LENGTH: Final = 10_000
+_MAX_PARTS: Final = 200  # schema objects of one argument
+_OF_TEXTS: Final = frozenset(("pattern", "format", "minLength", "maxLength", "enum", "const", "minimum", "maximum"))
+_OPEN: Final = "(?s:.*)"
+_OCTET: Final = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HOST: Final = (
+    r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?){0,8}"
+)
+_FORMATS: Final[Mapping[str, str]] = {
+    "date": DATE_PATTERN,
+    "time": TIME_PATTERN,
+    "date-time": f"{DATE_PATTERN}[Tt]{TIME_PATTERN}",
+    "uuid": r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
+    "hostname": _HOST,
+    "email": rf"[A-Za-z0-9_'+\-]+(?:\.[A-Za-z0-9_'+\-]+){{0,8}}@{_HOST}",
+    "uri": r"[A-Za-z][A-Za-z0-9+.\-]*:[A-Za-z0-9\-._~:\/?#\[\]@!$&'()*+,;=%]+",
+}
+_ANCHOR: Final = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|(?P<anchor>[\^$])|(?P<either>\|)|(?P<open>\()|(?P<close>\))", re.DOTALL
+)
+
+
+class NotEnforced(Exception):
+    """A keyword that plain text cannot be held to; `keyword` is empty for the schema as a whole."""
+
+    def __init__(self, keyword: str, reason: str) -> None:
+        super().__init__(reason)
+        self.keyword = keyword
+
+
+def text_terminal(schema: Any, resolve: Resolve, report: Callable[[str, str], None]) -> str | None:
+    """Return an expression of the texts that a schema allows; None: any text.
+
+    Args:
+        schema: The argument's.
+        resolve: Returns the target of a `$ref`.
+        report: Takes the keyword and the reason of each part that is not enforced.
+    """
+    try:
+        return _Reader(resolve, report).terminal(schema)
+    except NotEnforced as error:
+        report(error.keyword, str(error))
+        return None
+
+
+class _Reader:
+    """Reads the schema of one argument."""
+
+    def __init__(self, resolve: Resolve, report: Callable[[str, str], None]) -> None:
+        self._resolve, self._report, self._num_left = resolve, report, _MAX_PARTS
+
+    def terminal(self, schema: Any) -> str | None:
+        node = schema
+        while isinstance(node, dict):
+            self._num_left -= 1
+            if self._num_left < 0:
+                raise NotEnforced("", "the argument is plain text with too many alternatives")
+            if not isinstance(node.get("$ref"), str):
+                break
+            node = self._resolve(node["$ref"])
+        if not isinstance(node, dict):
+            return None
+        values = [node["const"]] if "const" in node else node.get("enum")
+        if isinstance(values, list) and values:
+            texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
+            return "(" + " | ".join(f"/{quoted_pattern(text)}/" for text in texts) + ")"
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if isinstance(node.get(keyword), list):
+                return self._combined(keyword, node[keyword])
+        return _limited(node, self._report)
+
+    def _combined(self, keyword: str, children: list[Any]) -> str | None:
+        """Return the expression of a list of schemas. It is None for alternatives if one of them allows any text."""
+        found = [self.terminal(child) for child in children]
+        if keyword == "allOf":
+            return " & ".join(f"({part})" for part in found if part is not None) or None
+        return None if None in found else "(" + " | ".join(f"({part})" for part in found) + ")"
+
+
+def quoted_pattern(text: str) -> str:
+    """Return a regular expression of one text."""
+    return "".join(c if c.isalnum() and c.isascii() else f"\\u{{{ord(c):x}}}" for c in text)
+
+
+def _limited(node: Mapping[str, Any], report: Callable[[str, str], None]) -> str | None:
+    """Return the expression of a schema object without alternatives."""
+    if node.get("type") != "string":
+        for keyword in sorted(_OF_TEXTS & node.keys()):
+            report(keyword, "in this chat format the argument is plain text, whose type is decided afterwards")
+        return None
+    parts = []
+    for part in (_length, _pattern, _format):
+        try:
+            found = part(node)
+        except NotEnforced as error:
+            report(error.keyword, str(error))
+        else:
+            parts += [] if found is None else [f"/{found}/"]
+    return " & ".join(parts) or None
+
+
+def _length(node: Mapping[str, Any]) -> str | None:
+    least, most = node.get("minLength", 0), node.get("maxLength")
+    if not isinstance(least, (int, float)) or not isinstance(most, (int, float, type(None))):
+        return None
+    if least > _MAX_LENGTH:
+        raise NotEnforced("minLength", f"lengths of plain text are enforced up to {_MAX_LENGTH}")
+    if most is not None and most > _MAX_LENGTH:
+        raise NotEnforced("maxLength", f"lengths of plain text are enforced up to {_MAX_LENGTH}")
+    if not least and most is None:
+        return None
+    return f"(?s:.{{{int(least)},{'' if most is None else int(most)}}})"
+
+
+def _pattern(node: Mapping[str, Any]) -> str | None:
+    pattern = node.get("pattern")
+    if not isinstance(pattern, str) or not pattern:
+        return None
+    reason = unsupported_syntax(pattern) or ("it repeats too much" if is_too_large(pattern) else None)
+    if reason:
+        raise NotEnforced("pattern", reason)
+    begins, ends, inner = _without_anchors(pattern)
+    inner = inner.replace("/", r"\/") if r"\/" not in inner else inner
+    return ("" if begins else _OPEN) + f"(?:{inner})" + ("" if ends else _OPEN)
+
+
+def _without_anchors(pattern: str) -> tuple[bool, bool, str]:
+    begins, ends, depth = False, False, 0
+    start, end = 0, len(pattern)
+    has_either = False
+    for match in _ANCHOR.finditer(pattern):
+        depth += bool(match["open"]) - bool(match["close"])
+        has_either |= bool(match["either"]) and depth == 0
+        if not match["anchor"]:
+            continue
+        if match[0] == "^" and match.start() == 0:
+            begins, start = True, 1
+        elif match[0] == "$" and match.end() == len(pattern):
+            ends, end = True, match.start()
+        else:
+            raise NotEnforced("pattern", "in plain text ^ and $ are known at its beginning and its end alone")
+    if has_either and (begins or ends):
+        raise NotEnforced("pattern", "in plain text ^ and $ are not known beside |; put the alternatives into a group")
+    return begins, ends, pattern[start:end]
+
+
+def _format(node: Mapping[str, Any]) -> str | None:
+    name = node.get("format")
+    if not isinstance(name, str):
+        return None
+    if name in ("duration", "ipv6"):
+        raise NotEnforced("format", f"{name!r} is not enforced in plain text")
+    return _FORMATS.get(name)
+
 
 _LIMITS: Final = frozenset(("enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf"))
 _CONTROL_TOKEN: Final = re.compile(r"<\[\d+\]>")

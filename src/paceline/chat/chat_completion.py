@@ -14,8 +14,7 @@ import msgspec
 
 from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
-from paceline.chat.message_parser import ParsedMessage, ToolCall
-from paceline.chat.message_stream import MessageDelta, MessageStream
+from paceline.chat.message_parser import MessageDelta, MessageStream, ParsedMessage, ToolCall
 from paceline.completion import Choice, Completion, record_repr
 from paceline.errors import ChatParseError, PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage

@@ -18,22 +18,20 @@ from functools import partial
 from typing import Any, Literal
 
 from paceline import validation
-from paceline.chat import template_messages
-from paceline.chat.call_grammar import Unenforced, call_syntax
-from paceline.chat.call_names import CallNames, CallTool, Form, with_plain_types
+from paceline.chat.call_grammar import CallNames, Form, Unenforced, call_syntax, with_plain_types
 from paceline.chat.conversation import Turn, parse_messages
-from paceline.chat.json_values import checked_json, checked_schema
 from paceline.chat.message_fitter import TOOL_MARK, MessageFitter
-from paceline.chat.message_rewrites import Message
-from paceline.chat.tool_schemas import MAX_CHECKS, Check, relaxed
-from paceline.chat.tools import Tool, parse_tool_choice, parse_tools
+from paceline.chat.message_parts import checked_json, checked_schema
+from paceline.chat.message_rewrites import Message, for_template, with_fitted_contents
+from paceline.chat.tools import CallTool, Tool, parse_tool_choice, parse_tools
 from paceline.constraints import check_constraint
+from paceline.constraints.gbnf_schemas import check_keywords
+from paceline.constraints.schema_walk import MAX_CHECKS, Check, relaxed
 from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateError, TextTooLong, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import cached_in_scope
 from paceline.runtime import Model, Sampler, Tokenizer
 from paceline.runtime.chat_layer import ChatPrompt, CompiledTemplate
-from paceline.runtime.json_schema import check_keywords
 from paceline.runtime.sampler import grammar_of_schema
 
 MAX_BYTES = 32 << 20  # of a conversation, as JSON
@@ -334,10 +332,10 @@ class ChatFormat:
         capabilities = template.capabilities
 
         def applied(options: Mapping[str, Any], shown: list[Message]) -> ChatPrompt:
-            fitted = template_messages.with_fitted_contents(shown, capabilities)
+            fitted = with_fitted_contents(shown, capabilities)
             return template.apply(_encoded({**options, "messages": fitted}))
 
-        has_tools, fitted = "tools" in request, template_messages.for_template(messages, capabilities, template.source)
+        has_tools, fitted = "tools" in request, for_template(messages, capabilities, template.source)
         spelt = hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).digest() if variables else b""
         return self._fitter.render(
             fitted,

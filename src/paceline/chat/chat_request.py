@@ -4,21 +4,97 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.chat.call_triggers import lazy_grammar_of
-from paceline.chat.chat_format import ChatFormat, ChatOptions, RenderedPrompt
-from paceline.chat.chat_media import ChatMedia, Segment
-from paceline.chat.conversation import Turn
+from paceline.chat.chat_completion import ChatChoice
+from paceline.chat.chat_format import ChatFormat, ChatOptions, GrammarTrigger, RenderedPrompt
+from paceline.chat.conversation import ChatMedia, Segment, Turn
 from paceline.chat.message_parser import MessageParser
 from paceline.chat.message_parts import IgnoredMembers
 from paceline.chat.tools import ToolChoice, parse_tool_choice, parse_tools
 from paceline.errors import ChatParseError, InvalidParams, PromptTooLong, Unsupported
-from paceline.params import CallGrammar, SamplingParams, ThinkingParams
+from paceline.media import Attachment, is_attachment
+from paceline.params import CallGrammar, PatternTrigger, SamplingParams, ThinkingParams
 from paceline.runtime import Tokenizer
 from paceline.runtime.sampler import grammar_of_schema, spaced_grammar
+
+_MAX_PATTERN_CHARS = 2**14
+_SPACE = r"(?: |\n{1,2}[ \t]{0,20})?"  # the rule of that name in llama.cpp's grammars of JSON
+_BARE_CALL = re.compile(
+    r"""
+    ^tool-\S+\ ::=\ "\{"\ space\ (?P<type>\("\\"type\\""\ space\ ":"\ space\ "\\"function\\""\ space\ ","\ space\)\?\ )?
+    "\\"name\\""\ space\ ":"\ space\ \("\\""\ "(?P<name>[^"]+)"\ "\\""\)
+""",
+    re.VERBOSE | re.MULTILINE,
+)
+# llama.cpp's begins the grammar at the mark, which the grammar does not have, and never at the start of a message, where the
+# prompt has the mark already. Behind other text its parser reads no call, so the start is all that counts.
+_REPLACED = {">>>(?!all)": r"^(?!a$|al$|all$|all\n)"}
+
+
+@dataclass(frozen=True, slots=True)
+class LazyGrammar:
+    """A grammar of calls and what begins it; see `SamplingParams`."""
+
+    text: str
+    root: str
+    triggers: tuple[str | int | PatternTrigger, ...]
+
+
+def lazy_grammar_of(
+    rendered: RenderedPrompt, names: Sequence[str], tokenizer: Tokenizer, render_required: Callable[[], RenderedPrompt]
+) -> LazyGrammar | None:
+    """Return the grammar of the calls in a message that may have some; None where the format has no such grammar.
+
+    Args:
+        rendered: Of a turn whose calls are not required.
+        names: Of the offered tools.
+        tokenizer: Of the model.
+        render_required: Renders the turn with a call that is required.
+    """
+    if rendered.grammar is None:
+        try:
+            required = render_required()
+        except Unsupported:  # no calls can be required, since the format has no grammar of them
+            return None
+        return _bare_calls(required.grammar, names)
+    triggers = tuple(
+        _trigger(one, tokenizer)
+        for one in rendered.triggers
+        if not (rendered.is_continued and one.value in _REPLACED)  # a continued message has begun as content
+    )
+    return LazyGrammar(rendered.grammar, "root", triggers) if triggers else None
+
+
+def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int | PatternTrigger:
+    if trigger.kind.startswith("pattern"):
+        pattern = _REPLACED.get(trigger.value, trigger.value)
+        return PatternTrigger(pattern, is_full=trigger.kind == "pattern_full")
+    token_id = tokenizer.token_id(trigger.value) if trigger.kind == "token" else None
+    return trigger.value if token_id is None else token_id
+
+
+def _bare_calls(grammar: str | None, names: Sequence[str]) -> LazyGrammar | None:
+    """Return the grammar of calls that are JSON objects without a mark in front, as in Llama 3.
+
+    llama.cpp has no trigger for them. A call has begun where the first object of the text has the name of a tool: other
+    objects stay free, since an answer may be one.
+    """
+    found = list(_BARE_CALL.finditer(grammar or ""))
+    if grammar is None or {one["name"] for one in found} != set(names):
+        return None
+    space = _SPACE
+    kind = rf'"type"{space}:{space}"function"{space},{space}'
+    name = "|".join(re.escape(one) for one in sorted(names))
+    optional = f"(?:{kind})?" if all(one["type"] for one in found) else ""
+    pattern = rf'^[^{{]*(\{{{space}{optional}"name"{space}:{space}"(?:{name})")'
+    if len(pattern) > _MAX_PATTERN_CHARS:
+        return None
+    return LazyGrammar(grammar, "tool-call", (PatternTrigger(pattern),))
+
 
 _NO_CONTENT = "json_schema: the schema was left out, since tool_choice demands a call, and a call has no content"
 _PROBE, _WORD = '{"a":1}', "x"
@@ -56,7 +132,11 @@ class ChatRequest:
 
         Raises `TemplateError` where the template has not rendered each image once, and in order.
         """
-        return self.token_ids if self.media is None else self.media.segments(self.rendered, tokenizer)
+        return (
+            self.token_ids
+            if self.media is None
+            else self.media.segments(self.rendered.text, self.rendered.inputs, tokenizer)
+        )
 
 
 def prepare_chat(
@@ -361,3 +441,84 @@ def _ids_of(texts: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of the texts that are one token; the others are text in any case."""
     found = (tokenizer.token_id(text) for text in texts)
     return tuple(sorted({one for one in found if one is not None}))
+
+
+class TokenHistory:
+    """The last prompt with what was generated after it. One thread at a time.
+
+    token_ids: prompt and generated tokens, negative in the cells of images. text: what they spell, with marks of this nonce in
+    place of images. has_images: whether there are any. first_kept: the index of the first message after the system message that
+    the last prompt has; the messages before it are left out of prompts.
+    """
+
+    def __init__(self, token_ids: Sequence[int] = (), text: str = "") -> None:
+        """Begin without images. token_ids: prompt and generated tokens. text: what they spell."""
+        self.token_ids = tuple(token_ids)
+        self.text = text
+        self.nonce = secrets.token_hex(16)
+        self.first_kept = 0
+        self._segments: tuple[Segment, ...] = (list(token_ids),) if token_ids else ()
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there are images in the prompt."""
+        return any(is_attachment(one) for one in self._segments)
+
+    def copy(self) -> TokenHistory:
+        """Return one that goes on from here by itself."""
+        other = TokenHistory(self.token_ids, self.text)
+        other.nonce, other._segments, other.first_kept = self.nonce, self._segments, self.first_kept
+        return other
+
+    def continued(self, request: ChatRequest, tokenizer: Tokenizer) -> ChatRequest:
+        """Return the request with the known ids in front, if its prompt begins with their text.
+
+        Otherwise return it as it is: the template has changed earlier turns, by leaving out their thinking for example, or
+        what comes next does not begin with a control token, before which no token can reach over.
+        """
+        rendered = request.rendered
+        if not self.token_ids or not rendered.text.startswith(self.text):
+            return request
+        start = len(self.text)
+        inputs = [(max(begin, start) - start, end - start) for begin, end in rendered.inputs if end > start]
+        rest = tokenizer.encode_prompt(rendered.text[start:], inputs)
+        if tokenizer.add_bos and rest[:1] == [tokenizer.bos]:
+            rest = rest[1:]
+        if not rest or not tokenizer.is_control(rest[0]):
+            return request
+        return replace(request, token_ids=[*self.token_ids, *rest])
+
+    def segments(self, rendered: RenderedPrompt, images: ChatMedia, tokenizer: Tokenizer) -> list[Segment]:
+        """Return a prompt with images as segments, the known ones in front as `continued` has the known ids."""
+        known = [one for one in self._segments if is_attachment(one)]
+        if self.token_ids and rendered.text.startswith(self.text) and _same(known, images.attachments[: len(known)]):
+            rest = images.segments(rendered.text, rendered.inputs, tokenizer, len(self.text), len(known))
+            if rest and isinstance(rest[0], list) and tokenizer.is_control(rest[0][0]):
+                return [*self._segments, *rest]
+        return images.segments(rendered.text, rendered.inputs, tokenizer)
+
+    def record(
+        self,
+        request: ChatRequest,
+        prompt_token_ids: Sequence[int],
+        choice: ChatChoice,
+        tokenizer: Tokenizer,
+        segments: Sequence[Segment] | None = None,
+    ) -> None:
+        """Take a reply to a prompt; where the text is not that of its tokens (a stop text has cut it), begin anew.
+
+        segments: of a prompt with images, which is never truncated.
+        """
+        is_whole = segments is not None or list(prompt_token_ids) == list(request.token_ids)
+        generated = tokenizer.decode(choice.token_ids, special=True)
+        if is_whole and generated == choice.text:
+            self.token_ids = (*prompt_token_ids, *choice.token_ids)
+            self.text = request.rendered.text + choice.text
+            before = (list(prompt_token_ids),) if segments is None else tuple(segments)
+            self._segments = (*before, list(choice.token_ids)) if choice.token_ids else before
+        else:
+            self.token_ids, self.text, self._segments = (), "", ()
+
+
+def _same(known: Sequence[Attachment], images: Sequence[Attachment]) -> bool:
+    return [one.content_hash for one in known] == [one.content_hash for one in images]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from paceline import validation
-from paceline.chat.json_values import checked_schema
-from paceline.chat.message_parts import IgnoredMembers
+from paceline.chat.message_parts import IgnoredMembers, checked_schema
+from paceline.constraints.schema_walk import resolved
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 
 MAX_TOOLS = 1024
@@ -17,6 +18,7 @@ ToolChoice = Literal["auto", "none", "required"]
 _WORDS = ("auto", "none", "required", "any")
 _TOOL_MEMBERS = ("type", "function", "strict", "cache_control")
 _FUNCTION_MEMBERS = ("name", "description", "parameters", "strict", "cache_control")
+_MAX_PROPERTIES = 400  # of a tool; llama.cpp's chat layer takes 500
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -169,3 +171,36 @@ def _named_tool(place: str, choice: object, tools: Sequence[Tool]) -> Tool:
         known = ", ".join(repr(tool.name) for tool in tools) or "none"
         raise InvalidParams(f"{place} names the tool {name!r}, and tools has {known}")
     return found
+
+
+@dataclass(frozen=True)
+class CallTool:
+    """A tool with the schema that its calls are held to.
+
+    Attributes:
+        name: Its name.
+        schema: JSON schema of its arguments, an object. All of its keywords can be enforced.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+
+    @cached_property
+    def properties(self) -> dict[str, Any]:
+        """The properties that the arguments may have by name; none if there are too many for a form by properties."""
+        return {} if self.has_too_many_properties else self._named
+
+    @property
+    def has_properties(self) -> bool:
+        """Whether the schema names properties."""
+        return bool(self._named)
+
+    @property
+    def has_too_many_properties(self) -> bool:
+        """Whether llama.cpp's chat layer does not take the tool in a form by properties."""
+        return len(self._named) > _MAX_PROPERTIES
+
+    @cached_property
+    def _named(self) -> dict[str, Any]:
+        found = resolved(self.schema, self.schema).get("properties")
+        return found if isinstance(found, dict) else {}

@@ -8,56 +8,233 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import logging
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+import msgspec
 
 from paceline.chat import (
+    ChatChoice,
+    ChatChunk,
     ChatCompletion,
     ChatFormat,
     ChatOptions,
+    ChatReader,
     ChatRequest,
     ParsedMessage,
     RenderedPrompt,
     ToolCall,
     Turn,
     chat_completion_of,
+    parse_messages,
     prepare_chat,
 )
-from paceline.chat.chat_media import ChatMedia, Segment
+from paceline.chat.chat_request import TokenHistory
+from paceline.chat.conversation import ChatMedia, Segment
 from paceline.chat_client.chat_arguments import ChatArguments
-from paceline.chat_client.chat_attachments import read_attachment
-from paceline.chat_client.chat_reply import (
-    ChatReply,
-    Message,
-    exchange_starts,
-    is_whole,
-    num_leading,
-    plain_messages,
-    reply_message,
-    reply_of,
-    result_message,
-)
 from paceline.chat_client.function_tools import Toolbox
-from paceline.chat_client.token_history import TokenHistory
-from paceline.completion import Completion
+from paceline.completion import Completion, completion_of
 from paceline.engine.prompts import chat_too_long
 from paceline.errors import (
     ChatParseError,
     Closed,
     EngineStopped,
     GrammarError,
+    InvalidParams,
     PacelineError,
     PromptTooLong,
     ResponseModelError,
 )
+from paceline.media import Attachment, Audio, Image, is_attachment
 from paceline.request import cache_scope
 from paceline.scheduling.sequence import Request
-from paceline.streaming import FinishReason
+from paceline.streaming import FinishReason, StreamChunk, Usage
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
     from paceline.engine.prompts import Prompt
     from paceline.scheduling.limits import Limits
+
+T = TypeVar("T")
+
+Message = dict[str, Any]
+_SYSTEM = ("system", "developer")
+_WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ChatReply(ChatCompletion, Generic[T]):
+    """What `LLM.chat` returns: the completion, the conversation up to it, and its content as an instance of response_model.
+
+    Attributes:
+        messages: The whole conversation: the messages that were passed, calls of tools and their results, the reply of the
+            first choice. A list for the next call.
+        rounds: The completions before this one: their calls were run by run_tools, or their content was no instance of
+            response_model. Their usage is not in `usage`, but in `total_usage`.
+        attempts: How many completions were parsed as response_model: 1 more than max_retries at most.
+    """
+
+    messages: list[Message]
+    rounds: tuple[ChatCompletion, ...] = ()
+    attempts: int = 1
+    _parsed: T | None = None
+    _is_parsed: bool = False
+
+    @property
+    def parsed(self) -> T:
+        """Instance of response_model; without one None.
+
+        Raises:
+            ResponseModelError: The reply is calls of tools, and so there is no content to parse.
+        """
+        if not self._is_parsed and self.tool_calls:
+            raise ResponseModelError(
+                "the reply calls tools, so there is nothing to parse; add their results to its messages and go on",
+                self.content,
+                self,
+            )
+        return cast("T", self._parsed)  # which is None without a response_model
+
+    @property
+    def total_usage(self) -> Usage:
+        """Token counts and times of this completion and its rounds together; the first round's `ttft_s`."""
+        usages = [completion.usage for completion in (*self.rounds, self)]
+        numbers = (field.name for field in fields(Usage) if isinstance(getattr(self.usage, field.name), (int, float)))
+        sums: dict[str, Any] = {
+            name: sum(getattr(usage, name) for usage in usages) for name in numbers if name != "ttft_s"
+        }
+        return replace(usages[0], cached_from=self.usage.cached_from, **sums)
+
+
+def reply_of(
+    completion: ChatCompletion,
+    messages: Sequence[Message],
+    rounds: Sequence[ChatCompletion],
+    *,
+    attempts: int = 1,
+    parsed: object = None,
+    is_parsed: bool = False,
+) -> ChatReply[Any]:
+    """Return a completion with its conversation. messages: up to and with it."""
+    known = {field.name: getattr(completion, field.name) for field in fields(ChatCompletion)}
+    return ChatReply(
+        **known, messages=list(messages), rounds=tuple(rounds), attempts=attempts, _parsed=parsed, _is_parsed=is_parsed
+    )
+
+
+def is_whole(completion: ChatCompletion) -> bool:
+    """Return whether the first choice has come to its own end."""
+    return completion.finish_reason in _WHOLE
+
+
+def reply_message(message: ParsedMessage) -> Message:
+    """Return a generated message as one of a conversation.
+
+    Line breaks around the thinking are left out: the template has its own.
+    """
+    made: Message = {"role": "assistant", "content": message.content}
+    reasoning = message.reasoning_content.strip("\n")
+    if reasoning:
+        made["reasoning_content"] = reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [_call_message(call) for call in message.tool_calls]
+    return made
+
+
+def plain_messages(messages: object) -> object:
+    """Return a conversation with mappings in place of generated messages and of SDKs' objects (pydantic models)."""
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+        return messages  # refused when it is parsed
+    return [_plain_message(message) for message in messages]
+
+
+def num_leading(messages: Sequence[Any]) -> int:
+    """Return the number of system and developer messages at the beginning of a conversation."""
+    return next((i for i, one in enumerate(messages) if _role_of(one) not in _SYSTEM), len(messages))
+
+
+def exchange_starts(messages: Sequence[Any]) -> list[int]:
+    """Return the indices at which exchanges begin: after the system messages, and at each user message after another role."""
+    first = num_leading(messages)
+    roles = [_role_of(message) for message in messages]
+    return [i for i in range(first, len(roles)) if i == first or (roles[i] == "user" and roles[i - 1] != "user")]
+
+
+def _role_of(message: Any) -> object:
+    return (
+        message.get("role") if isinstance(message, Mapping) else None
+    )  # what is malformed is refused when it is parsed
+
+
+def _plain_message(message: Any) -> Any:
+    if isinstance(message, ParsedMessage):
+        return reply_message(message)
+    is_model = not isinstance(message, (Mapping, type)) and callable(getattr(message, "model_dump", None))
+    return message.model_dump() if is_model else message
+
+
+def _call_message(call: ToolCall) -> Mapping[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def result_message(call: ToolCall, result: str) -> Message:
+    """Return the result of a call as a message."""
+    return {"role": "tool", "tool_call_id": call.id, "content": result}
+
+
+_KINDS: Final = ("image_url", "image", "input_audio", "audio")
+
+
+def read_attachment(name: str, part: object) -> Attachment | None:
+    """Return the image or audio that a part is, or has as the member of its type's name; None for other parts.
+
+    Raises `InvalidParams` for one that is none, naming the part.
+    """
+    if is_attachment(part):
+        return part
+    if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
+        return None
+    kind: str = part["type"]
+    if kind not in part:
+        raise InvalidParams(f"{name}.{kind} is missing")
+    value = part[kind]
+    read = _audio_of if kind in ("input_audio", "audio") else _image_of
+    return value if is_attachment(value) else read(f"{name}.{kind}", kind, value)
+
+
+def parsed_with_attachments(messages: object) -> list[dict[str, Any]]:
+    """Check a conversation; return it as `parse_messages` does, with an `Image` or `Audio` in place of each part that is one."""
+    media = ChatMedia(messages, read_attachment)
+    return media.loaded(parse_messages(media.messages))
+
+
+def saved_part(part: Any) -> Any:
+    """Return a part as JSON can have it, which `read_attachment` reads again."""
+    if isinstance(part, Image):
+        return {"type": "image_url", "image_url": {"url": part.to_url()}}
+    if isinstance(part, Audio):
+        return {"type": "input_audio", "input_audio": {"data": part.to_base64(), "format": part.format}}
+    return part
+
+
+def _image_of(name: str, kind: str, value: Any) -> Image:
+    try:
+        if kind == "image":
+            return Image(value)
+        if isinstance(value, Mapping):
+            name, value = f"{name}.url", value.get("url")
+        return value if isinstance(value, Image) else Image.from_url(value)
+    except PacelineError as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
+def _audio_of(name: str, kind: str, value: Any) -> Audio:
+    try:
+        return Audio(value) if kind == "audio" else Audio.from_part(value)
+    except PacelineError as error:
+        raise type(error)(f"{name}: {error}") from error
+
 
 _MAX_ERROR_CHARS = 2000
 _FINAL = frozenset((FinishReason.DEADLINE, FinishReason.CANCELLED, FinishReason.SHUTDOWN))
@@ -383,3 +560,113 @@ def _correction(problem: ValueError) -> str:
     """Return the message that tells the model why its reply is no instance of response_model."""
     lines = [line for line in str(problem).splitlines() if "For further information" not in line]
     return "The reply is not valid:\n" + "\n".join(lines)[:_MAX_ERROR_CHARS] + "\nWrite the corrected reply."
+
+
+class ChatAssembly:
+    """Reads the chunks of one request as chunks of a chat, and puts them together at the end. One thread at a time.
+
+    completion: the whole, once it is; pending: its calls, if they are run before another request.
+    """
+
+    def __init__(
+        self, call: ChatCall, prompt: Sequence[int], on_end: Callable[[ChatCall], object] | None = None
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            call: The chat, prepared.
+            prompt: Its prompt as it is computed.
+            on_end: Called with the chat on the thread that reads the terminal chunk.
+        """
+        self._call, self._prompt = call, prompt
+        self._reader = ChatReader(call.rendered, call.request.params.n)
+        self._received: list[StreamChunk] = []
+        self._last_chunks: dict[int, ChatChunk] = {}
+        self._on_end = on_end
+        self.completion: ChatCompletion | None = None
+        self.pending: tuple[ToolCall, ...] = ()
+
+    def needs_parser(self, chunk: StreamChunk) -> bool:
+        """Return whether reading this chunk takes time."""
+        return self._reader.needs_parser(chunk)
+
+    def read(self, chunk: StreamChunk) -> list[ChatChunk]:
+        """Return what a chunk brings."""
+        self._received.append(chunk)
+        chunks = self._reader.read(chunk)
+        self._last_chunks |= {one.choice: one for one in chunks if one.finish_reason is not None}
+        if chunk.usage is not None:
+            self.pending = self._call.take_read(self._assembled())
+            self.completion = completion = self._call.completion
+            assert completion is not None  # noqa: S101 - it was taken
+            if self.pending:  # then this is not the stream's end
+                chunks[-1] = msgspec.structs.replace(chunks[-1], finish_reason=None, usage=None)
+            else:
+                last = chunks[-1]
+                warnings = {choice.index: choice.warning for choice in completion.choices}
+                chunks[-1] = msgspec.structs.replace(last, warning=warnings[last.choice])
+                self._has_ended()
+        return chunks
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether calls are run before another request, as far as it is known."""
+        return self._call.may_run_tools if self.completion is None else bool(self.pending)
+
+    @property
+    def call(self) -> ChatCall:
+        """The chat."""
+        return self._call
+
+    def cut_off(self, reason: FinishReason, error: PacelineError | None = None) -> ChatChunk:
+        """End the chat in front of another request; return its terminal chunk."""
+        self.pending = ()
+        self.completion = completion = self._call.cut_off(reason, error)
+        self._has_ended()
+        return ChatChunk(
+            choice=0, finish_reason=reason, usage=completion.usage, error=error, message=completion.message
+        )
+
+    def _has_ended(self) -> None:
+        if self._on_end is not None:
+            self._on_end(self._call)
+
+    def reply(self) -> ChatReply[Any]:
+        """Return the reply of a chat that has ended. Raises `ResponseModelError`."""
+        return self._call.reply()
+
+    def _assembled(self) -> ChatCompletion:
+        params = self._call.request.params
+        whole = completion_of(
+            self._received,
+            prompt=self._prompt,
+            wants_logprobs=params.logprobs is not None,
+            wants_prompt_logprobs=params.prompt_logprobs is not None,
+            index=0,
+        )
+        self._received.clear()
+        return ChatCompletion(
+            choices=tuple(self._choices(whole)),
+            prompt_token_ids=whole.prompt_token_ids,
+            usage=whole.usage,
+            prompt_logprobs=whole.prompt_logprobs,
+        )
+
+    def _choices(self, whole: Completion) -> Iterable[ChatChoice]:
+        """Yield the choices with the messages that were streamed, whose calls have their ids."""
+        texts = {choice.index: choice for choice in whole.choices}
+        for index, last in sorted(self._last_chunks.items()):
+            generated = texts.get(index)
+            assert last.message is not None  # noqa: S101 - a choice's last chunk has its message
+            assert last.finish_reason is not None  # noqa: S101 - and its reason
+            yield ChatChoice(
+                index=index,
+                message=last.message,
+                finish_reason=last.finish_reason,
+                text="" if generated is None else generated.text,
+                token_ids=() if generated is None else generated.token_ids,
+                stop=last.stop,
+                logprobs=None if generated is None else generated.logprobs,
+                error=last.error,
+                warning=last.warning,
+            )

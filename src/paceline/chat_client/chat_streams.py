@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.chat import ChatChunk, ToolCall, ToolResult
-from paceline.chat_client.chat_assembly import ChatAssembly
-from paceline.chat_client.chat_reply import ChatReply
+from paceline.chat_client.chat_call import ChatAssembly, ChatReply
 from paceline.errors import Closed, PacelineError
 from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChunk, Usage
 from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator

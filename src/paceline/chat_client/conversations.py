@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack, overload
 
 from paceline import validation
-from paceline.chat_client.async_chat_methods import AsyncChatMethods
+from paceline.chat.chat_request import TokenHistory
 from paceline.chat_client.chat_arguments import (
     ChatKeywords,
     PlainChatKeywords,
@@ -18,12 +18,16 @@ from paceline.chat_client.chat_arguments import (
     check_chat_options,
     with_chat_keywords,
 )
-from paceline.chat_client.chat_attachments import parsed_with_attachments, saved_part
-from paceline.chat_client.chat_call import ChatCall
-from paceline.chat_client.chat_methods import ChatMethods
-from paceline.chat_client.chat_reply import ChatReply, Message, num_leading
+from paceline.chat_client.chat_call import (
+    ChatCall,
+    ChatReply,
+    Message,
+    num_leading,
+    parsed_with_attachments,
+    saved_part,
+)
+from paceline.chat_client.chat_methods import AsyncChatMethods, ChatMethods
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
-from paceline.chat_client.token_history import TokenHistory
 from paceline.completion import record_repr
 from paceline.engine.arguments import given_options
 from paceline.errors import InvalidParams, InvalidType, StateError

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar, get_args, get_origin, is_typeddict
 
 from paceline.chat.message_rewrites import joined_text
-from paceline.chat.tool_schemas import relaxed
-from paceline.constraints.json_schema_rules import relaxed_schema
+from paceline.constraints.llguidance_schemas import relaxed_schema
+from paceline.constraints.schema_walk import relaxed
 from paceline.errors import InvalidParams, InvalidType
 from paceline.runtime.sampler import grammar_of_schema
 

@@ -24,7 +24,7 @@ from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
-    from paceline.chat_client.chat_reply import ChatReply
+    from paceline.chat_client.chat_call import ChatReply
     from paceline.chat_client.chat_streams import ChatStream
     from paceline.chat_client.conversations import Content, Conversation
     from paceline.llm import LLM

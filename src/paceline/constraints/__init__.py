@@ -1,14 +1,22 @@
-"""Constraints on generated text: which tokens may come next, for one choice. What vLLM calls structured outputs.
+"""Constraints on generated text: which tokens may come next, for one choice. vLLM calls them structured outputs.
 
-A `Constraint` is a protocol. `ConstraintCompiler` makes one of a JSON schema, a regular expression, a list of texts or a Lark
-grammar, by llguidance, which is imported when it is first needed; `ThinkingConstraint` lets another one sleep while a model
-thinks. `LogitsProcessors` are functions of a user's own that change logits. GBNF grammars are the native sampler's. Pure but
-for llguidance's own threads; nothing here knows an engine.
+constraint: the protocol `Constraint`, and logits processors of a user's own. compiler: makes a constraint of a JSON schema, a
+regular expression, a list of texts or a Lark grammar, by llguidance, which is imported when it is first needed.
+grammar_constraint: follows a compiled grammar. thinking: lets another constraint sleep while a model thinks. schema_walk: walks
+of a JSON schema; llguidance_schemas and gbnf_schemas: the keywords that llguidance and llama.cpp's grammars enforce.
+
+GBNF grammars are followed by the native sampler. Pure but for llguidance's own threads; nothing here knows an engine.
 """
 
 from paceline.constraints.compiler import ConstraintCompiler, check_constraint, first_violation, has_constraint
-from paceline.constraints.constraint import Constraint, ConstraintFactory, TokenTable
-from paceline.constraints.logits_processors import LogitsProcessor, LogitsProcessors, logits_processors_of
+from paceline.constraints.constraint import (
+    Constraint,
+    ConstraintFactory,
+    LogitsProcessor,
+    LogitsProcessors,
+    TokenTable,
+    logits_processors_of,
+)
 from paceline.constraints.thinking import ThinkingConstraint
 
 __all__ = [

@@ -24,15 +24,19 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import validation
-from paceline.constraints.call_constraint import CallConstraint, CallTriggers
-from paceline.constraints.constraint import Constraint, TokenTable
-from paceline.constraints.grammar_constraint import GrammarConstraint, is_dead, short_message
-from paceline.constraints.json_constraint import JsonConstraint, JsonTokens
-from paceline.constraints.json_schema_rules import MAX_DIGITS, max_digits, place_of, prepared_schema
-from paceline.constraints.nesting import has_large_terminal, lark_nesting
-from paceline.constraints.pattern_rules import MAX_OPTIONAL, is_too_large
-from paceline.constraints.schema_rewrites import types_of
-from paceline.constraints.thinking import PieceIndex, ThinkingConstraint, ThinkingTokens
+from paceline.constraints.constraint import Constraint, PieceIndex, TokenTable
+from paceline.constraints.grammar_constraint import (
+    CallConstraint,
+    CallTriggers,
+    GrammarConstraint,
+    JsonConstraint,
+    JsonTokens,
+    is_dead,
+    short_message,
+)
+from paceline.constraints.llguidance_schemas import MAX_DIGITS, max_digits, place_of, prepared_schema, types_of
+from paceline.constraints.schema_walk import MAX_OPTIONAL, circles, is_too_large, longest_chain, num_optional
+from paceline.constraints.thinking import ThinkingConstraint, ThinkingTokens
 from paceline.errors import GrammarError, InvalidParams, InvalidType, PacelineError
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams
 from paceline.request import current_cache_scope
@@ -389,6 +393,12 @@ def _grammar(kind: str, text: str, *, is_compact: bool) -> str:
     return LLMatcher.grammar_from_lark(_with_schemas(text, _CALL_OPTIONS if is_compact else _JSON_OPTIONS))
 
 
+_LARK_TOKEN: Final = re.compile(
+    r"""(?P<ignored>//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/)"""
+    r"|(?P<definition>^[ \t]*[?!]?[A-Za-z_][\w.-]*(?=[^\n:|\"]*:))|(?P<name>[A-Za-z_]\w*(?:-\w+)*)"
+    r"|(?P<bracket>[()\[\]{}])|(?P<sign>[?*~])",
+    re.MULTILINE,
+)
 _JSON_RULE = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)""")
 
 
@@ -423,6 +433,61 @@ def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
         found += [lark[start : match.end()], json.dumps({**prepared, "x-guidance": options})]
         start = at = end
     return "".join([*found, lark[start:], _NO_FORCING])
+
+
+def lark_nesting(lark: str) -> int:
+    """Return how deep the rules and terminals of a Lark grammar nest."""
+    depths: dict[str, int] = {}
+    references: dict[str, set[str]] = {}
+    current, depth = "", 0
+    for match in _LARK_TOKEN.finditer(lark):
+        text = match[0].strip(" \t?!")
+        match match.lastgroup:
+            case "definition":
+                current, depth = text.partition(".")[0], 0
+                depths.setdefault(current, 1)
+            case "name":
+                references.setdefault(current, set()).add(text)
+            case "bracket":
+                depth = max(0, depth + (1 if text in "([{" else -1))
+                depths[current] = max(depths.get(current, 1), depth + 1)
+    return longest_chain({name: (depths[name], frozenset(references.get(name, ()))) for name in depths})
+
+
+def has_large_terminal(lark: str) -> bool:
+    """Return whether a terminal of a Lark grammar has more than `MAX_OPTIONAL` parts that may match nothing.
+
+    It counts groups, quantifiers, and references to other terminals with the parts of these terminals.
+    """
+    own, references = Counter[str](), dict[str, Counter[str]]()
+    current = ""  # the terminal whose definition it is; empty in a rule
+    for match in _LARK_TOKEN.finditer(lark):
+        text, kind = match[0].strip(" \t?!"), match.lastgroup
+        if kind == "definition":
+            name = text.partition(".")[0]
+            current = name if _is_terminal(name) else ""
+            if current:
+                own[current] += 1
+                references.setdefault(current, Counter())
+        elif kind == "ignored" and text.startswith("/") and not text.startswith("//"):
+            if not current and num_optional(text) > MAX_OPTIONAL:
+                return True
+            own[current] += num_optional(text)
+        elif kind == "name" and current and _is_terminal(text):
+            references[current][text] += 1
+        elif kind == "sign" or match[0] in tuple("([{"):
+            own[current] += 1
+    sizes: dict[str, int] = {}
+    for circle in circles({name: counts.keys() & references.keys() for name, counts in references.items()}):
+        size = sum(own[name] + sum(n * sizes.get(part, 0) for part, n in references[name].items()) for name in circle)
+        if size > MAX_OPTIONAL:
+            return True
+        sizes.update(dict.fromkeys(circle, size))
+    return False
+
+
+def _is_terminal(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
 
 
 def _literal(text: str) -> str:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline import validation
+from paceline.errors import InvalidParams, InvalidType, PacelineError
+from paceline.params import SamplingParams
+
+MAX_BLANKS: Final = 8
+"""Bytes of white space that may come between the end of thinking and content that does not begin with any."""
+_MAX_PIECE: Final = 64  # bytes of a token, where a text is split greedily
 
 TokenWords = npt.NDArray[np.uint32]
 
@@ -71,6 +81,63 @@ class TokenTable:
         return (len(self.pieces) + 31) // 32
 
 
+class PieceIndex:
+    """A vocabulary's tokens by their bytes. Constant; any thread. Sorting a large one takes a few tenths of a second."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.table = table
+        self._by_piece = sorted((piece, one) for one, piece in enumerate(table.pieces) if piece)
+        self._ids: dict[bytes, list[int]] = {}
+        for piece, one in self._by_piece:
+            self._ids.setdefault(piece, []).append(one)
+        self.blanks = [one for piece, one in self._by_piece if len(piece) <= MAX_BLANKS and piece.isspace()]
+        short = [(piece, one) for piece, one in self._by_piece if len(piece) <= 3 and _is_continuation(piece)]
+        self.continuations = [[one for piece, one in short if len(piece) <= most] for most in range(4)]
+        """Tokens that continue a character of which so many bytes are missing, and hold no more."""
+
+    def of(self, pieces: Iterable[bytes]) -> list[int]:
+        """Return the tokens that have just these bytes."""
+        return [one for piece in pieces for one in self._ids.get(piece, ())]
+
+    def beginning_with(self, prefix: bytes) -> list[int]:
+        """Return the tokens whose bytes begin so."""
+        found = []
+        for piece, one in itertools.islice(self._by_piece, bisect.bisect_left(self._by_piece, (prefix, -1)), None):
+            if not piece.startswith(prefix):
+                break
+            found.append(one)
+        return found
+
+    def containing(self, part: bytes) -> list[int]:
+        """Return the tokens that have these bytes anywhere."""
+        return [one for piece, one in self._by_piece if part in piece]
+
+    def encode(self, text: str) -> list[int]:
+        """Return tokens whose bytes are those of the text: the vocabulary's own, if it adds none."""
+        try:
+            found = self.table.encode(text) if text else []
+        except PacelineError:
+            found = []
+        is_exact = b"".join(self.table.pieces[one] for one in found) == text.encode()
+        return found if is_exact else self.split(text.encode())
+
+    def split(self, data: bytes) -> list[int]:
+        """Return tokens of these bytes, the longest first. Raises `InvalidParams` where the vocabulary cannot spell them."""
+        found: list[int] = []
+        at = 0
+        while at < len(data):
+            end = next((e for e in range(min(len(data), at + _MAX_PIECE), at, -1) if data[at:e] in self._ids), None)
+            if end is None:
+                raise InvalidParams(f"thinking: the vocabulary cannot spell {data.decode(errors='replace')!r:.80}")
+            found.append(self._ids[data[at:end]][0])
+            at = end
+        return found
+
+
+def _is_continuation(piece: bytes) -> bool:
+    return all(0x80 <= byte < 0xC0 for byte in piece)
+
+
 ConstraintFactory = Callable[[TokenTable], Constraint]
 """Makes a constraint of a user's own."""
 
@@ -85,3 +152,71 @@ def clear_tokens(words: TokenWords, token_ids: Sequence[int] | npt.NDArray[np.in
     """Clear the bits of these tokens, and leave the others as they are."""
     ids = np.asarray(token_ids, dtype=np.int64)
     np.bitwise_and.at(words, ids >> 5, ~(np.uint32(1) << (ids & 31).astype(np.uint32)))
+
+
+LogitRow = npt.NDArray[np.float32]
+
+LogitsProcessor = Callable[[list[int], LogitRow], LogitRow]
+"""Takes the tokens that a choice has generated and the logits of the next one, and returns logits."""
+
+
+class LogitsProcessors:
+    """The processors of one choice, in order, and the tokens that it has generated."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor], token_ids: Sequence[int] = ()) -> None:
+        self._processors = tuple(processors)
+        self._token_ids = list(token_ids)
+
+    def process(self, logits: LogitRow) -> LogitRow:
+        """Return the logits that a token is drawn by. They may be the given ones, changed in place.
+
+        Raises:
+            InvalidType: A processor returned no row of logits.
+            Exception: Whatever a processor raises.
+        """
+        shape = logits.shape
+        for processor in self._processors:
+            returned: Any = processor(list(self._token_ids), logits)
+            logits = _row(returned, shape, processor)
+        return logits
+
+    def accept(self, token_id: int) -> None:
+        """Note a token that was drawn."""
+        self._token_ids.append(token_id)
+
+    def copy(self) -> LogitsProcessors:
+        """Return the same for another choice; the functions are shared."""
+        return LogitsProcessors(self._processors, self._token_ids)
+
+
+def logits_processors_of(params: SamplingParams) -> LogitsProcessors | None:
+    """Return the processors of params, those that are named imported; None where there are none.
+
+    Raises:
+        InvalidParams: A name is not of the form "module:attr".
+        InvalidType: What a name refers to is no function.
+        Exception: Whatever an import raises.
+    """
+    if not params.logits_processors:
+        return None
+    return LogitsProcessors([_processor(index, one) for index, one in enumerate(params.logits_processors)])
+
+
+def _processor(index: int, given: Any) -> LogitsProcessor:
+    found = validation.import_named(given) if isinstance(given, str) else given
+    if not callable(found):
+        raise InvalidType(f"logits_processors[{index}]: {given!r:.80} is not a function, but a {type(found).__name__}")
+    processor: LogitsProcessor = found
+    return processor
+
+
+def _row(returned: Any, shape: tuple[int, ...], processor: LogitsProcessor) -> LogitRow:
+    try:
+        row = None if returned is None else np.ascontiguousarray(returned, dtype=np.float32)
+    except (TypeError, ValueError):
+        row = None
+    if row is None or row.shape != shape:
+        name = getattr(processor, "__qualname__", type(processor).__name__)
+        found = type(returned).__name__ if row is None else f"an array of the shape {row.shape}"
+        raise InvalidType(f"logits_processors: {name} must return an array of the shape {shape}, not {found}")
+    return row

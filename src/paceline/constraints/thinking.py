@@ -10,25 +10,20 @@ Tags are matched in bytes, since a token may hold part of a tag, or a tag and wh
 
 from __future__ import annotations
 
-import bisect
 import copy
 import enum
 import itertools
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.constraints.constraint import Constraint, TokenTable, TokenWords, clear_tokens, set_tokens
-from paceline.errors import InvalidParams, PacelineError
+from paceline.constraints.constraint import MAX_BLANKS, Constraint, PieceIndex, TokenWords, clear_tokens, set_tokens
+from paceline.errors import InvalidParams
 from paceline.params import ThinkingParams
 
 _ALL = np.uint32(0xFFFFFFFF)
-_MAX_BLANKS = 8
-"""Bytes of white space that may come between the end of thinking and content that does not begin with any."""
 _MAX_ROLLBACK = 256
-_MAX_PIECE = 64  # bytes of a token, where a text is split greedily
 _UTF8_LENGTHS = ((0xF0, 4), (0xE0, 3), (0xC0, 2))
 
 
@@ -38,59 +33,6 @@ class _Phase(enum.Enum):
     FORCED = enum.auto()
     AFTER = enum.auto()
     CONTENT = enum.auto()
-
-
-class PieceIndex:
-    """A vocabulary's tokens by their bytes. Constant; any thread. Sorting a large one takes a few tenths of a second."""
-
-    def __init__(self, table: TokenTable) -> None:
-        self.table = table
-        self._by_piece = sorted((piece, one) for one, piece in enumerate(table.pieces) if piece)
-        self._ids: dict[bytes, list[int]] = {}
-        for piece, one in self._by_piece:
-            self._ids.setdefault(piece, []).append(one)
-        self.blanks = [one for piece, one in self._by_piece if len(piece) <= _MAX_BLANKS and piece.isspace()]
-        short = [(piece, one) for piece, one in self._by_piece if len(piece) <= 3 and _is_continuation(piece)]
-        self.continuations = [[one for piece, one in short if len(piece) <= most] for most in range(4)]
-        """Tokens that continue a character of which so many bytes are missing, and hold no more."""
-
-    def of(self, pieces: Iterable[bytes]) -> list[int]:
-        """Return the tokens that have just these bytes."""
-        return [one for piece in pieces for one in self._ids.get(piece, ())]
-
-    def beginning_with(self, prefix: bytes) -> list[int]:
-        """Return the tokens whose bytes begin so."""
-        found = []
-        for piece, one in itertools.islice(self._by_piece, bisect.bisect_left(self._by_piece, (prefix, -1)), None):
-            if not piece.startswith(prefix):
-                break
-            found.append(one)
-        return found
-
-    def containing(self, part: bytes) -> list[int]:
-        """Return the tokens that have these bytes anywhere."""
-        return [one for piece, one in self._by_piece if part in piece]
-
-    def encode(self, text: str) -> list[int]:
-        """Return tokens whose bytes are those of the text: the vocabulary's own, if it adds none."""
-        try:
-            found = self.table.encode(text) if text else []
-        except PacelineError:
-            found = []
-        is_exact = b"".join(self.table.pieces[one] for one in found) == text.encode()
-        return found if is_exact else self.split(text.encode())
-
-    def split(self, data: bytes) -> list[int]:
-        """Return tokens of these bytes, the longest first. Raises `InvalidParams` where the vocabulary cannot spell them."""
-        found: list[int] = []
-        at = 0
-        while at < len(data):
-            end = next((e for e in range(min(len(data), at + _MAX_PIECE), at, -1) if data[at:e] in self._ids), None)
-            if end is None:
-                raise InvalidParams(f"thinking: the vocabulary cannot spell {data.decode(errors='replace')!r:.80}")
-            found.append(self._ids[data[at:end]][0])
-            at = end
-        return found
 
 
 class ThinkingTokens:
@@ -382,7 +324,7 @@ class ThinkingConstraint:
         piece, state = self._tokens.table.pieces[token_id], self._state
         if piece.isspace() and not self._allows(self._content, token_id):
             num_blanks = state.num_blanks + len(piece)
-            phase = _Phase.CONTENT if num_blanks >= _MAX_BLANKS else _Phase.AFTER
+            phase = _Phase.CONTENT if num_blanks >= MAX_BLANKS else _Phase.AFTER
             self._state = replace(state, phase=phase, num_blanks=num_blanks)
             return None
         return self._advance_content(token_id)
@@ -435,11 +377,7 @@ class ThinkingConstraint:
 
 def _is_blank(data: bytes) -> bool:
     """Return whether nothing comes after a tag, or a little white space."""
-    return not data or (data.isspace() and len(data) <= _MAX_BLANKS)
-
-
-def _is_continuation(piece: bytes) -> bool:
-    return all(0x80 <= byte < 0xC0 for byte in piece)
+    return not data or (data.isspace() and len(data) <= MAX_BLANKS)
 
 
 def _num_missing(tail: bytes) -> int:

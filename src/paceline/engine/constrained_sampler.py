@@ -9,8 +9,7 @@ from typing import Self
 import numpy as np
 
 from paceline.constraints import Constraint, LogitsProcessors, ThinkingConstraint
-from paceline.constraints.constraint import TokenWords
-from paceline.constraints.logits_processors import LogitRow
+from paceline.constraints.constraint import LogitRow, TokenWords
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.mask_filler import Fill
 from paceline.errors import NoTokenAllowed, SamplingError

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import _native, validation
+from paceline.constraints.gbnf_schemas import check_keywords
 from paceline.errors import Closed, GrammarError, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.params import PatternTrigger, SamplingParams
-from paceline.runtime.json_schema import check_keywords
 from paceline.runtime.model import Model
 from paceline.runtime.native_core import Closeable, SharedOwners
 

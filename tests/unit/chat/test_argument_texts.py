@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams
-from paceline.chat.argument_texts import text_terminal
-from paceline.chat.call_names import CallNames, CallTool, types_of
+from paceline.chat.call_grammar import CallNames, CallTool, text_terminal, types_of
 from paceline.constraints.compiler import ConstraintCompiler
 from paceline.constraints.constraint import TokenTable
-from paceline.constraints.nesting import reference_resolver
+from paceline.constraints.schema_walk import reference_resolver
 
 ALL_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 END = frozenset({256})

@@ -8,9 +8,9 @@ import pytest
 from tests.pictures import picture
 
 from paceline.chat import RenderedPrompt, next_turn
-from paceline.chat.chat_media import ChatMedia, OmittedAttachment
-from paceline.chat_client.chat_attachments import parsed_with_attachments, read_attachment
-from paceline.chat_client.token_history import TokenHistory
+from paceline.chat.chat_request import TokenHistory
+from paceline.chat.conversation import ChatMedia, OmittedAttachment
+from paceline.chat_client.chat_call import parsed_with_attachments, read_attachment
 from paceline.errors import InvalidParams, TemplateError, Unsupported
 from paceline.media import Image
 from paceline.server.media_input.request_media import known_attachment
@@ -120,7 +120,7 @@ def test_a_rendered_prompt_becomes_segments() -> None:
     images = chat_media([{"role": "user", "content": [text("a"), ONE, OTHER, text("b")]}])
     content = images.messages[0]["content"]  # type: ignore[index]
     rendered = RenderedPrompt(f"<{content}>", inputs=((1, 1 + len(content)),))
-    assert images.segments(rendered, TOKENIZER) == [
+    assert images.segments(rendered.text, rendered.inputs, TOKENIZER) == [
         [1000, ord("<"), -ord("a")],
         ONE,
         OTHER,
@@ -132,7 +132,7 @@ def test_an_image_at_the_beginning_has_its_bos() -> None:
     """Which the template leaves to the tokenizer."""
     images = chat_media([{"role": "user", "content": [ONE]}])
     content = images.messages[0]["content"]  # type: ignore[index]
-    assert images.segments(RenderedPrompt(content + "x"), TOKENIZER) == [[1000], ONE, [ord("x"), 1001]]
+    assert images.segments(content + "x", (), TOKENIZER) == [[1000], ONE, [ord("x"), 1001]]
 
 
 def test_a_prompt_can_be_taken_from_a_place_on() -> None:
@@ -140,7 +140,11 @@ def test_a_prompt_can_be_taken_from_a_place_on() -> None:
     images = chat_media([{"role": "user", "content": [ONE]}, {"role": "user", "content": [OTHER]}])
     first, second = (one["content"] for one in images.messages)  # type: ignore[attr-defined]
     rendered = RenderedPrompt(f"{first}<{second}>")
-    assert images.segments(rendered, TOKENIZER, len(first), 1) == [[ord("<")], OTHER, [ord(">"), 1001]]
+    assert images.segments(rendered.text, rendered.inputs, TOKENIZER, len(first), 1) == [
+        [ord("<")],
+        OTHER,
+        [ord(">"), 1001],
+    ]
 
 
 def test_parts_are_loaded() -> None:
@@ -162,7 +166,7 @@ def test_a_template_that_loses_an_image_is_refused(template: str) -> None:
     images = chat_media([{"role": "user", "content": [ONE]}, {"role": "user", "content": [OTHER]}])
     contents = [one["content"] for one in images.messages]  # type: ignore[attr-defined]
     with pytest.raises(TemplateError, match="renders image or audio [01]"):
-        images.segments(RenderedPrompt(template.format(*contents)), TOKENIZER)
+        images.segments(template.format(*contents), (), TOKENIZER)
 
 
 @pytest.mark.parametrize(

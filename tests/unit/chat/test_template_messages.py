@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.chat import template_messages
+from paceline.chat import message_rewrites
 from paceline.errors import InvalidParams, TemplateError
 
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -21,8 +21,8 @@ def fitted(messages: list[dict[str, Any]], source: str = "", **capabilities: boo
         "supports_system_role": True,
         "supports_object_arguments": False,
     }
-    found = template_messages.for_template(messages, known | capabilities, source)
-    return template_messages.with_fitted_contents(found, known | capabilities)
+    found = message_rewrites.for_template(messages, known | capabilities, source)
+    return message_rewrites.with_fitted_contents(found, known | capabilities)
 
 
 @pytest.mark.parametrize(

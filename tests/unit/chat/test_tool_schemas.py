@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.chat.tool_schemas import MAX_CHECKS, part_of, relaxed
+from paceline.constraints.schema_walk import MAX_CHECKS, part_of, relaxed
 from paceline.errors import GrammarError
 
 

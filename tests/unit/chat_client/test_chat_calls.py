@@ -12,10 +12,10 @@ import pytest
 from tests.chat_world import FakeAsyncChats, FakeChats, run_async
 
 from paceline.chat import ParsedMessage, ToolCall
+from paceline.chat.chat_request import TokenHistory
 from paceline.chat_client import chat_call
 from paceline.chat_client.chat_arguments import CHAT_NAMES, check_chat_options
 from paceline.chat_client.conversations import Conversation
-from paceline.chat_client.token_history import TokenHistory
 from paceline.errors import BatchError, InvalidParams, InvalidType, PacelineError, PromptTooLong, ResponseModelError
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES

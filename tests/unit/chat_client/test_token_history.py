@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.chat import ChatChoice, ChatRequest, ParsedMessage, RenderedPrompt
-from paceline.chat_client.token_history import TokenHistory
+from paceline.chat.chat_request import TokenHistory
 from paceline.params import SamplingParams
 from paceline.streaming import FinishReason
 

@@ -15,7 +15,7 @@ from tests.unit.chat_client.test_chat_calls import add, broken, calling
 
 from paceline import Conversation
 from paceline.chat import ChatChunk, ChatReader, ParsedMessage
-from paceline.chat_client import chat_assembly
+from paceline.chat_client import chat_call
 from paceline.errors import Closed, DecodeError, EngineStopped, InvalidParams
 from paceline.streaming import END, TIMEOUT, FinishReason
 from paceline.testing import FakeBackend, FakeEngineClient
@@ -49,7 +49,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                     last = msgspec.structs.replace(last, message=message, finish_reason=reason)
                 return [*before, last]
 
-        monkeypatch.setattr(chat_assembly, "ChatReader", Scripted)
+        monkeypatch.setattr(chat_call, "ChatReader", Scripted)
 
     return scripted
 

@@ -15,7 +15,8 @@ from tests.unit.constraints.byte_table import TABLE
 
 from paceline.constraints import ConstraintCompiler, check_constraint
 from paceline.constraints import compiler as compiler_module
-from paceline.constraints.nesting import has_large_terminal, lark_nesting, longest_chain, schema_nesting
+from paceline.constraints.compiler import has_large_terminal, lark_nesting
+from paceline.constraints.schema_walk import longest_chain, schema_nesting
 from paceline.errors import GrammarError
 from paceline.params import SamplingParams
 from paceline.request import cache_scope

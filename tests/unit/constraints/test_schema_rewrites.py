@@ -12,8 +12,8 @@ from tests.unit.constraints.byte_table import TABLE
 from tests.unit.constraints.schema_suite import sort, writes
 
 from paceline.constraints import ConstraintCompiler, check_constraint
-from paceline.constraints.json_schema_rules import prepared_schema, relaxed_schema
-from paceline.constraints.pattern_rules import unsupported_syntax
+from paceline.constraints.llguidance_schemas import prepared_schema, relaxed_schema
+from paceline.constraints.schema_walk import unsupported_syntax
 from paceline.errors import GrammarError
 from paceline.params import SamplingParams
 

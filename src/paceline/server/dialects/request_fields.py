@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline import validation
-from paceline.constraints.json_schema_rules import relaxed_schema
+from paceline.constraints.llguidance_schemas import relaxed_schema
 from paceline.engine.prompts import Prompt, check_may_be_embedded
 from paceline.errors import InvalidParams, InvalidType, PacelineError, Unsupported
 from paceline.params import SamplingParams

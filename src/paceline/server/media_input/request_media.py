@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal
 
 from paceline import validation
-from paceline.chat.chat_media import OmittedAttachment
+from paceline.chat.conversation import OmittedAttachment
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.media import MAX_SECONDS, Attachment, Audio, Image, audio_format, is_attachment
 from paceline.media.source_bytes import decoded_base64, without_breaks

@@ -14,7 +14,7 @@ from tests.media_requests import DATA, FILE, URL, image_part, request_media
 from tests.pictures import bmp, gif_header, jpeg_header, picture, png_chunk, png_of
 from tests.sounds import wav_of_bytes
 
-from paceline.chat.chat_media import OmittedAttachment
+from paceline.chat.conversation import OmittedAttachment
 from paceline.errors import InvalidParams, PacelineError
 from paceline.media import MAX_SECONDS, Image
 from paceline.server.api_errors import ApiException, api_error_of

@@ -16,7 +16,7 @@ from typing import Any
 from paceline import validation
 from paceline.chat import Tool
 from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES
-from paceline.chat.json_values import checked_json, checked_schema
+from paceline.chat.message_parts import checked_json, checked_schema
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media.source_bytes import decoded_base64
 from paceline.server.dialects.request_body import check_fields

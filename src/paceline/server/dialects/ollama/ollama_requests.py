@@ -11,8 +11,7 @@ from pydantic import Field, SkipValidation
 
 from paceline import validation
 from paceline.chat import ChatOptions
-from paceline.chat.chat_media import OmittedAttachment
-from paceline.chat.conversation import MAX_MESSAGES, MAX_TOOL_CALLS
+from paceline.chat.conversation import MAX_MESSAGES, MAX_TOOL_CALLS, OmittedAttachment
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media import Image
 from paceline.params import SamplingParams

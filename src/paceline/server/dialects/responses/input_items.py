@@ -17,9 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline import validation
-from paceline.chat.chat_media import OmittedAttachment
-from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES
-from paceline.chat.json_values import checked_json
+from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH, MAX_MESSAGES, OmittedAttachment
+from paceline.chat.message_parts import checked_json
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media import Attachment
 from paceline.server.dialects.responses.response_tools import CUSTOM_INPUT, InputWarnings, ToolNames

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline import validation
 from paceline.chat import Tool
-from paceline.chat.json_values import checked_schema
+from paceline.chat.message_parts import checked_schema
 from paceline.errors import InvalidParams, InvalidType
 from paceline.server.api_errors import clean_message, invalid_request
 

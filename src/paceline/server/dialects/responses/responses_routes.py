@@ -268,7 +268,7 @@ class _TurnMaker:
                 return False
             prompt: Prompt = self.chat_format.encode(rendered)
         else:
-            prompt = turn.media.segments(rendered, self.chat_format.tokenizer)
+            prompt = turn.media.segments(rendered.text, rendered.inputs, self.chat_format.tokenizer)
         return count_prompt_tokens(self._engine, prompt) <= max_positions - reserved
 
 

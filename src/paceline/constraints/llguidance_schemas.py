@@ -1,0 +1,823 @@
+"""Prepares a JSON schema for llguidance: rewrites keywords, and refuses those that would not be enforced. Pure; any thread.
+
+llguidance refuses keywords of the standard that it does not implement, and ignores names that it does not know. The names, and
+a few combinations that it follows only in part, are refused here, each with its keyword and JSON pointer. No rewrite allows a
+value that the keyword forbids: `oneOf` becomes `anyOf` if its schemas exclude each other, `propertyNames` becomes `properties`
+if it lists the names, and formats of pydantic become patterns. See `docs/adr/0029-constraints.md`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Container, Iterator
+from decimal import Decimal
+from functools import cached_property
+from itertools import combinations, islice
+from typing import Any, Final
+
+from paceline.constraints.schema_walk import (
+    ANNOTATIONS,
+    LISTS,
+    MAPS,
+    NO_LIMIT,
+    SINGLE,
+    STANDARD_FORMATS,
+    TYPES,
+    Resolve,
+    Schema,
+    TooManyGroups,
+    groups_of_one_value,
+    is_number,
+    is_too_large,
+    key_of,
+    pointer_to,
+    rebuilt,
+    reference_resolver,
+    schema_nesting,
+    schema_objects,
+    type_of,
+    unsupported_syntax,
+    with_included,
+)
+from paceline.errors import GrammarError
+
+Share = Callable[[Schema, str | None], Schema]
+Steps = Iterator[int]
+"""The steps that are left for comparing alternatives; one for each object or property that is looked at."""
+_Reasons = Iterator[tuple[str, str]]  # keywords that would not be enforced, and why not
+
+_MAX_PATTERNS: Final = 16  # in one allOf
+_MAX_PROPERTIES: Final = 1000  # of an object that may have others
+_MAX_OPTIONAL: Final = 1000  # of an object: compiling takes time with the square of their number
+_EXCLUSIVE: Final = ("exclusiveMinimum", "exclusiveMaximum")
+_BOUNDS: Final = ("minimum", "maximum", *_EXCLUSIVE)
+_OF_NUMBERS: Final = (*_BOUNDS, "multipleOf", "const", "enum")
+MAX_DIGITS: Final = 16
+"""Digits of a generated number before the point, and after it, if the schema has no longer number."""
+_MAX_NESTING: Final = 400  # through references; some 1500 overflow the native stack
+
+_ENFORCED: Final = frozenset(
+    (
+        *("$schema", "$id", "id", "$ref", "$defs", "definitions", "$anchor", "type", "enum", "const"),
+        *("allOf", "anyOf", "oneOf", "items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+        *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("minLength", "maxLength", "pattern", "format"),
+    )
+)
+_UNENFORCED: Final = frozenset(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames"),
+        *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
+    )
+)
+_NO_LIMIT: Final = {**NO_LIMIT, "$recursiveAnchor": (False,)}
+FORMATS: Final = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_COMBINING: Final = frozenset(("anyOf", "oneOf", "$ref"))
+_OF_OBJECTS: Final = frozenset(("properties", "required", "additionalProperties", "patternProperties", "maxProperties"))
+_HOW_TO_TELL_APART: Final = (
+    "a value may satisfy more than one of the schemas, which is not ruled out; use anyOf, or require a property that has another "
+    "const in each"
+)
+_ESCAPED: Final = frozenset("\b\f\n\r\t")  # control characters that have an escape of one letter
+_MAX_PAIRS: Final = 10_000  # alternatives of a oneOf that are compared with each other
+_MAX_DEPTH: Final = 6  # of the properties that are compared
+MAX_STEPS: Final = 200_000  # of comparing the alternatives of one schema
+_MOVED: Final = {"exclusiveMinimum": ("minimum", 1e-9), "exclusiveMaximum": ("maximum", -1e-9)}
+_MAX_EXACT: Final = 2**20  # numbers up to which a bound can be moved by 1e-9
+_LARGEST: Final = 9_999_999_999_999_998  # integer of 16 digits that a float has exactly
+
+_HEX: Final = "[0-9a-fA-F]"
+_IPV4: Final = r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_MONTHS: Final = (
+    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+)
+_YEAR: Final = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_FOURTH: Final = "(?:0[48]|[2468][048]|[13579][26])"  # 04 to 96
+DATE_PATTERN: Final = f"(?:{_YEAR}-(?:{_MONTHS})|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
+"""Days of the calendar from the year 1 to 9999, as validators accept them."""
+TIME_PATTERN: Final = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[Zz]|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+"""Times of a day with an offset, without leap seconds."""
+_DATE_PATTERNS: Final = {
+    "date": f"^{DATE_PATTERN}$",
+    "time": f"^{TIME_PATTERN}$",
+    "date-time": f"^{DATE_PATTERN}[Tt]{TIME_PATTERN}$",
+}
+FORMAT_PATTERNS: Final[dict[str, str]] = {
+    **{
+        f"uuid{version}": rf"^{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$"
+        for version in (1, 3, 4, 5, 6, 7, 8)
+    },
+    "base64": r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+    "base64url": r"^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?$",
+    "ipv4interface": rf"^{_IPV4}/(?:[12]?[0-9]|3[0-2])$",
+    "ipvanyaddress": rf"^{_IPV4}$",
+    "ipvanyinterface": rf"^{_IPV4}/(?:[12]?[0-9]|3[0-2])$",
+}
+"""Formats that pydantic names and JSON Schema does not, as patterns."""
+_NAME_PATTERNS: Final[dict[str, str]] = {
+    **FORMAT_PATTERNS,
+    "uuid": rf"^{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}$",
+    "date": _DATE_PATTERNS["date"],
+}
+_DECIMAL: Final = re.compile(  # the patterns that pydantic 2.10 to 2.13 writes for Decimal
+    r"""\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*
+    (?:
+        (?P<any>\\d\*\\\.\?\\d\*\$)
+      | \\d\*\\\.\?\\d\{0,(?P<places>\d{1,4})\}0\*\$
+      | \(\?:\\d\{0,(?P<whole>\d{1,4})\}\|\(\?=\[\\d\.\]\{1,\d{1,4}\}0\*\$\)
+        (?: \\d\{0,\d{1,4}\}\\\.\\d\{0,(?P<both>\d{1,4})\}0\*\$ | \\d\*\\\.\\d\*0\*\$ ) \)
+    )""",
+    re.VERBOSE,
+)
+
+
+def prepared_schema(text: str) -> str:
+    """Return the JSON text of an equivalent schema that llguidance enforces whole, or refuses.
+
+    Raises `GrammarError`, which names the keyword and where it stands as a JSON pointer.
+    """
+    schema = json.loads(text)
+    if schema is False:
+        raise GrammarError("json_schema: #: false allows no value; give a schema that some value satisfies")
+    if schema is True:
+        return "{}"
+    if not isinstance(schema, dict):
+        raise GrammarError(f"json_schema: # must be an object or true, not {type(schema).__name__}")
+    prepared = _Preparation(schema).run()
+    nesting = schema_nesting(prepared)
+    if nesting > _MAX_NESTING:
+        raise GrammarError(
+            f"json_schema: {place_of(text, ('$ref',))}: schemas nest {nesting} deep through references, and may "
+            f"{_MAX_NESTING}; shorten the chain of references"
+        )
+    try:
+        for group in groups_of_one_value(prepared, reference_resolver(prepared)):
+            _check_exclusive("#", group)
+    except TooManyGroups:
+        _check_exclusive("#", [node for _, node in schema_objects("#", prepared)])
+    if not any(_is_combined(node) for _, node in schema_objects("#", prepared)):
+        for _, node in schema_objects("#", prepared):
+            _close(node)
+    return json.dumps(prepared)
+
+
+def relaxed_schema(schema: Schema, keywords: Container[str] | None = None) -> tuple[Schema, list[str]]:
+    """Return a schema without keywords that cannot be enforced, and a sentence for each keyword that was left out.
+
+    Args:
+        schema: The schema.
+        keywords: Keywords that may be left out; None: all keywords. Others stay, and are refused by `prepared_schema`.
+
+    Raises:
+        GrammarError: A keyword has a value of the wrong type.
+    """
+    preparation = _Preparation(schema, (lambda _: True) if keywords is None else keywords.__contains__)
+    return preparation.run(), preparation.left_out
+
+
+def max_digits(schema: Any) -> int:
+    """Return the digits that a generated number may have before the point, and after it.
+
+    These are `MAX_DIGITS`, as in llama.cpp, or one more than the longest number of the schema has.
+    """
+    numbers = (
+        number
+        for _, node in schema_objects("#", schema)
+        for keyword in _OF_NUMBERS
+        if keyword in node
+        for number in _numbers_in(node[keyword])
+    )
+    parts = (part for number in numbers for part in f"{abs(Decimal(str(number))):f}".split("."))
+    longest = max(map(len, parts), default=0)
+    return max(MAX_DIGITS, longest + 1 if longest >= MAX_DIGITS else 0)
+
+
+def place_of(
+    text: str, keywords: tuple[str, ...], concerns: Callable[[Schema, str], bool] = lambda _node, _keyword: True
+) -> str:
+    """Return the JSON pointer of a keyword in a schema; of the schema itself if it has none of the keywords.
+
+    Args:
+        text: The schema.
+        keywords: The keywords to look for.
+        concerns: Takes an object of the schema and a keyword in it; whether it is the one that is looked for. If none is,
+            the first of the keywords in the schema is taken.
+    """
+    found = [
+        (pointer_to(path, keyword), concerns(node, keyword))
+        for path, node in schema_objects("#", json.loads(text))
+        for keyword in keywords
+        if keyword in node
+    ]
+    return next((path for path, is_meant in found if is_meant), found[0][0] if found else "#")
+
+
+def _is_combined(node: Schema) -> bool:
+    """Return whether what a schema object says adds to what another one says about the same value."""
+    return "allOf" in node or (not _COMBINING.isdisjoint(node) and not _OF_OBJECTS.isdisjoint(node))
+
+
+def _close(node: Schema) -> None:
+    """Leave out properties that a schema allows without naming them, as llama.cpp does: models ramble in these."""
+    named, required = node.get("properties"), node.get("required", [])
+    if not isinstance(named, dict) or not isinstance(required, list) or node.keys() & {"patternProperties"}:
+        return
+    least = node.get("minProperties", 0)
+    if not isinstance(least, (int, float)) or not all(isinstance(name, str) and name in named for name in required):
+        return  # also what is malformed, which is refused when it is compiled
+    if least <= len(named):
+        node.setdefault("additionalProperties", False)
+
+
+class _Preparation:
+    """Rewrites one schema, and leaves out what restricts nothing and the keywords that may be left out."""
+
+    def __init__(self, root: Schema, leaves_out: Callable[[str], bool] | None = None) -> None:
+        """Begin. leaves_out: whether a keyword is left out that cannot be enforced; None: such keywords are refused."""
+        self.left_out: list[str] = []
+        self._root = root
+        self._leaves_out = leaves_out
+        self._resolve = reference_resolver(root)
+        self._names: dict[tuple[int, str | None], str] = {}
+        self._unfinished: list[tuple[str, str, Schema]] = []
+        self._steps = iter(range(MAX_STEPS))
+
+    @cached_property
+    def _places(self) -> dict[int, str]:
+        return {id(node): path for path, node in schema_objects("#", self._root)}
+
+    def run(self) -> Schema:
+        prepared: Schema = self._prepared("#", self._root)
+        while self._unfinished:
+            name, path, node = self._unfinished.pop()
+            prepared.setdefault("$defs", {})[name] = self._prepared(path, node)
+        return prepared
+
+    def _prepared(self, path: str, node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        _check_types(path, node, has_values=self._leaves_out is None)
+        is_shown = self._leaves_out is not None  # to a model, for which a format says more than its pattern
+        node = rewritten(node, self._resolve, self._shared, self._steps, is_shown=is_shown)
+        for keyword, reason in _unenforced(path, node):
+            if self._leaves_out is None:
+                raise _refused(path, keyword, reason)
+            if not self._leaves_out(keyword):
+                continue
+            self.left_out.append(f"{pointer_to(path, keyword)} is left out: {reason}")
+            node = _without(node, keyword)
+        if self._leaves_out is None:  # else annotations may be shown to the model
+            node = {keyword: value for keyword, value in node.items() if not _says_nothing(keyword, value)}
+        return rebuilt(node, lambda keyword, name, child: self._prepared(pointer_to(path, keyword, name), child))
+
+    def _shared(self, node: Schema, required: str | None) -> Schema:
+        """Return a reference to a definition of a schema object, which is made once for each name of a required property."""
+        known = self._names.get((id(node), required))
+        if known is None:
+            definitions = self._root.get("$defs", {})
+            numbers = itertools.count(len(self._names))
+            known = next(name for number in numbers if (name := f"shared-{number}") not in definitions)
+            self._names[id(node), required] = known
+            more = {} if required is None else {"required": [*node.get("required", []), required]}
+            self._unfinished.append((known, self._places.get(id(node), "#"), {**node, **more}))
+        return {"$ref": f"#/$defs/{known}"}
+
+
+def _without(node: Schema, keyword: str) -> Schema:
+    """Return a schema object without a keyword. The alternatives of a oneOf become those of an anyOf."""
+    changed = {name: value for name, value in node.items() if name != keyword}
+    if keyword == "oneOf" and "anyOf" not in node:
+        changed["anyOf"] = node["oneOf"]
+    return changed
+
+
+def _says_nothing(keyword: str, value: Any) -> bool:
+    """Return whether a keyword restricts nothing."""
+    if keyword in ANNOTATIONS or keyword.startswith("x-"):
+        return True
+    if keyword == "format":  # others are annotations, such as OpenAPI's int32
+        return isinstance(value, str) and value not in STANDARD_FORMATS
+    return any(value is one if isinstance(one, bool) else value == one for one in _NO_LIMIT.get(keyword, ()))
+
+
+def _check_types(path: str, node: Schema, *, has_values: bool) -> None:
+    """Refuse unknown types and definitions that are no object. has_values: also refuse other values of a wrong type."""
+    if path == "#" and not isinstance(node.get("$defs", {}), dict):
+        raise _refused(path, "$defs", "this must be an object of schemas")
+    given = node.get("type", [])
+    for name in [given] if isinstance(given, str) else given if isinstance(given, list) else []:
+        if name not in TYPES:
+            raise _refused(path, "type", f"{name!r:.80} is not a type; types are {', '.join(TYPES)}")
+    if has_values:
+        _check_values(path, node)
+
+
+def _check_values(path: str, node: Schema) -> None:
+    """Refuse a keyword whose value has the wrong type, which llguidance would name without its place."""
+    for keyword, value in node.items():
+        expected = next((text for names, text, is_right in _VALUES if keyword in names and not is_right(value)), None)
+        if expected is not None:
+            raise _refused(path, keyword, f"this must be {expected}, not {json.dumps(value):.80}")
+        children = (
+            value.items()
+            if keyword in MAPS
+            else enumerate(value)
+            if keyword in LISTS and isinstance(value, list)
+            else ()
+        )
+        for name, child in children:
+            if not isinstance(child, (dict, bool)):
+                reason = f"a schema must be an object or a boolean, not {json.dumps(child):.80}"
+                raise _refused(path, keyword, reason, name)
+
+
+def _unenforced(path: str, node: Schema) -> Iterator[tuple[str, str]]:
+    """Yield each keyword of a schema object that would not be enforced, and why not."""
+    for keyword, value in node.items():
+        if _says_nothing(keyword, value):
+            continue
+        if keyword == "format" and isinstance(value, str) and value in STANDARD_FORMATS - FORMATS:
+            yield keyword, f"{value!r} is not enforced; formats are {', '.join(sorted(FORMATS))}"
+        elif keyword == "oneOf" and isinstance(value, list):
+            yield keyword, _HOW_TO_TELL_APART
+        elif keyword in _UNENFORCED:
+            yield keyword, "this keyword is not enforced; leave it out, or write what it says with others"
+        elif keyword not in _ENFORCED:
+            yield keyword, "this is no keyword that is known; leave it out, or call it x-... if it only describes"
+    for check in _COMBINATIONS:
+        yield from check(path, node)
+
+
+def _reference(path: str, node: Schema) -> _Reasons:
+    if path != "#" and isinstance(node.get("$id", node.get("id")), str):
+        keyword = "$id" if "$id" in node else "id"
+        yield keyword, f"references are looked up from the root alone; leave {keyword} out"
+
+
+def _number_of_properties(_: str, node: Schema) -> _Reasons:
+    """Yield a count that a name which comes twice would reach, and counts beside optional properties."""
+    least, required, named = node.get("minProperties"), node.get("required"), node.get("properties")
+    names = {str(name) for name in required} if isinstance(required, list) else set[str]()
+    if isinstance(least, (int, float)) and least > len(names) + 1:
+        yield "minProperties", f"it is enforced up to {len(names) + 1} here; require the properties by name"
+        return
+    optional = set(named) - names if isinstance(named, dict) else set[str]()
+    is_open = node.get("additionalProperties", True) is not False or "patternProperties" in node
+    most = node.get("maxProperties")
+    if optional and isinstance(most, (int, float)) and (most != len(names) + 1 or is_open):
+        yield "maxProperties", "it is not enforced beside optional properties; require them by name"
+
+
+def _constants(_: str, node: Schema) -> _Reasons:
+    for keyword in ("const", "enum"):
+        if keyword in node and any(not _ESCAPED.issuperset(_controls(text)) for text in _texts_in(node[keyword])):
+            yield keyword, "texts with control characters other than \\b, \\f, \\n, \\r and \\t cannot come"
+
+
+def _numbers(_: str, node: Schema) -> _Reasons:
+    """Yield numbers that would be rounded."""
+    for keyword in _OF_NUMBERS:
+        if keyword in node and not all(map(_is_exact, _numbers_in(node[keyword]))):
+            yield keyword, "integers of more than 53 bits would be rounded; leave this out"
+
+
+def _bounds(_: str, node: Schema) -> _Reasons:
+    yield from _exclusive_bounds([node])
+
+
+def _exclusive_bounds(nodes: list[Schema]) -> _Reasons:
+    """Yield an exclusive bound at an integer with one between integers: a value at the exclusive one could come."""
+    own = [node for node in nodes if node.get("type") != "integer"]
+    bounds = [(keyword, node[keyword]) for node in own for keyword in _BOUNDS if is_number(node.get(keyword))]
+    if any(value % 1 for _, value in bounds):
+        for keyword, value in bounds:
+            if keyword in _EXCLUSIVE and not value % 1:
+                yield keyword, "it is not enforced beside a bound that is no integer; use minimum, maximum"
+
+
+def _check_exclusive(path: str, nodes: list[Schema]) -> None:
+    for keyword, reason in _exclusive_bounds(nodes):
+        raise _refused(path, keyword, reason)
+
+
+def _items(_: str, node: Schema) -> _Reasons:
+    if "prefixItems" in node and isinstance(node.get("items"), list):
+        yield "items", "a list is not enforced beside prefixItems"
+
+
+def _patterns(_: str, node: Schema) -> _Reasons:
+    """Yield patterns that have another meaning, or would take too long to compile."""
+    named = node.get("patternProperties")
+    names = named if isinstance(named, dict) else ()  # else refused when it is compiled
+    texts = [("pattern", node.get("pattern")), *(("patternProperties", name) for name in names)]
+    for keyword, text in texts:
+        if isinstance(text, str):
+            reason = unsupported_syntax(text) or ("it repeats too much" if is_too_large(text) else None)
+            if reason:
+                yield keyword, reason
+                break
+    combined = node.get("allOf")
+    if isinstance(combined, list):
+        patterns = [one for part in combined for _, one in schema_objects("#", part) if "pattern" in one]
+        if len(patterns) > _MAX_PATTERNS:
+            yield "allOf", f"at most {_MAX_PATTERNS} patterns can be combined, not {len(patterns)}"
+
+
+def _size(_: str, node: Schema) -> _Reasons:
+    named = node.get("properties")
+    is_open = node.get("additionalProperties", False) is not False or "patternProperties" in node
+    if is_open and isinstance(named, dict) and len(named) > _MAX_PROPERTIES:
+        yield "properties", f"at most {_MAX_PROPERTIES} can be named beside others, not {len(named)}"
+    required = {name for name in node.get("required", ()) if isinstance(name, str)}
+    num_optional = len(named.keys() - required) if isinstance(named, dict) else 0
+    if num_optional > _MAX_OPTIONAL:
+        yield "properties", f"at most {_MAX_OPTIONAL} can be optional, not {num_optional}; require the others"
+
+
+_COMBINATIONS: Final[tuple[Callable[[str, Schema], _Reasons], ...]] = (
+    _reference,
+    _number_of_properties,
+    _constants,
+    _numbers,
+    _bounds,
+    _items,
+    _patterns,
+    _size,
+)
+
+
+def _is_count(value: Any) -> bool:
+    return is_number(value) and value >= 0 and value % 1 == 0
+
+
+_VALUES: Final[tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...]] = (
+    (
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        "an integer that is not negative",
+        _is_count,
+    ),
+    (("minimum", "maximum"), "a number", is_number),
+    (("multipleOf",), "a number above 0", lambda value: is_number(value) and value > 0),
+    (MAPS, "an object of schemas", lambda value: isinstance(value, dict)),
+    (("allOf", "anyOf", "oneOf", "prefixItems", "required", "enum"), "a list", lambda value: isinstance(value, list)),
+    (("pattern", "format", "$ref"), "a text", lambda value: isinstance(value, str)),
+    (("type",), "a name of a type or a list of names", lambda value: isinstance(value, (str, list))),
+    (SINGLE, "a schema", lambda value: isinstance(value, (dict, bool, list))),
+)
+"""Keywords, the values that they may have in words, and whether a value is one."""
+
+
+def _is_exact(value: float) -> bool:
+    try:
+        return float(value) == value
+    except OverflowError:
+        return False
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    if is_number(value):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _numbers_in(child)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for child in value.values():
+            yield from _texts_in(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from _texts_in(child)
+
+
+def _controls(text: str) -> set[str]:
+    return {character for character in text if character < " " or character == "\x7f"}
+
+
+def _refused(path: str, keyword: str, reason: str, *inside: str | int) -> GrammarError:
+    """Return the error about a keyword, or about a part of its value that names and indices lead to."""
+    return GrammarError(f"json_schema: {pointer_to(path, keyword, *inside)}: {reason}")
+
+
+# ---- rewrites
+
+
+def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps, *, is_shown: bool = False) -> Schema:
+    """Return an object of a schema in which the keywords that llguidance lacks are written with others, if they can be.
+
+    Args:
+        node: The object. Objects within it are not looked at.
+        resolve: Returns the schema that a `$ref` names.
+        share: Takes an object of the schema and the name of a property, or None; returns a reference to a definition of the
+            object, in which that property is required.
+        steps: The steps that are left. When none is left, a `oneOf` stays.
+        is_shown: Whether the schema is shown to a model. Formats of dates and times, and multiples without bounds, then stay.
+    """
+    changed = dict(node) if is_shown else _with_real_dates(node)
+    if isinstance(changed.get("oneOf"), list):
+        changed = _without_one_of(changed, resolve, share, steps)
+    if "propertyNames" in changed:
+        changed = _without_property_names(changed, resolve, share)
+    if changed.get("uniqueItems") is True and is_number(changed.get("maxItems")) and changed["maxItems"] <= 1:
+        del changed["uniqueItems"]
+    if "pattern" not in changed and str(changed.get("format")) in FORMAT_PATTERNS:
+        changed["pattern"] = FORMAT_PATTERNS[changed.pop("format")]
+    if isinstance(changed.get("pattern"), str):
+        changed["pattern"] = _decimal_pattern(changed["pattern"]) or changed["pattern"]
+    changed = _with_exact_bounds(changed)
+    return changed if is_shown else _with_bounded_multiples(changed)
+
+
+def _with_real_dates(node: Schema) -> Schema:
+    """Return an object of a schema with a pattern in place of a format of dates or times.
+
+    The formats as llguidance has them allow the year 0000, February 29 of any year, and the second 60.
+    """
+    pattern = _DATE_PATTERNS.get(str(node.get("format")))
+    if pattern is None:
+        return node
+    changed = {keyword: value for keyword, value in node.items() if keyword != "format"}
+    if "pattern" not in changed:
+        return {**changed, "pattern": pattern}
+    others = changed.get("allOf", [])
+    return {**changed, "allOf": [*others, {"pattern": pattern}]} if isinstance(others, list) else node
+
+
+def _without_one_of(node: Schema, resolve: Resolve, share: Share, steps: Steps) -> Schema:
+    described = node.get("discriminator")
+    name = described.get("propertyName") if isinstance(described, dict) else None
+    targets = _discriminated(node["oneOf"], name, resolve, steps)
+    alternatives = [
+        one if target is None else {**target, "required": [*target.get("required", []), name]}
+        for one, target in zip(node["oneOf"], targets, strict=True)
+    ]
+    if not _exclude_each_other(alternatives, resolve, steps):
+        return node
+    choices = [
+        one if target is None else share(target, name) for one, target in zip(node["oneOf"], targets, strict=True)
+    ]
+    changed = {keyword: value for keyword, value in node.items() if keyword != "oneOf"}
+    if "anyOf" not in changed:
+        return {**changed, "anyOf": choices}
+    others = changed.get("allOf", [])
+    return {**changed, "allOf": [*others, {"anyOf": choices}]} if isinstance(others, list) else node
+
+
+def _discriminated(alternatives: list[Any], name: Any, resolve: Resolve, steps: Steps) -> list[Schema | None]:
+    """Return the object of each alternative in which the property of a discriminator has to be required; None for others.
+
+    Without that property no alternative is chosen, so it is required in all alternatives, or in none of them.
+    """
+    found = [_optional_in(alternative, name, resolve) for alternative in alternatives]
+    for alternative, target in zip(alternatives, found, strict=True):
+        if target is None and isinstance(alternative, dict):
+            group = with_included([alternative], resolve)
+            is_required = any(name in _required(node) for node in group)
+            if not _spend(steps, len(group)) or ("object" in types_of(group) and not is_required):
+                return [None] * len(alternatives)
+    return found
+
+
+def _spend(steps: Steps, count: int) -> bool:
+    """Take a number of steps; return whether that many were left."""
+    return sum(1 for _ in islice(steps, count)) == count
+
+
+def _optional_in(alternative: Any, name: Any, resolve: Resolve) -> Schema | None:
+    """Return the object that an alternative is or refers to, if a property of that name is optional in it."""
+    found = alternative
+    if isinstance(alternative, dict) and alternative.keys() == {"$ref"} and isinstance(alternative["$ref"], str):
+        found = resolve(alternative["$ref"])
+    if not isinstance(name, str) or not isinstance(found, dict) or "$defs" in found:
+        return None
+    properties, required = found.get("properties"), found.get("required", [])
+    is_optional = isinstance(properties, dict) and name in properties and isinstance(required, list)
+    return found if is_optional and name not in required else None
+
+
+def _exclude_each_other(alternatives: list[Any], resolve: Resolve, steps: Steps) -> bool:
+    """Return whether no value satisfies two of the alternatives."""
+    if not all(isinstance(alternative, dict) for alternative in alternatives):
+        return False
+    if _are_distinct([_values([alternative]) for alternative in alternatives]):
+        return True
+    groups = []
+    for alternative in alternatives:
+        groups.append(with_included([alternative], resolve))
+        if not _spend(steps, len(groups[-1])):
+            return False
+    if _are_told_apart(groups, steps):
+        return True
+    if len(groups) * (len(groups) - 1) // 2 > _MAX_PAIRS:
+        return False
+    return all(_groups_exclude(first, second, resolve, steps, _MAX_DEPTH) for first, second in combinations(groups, 2))
+
+
+def _are_distinct(listed: list[set[str] | None]) -> bool:
+    """Return whether all are sets of values, and no value is in two of them."""
+    known = [values for values in listed if values is not None]
+    return len(known) == len(listed) and sum(map(len, known)) == len(set[str]().union(*known))
+
+
+def _are_told_apart(groups: list[list[Schema]], steps: Steps) -> bool:
+    """Return whether all are objects that require a property with other constants in each."""
+    if any(types_of(group) != {"object"} for group in groups):
+        return False
+    names = set[str].intersection(*({name for one in group for name in _required(one)} for group in groups))
+    return any(
+        _spend(steps, len(groups)) and _are_distinct([_values(_of_property(group, name)) for group in groups])
+        for name in sorted(names)
+    )
+
+
+def _groups_exclude(first: list[Schema], second: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
+    """Return whether no value satisfies both groups of schemas."""
+    if depth == 0 or not _spend(steps, len(first) + len(second)):
+        return False
+    if any(_all_choices_exclude(*pair, resolve, steps, depth) for pair in ((first, second), (second, first))):
+        return True
+    values, others = _values(first), _values(second)
+    if values is not None and others is not None:
+        return not values & others
+    common = types_of(first) & types_of(second)
+    return not common or (common == {"object"} and _properties_exclude(first, second, resolve, steps, depth))
+
+
+def _all_choices_exclude(group: list[Schema], other: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
+    """Return whether the group has alternatives, and each of them excludes the other group."""
+    for one in group:
+        rest = [{**one, "anyOf": None, "oneOf": None} if node is one else node for node in group]
+        for choices in (one.get("anyOf"), one.get("oneOf")):
+            if isinstance(choices, list) and all(
+                isinstance(choice, dict)
+                and _groups_exclude(with_included([*rest, choice], resolve), other, resolve, steps, depth - 1)
+                for choice in choices
+            ):
+                return True
+    return False
+
+
+def _properties_exclude(first: list[Schema], second: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
+    """Return whether a property that one of two groups of objects requires can have no value that both allow."""
+    for name in sorted({name for one in (*first, *second) for name in _required(one)}):
+        if not _spend(steps, len(first) + len(second)):
+            return False
+        if _forbids(first, name) or _forbids(second, name):
+            return True
+        mine, theirs = _of_property(first, name), _of_property(second, name)
+        if mine and theirs:
+            mine, theirs = with_included(mine, resolve), with_included(theirs, resolve)
+            if _groups_exclude(mine, theirs, resolve, steps, depth - 1):
+                return True
+    return False
+
+
+def _forbids(group: list[Schema], name: str) -> bool:
+    """Return whether one of the schemas has no property of a name, and allows no others than it has."""
+    return any(
+        one.get("additionalProperties") is False
+        and "patternProperties" not in one
+        and isinstance(one.get("properties", {}), dict)
+        and name not in one.get("properties", {})
+        for one in group
+    )
+
+
+def _of_property(group: list[Schema], name: str) -> list[Schema]:
+    named = [one["properties"] for one in group if isinstance(one.get("properties"), dict)]
+    return [one[name] for one in named if isinstance(one.get(name), dict)]
+
+
+def _required(node: Schema) -> Iterator[str]:
+    required = node.get("required")
+    yield from (name for name in required if isinstance(name, str)) if isinstance(required, list) else ()
+
+
+def _values(group: list[Schema]) -> set[str] | None:
+    """Return the values that const and enum list, each as a text that equal values share; None if neither is there."""
+    found: set[str] | None = None
+    for one in group:
+        for values in ([one["const"]] if "const" in one else None, one.get("enum")):
+            if isinstance(values, list):
+                keys = {key_of(value) for value in values}
+                found = keys if found is None else found & keys
+    return found
+
+
+def types_of(group: list[Schema]) -> set[str]:
+    """Return the types that all of the schemas allow. A number that is an integer has the type integer alone."""
+    found = set(TYPES)
+    for one in group:
+        given = one.get("type")
+        if isinstance(given, (str, list)):
+            named = {given} if isinstance(given, str) else {name for name in given if isinstance(name, str)}
+            found &= named | ({"integer"} if "number" in named else set())
+        listed = [one["const"]] if "const" in one else one.get("enum")
+        if isinstance(listed, list):
+            found &= {type_of(value) for value in listed}
+    return found
+
+
+def _without_property_names(node: Schema, resolve: Resolve, share: Share) -> Schema:
+    names = node["propertyNames"]
+    if isinstance(names, dict) and isinstance(names.get("$ref"), str) and len(names) == 1:
+        names = resolve(names["$ref"])
+    if not isinstance(names, dict) or names.get("type", "string") != "string" or "patternProperties" in node:
+        return node
+    restricting = names.keys() & _RESTRICTING
+    others, properties = node.get("additionalProperties", True), node.get("properties", {})
+    if not isinstance(properties, dict) or names.keys() & _NOT_OF_NAMES:
+        return node
+    changed = {keyword: value for keyword, value in node.items() if keyword != "propertyNames"}
+    if restricting in ({"enum"}, {"const"}):
+        listed = names["enum"] if "enum" in names else [names["const"]]
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            return node
+        shared = share(others, None) if isinstance(others, dict) else others
+        kept = {name: properties.get(name, shared) for name in listed if name in properties or shared is not False}
+        return {**changed, "properties": kept, "additionalProperties": False}
+    pattern = _name_pattern(names, restricting)
+    if pattern is None or properties:
+        return node
+    return {**changed, "patternProperties": {pattern: others}, "additionalProperties": False}
+
+
+_RESTRICTING: Final = frozenset(("enum", "const", "pattern", "minLength", "maxLength", "format"))
+_NOT_OF_NAMES: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref"))
+
+
+def _name_pattern(names: Schema, restricting: set[str]) -> str | None:
+    if restricting == {"pattern"} and isinstance(names["pattern"], str):
+        return names["pattern"]
+    if restricting == {"format"}:
+        return _NAME_PATTERNS.get(str(names["format"]))
+    least, most = names.get("minLength", 0), names.get("maxLength", "")
+    if (
+        restricting
+        and restricting <= {"minLength", "maxLength"}
+        and all(type(n) is int and n >= 0 for n in (least, most or 0))
+    ):
+        return rf"^[\s\S]{{{least},{most}}}$"
+    return None
+
+
+def _decimal_pattern(pattern: str) -> str | None:
+    """Return a pattern without look-ahead for numbers that pydantic's pattern of a Decimal allows; None for other patterns."""
+    match = _DECIMAL.fullmatch(pattern)
+    if match is None:
+        return None
+    if match["any"]:
+        return r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)$"
+    if match["places"]:
+        return rf"^[+-]?[0-9]+(?:\.[0-9]{{0,{match['places']}}}0*)?$"
+    whole = int(match["whole"])
+    begin = rf"^[+-]?0*[0-9]{{1,{whole}}}" if whole else "^[+-]?0+"
+    return begin + (rf"(?:\.[0-9]{{0,{match['both']}}}0*)?$" if match["both"] else "$")
+
+
+def _with_exact_bounds(node: Schema) -> Schema:
+    """Return the node with exclusive bounds moved by a billionth, if they are integers beside a bound that is none.
+
+    llguidance would let a value at the exclusive bound through.
+    """
+    bounds = {keyword: node[keyword] for keyword in ("minimum", "maximum", *_MOVED) if is_number(node.get(keyword))}
+    if node.get("type") == "integer" or not any(value % 1 for value in bounds.values()):
+        return node
+    changed = dict(node)
+    for keyword, (inclusive, step) in _MOVED.items():
+        value = bounds.get(keyword, 0.5)
+        if not value % 1 and abs(value) <= _MAX_EXACT and inclusive not in node:
+            changed[inclusive] = changed.pop(keyword) + step
+    return changed
+
+
+def _with_bounded_multiples(node: Schema) -> Schema:
+    """Return the node with bounds of 16 digits beside multipleOf, if it has none: a multiple may need any number of digits."""
+    step = node.get("multipleOf")
+    limits = {name: node[name] for name in ("minimum", "maximum", *_MOVED) if name in node}
+    if not all(map(_is_float, (step, *limits.values()))):
+        return node
+    most = max(_LARGEST, 9 * max(abs(value) for value in (step, *limits.values())))
+    low = {} if {"minimum", "exclusiveMinimum"} & limits.keys() else {"minimum": -most}
+    high = {} if {"maximum", "exclusiveMaximum"} & limits.keys() else {"maximum": most}
+    return {**node, **low, **high}
+
+
+def _is_float(value: Any) -> bool:
+    try:
+        return is_number(value) and math.isfinite(float(value))
+    except OverflowError:
+        return False
