@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -55,18 +55,6 @@ _FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSettings:
-    """How an engine over replicas is bounded, and given up.
-
-    share: of all requests that replicas may have, what this front may have. cancel: set while it waits for its first replica, it
-    ends that.
-    """
-
-    share: float = 1.0
-    cancel: threading.Event = field(default_factory=threading.Event)
-
-
 class ClusterEngine(BaseEngine):
     """A front over replicas.
 
@@ -74,12 +62,13 @@ class ClusterEngine(BaseEngine):
         paths: The files of the model, of which the vocabulary is loaded.
         options: Of the engines of the replicas, as `LLM` takes them.
         make_calls: Makes what connects with the replicas; called on the engine's event loop.
-        settings: Bounds.
+        share: The share of all requests of the replicas that this front may have.
+        cancel: Ends the wait for the first replica when it is set.
         front_model: In place of `paths`, for tests.
 
     Raises:
         ModelLoadError: The vocabulary cannot be loaded.
-        Aborted: settings.cancel was set before there was a replica.
+        Aborted: cancel was set before there was a replica.
     """
 
     def __init__(
@@ -87,12 +76,14 @@ class ClusterEngine(BaseEngine):
         paths: Sequence[str],
         options: Mapping[str, Any],
         make_calls: Callable[[], ReplicaCalls],
-        settings: ClusterSettings | None = None,
+        *,
+        share: float = 1.0,
+        cancel: threading.Event | None = None,
         front_model: FrontModel | None = None,
     ) -> None:
         self.config: EngineConfig = engine_arguments(options).config
         self._per_replica = self.config
-        self._settings = ClusterSettings() if settings is None else settings
+        self._share = share
         self._clock = MonotonicClock()
         self.metrics = Metrics(self.config.num_slots, has_ticks=False)  # the replicas count those
         self._inbox = FrontInbox(1, self.config.max_queue_tokens)
@@ -105,7 +96,7 @@ class ClusterEngine(BaseEngine):
         front: FrontModel | None = None
         try:  # replicas are found meanwhile
             front = LlamaFrontModel(list(paths), options.get("kv_overrides")) if front_model is None else front_model
-            ready = self._first_replica()
+            ready = self._first_replica(cancel)
         except BaseException:
             try:
                 self.close()
@@ -136,9 +127,8 @@ class ClusterEngine(BaseEngine):
         self._dispatcher.announce()
         self._dispatcher.on_gone = self._totals.gone
 
-    def _first_replica(self) -> messages.Ready:
-        """Wait for a replica. Raises `Aborted` if that is cancelled."""
-        while not self._settings.cancel.is_set():
+    def _first_replica(self, cancel: threading.Event | None) -> messages.Ready:
+        while cancel is None or not cancel.is_set():
             with suppress(TimeoutError):
                 return self._dispatcher.ready.result(_POLL_S)
         raise Aborted("waiting for the first replica was cancelled")
@@ -179,7 +169,7 @@ class ClusterEngine(BaseEngine):
         self.metrics.set_num_slots(num_slots)
 
     def _share_of(self, count: int) -> int:
-        return max(1, math.ceil(count * self._settings.share))
+        return max(1, math.ceil(count * self._share))
 
     def take_replicas(self, replicas: Mapping[str, messages.Ready]) -> None:
         """Take over what the replicas of the moment say of themselves. On the dispatcher's thread."""

@@ -344,7 +344,7 @@ class ReplicaService:
         return self._reports.unhealthy(self._wall_s())
 
     async def scaling_stats(self) -> dict[str, float]:
-        """Return what the number of replicas depends on, since the last call; see `ray_serve.scaling`."""
+        """Return what the number of replicas depends on, since the last call; see `LatencyPolicy`."""
         return await asyncio.to_thread(self._reports.pressure)
 
     async def aclose(self) -> None:

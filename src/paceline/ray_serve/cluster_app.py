@@ -1,32 +1,263 @@
-"""The application of an ingress, whatever carries its calls: with one model that of `paceline serve`, else that of its router."""
+"""The application of an ingress: `paceline serve` over engines on replicas, and GET /cluster, which lists the replicas.
+
+Nothing here imports Ray: `MakeCalls` makes the calls to the replicas of a model.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Mapping
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.responses import JSONResponse, Response
 
-from paceline.ray_serve.cluster_config import ClusterConfig
-from paceline.ray_serve.cluster_front import ClusterFront, ClusterLoader, ClusterPresets, FrontModelSource, MakeCalls
-from paceline.ray_serve.cluster_routes import cluster_routes
+from paceline.cluster.cluster_engine import ClusterEngine
+from paceline.cluster.replica_calls import ReplicaCalls
+from paceline.errors import EngineStopped
+from paceline.model_manager import ModelEntry, PreparedModel
+from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
+from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel
+from paceline.server.api_errors import ApiException, invalid_request, not_supported
 from paceline.server.application import build_app, build_routes
+from paceline.server.dialects.llama_server.slots import SLOTS_OFF
+from paceline.server.exposition import METRICS_OFF
+from paceline.server.flags import ModelPreset
+from paceline.server.request_context import OPERATOR_ONLY
 from paceline.server.router.router_application import build_router_app
+
+MakeCalls = Callable[[], ReplicaCalls]
+OpenEngine = Callable[[threading.Event], ClusterEngine]
+"""Returns the engine over a model's replicas, once there is one. Blocks; raises `Aborted` after the event was set."""
 
 
 def cluster_app(config: ClusterConfig, calls: Mapping[str, MakeCalls]) -> FastAPI:
-    """Return the application. calls: to the replicas of each model, by its name."""
-    share = 1 / config.options.ingresses
-    sources = {one.name: FrontModelSource(one, calls[one.name], share) for one in config.models}
+    """Return the application: that of a server with one model, or that of a router.
+
+    Args:
+        config: The file of the cluster.
+        calls: Makes the calls to the replicas of each model, by the model's name.
+    """
+    open_engines = {
+        model.name: partial(_open_engine, model, calls[model.name], 1 / config.options.ingresses)
+        for model in config.models
+    }
     if len(config.models) == 1:
-        model = config.models[0]
-        app = build_app(model.settings, ClusterFront(sources[model.name]))
+        (model,) = config.models
+        app = build_app(model.settings, ClusterFront(open_engines[model.name]))
     else:
         settings = dataclasses.replace(config.server, models_max=0)
         presets: Any = ClusterPresets(config.models)
-        loader: Any = ClusterLoader(sources)
+        loader: Any = ClusterLoader(open_engines)
         app = build_router_app(settings, presets, loader)
     app.include_router(cluster_routes(app.state.service))
     build_routes(app)
     return app
+
+
+def _open_engine(model: ClusterModel, make_calls: MakeCalls, share: float, cancel: threading.Event) -> ClusterEngine:
+    files: Any = model.source.files(cancel)
+    if files is None:
+        from paceline.demo import demo_model_path
+
+        files = demo_model_path()
+    paths = [str(files)] if isinstance(files, (str, Path)) else [str(path) for path in files]
+    return ClusterEngine(paths, model.source.options, make_calls, share=share, cancel=cancel)
+
+
+class ClusterFront:
+    """The `Front` of a server with one model."""
+
+    progress = 0.0
+
+    def __init__(self, open_engine: OpenEngine) -> None:
+        self._open_engine, self._cancel = open_engine, threading.Event()
+        self._starting: asyncio.Task[ClusterEngine] | None = None
+        self._engine: ClusterEngine | None = None
+
+    @property
+    def engine(self) -> ClusterEngine:
+        """The engine, once started."""
+        assert self._engine is not None  # noqa: S101 - the service has started it
+        return self._engine
+
+    async def start(self) -> None:
+        """Wait for the first replica, unless it is there already."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(asyncio.to_thread(self._open_engine, self._cancel))
+        self._engine = await asyncio.shield(self._starting)
+        self.progress = 1.0
+
+    async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """End the engine, or the wait for a replica."""
+        self._cancel.set()
+        if self._starting is not None:
+            await asyncio.wait((self._starting,))
+        if self._engine is not None:
+            await asyncio.to_thread(partial(self._engine.close, drain=drain, timeout_s=timeout_s))
+
+
+class RunningCluster:
+    """A `RunningModel`, and the object with an engine that its users get. It has no process here and takes no memory here."""
+
+    is_asleep = False
+    taken_bytes = None
+    worker_pid = None
+
+    def __init__(self, engine: ClusterEngine) -> None:
+        self.engine = engine
+
+    @property
+    def llm(self) -> Any:
+        """Itself."""
+        return self
+
+    @property
+    def ended(self) -> Future[EngineStopped | None]:
+        """Done when the engine has ended, with the reason if it gave up by itself."""
+        return self.engine.ended
+
+    def wake(self) -> None:
+        """Do nothing: replicas do not sleep."""
+
+    async def aclose(self) -> None:
+        """End the engine; the replicas go on."""
+        await asyncio.to_thread(self.engine.close)
+
+
+class ClusterLoader:
+    """A `ModelLoader` of engines over replicas that run already. open_engines: by the models' names."""
+
+    def __init__(self, open_engines: Mapping[str, OpenEngine]) -> None:
+        self._open_engines = open_engines
+
+    def check(self, entry: ModelEntry) -> None:
+        """Do nothing: the file of the cluster was checked."""
+
+    async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:  # noqa: ARG002
+        """Return the entry: nothing is downloaded or planned here."""
+        return PreparedModel(entry=entry, needed_bytes=None)
+
+    async def load(
+        self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
+    ) -> RunningCluster:
+        """Wait for the first replica."""
+        engine = await asyncio.to_thread(self._open_engines[prepared.entry.name], cancel)
+        progress(1.0)
+        return RunningCluster(engine)
+
+
+class ClusterPresets:
+    """The models of a cluster in the form in which the router reads presets. They never change."""
+
+    offline = True
+    hf_token = None
+
+    def __init__(self, models: tuple[ClusterModel, ...]) -> None:
+        self._models = models
+
+    def sets(self, target: str) -> bool:  # noqa: ARG002
+        """Return False: no flag overrides the file."""
+        return False
+
+    def read(self, preset_file: Path | None, folder: Path | None) -> list[ModelPreset]:  # noqa: ARG002
+        """Return the models."""
+        return [
+            ModelPreset(
+                name=model.name,
+                settings=model.settings,
+                source="preset",
+                text=f"[{model.name}]\n\n",
+                load_on_startup=True,
+            )
+            for model in self._models
+        ]
+
+
+def cluster_routes(service: Any) -> APIRouter:
+    """Return the routes of /cluster. service: the `Service` of one model, or the `RouterService` of several."""
+    router = APIRouter(tags=["cluster"], dependencies=[OPERATOR_ONLY])
+
+    @router.get("/cluster", summary="The replicas of each model")
+    async def cluster() -> Response:
+        """List the replicas that are connected, with the slots and the open requests of each."""
+        models = {name: await asyncio.to_thread(_replicas, engine) for name, engine in _engines(service).items()}
+        return JSONResponse({"ingress": {"host": socket.gethostname(), "pid": os.getpid()}, "models": models})
+
+    @router.get("/cluster/{model}/{replica}/slots", summary="The slots of one replica")
+    async def slots(model: str, replica: str) -> Response:
+        """Show what each slot of one replica does; as `/slots`, off with `--no-slots`."""
+        if not service.settings.slots:
+            raise not_supported(SLOTS_OFF)
+        engine: ClusterEngine = _named(_engines(service), model)
+        views = _named(await asyncio.to_thread(engine.replica_slots), replica)
+        return JSONResponse(
+            [
+                {
+                    "id": view.id,
+                    "state": view.state,
+                    "prompt_tokens": view.num_prompt_tokens,
+                    "cached_tokens": view.num_cached,
+                    "generated_tokens": view.num_generated,
+                    "running_s": round(view.running_s, 3),
+                }
+                for view in views
+            ]
+        )
+
+    @router.get("/cluster/{model}/{replica}/metrics", summary="The metrics of one replica")
+    async def metrics(model: str, replica: str) -> Response:
+        """Show counters and gauges of one replica; of histograms sum and count. Off where `/metrics` is."""
+        if not service.settings.metrics:
+            raise ApiException(METRICS_OFF)
+        engine: ClusterEngine = _named(_engines(service), model)
+        return JSONResponse(_numbers(_named(await asyncio.to_thread(engine.replica_stats), replica)))
+
+    return router
+
+
+def _engines(service: Any) -> dict[str, ClusterEngine]:
+    if hasattr(service, "models"):
+        return {name: ready.llm.engine for name, ready in service.models.all_ready().items()}
+    return {service.names[0]: service.engine()}
+
+
+def _named(found: Mapping[str, Any], name: str) -> Any:
+    """Return the item of that name. Raises the error of status 404 with the names that there are."""
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise invalid_request(f"{name[:200]!r} is not here; there are: {known}", status=404)
+    return found[name]
+
+
+def _replicas(engine: ClusterEngine) -> list[dict[str, Any]]:
+    places = engine.replica_places()
+    return [
+        {
+            "id": name,
+            "host": places.get(name, (None, None))[0],
+            "pid": places.get(name, (None, None))[1],
+            "slots": len(slots),
+            "processing": slots.num_processing,
+            "waiting": slots.num_waiting,
+        }
+        for name, slots in sorted(engine.replica_slots().items())
+    ]
+
+
+def _numbers(snapshot: MetricsSnapshot) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for sample in snapshot:
+        name = sample.name + "".join(f"{{{key}={value}}}" for key, value in sample.labels)
+        if isinstance(sample.value, Histogram):
+            numbers[f"{name}_sum"], numbers[f"{name}_count"] = sample.value.sum, sample.value.count
+        else:
+            numbers[name] = sample.value
+    return numbers

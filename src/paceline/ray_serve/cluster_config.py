@@ -1,8 +1,8 @@
-"""The file of `paceline cluster serve`: models with their replicas, and the server in front of them. Pure but for the file.
+"""The file of `paceline cluster serve`: models with their replicas, the server, and the policy of scaling.
 
 [cluster]                  where and how it runs on Ray Serve: `ClusterOptions`
 [server]                   flags of `paceline serve`, as in its --config file
-[defaults]                 what all models have in common
+[defaults]                 options of all models
 [models.NAME]              as in a file of several models: fields of `ModelEntry` and options of `LLM`, side by side
 [models.NAME.replicas]     `ReplicaOptions`, also in [defaults.replicas]
 """
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from paceline import validation
+from paceline.engine.engine_factory import local_files, local_options
 from paceline.errors import InvalidParams, InvalidType
 from paceline.model_manager import ModelEntry
 from paceline.model_manager.models_file import models_table
-from paceline.ray_serve.model_source import ModelSource
 from paceline.server.flags import DiskFiles, resolve_table
 from paceline.server.settings import ServerSettings
 
@@ -35,26 +36,27 @@ _NOT_SERVERS: Final = {
     "ssl-key-file": "Serve's proxy listens: put TLS in front of it",
     "slot-save-path": "saved prefixes are files of one machine, and the replicas of a cluster have none in common",
 }
-_OF_THE_SOURCE: Final = ("offline", "hf_token")
+_MOST_GROWTH: Final = 2.0  # replicas grow at most to as many times their number at once
+_CALM: Final = 0.5  # a replica is stopped if the others would stay below this share of both targets, and of their slots
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
-    """How many replicas a model has, and what each gets.
+    """How many replicas a model has, and the resources of each.
 
     Attributes:
-        min: Replicas that are there without requests, at least 1.
+        min: Replicas without any requests, at least 1.
         max: Most replicas.
-        num_cpus: Processor cores that Ray sets aside for each.
-        num_gpus: GPUs, or a part of one.
-        memory: Bytes that Ray sets aside for each; None: none.
+        num_cpus: Processor cores that Ray reserves for each.
+        num_gpus: GPUs that Ray reserves for each; may be a fraction.
+        memory: Bytes that Ray reserves for each; None: none.
         resources: Custom resources of Ray.
-        queue_time_s: More replicas are started where requests wait longer than this for a slot.
-        itl_ms: More are started where the time between two tokens is longer than this.
-        upscale_delay_s: How long that has to be so.
-        downscale_delay_s: How long fewer have to be enough before one is stopped.
-        drain_s: What open streams of a replica that is stopped get, where no other replica can take them over.
+        queue_time_s: Replicas are added if requests wait longer than this for a slot.
+        itl_ms: Replicas are added if the time between two tokens is longer than this.
+        upscale_delay_s: How long a limit must be exceeded before replicas are added.
+        downscale_delay_s: How long fewer replicas must be enough before a replica is stopped.
+        drain_s: Time for the open streams of a replica that is stopped, if no other replica can continue them.
     """
 
     min: int = 1
@@ -89,16 +91,16 @@ class ClusterOptions:
     """Where and how the application runs.
 
     Attributes:
-        address: Of a Ray cluster, such as "auto" or "ray://host:10001"; None: a local one is started, and ends with the
-            command.
+        address: The address of a Ray cluster, such as "auto" or "ray://host:10001"; None: a local Ray is started, and ends
+            with the command.
         app: The application's name in Serve.
         host: The address that Serve's proxies listen on.
-        port: Their port.
-        route_prefix: Of all routes.
-        ingresses: Servers in front of the replicas; each has its part of the queue.
-        ingress_cpus: Processor cores that Ray sets aside for each of them.
+        port: The port that they listen on.
+        route_prefix: The prefix of all routes.
+        ingresses: Servers in front of the replicas; each has its share of the queue.
+        ingress_cpus: Processor cores that Ray reserves for each ingress.
         report_period_s: Seconds between two reports of a replica to routers.
-        max_digest_bytes: Of what a report says of cached prefixes.
+        max_digest_bytes: Most bytes of a report about cached prefixes.
     """
 
     address: str | None = None
@@ -127,8 +129,45 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model as `LLM` takes it, for each machine to find its files.
+
+    Attributes:
+        model: A path, a name on the hub, or None for the demo model.
+        options: Options of the engine.
+        offline: Whether nothing is downloaded.
+        hf_token: A token for the hub.
+    """
+
+    model: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    offline: bool = False
+    hf_token: str | None = field(default=None, repr=False)
+
+    def files(self, cancel: threading.Event) -> Any:
+        """Return the file or files of the model on this machine, downloaded if necessary; None for the demo model.
+
+        Raises as `LLM`, and `Aborted` after `cancel` was set.
+        """
+        return local_files(self.model, {"cancel": cancel}, offline=self.offline, hf_token=self.hf_token)
+
+    def found(self, trace_name: str = "") -> tuple[Any, dict[str, Any]]:
+        """Return the file or files on this machine, and the engine's options with the files that they name. Raises as `LLM`.
+
+        trace_name: a part of the name of the trace's file, since each replica writes its own.
+        """
+        source: dict[str, Any] = {"offline": self.offline, "hf_token": self.hf_token}
+        given = {"isolation": "process", **self.options}
+        options = dict(local_options(given, **source))
+        if trace_name and options.get("trace") is not None:
+            path = Path(options["trace"])
+            options["trace"] = path.with_name(f"{path.stem}-{trace_name}{path.suffix}")
+        return local_files(self.model, options, **source), options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterModel:
-    """A model and its replicas. settings: the server's for requests of this model."""
+    """A model and its replicas. settings: the server's settings for requests of this model."""
 
     name: str
     source: ModelSource
@@ -138,7 +177,7 @@ class ClusterModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """What the file says. server: without a model. notes: what has no effect here."""
+    """The parsed file. server: settings without a model. notes: options of the file that have no effect."""
 
     options: ClusterOptions
     server: ServerSettings
@@ -147,7 +186,7 @@ class ClusterConfig:
 
 
 def read_cluster_config(path: Path) -> ClusterConfig:
-    """Return what a file says. Raises `InvalidParams`, which names the file, the table and the key."""
+    """Read a file. Raises `InvalidParams`, which names the file, the table and the key."""
     try:
         data = validation.read_file(path, validation.MAX_CONFIG_BYTES)
     except OSError as error:
@@ -156,7 +195,7 @@ def read_cluster_config(path: Path) -> ClusterConfig:
 
 
 def parse_cluster_config(path: Path, data: bytes) -> ClusterConfig:
-    """Return what the bytes of a file say. Raises as `read_cluster_config`."""
+    """Parse the bytes of a file. Raises as `read_cluster_config`."""
     try:
         content = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -164,7 +203,7 @@ def parse_cluster_config(path: Path, data: bytes) -> ClusterConfig:
     try:
         return _config(path, content)
     except InvalidParams as error:
-        if str(error).startswith(str(path)):  # of the server's flags
+        if str(error).startswith(str(path)):  # the error of a server's flag
             raise
         raise type(error)(f"{path}: {error}") from None
 
@@ -172,38 +211,30 @@ def parse_cluster_config(path: Path, data: bytes) -> ClusterConfig:
 def _config(path: Path, content: Mapping[str, Any]) -> ClusterConfig:
     validation.reject_unknown(content, ("cluster", "server", "defaults", "models"), "the guide on clusters")
     options = _record(ClusterOptions, "cluster", _table("cluster", content.get("cluster", {})))
-    server, notes = _server(path, _table("server", content.get("server", {})))
-    server = dataclasses.replace(server, hosts=(options.host,))  # where Serve's proxies listen for it
-    defaults = dict(_table("defaults", content.get("defaults", {})))
-    common = _table("defaults.replicas", defaults.pop("replicas", {}))
-    tables = {
-        name: dict(_table(f"models.{name}", one)) for name, one in _table("models", content.get("models", {})).items()
-    }
-    if not tables:
-        raise InvalidParams("there is no model; name one as [models.NAME]")
-    replicas = {
-        name: _record(
-            ReplicaOptions,
-            f"models.{name}.replicas",
-            {**common, **_table(f"models.{name}.replicas", table.pop("replicas", {}))},
-        )
-        for name, table in tables.items()
-    }
-    found = models_table({"defaults": defaults, "models": tables}, path.absolute().parent)
-    models = tuple(_model(server, entry, replicas[entry.name]) for entry in found.entries)
-    return ClusterConfig(options=options, server=server, models=models, notes=notes)
-
-
-def _server(path: Path, table: Mapping[str, Any]) -> tuple[ServerSettings, tuple[str, ...]]:
-    for key in table:
+    flags = _table("server", content.get("server", {}))
+    for key in flags:
         why = _NOT_SERVERS.get(key.replace("_", "-"))
         if why is not None:
             raise InvalidParams(f"[server]: {key}: {why}")
-    return resolve_table(path, table, DiskFiles(_quiet))
-
-
-def _quiet(_line: str) -> None:
-    """Drop lines about downloads: a server's flags download nothing."""
+    server, notes = resolve_table(path, flags, DiskFiles(lambda _line: None))  # these flags download nothing
+    server = dataclasses.replace(server, hosts=(options.host,))  # Serve's proxies listen there for it
+    defaults = dict(_table("defaults", content.get("defaults", {})))
+    common = _table("defaults.replicas", defaults.pop("replicas", {}))
+    models = _table("models", content.get("models", {}))
+    tables = {name: dict(_table(f"models.{name}", table)) for name, table in models.items()}
+    if not tables:
+        raise InvalidParams("there is no model; name one as [models.NAME]")
+    replicas = {}
+    for name, table in tables.items():
+        where = f"models.{name}.replicas"
+        replicas[name] = _record(ReplicaOptions, where, {**common, **_table(where, table.pop("replicas", {}))})
+    found = models_table({"defaults": defaults, "models": tables}, path.absolute().parent)
+    return ClusterConfig(
+        options=options,
+        server=server,
+        models=tuple(_model(server, entry, replicas[entry.name]) for entry in found.entries),
+        notes=notes,
+    )
 
 
 def _model(server: ServerSettings, entry: ModelEntry, replicas: ReplicaOptions) -> ClusterModel:
@@ -211,7 +242,7 @@ def _model(server: ServerSettings, entry: ModelEntry, replicas: ReplicaOptions) 
         raise InvalidParams(f'[models.{entry.name}]: isolation="thread" is not for replicas; leave it out')
     options = {**server.engine_options, **entry.options, "isolation": "process"}
     template = options.pop("chat_template", None)
-    source = {name: options.pop(name) for name in _OF_THE_SOURCE if name in options}
+    source = {name: options.pop(name) for name in ("offline", "hf_token") if name in options}
     model = None if entry.model is None else str(entry.model)
     settings = dataclasses.replace(
         server,
@@ -229,9 +260,8 @@ def _model(server: ServerSettings, entry: ModelEntry, replicas: ReplicaOptions) 
 
 
 def _record(kind: type[T], where: str, table: Mapping[str, Any]) -> T:
-    names = [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
     try:
-        validation.reject_unknown(table, names)
+        validation.reject_unknown(table, [field_.name for field_ in dataclasses.fields(kind)])  # type: ignore[arg-type]
         return kind(**table)
     except InvalidParams as error:
         raise type(error)(f"[{where}]: {error}") from None
@@ -241,3 +271,56 @@ def _table(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidType(f"[{name}] must be a table, not {value!r:.80}")
     return value
+
+
+def wanted_replicas(
+    current: int, queue_s: float, itl_s: float, busy: float, *, queue_target_s: float, itl_target_s: float
+) -> float:
+    """Return how many replicas there should be: at most twice as many at once, or a replica less.
+
+    Args:
+        current: The number of replicas, at least 1.
+        queue_s: Mean time that requests wait for a slot, in seconds.
+        itl_s: Mean time between two tokens of a stream, in seconds.
+        busy: Share of the slots in use, 0 to 1.
+        queue_target_s: The longest queue_s that is fine.
+        itl_target_s: The longest itl_s that is fine.
+    """
+    pressure = max(queue_s / queue_target_s, itl_s / itl_target_s)
+    if pressure > 1:
+        return current * min(pressure, _MOST_GROWTH)
+    if current > 1 and max(pressure, busy) * current / (current - 1) < _CALM:
+        return current - 1
+    return current
+
+
+class LatencyPolicy:
+    """The scaling policy that Serve's controller calls with an `AutoscalingContext`. Serve pickles it by value.
+
+    Args:
+        queue_time_s: The longest time that requests may wait for a slot.
+        itl_s: The longest time between two tokens.
+    """
+
+    def __init__(self, queue_time_s: float, itl_s: float) -> None:
+        self._queue_target_s, self._itl_target_s = queue_time_s, itl_s
+
+    def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
+        """Return how many replicas there should be, and no state."""
+        metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
+        if context.current_num_replicas < 1:
+            return context.target_num_replicas, {}
+        means = []
+        for name in ("queue_s", "itl_s", "busy"):
+            values = list(metrics.get(name, {}).values())
+            means.append(sum(values) / len(values) if values else 0.0)
+        queue_s, itl_s, busy = means
+        wanted = wanted_replicas(
+            context.current_num_replicas,
+            queue_s,
+            itl_s,
+            busy,
+            queue_target_s=self._queue_target_s,
+            itl_target_s=self._itl_target_s,
+        )
+        return wanted, {}

@@ -1,4 +1,4 @@
-"""Serve's request router for replicas of a model: `paceline.cluster` decides, by what replicas report.
+"""Serve's request router for the replicas of a model: `paceline.cluster.Router` decides by their reports.
 
 Serve pickles this module by value and makes the router on its own event loop, in every process that has a handle.
 """
@@ -13,18 +13,17 @@ import msgspec
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from paceline.cluster import PromptBlocks, ReplicaReport, Router
-from paceline.ray_serve.membership import membership_of
-from paceline.ray_serve.routed_prompt import RoutedPrompt
+from paceline.ray_serve.ray_calls import RoutedPrompt, membership_of
 
 STATS_KEY = "paceline"
 """The key of a replica's report in its routing stats."""
 
 
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # of Ray
-    """Sends a request to the replica that is expected to give it its first token soonest."""
+    """Sends a request to the replica that probably gives it its first token soonest."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Make the state; Serve calls this after the constructor. There are no options."""
+        """Make the state. Serve calls this after the constructor, without options."""
         del kwargs
         deployment = self._deployment_id
         self._membership = membership_of(deployment.app_name, deployment.name)
@@ -32,9 +31,9 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # of Ray
         self._seen: dict[str, float] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take in which replicas there are, and their reports."""
+        """Take the present replicas and their reports."""
         super().update_replicas(replicas)
-        named = {one.replica_id.unique_id: one for one in replicas}
+        named = {replica.replica_id.unique_id: replica for replica in replicas}
         for name in self._seen.keys() - named.keys():
             self._ranking.remove(name)
             del self._seen[name]
@@ -44,7 +43,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # of Ray
         self._membership.set(named)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Take out a replica that has died, before the controller says so."""
+        """Remove a replica that has died, before the controller reports it."""
         super().on_replica_actor_died(replica_id)
         self._ranking.remove(replica_id.unique_id)
         self._membership.remove(replica_id.unique_id)
@@ -52,14 +51,14 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # of Ray
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replicas for a request, the best first, each by itself; all at once for one that says nothing."""
+        """Return the replicas for a request, best first, each as a rank of its own; a single rank for a call without a prompt."""
         if pending_request is None:
             return [candidate_replicas]
         self._membership.sample = pending_request
         routed = pending_request.args[0] if pending_request.args else None
         if not isinstance(routed, RoutedPrompt):
             return [candidate_replicas]
-        named = {one.replica_id.unique_id: one for one in candidate_replicas}
+        named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         candidates = [name for name in named if name not in routed.avoid] or list(named)
         return [[named[name]] for name in self._ranked(routed.prompt, candidates)]
 
@@ -68,10 +67,12 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # of Ray
         ranked = self._ranking.rank(prompt, candidates, now_s)
         if ranked:
             self._ranking.note_routed(ranked[0], prompt, now_s)
-        return [one.replica_id for one in ranked] or candidates  # all are unhealthy: Serve ends them, or they recover
+        return [
+            replica.replica_id for replica in ranked
+        ] or candidates  # all are unhealthy: they recover, or Serve ends them
 
     def _observe(self, name: str, data: bytes | None) -> None:
-        """Take in a report, once. What a replica of another version reports is left out: that costs time alone."""
+        """Take a report, once. The report of a replica of another version is ignored; that costs time only."""
         if data is None:
             return
         try:

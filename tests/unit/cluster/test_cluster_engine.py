@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cluster_world import PATIENCE_S, ClusterWorld
 
-from paceline.cluster.cluster_engine import ClusterEngine, ClusterSettings
+from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.cluster.replica_calls import ReplicaGone
 from paceline.engine.adapters import LoraAdapter
 from paceline.errors import Aborted, EngineDied, EngineStopped, QueueFull, Unsupported
@@ -317,7 +317,7 @@ def test_waiting_for_a_first_replica_can_be_cancelled() -> None:
     world, cancel = ClusterWorld(), threading.Event()
     threading.Timer(0.05, cancel.set).start()
     with pytest.raises(Aborted):
-        ClusterEngine([], {}, world._make_calls, ClusterSettings(cancel=cancel), FakeFrontModel())
+        ClusterEngine([], {}, world._make_calls, cancel=cancel, front_model=FakeFrontModel())
 
 
 def test_a_replica_that_began_later_loads_the_adapters_of_its_requests() -> None:

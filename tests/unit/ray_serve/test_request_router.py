@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import pickle
 import threading
 import time
@@ -18,16 +17,18 @@ import pytest
 
 from paceline.cluster import DigestPublisher, PromptBlocks, ReplicaLoad, ReplicaReport, hash_prompt
 from paceline.cluster.replica_calls import ReplicaEnded, ReplicaGone
-from paceline.ray_serve.membership import Membership
-from paceline.ray_serve.routed_prompt import RoutedPrompt
 from paceline.request import RequestOptions
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'paceline[ray]'"
-    ),
-]
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own, at its import
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'paceline[ray]'")
+    from ray.exceptions import ActorDiedError, RayTaskError
+    from ray.serve._private.common import DeploymentHandleSource, DeploymentID
+
+    from paceline.ray_serve.ray_calls import Membership, RayCalls, RoutedPrompt
+    from paceline.ray_serve.request_router import PrefixRequestRouter
+
+pytestmark = pytest.mark.ray
 
 LOAD = ReplicaLoad(
     num_slots=4,
@@ -76,11 +77,6 @@ def cached(tokens: list[int], made_at: float) -> ReplicaReport:
 
 def with_router(test: Callable[[Any], Awaitable[None]]) -> None:
     """Run a test with a router on an event loop."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own, at its import
-        from ray.serve._private.common import DeploymentHandleSource, DeploymentID
-
-        from paceline.ray_serve.request_router import PrefixRequestRouter
 
     async def run() -> None:
         router = PrefixRequestRouter(
@@ -196,9 +192,6 @@ def test_listeners_hear_the_newest_last() -> None:
 
 def test_the_first_call_is_made_until_one_is_returned() -> None:
     """A replica that is being stopped cancels the call that finds the replicas, and the next one finds them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from paceline.ray_serve.ray_calls import RayCalls
 
     class Handle:
         app_name, deployment_name, num_calls = "app", f"model-{time.monotonic_ns()}", 0
@@ -226,11 +219,6 @@ def test_the_first_call_is_made_until_one_is_returned() -> None:
 
 def test_what_a_replica_says_of_itself_is_known_here() -> None:
     """A replica's own `ReplicaEnded` comes as it is; that of a dead actor has the replica's name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from ray.exceptions import ActorDiedError, RayTaskError
-
-        from paceline.ray_serve.ray_calls import RayCalls
 
     async def fail(error: BaseException) -> None:
         raise error

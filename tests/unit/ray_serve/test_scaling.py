@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.ray_serve.scaling import LatencyPolicy, wanted_replicas
+from paceline.ray_serve.cluster_config import LatencyPolicy, wanted_replicas
 
 
 @pytest.mark.parametrize(

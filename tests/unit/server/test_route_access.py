@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
 from tests.unit.server.flags.world import FakeFiles
 
-from paceline.ray_serve.cluster_routes import cluster_routes
+from paceline.ray_serve.cluster_app import cluster_routes
 from paceline.server.application import build_app
 from paceline.server.flags import ModelPresets, resolve
 from paceline.server.middleware.access import PUBLIC
