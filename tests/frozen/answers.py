@@ -9,7 +9,9 @@ from typing import Any
 
 from fastapi import FastAPI
 from tests.cluster_world import ClusterWorld
+from tests.frozen.errors import reported_errors
 from tests.frozen.exchanges import EXCHANGES
+from tests.frozen.interfaces import engine_events, flags_of_serve, metrics, options_of_commands, trace
 from tests.frozen.text import laid_out
 from tests.server.router_world import PRESETS, FakeLoader
 from tests.unit.server.flags.world import FakeFiles
@@ -71,4 +73,10 @@ FROZEN: dict[str, Callable[[], str]] = {
     "openapi_router.json": lambda: _beside_model(router_app),
     "openapi_cluster.json": lambda: _beside_model(cluster_front),
     **EXCHANGES,
+    "errors.txt": reported_errors,
+    "flags.txt": flags_of_serve,
+    "options.txt": options_of_commands,
+    "metrics.txt": metrics,
+    "trace.txt": trace,
+    "engine_events.json": engine_events,
 }

@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 from tests.exact import EXACT
 from tests.frozen.text import Normaliser, body_lines
+from tests.server.router_world import RouterWorld
 from tests.server.running import LONG_S, RunningServer
 
 from paceline.server.settings import ServerSettings
@@ -26,6 +27,15 @@ SAID = "<think>\nA greeting.\n</think>\n\nHello, fox.\nGood day."
 CALLED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ASKED = [{"role": "user", "content": "How is the weather?"}]
+
+CHATS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": ASKED},
+    "/v1/responses": {"input": "Hello."},
+    "/v1/messages": {"messages": ASKED, "max_tokens": 8},
+    "/api/chat": {"messages": ASKED, "stream": False},
+    "/completion": {"prompt": "Once"},
+}
+"""A path of each dialect, with the least that a body has."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Script:
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._fails_at = -1
+        self._failure: Exception | None = None
         self._channels: list[weakref.ref[StreamChannel]] = []
 
     def watch(self, engine: Any) -> None:
@@ -60,11 +71,12 @@ class Script:
 
         engine.accept = accepted
 
-    def begin(self, text: str, fails_at: int) -> None:
-        """Write this in answer to the next request."""
+    def begin(self, text: str, fails_at: int = -1, failure: Exception | None = None) -> None:
+        """Write this in answer to the next request; the draw of a token may fail."""
         encode = self._engine.tokenizer.encode
         self._ids = encode(text + "<|im_end|>", add_special=False, parse_special=True)
         self._fails_at, self._channels = fails_at, []
+        self._failure = failure
 
     def __call__(self, token_ids: Sequence[int], logits: Any) -> Any:
         channels = [channel for one in self._channels if (channel := one()) is not None]
@@ -73,7 +85,7 @@ class Script:
             assert time.monotonic() < until_s, "the stream is not read"
             time.sleep(0.0002)
         if len(token_ids) == self._fails_at:
-            raise RuntimeError("the draw fails")
+            raise self._failure or RuntimeError("the draw fails")
         row = np.linspace(-50, -60, logits.size, dtype=logits.dtype)
         row[self._ids[len(token_ids)]] = 50
         return row
@@ -290,6 +302,35 @@ def _others() -> str:
     )  # fmt: skip
 
 
+def _router() -> str:
+    world, model = RouterWorld(), {"model": "small"}
+    world.fail("large")
+    exchanges = [
+        *(Exchange(path, path, method="GET") for path in ("/v1/models", "/props", "/health", "/v1/engine/page")),
+        Exchange("load", "/models/load", model),
+        Exchange("a completion", "/completion", {"prompt": "Once", "n_predict": 3, **model}),
+        Exchange("a completion by an alias", "/v1/completions", {"prompt": "Once", "max_tokens": 3, "model": "s"}),
+        Exchange("one model", "/v1/models/small", method="GET"),
+        Exchange("tags", "/api/tags", method="GET"),
+        Exchange("unload", "/models/unload", model),
+        Exchange("unload again", "/models/unload", model),
+        Exchange("load an unknown model", "/models/load", {"model": "none"}),
+        Exchange("no model is named", "/completion", {"prompt": "Once"}),
+        Exchange("remove", "/models/small", method="DELETE"),
+    ]
+    for path, body in CHATS.items():
+        exchanges += [Exchange(f"{name} fails", path, {**body, "model": name}) for name in ("none", "large")]
+        exchanges.append(Exchange("large fails in a stream", path, {**body, "model": "large", "stream": True}))
+    try:
+        found = []
+        for exchange in exchanges:
+            found.append(asked(world.client, exchange))
+            world.settle()
+        return "\n".join(found)
+    finally:
+        world.close()
+
+
 def _ranking() -> str:
     engine = {**EXACT, "isolation": "thread", "num_slots": 2}
     documents = {"query": "the cat", "documents": ["a dog ran", "the cat sat"]}
@@ -316,4 +357,5 @@ EXCHANGES: dict[str, Callable[[], str]] = {
     "llama_server.txt": _llama_server,
     "other_routes.txt": _others,
     "ranking.txt": _ranking,
+    "router.txt": _router,
 }

@@ -138,6 +138,16 @@ class RouterWorld:
         status = service.models.manager.status
         self.server.until(lambda: status(name).num_users + status(name).num_waiting == count)
 
+    def settle(self) -> None:
+        """Wait until no model is in use, loads or is unloaded."""
+        service: Any = self.server.app.state.service
+
+        def is_settled() -> bool:
+            found = [service.models.manager.status(name) for name in ("small", "large", "other")]
+            return all(one.state in ("loaded", "unloaded", "failed") and not one.num_users for one in found)
+
+        self.server.until(is_settled)
+
     def close(self) -> None:
         self.loader.gate.set()
         for engine in self.loader.engines.values():
