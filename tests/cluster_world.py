@@ -21,11 +21,13 @@ from paceline.cluster import PromptBlocks
 from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.cluster.replica_calls import ReplicaGone
 from paceline.cluster.replica_service import ReplicaService
-from paceline.engine.commands import Digest, Inspect, RequestCommand
+from paceline.engine import questions
+from paceline.engine.commands import RequestCommand
 from paceline.engine.core import Engine
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
+from paceline.engine.questions import Reply
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.relay import TakePart
@@ -67,6 +69,7 @@ class MemoryReplica:
         engine = Engine(self._inbox, scheduler, Executor(backend, clock))
         self._runner = Runner(engine, self._inbox, self._sink, Pulse(clock), backend.abort, (backend.close,))
         self.adapters: list[str] = []
+        self._asked: dict[int, tuple[Any, Future[Any]]] = {}
         self.requests: list[messages.Generate | messages.Embed] = []
 
     # ---- passes
@@ -92,6 +95,9 @@ class MemoryReplica:
 
     def send(self, *sent: bytes) -> None:
         for message in map(messages.decode_up, sent):
+            if isinstance(message, Reply):
+                question, found = self._asked.pop(message.number)
+                found.set_result(question.result(message))
             for part in message.parts if isinstance(message, messages.Happened) else ():
                 self._takers[part.key](part)
 
@@ -113,8 +119,12 @@ class MemoryReplica:
     def describe(self) -> messages.Ready:
         return messages.Ready(messages.PROTOCOL, asdict(self.limits), {}, self.adapters)
 
-    def measure_media(self, question: messages.MeasureMedia) -> messages.MediaMeasured:
-        raise AssertionError("the fake backend takes no media")
+    def ask(self, question: Any, *args: Any) -> Future[Any]:
+        found: Future[Any] = Future()
+        call = question.call(next(self._keys), args)
+        self._asked[call.number] = question, found
+        self._sink.answer(call, 0.0)
+        return found
 
     def load_lora(self, name: str, path: str, *, in_place: bool = False) -> None:
         self.adapters = [*self.adapters, name]
@@ -126,20 +136,10 @@ class MemoryReplica:
         return self._metrics.snapshot()
 
     def slots(self) -> SlotsSnapshot:
-        return self._inspect(Inspect(self._inbox.next_key())).result(PATIENCE_S)  # type: ignore[no-any-return]
+        return self.ask(questions.slots).result(PATIENCE_S)  # type: ignore[no-any-return]
 
     def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Any:
-        return self._inspect(Digest(self._inbox.next_key(), max_prefixes, block_tokens))
-
-    def _inspect(self, question: Inspect | Digest) -> Future[Any]:
-        found: Future[Any] = Future()
-
-        def reply(snapshot: Any) -> messages.Up:
-            found.set_result(snapshot)
-            return messages.SlotsReply(0, None)  # which `send` ignores
-
-        self._sink.inspect(question, reply)
-        return found
+        return self.ask(questions.digest, max_prefixes, block_tokens)
 
     def heartbeat(self) -> Heartbeat:
         return self._runner.heartbeat()

@@ -9,11 +9,10 @@ from typing import Any
 
 from paceline.clock import Clock
 from paceline.engine.commands import (
+    Ask,
     Cancel,
     Command,
     EndSlow,
-    Export,
-    Import,
     SetInterval,
     SetPaused,
     Stop,
@@ -31,13 +30,12 @@ from paceline.request import RequestOptions
 from paceline.scheduling.drafter import Drafter
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.events import (
+    Answered,
     Delta,
     Embedded,
     Ended,
     Event,
-    Exported,
     HeldBack,
-    Imported,
     Released,
     Started,
 )
@@ -331,7 +329,10 @@ class World:
         self._next_key += 1
         self.exported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
-        self.commands.queue.append(Export(self._next_key, namespace, pack_tokens(token_ids)))
+        key, tokens = self._next_key, pack_tokens(token_ids)
+        self.commands.queue.append(
+            Ask(key, lambda engine: engine.scheduler.export(key, namespace, tokens), may_change_cache=True)
+        )
         return self._next_key
 
     def bring_in(self, token_ids: list[int], states: list[FakeState], **options: Any) -> int:
@@ -340,7 +341,13 @@ class World:
         self.imported[self._next_key] = None
         namespace = prefix_namespace(RequestOptions(**options))
         ranges = tuple((one.start, one.start + len(one.hashes), one) for one in states)
-        self.commands.queue.append(Import(self._next_key, namespace, pack_tokens(token_ids), ranges))
+        tokens = pack_tokens(token_ids)
+
+        def bring_in(engine: Engine) -> Any:
+            found = engine.scheduler.import_ranges(namespace, tokens, ranges)
+            return lambda: found
+
+        self.commands.queue.append(Ask(self._next_key, bring_in, may_change_cache=True))
         return self._next_key
 
     def cancel_embedding(self, key: int) -> None:
@@ -386,10 +393,10 @@ class World:
             if isinstance(event, Embedded):
                 assert event.key not in self.embedded, "an embedding request ended twice"
                 self.embedded[event.key] = event
-            elif isinstance(event, (Exported, Imported)):
-                results = self.exported if isinstance(event, Exported) else self.imported
+            elif isinstance(event, Answered):
+                results = self.exported if event.key in self.exported else self.imported
                 assert results[event.key] is None, "a query got two results"
-                results[event.key] = event.ranges
+                results[event.key] = event.result
             elif event.key in self.outcomes:
                 self._note(self.outcomes[event.key], event)
 

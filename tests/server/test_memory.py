@@ -200,7 +200,7 @@ def test_a_report_that_has_just_come_counts_no_more_than_one_of_before() -> None
     metrics = Metrics()  # as the worker sends them: with labels
     for source in ("running", "device", "host"):
         metrics.prefix_shared(1, 0, 10, source)
-    data, totals = messages.encode(messages.Stats(0, list(metrics.snapshot()))), WorkerTotals()
+    data, totals = messages.encode(messages.Stats(list(metrics.snapshot()))), WorkerTotals()
 
     def report() -> None:
         message = messages.decode_up(data)

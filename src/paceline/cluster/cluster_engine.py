@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from paceline.clock import MonotonicClock
 from paceline.cluster.dispatcher import Dispatcher
@@ -25,34 +25,45 @@ from paceline.engine.adapters import AdapterRegistry, name_of
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.base_engine import BaseEngine, fitted_config
 from paceline.engine.inbox import FrontInbox
-from paceline.engine.media_prompt import KeyedPrompt
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, TextRequests, activity_numbers
+from paceline.engine.prompts import Prompt, TextRequests
+from paceline.engine.questions import (
+    MediaSizes,
+    Question,
+    Reply,
+    activity,
+    digest,
+    measure_media,
+    measuring,
+    slots,
+)
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import FrontModel, LlamaFrontModel, no_samplers
 from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
 from paceline.errors import Aborted, AdapterError, EngineError, EngineStopped, Unsupported
-from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.runtime import MediaPart
 from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import SlotsSnapshot
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 _MEDIA_S: Final = 60.0
 _POLL_S: Final = 0.1  # between two checks whether waiting is cancelled
 _FILES = (
     "saved prefixes are files of one machine, and the replicas of a cluster have none in common; requests find cached prefixes "
     "on the replica that has them by themselves"
 )
+_DIGESTS = "a cluster has a prefix digest for each of its replicas, which routers get from them"
+_ASK_SLOTS: Final = messages.encode(slots.call(0, ()))
 
 
 class ClusterEngine(BaseEngine):
@@ -120,7 +131,7 @@ class ClusterEngine(BaseEngine):
             next_key=self._inbox.next_key,
             make_samplers=partial(no_samplers, front),
             clock=self._clock,
-            measure=partial(_measured, self._dispatcher, {}),
+            measure=measuring(partial(_measure, self._dispatcher)),
         )
         self._dispatcher.adapter_paths = partial(_adapter_paths, self._adapters)
         self._dispatcher.on_joined = partial(_joined, weakref.ref(self))
@@ -204,21 +215,9 @@ class ClusterEngine(BaseEngine):
             raise EngineError(f"no replica was there to change the adapter {name_of(key)!r}; try again")
         for replica_id, data in replies.items():
             done = messages.decode_up(data)
-            error = done.error if isinstance(done, messages.AdapterDone) else None
+            error = done.error if isinstance(done, Reply) else None
             if error is not None:
                 raise AdapterError(f"replica {replica_id}: {error}") from error
-
-    def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:  # noqa: ARG002
-        """Raise `Unsupported`."""
-        raise Unsupported(_FILES)
-
-    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:  # noqa: ARG002
-        """Raise `Unsupported`."""
-        raise Unsupported(_FILES)
-
-    def erase_prefix(self, name: str) -> None:  # noqa: ARG002
-        """Raise `Unsupported`."""
-        raise Unsupported(_FILES)
 
     # ---- state
 
@@ -237,14 +236,29 @@ class ClusterEngine(BaseEngine):
         replies = self._dispatcher.ask_state("stats").result()
         return {name: MetricsSnapshot(tuple(_samples(data))) for name, data in replies.items()}
 
-    def ask_slots(self) -> Future[SlotsSnapshot]:
-        """See `EngineClient`: the slots of all replicas, one behind the other in the order of their ids."""
+    def _ask(self, question: Question[R, *Ts], args: tuple[*Ts], delay_s: float = 0.0) -> Future[R]:
+        """Ask all replicas for their slots, or for activity, of which they have slots alone and no delay.
+
+        The slots come in the order of the replicas' ids; ticks and trees are the replicas' own. Raises `Unsupported` for others.
+        """
+        del args, delay_s
         self._dispatcher.check_process()
-        return map_future(self._dispatcher.ask_state("slots"), self._joined_slots)
+        joined: Any
+        if question.name == slots.name:
+            joined = self._joined_slots
+        elif question.name == activity.name:
+            joined = self._joined_activity
+        else:
+            raise Unsupported(_DIGESTS if question.name == digest.name else _FILES)
+        return map_future(self._dispatcher.ask_state("ask", _ASK_SLOTS), joined)
+
+    def _joined_activity(self, replies: dict[str, bytes]) -> EngineActivity:
+        found, now_s = self._joined_slots(replies), self._clock.now()
+        return EngineActivity(started_s=0.0, now_s=now_s, last_number=0, slots=found, num_waiting=found.num_waiting)
 
     def replica_slots(self) -> dict[str, SlotsSnapshot]:
         """Return what each slot of each replica does."""
-        return _slots(self._dispatcher.ask_state("slots").result())
+        return _slots(self._dispatcher.ask_state("ask", _ASK_SLOTS).result())
 
     def _joined_slots(self, replies: dict[str, bytes]) -> SlotsSnapshot:
         """Return the slots under ids and keys that are unique here: replicas count both by themselves."""
@@ -257,23 +271,6 @@ class ClusterEngine(BaseEngine):
         num_on_replicas = len({one.key for one in views if one.key is not None})
         num_waiting = max(0, self._inbox.num_open - num_on_replicas, sum(one.num_waiting for one in found.values()))
         return SlotsSnapshot(tuple(replace(one, id=index) for index, one in enumerate(views)), num_waiting)
-
-    def ask_activity(
-        self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
-    ) -> Future[EngineActivity]:
-        """See `EngineClient`: the slots of all replicas, without delay. Ticks and trees are the replicas' own, and left out."""
-        activity_numbers(after, max_nodes, delay_s)
-        now_s = self._clock.now()
-        return map_future(
-            self.ask_slots(),
-            lambda slots: EngineActivity(
-                started_s=0.0, now_s=now_s, last_number=0, slots=slots, num_waiting=slots.num_waiting
-            ),
-        )
-
-    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:  # noqa: ARG002
-        """Raise `Unsupported`."""
-        raise Unsupported("a cluster has a prefix digest for each of its replicas, which routers get from them")
 
 
 def _joined(engine: weakref.ref[ClusterEngine], replicas: Mapping[str, messages.Ready]) -> None:
@@ -300,31 +297,23 @@ def _samples(data: bytes) -> list[Any]:
 def _slots(replies: Mapping[str, bytes]) -> dict[str, SlotsSnapshot]:
     found = {}
     for name, data in replies.items():
-        message = messages.decode_up(data)
-        if isinstance(message, messages.SlotsReply) and message.snapshot is not None:
-            found[name] = message.snapshot
+        reply = messages.decode_up(data)
+        if isinstance(reply, Reply) and reply.result is not None:
+            found[name] = slots.result(reply)
     return found
 
 
-def _measured(
-    dispatcher: Dispatcher, known: dict[MediaExtent, tuple[MediaPart, ...]], extent: MediaExtent
-) -> tuple[MediaPart, ...]:
-    """Return the parts of an image or audio; a replica is asked once for each extent."""
-    found = known.get(extent)
-    if found is None:
-        question = messages.encode(messages.MeasureMedia(0, extent))
-        try:
-            reply = messages.decode_up(dispatcher.ask_one("measure_media", question).result(_MEDIA_S))
-        except TimeoutError:
-            raise EngineError(f"no replica measured an image or audio within {_MEDIA_S:.0f} s; try again") from None
-        if not isinstance(reply, messages.MediaMeasured):
-            raise EngineError(f"a replica measured an image or audio by a {type(reply).__name__}")
-        if reply.error is not None:
-            raise reply.error
-        found = tuple(
-            MediaPart(one.tokens, one.num_cells, one.num_positions, one.is_causal, None, None) for one in reply.parts
-        )
-        if len(known) >= 1024:
-            known.clear()
-        known[extent] = found
-    return found
+def _measure(dispatcher: Dispatcher, args: tuple[MediaExtent]) -> Future[tuple[MediaSizes, ...]]:
+    """Ask a replica what an image or audio becomes, and wait for the reply."""
+    measured: Future[tuple[MediaSizes, ...]] = Future()
+    try:
+        data = dispatcher.ask_one("ask", messages.encode(measure_media.call(0, args))).result(_MEDIA_S)
+    except TimeoutError:
+        raise EngineError(f"no replica measured an image or audio within {_MEDIA_S:.0f} s; try again") from None
+    reply = messages.decode_up(data)
+    if not isinstance(reply, Reply):
+        raise EngineError(f"a replica measured an image or audio by a {type(reply).__name__}")
+    if reply.error is not None:
+        raise reply.error
+    measured.set_result(measure_media.result(reply))
+    return measured

@@ -107,9 +107,9 @@ class Dispatcher(EngineThread):
         """Return a future of what a method of each connected replica returns; those that are gone are left out."""
         return self._run_on_loop(lambda: self._ask_all(lambda name: self._reply(name, method, *args)))
 
-    def ask_state(self, method: Call) -> Future[dict[str, Any]]:
+    def ask_state(self, method: Call, *args: Any) -> Future[dict[str, Any]]:
         """As `ask_all`, within `_STATE_S`: replicas that hang or fail are left out, so that the others can be seen."""
-        return self._run_on_loop(lambda: self._ask_all(lambda name: self._state(name, method)))
+        return self._run_on_loop(lambda: self._ask_all(lambda name: self._state(name, method, *args)))
 
     def ask_one(self, method: Call, *args: Any) -> Future[Any]:
         """Return a future of what a method of any replica returns: of the next one where one is gone or does not reply soon.
@@ -239,10 +239,10 @@ class Dispatcher(EngineThread):
         except ReplicaGone:
             return None
 
-    async def _state(self, replica_id: str, method: Call) -> Any:
+    async def _state(self, replica_id: str, method: Call, *args: Any) -> Any:
         try:
             async with asyncio.timeout(_STATE_S):
-                return await self._reply(replica_id, method)
+                return await self._reply(replica_id, method, *args)
         except TimeoutError:
             _log.warning("replica %s did not report its %s within %.0f s", replica_id, method, _STATE_S)
         except Exception:  # noqa: BLE001 - the others are shown

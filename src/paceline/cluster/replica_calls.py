@@ -15,11 +15,10 @@ Call = Literal[
     "renew",
     "leave",
     "stats",
-    "slots",
     "heartbeat",
     "load_lora",
     "unload_lora",
-    "measure_media",
+    "ask",
 ]
 """The methods of a `ReplicaService` that are called from elsewhere."""
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -26,6 +27,7 @@ from paceline.cluster.replica_calls import ReplicaEnded
 from paceline.cluster.routing import LoadMeter, ReplicaLoad, ReplicaReport
 from paceline.engine.commands import Cancel, RequestCommand
 from paceline.engine.executor import as_paceline_error
+from paceline.engine.questions import Call, Reply, find_question
 from paceline.engine.worker import messages
 from paceline.engine.worker.relay import TakePart, moved_in_time, part_moved_in_time, renamed
 from paceline.errors import EngineError, EngineStopped, WorkerUnresponsive
@@ -62,7 +64,7 @@ class RelayEngine(Protocol):
     def relay(self, message: messages.Generate | messages.Embed, take: TakePart) -> int: ...  # noqa: D102
     def command(self, command: RequestCommand) -> None: ...  # noqa: D102
     def describe(self) -> messages.Ready: ...  # noqa: D102
-    def measure_media(self, question: messages.MeasureMedia) -> messages.MediaMeasured: ...  # noqa: D102
+    def ask(self, question: Any, *args: Any) -> Future[Any]: ...  # noqa: D102
     def load_lora(self, name: str, path: str, *, in_place: bool = False) -> None: ...  # noqa: D102
     def unload_lora(self, name: str, *, timeout_s: float | None = 30.0) -> None: ...  # noqa: D102
     def stats(self) -> MetricsSnapshot: ...  # noqa: D102
@@ -287,41 +289,42 @@ class ReplicaService:
     async def stats(self) -> bytes:
         """Return all metrics."""
         snapshot = await asyncio.to_thread(self._engine.stats)
-        return messages.encode(messages.Stats(0, list(snapshot)))
-
-    async def slots(self) -> bytes:
-        """Return what each slot does."""
-        return messages.encode(messages.SlotsReply(0, await asyncio.to_thread(self._engine.slots)))
+        return messages.encode(messages.Stats(list(snapshot)))
 
     async def heartbeat(self) -> bytes:
         """Return the engine's heartbeat."""
         return msgspec.msgpack.encode(self._engine.heartbeat())
 
-    async def measure_media(self, question: bytes) -> bytes:
-        """Return what an image or audio of an extent becomes in a prompt, or why it cannot be in one. Raises `ReplicaEnded`."""
+    async def ask(self, call: bytes) -> bytes:
+        """Return the reply to a `Call`, in which an error is too. Raises `ReplicaEnded`."""
         self._check_engine()
-        message = messages.decode_down(question)
-        assert isinstance(message, messages.MeasureMedia)  # noqa: S101 - of the same version
-        measured = await asyncio.to_thread(self._engine.measure_media, message)
-        if isinstance(measured.error, EngineStopped):
-            raise self._ended(str(measured.error))
-        return messages.encode(measured)
+        message = messages.decode_down(call)
+        assert isinstance(message, Call)  # noqa: S101 - of the same version
+        try:
+            question = find_question(message)
+            answer = await asyncio.wrap_future(self._engine.ask(question, *question.args(message)))
+            reply = question.reply(message.number, answer)
+        except EngineStopped as stopped:
+            raise self._ended(str(stopped)) from None
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            reply = Reply(message.number, None, as_paceline_error(error))
+        return messages.encode(reply)
 
     async def load_lora(self, name: str, path: str, in_place: bool) -> bytes:
         """Load an adapter from a file of this machine; an error is in the reply."""
-        return await self._adapter_reply(name, lambda: self._engine.load_lora(name, path, in_place=in_place))
+        return await self._change_adapters(lambda: self._engine.load_lora(name, path, in_place=in_place))
 
     async def unload_lora(self, name: str) -> bytes:
         """Unload an adapter, as soon as no open request uses it; an error is in the reply."""
-        return await self._adapter_reply(name, lambda: self._engine.unload_lora(name))
+        return await self._change_adapters(lambda: self._engine.unload_lora(name))
 
-    async def _adapter_reply(self, name: str, change: Callable[[], None]) -> bytes:
+    async def _change_adapters(self, change: Callable[[], None]) -> bytes:
         failure = None
         try:
             await asyncio.to_thread(change)
         except Exception as error:  # noqa: BLE001 - the front is to know
             failure = as_paceline_error(error)
-        return messages.encode(messages.AdapterDone(0, name, None, failure))
+        return messages.encode(Reply(0, None, failure))
 
     # ---- health and routing
 

@@ -10,23 +10,29 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from paceline import validation
 from paceline.clock import Clock
 from paceline.config import EngineConfig
+from paceline.engine import questions
 from paceline.engine.adapters import AdapterRegistry, LoraAdapter, check_adapter_file
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import Inbox
+from paceline.engine.media_prompt import KeyedPrompt
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import (
     EmbeddingPrompt,
     Prompt,
     TextRequests,
+    activity_numbers,
     all_pairs,
+    digest_sizes,
     embeddable,
     embedding_request,
 )
+from paceline.engine.questions import Question
+from paceline.engine.saved_prefixes import PrefixNamespace
 from paceline.errors import AdapterInUse, AdapterNotFound, EngineStopped, InvalidParams
 from paceline.kv_cache import PrefixDigest
 from paceline.observability.heartbeat import Heartbeat
@@ -42,6 +48,8 @@ from paceline.scheduling.sequence import Request
 from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming import StreamChannel
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 _log = logging.getLogger("paceline.engine")
 
 
@@ -185,29 +193,58 @@ class BaseEngine(ABC):
         with suppress(EngineStopped):
             self._free_adapter(key)
 
-    @abstractmethod
     def _load_adapter(self, key: str, path: str) -> None:
         """Load a file under a new key. Raises `AdapterError`."""
+        self.ask(questions.load_adapter, key, path).result()
 
-    @abstractmethod
     def _free_adapter(self, key: str) -> None:
         """Free an adapter of which no request is open, and what is cached of it."""
+        self.ask(questions.free_adapter, key).result()
 
     # ---- questions
 
+    def ask(self, question: Question[R, *Ts], *args: *Ts) -> Future[R]:
+        """See `EngineClient`."""
+        return self._ask(question, args)
+
     @abstractmethod
+    def _ask(self, question: Question[R, *Ts], args: tuple[*Ts], delay_s: float = 0.0) -> Future[R]:
+        """Return a future of the answer; of a question in place "tick" the answer after the first tick from delay_s on."""
+
+    def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
+        """See `EngineClient`."""
+        self._check_usable()
+        keyed = self._text_requests.keyed(prompt, options)
+        return self.ask(questions.save_prefix, validation.text("name", name), keyed, self._namespace(options)).result()
+
+    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
+        """See `EngineClient`."""
+        self._check_usable()
+        return self.ask(questions.load_prefix, validation.text("name", name), self._namespace(options)).result()
+
+    def erase_prefix(self, name: str) -> None:
+        """See `EngineClient`."""
+        self._check_usable()
+        self.ask(questions.erase_prefix, validation.text("name", name)).result()
+
+    def _namespace(self, options: RequestOptions) -> PrefixNamespace:
+        resolved = self._adapters.resolve(options)
+        return resolved.lora, resolved.tenant, resolved.cache_salt
+
     def ask_slots(self) -> Future[SlotsSnapshot]:
         """See `EngineClient`."""
+        return self.ask(questions.slots)
 
-    @abstractmethod
-    def prefix_digest(self, max_prefixes: int = 1024) -> Future[PrefixDigest]:
+    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:
         """See `EngineClient`."""
+        return self.ask(questions.digest, *digest_sizes(max_prefixes, block_tokens))
 
-    @abstractmethod
     def ask_activity(
         self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
     ) -> Future[EngineActivity]:
         """See `EngineClient`."""
+        after, max_nodes, delay_s = activity_numbers(after, max_nodes, delay_s)
+        return self._ask(questions.activity, (after, max_nodes), delay_s)
 
     def slots(self) -> SlotsSnapshot:
         """See `EngineClient`."""

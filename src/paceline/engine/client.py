@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from paceline.config import EngineConfig
     from paceline.engine.adapters import LoraAdapter
     from paceline.engine.media_prompt import KeyedPrompt
     from paceline.engine.prompts import EmbeddingPrompt, Prompt
+    from paceline.engine.questions import Question
     from paceline.errors import EngineStopped
     from paceline.kv_cache import PrefixDigest
     from paceline.observability.heartbeat import Heartbeat
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from paceline.scheduling.sequence import Request
     from paceline.scheduling.telemetry import SlotsSnapshot
     from paceline.streaming import StreamChannel
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class EngineClient(Protocol):
@@ -160,6 +164,12 @@ class EngineClient(Protocol):
         """Delete a saved prefix. Raises `StateError` if there is none."""
 
     # ---- state
+
+    def ask(self, question: Question[R, *Ts], *args: *Ts) -> Future[R]:
+        """Return a future of the answer to a question, one of the module `questions`.
+
+        A question that reads files may be answered before this returns. Raises as `ask_slots`.
+        """
 
     def stats(self) -> MetricsSnapshot:
         """Return all metrics, see docs/metrics.md. What a worker did after its last report is lost with it."""

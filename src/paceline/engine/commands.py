@@ -1,16 +1,16 @@
 """Commands to an engine, as frozen records.
 
-Those about a request that was submitted, and `Stop`, go to a worker as they are; `Submit` and the questions have messages of
-their own there, since what they hold does not leave its process.
+Commands for one submitted request, and `Stop`, go to a worker as they are. `Submit` and `Ask` stay in their process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from paceline.kv_cache import TEXT_LAYOUT, Namespace, PromptLayout, SavedState
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.sequence import Request
 
@@ -66,63 +66,21 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
-    """Ask for what the KV cache has of a prefix; tokens as `pack_tokens` returns them, media items by their keys."""
+class Ask:
+    """Ask something of the engine's thread.
 
-    key: int
-    namespace: Namespace
-    tokens: bytes
-    layout: PromptLayout = TEXT_LAYOUT
-
-
-@dataclass(frozen=True, slots=True)
-class Import:
-    """Give the host cache the saved ranges of a prefix, (start, end, saved cells) each."""
-
-    key: int
-    namespace: Namespace
-    tokens: bytes
-    ranges: tuple[tuple[int, int, SavedState], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Inspect:
-    """Ask what each slot does."""
-
-    key: int
-
-
-@dataclass(frozen=True, slots=True)
-class Digest:
-    """Ask for hashes of the cached prefixes, of whole blocks where block_tokens is given."""
-
-    key: int
-    max_prefixes: int
-    block_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Observe:
-    """Ask what the engine does: ticks and marks behind a number, and at most max_nodes of the radix tree; None: no tree.
-
-    due_s: on the engine's clock; the reply comes after the first tick that ends then or later, or finds nothing to do.
+    Attributes:
+        key: Of the event `Answered`.
+        begin: Called with the engine (`core.Engine`) before the next tick. It returns a function, which is called after the tick
+            for the result, or None if the engine will emit the event by itself.
+        due_s: On the engine's clock; the result is of the first tick that ends then or later, or finds nothing to do.
+        may_change_cache: Whether it changes the KV cache, which ends a calibration.
     """
 
     key: int
-    after: int
-    max_nodes: int | None
+    begin: Callable[[Any], Callable[[], Any] | None]
     due_s: float = 0.0
+    may_change_cache: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DetachAdapter:
-    """Stop applying an adapter of which no request is open, and drop what was computed with it."""
-
-    key: int
-    adapter: str
-
-
-Question = Export | Import | Inspect | Digest | Observe | DetachAdapter
-"""A command whose result is an event of the same key."""
-
-Command = Question | Submit | RequestCommand | Drain | Stop
+Command = Ask | Submit | RequestCommand | Drain | Stop

@@ -9,17 +9,11 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from paceline.engine.commands import (
+    Ask,
     Cancel,
     Command,
-    DetachAdapter,
-    Digest,
     Drain,
     EndSlow,
-    Export,
-    Import,
-    Inspect,
-    Observe,
-    Question,
     SetInterval,
     SetPaused,
     Stop,
@@ -57,20 +51,20 @@ class Engine:
         self, commands: Commands, scheduler: Scheduler, executor: Executor, calibration: TimedPasses | None = None
     ) -> None:
         self._commands = commands
-        self._scheduler = scheduler
-        self._executor = executor
+        self.scheduler = scheduler
+        self.executor = executor
         self._calibration = calibration
 
     def tick(self) -> list[Event]:
         """Run one turn of the loop: commands, a plan, a pass, its events."""
         self._take_commands()
-        plan = self._scheduler.plan()
-        output = self._executor.run(plan)
-        return self._scheduler.apply(plan, output)
+        plan = self.scheduler.plan()
+        output = self.executor.run(plan)
+        return self.scheduler.apply(plan, output)
 
     def note_cancelled(self, key: int) -> None:
         """End a running pass of embedding requests if all of them are cancelled, with this one. Any thread."""
-        self._executor.note_cancelled(key)
+        self.executor.note_cancelled(key)
 
     def calibrate(self) -> None:
         """Time a pass for the cost model; the first command that may change the cache ends that for good."""
@@ -84,20 +78,20 @@ class Engine:
 
     def fail_all(self, error: PacelineError, failures: list[Exception]) -> list[Event]:
         """End every request with an error, after a failure that none of them caused. failures: see `Scheduler.fail_all`."""
-        return self._scheduler.fail_all(error, failures)
+        return self.scheduler.fail_all(error, failures)
 
     def reset(self) -> None:
         """Drop every request and empty the KV cache, which may be inconsistent; after `fail_all`."""
-        self._scheduler.reset()
+        self.scheduler.reset()
 
     @property
     def is_idle(self) -> bool:
         """Whether the last tick had nothing to do; only a command or a deadline changes that."""
-        return self._scheduler.is_idle
+        return self.scheduler.is_idle
 
     def next_deadline_s(self) -> float:
         """Return when there is something to do even without a command; infinite if never."""
-        return self._scheduler.next_deadline_s()
+        return self.scheduler.next_deadline_s()
 
     def _take_commands(self) -> None:
         for command in self._commands.take():
@@ -106,23 +100,24 @@ class Engine:
                 case Submit(request):
                     self._submit(request)
                 case Cancel(key):
-                    self._scheduler.cancel(key)
+                    self.scheduler.cancel(key)
                 case SetPaused(key, is_paused):
-                    self._scheduler.set_paused(key, is_paused=is_paused)
+                    self.scheduler.set_paused(key, is_paused=is_paused)
                 case SetInterval(key, interval):
-                    self._scheduler.set_interval(key, interval)
+                    self.scheduler.set_interval(key, interval)
                 case EndSlow(key):
-                    self._scheduler.end_slow(key)
-                case Export() | Import() | Inspect() | Digest() | Observe() | DetachAdapter():
+                    self.scheduler.end_slow(key)
+                case Ask():
                     self._ask(command)
                 case Drain():
-                    self._scheduler.drain()
+                    self.scheduler.drain()
                 case Stop():
-                    self._scheduler.stop()
+                    self.scheduler.stop()
 
     def _make_way(self, command: Command) -> None:
         """End the calibration before what may change the cache."""
-        if self._calibration is not None and not isinstance(command, Inspect | Digest | Observe):
+        is_harmless = isinstance(command, Ask) and not command.may_change_cache
+        if self._calibration is not None and not is_harmless:
             self.end_calibration()
 
     def end_calibration(self) -> None:
@@ -131,24 +126,13 @@ class Engine:
         if calibration is not None:
             calibration.end()
 
-    def _ask(self, question: Question) -> None:
-        match question:
-            case Export(key, namespace, tokens, layout):
-                self._scheduler.export(key, namespace, tokens, layout)
-            case Import(key, namespace, tokens, ranges):
-                self._scheduler.import_ranges(key, namespace, tokens, ranges)
-            case Inspect(key):
-                self._scheduler.inspect(key)
-            case Digest(key, max_prefixes, block_tokens):
-                self._scheduler.digest(key, max_prefixes, block_tokens)
-            case Observe(key, after, max_nodes, due_s):
-                self._scheduler.observe(key, after, max_nodes, due_s)
-            case DetachAdapter(key, adapter):
-                self._executor.detach_adapter(adapter)
-                self._scheduler.forget_adapter(key, adapter)
+    def _ask(self, command: Ask) -> None:
+        answer = command.begin(self)
+        if answer is not None:
+            self.scheduler.ask(command.key, answer, command.due_s)
 
     def _submit(self, request: Request | EmbeddingRequest) -> None:
         if isinstance(request, Request):
-            self._scheduler.submit(request)
+            self.scheduler.submit(request)
         else:
-            self._scheduler.submit_embedding(request)
+            self.scheduler.submit_embedding(request)

@@ -5,37 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
-from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from paceline.clock import MonotonicClock
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import ModelPath, engine_arguments, refuse_rpc, sampling_defaults
 from paceline.engine.backend import prepare_embedding
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
-from paceline.engine.commands import DetachAdapter, Digest, Inspect, Observe
 from paceline.engine.core import Engine
 from paceline.engine.encoding_inbox import EncodingInbox
 from paceline.engine.engine_factory import assemble
 from paceline.engine.engine_thread import Runner
 from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
-from paceline.engine.media_prompt import KeyedPrompt, Measure
+from paceline.engine.media_prompt import Measure
 from paceline.engine.output_router import OutputRouter
-from paceline.engine.pending_results import map_future
 from paceline.engine.projector_file import projectors_beside
-from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes, refuse_media
-from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
-from paceline.kv_cache import PrefixDigest
+from paceline.engine.prompts import TextRequests, refuse_media
+from paceline.engine.questions import Question, Resources
+from paceline.engine.saved_prefixes import StateFiles
 from paceline.observability.heartbeat import Pulse
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
-from paceline.request import RequestOptions
 from paceline.runtime import Model, trim_heap
-from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.telemetry import SlotsSnapshot
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class InProcessEngine(BaseEngine):
@@ -65,7 +62,8 @@ class InProcessEngine(BaseEngine):
         self._backend = parts.backend
         self._inbox = Inbox(config.num_slots + config.max_queue, config.max_queue_tokens)
         encoder = parts.encoder
-        measure: Measure = partial(refuse_media, beside=projectors_beside(parts.model.paths))
+        projectors = projectors_beside(parts.model.paths)
+        measure: Measure = partial(refuse_media, beside=projectors)
         if encoder is not None:
             self._inbox = inbox = EncodingInbox(
                 config.num_slots + config.max_queue, config.max_queue_tokens, encoder, self._clock
@@ -87,7 +85,14 @@ class InProcessEngine(BaseEngine):
         )
         projector = b"" if parts.encoder is None else parts.encoder.fingerprint
         files = StateFiles(config.state_folder, parts.fingerprint, projector, self.limits.host_bytes)
-        self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, self._backend.adapter_fingerprint)
+        self._resources = Resources(
+            backend=parts.backend,
+            ask=self._router.ask,
+            next_key=self._inbox.next_key,
+            files=files,
+            encoder=parts.encoder,
+            projectors=projectors,
+        )
         engine = Engine(self._inbox, parts.scheduler, Executor(self._backend, self._clock), parts.calibration)
         pulse, at_end = Pulse(self._clock), (*at_end, *parts.at_end, trim_heap)
         self._runner = Runner(engine, self._inbox, self._router, pulse, self._backend.abort, at_end)
@@ -98,28 +103,17 @@ class InProcessEngine(BaseEngine):
     def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
         return prepare_embedding(self._backend, request)
 
-    def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
-        """See `EngineClient`."""
-        self._check_usable()
-        keyed = self._text_requests.keyed(prompt, options)
-        return self._prefixes.save(name, keyed, self._adapters.resolve(options))
-
-    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
-        """See `EngineClient`."""
-        self._check_usable()
-        return self._prefixes.load(name, self._adapters.resolve(options))
-
-    def erase_prefix(self, name: str) -> None:
-        """See `EngineClient`."""
-        self._check_usable()
-        self._prefixes.erase(name)
-
-    def _load_adapter(self, key: str, path: str) -> None:
-        self._backend.load_adapter(key, path)
-
-    def _free_adapter(self, key: str) -> None:
-        self._router.ask(DetachAdapter(self._inbox.next_key(), key)).result()
-        self._backend.free_adapter(key)
+    def _ask(self, question: Question[R, *Ts], args: tuple[*Ts], delay_s: float = 0.0) -> Future[R]:
+        """Have the engine's thread answer, or answer here a question that takes no tick."""
+        self._thread.check_process()
+        if question.place == "tick":
+            return self._router.ask(question.command(self._inbox.next_key(), args, self._clock.now() + delay_s))
+        answered: Future[R] = Future()
+        try:
+            answered.set_result(question.answer(self._resources, *args))
+        except Exception as error:  # noqa: BLE001 - raised by `result`
+            answered.set_exception(error)
+        return answered
 
     def stats(self) -> MetricsSnapshot:
         """See `EngineClient`."""
@@ -128,24 +122,3 @@ class InProcessEngine(BaseEngine):
     def reported_stats(self, max_age_s: float) -> MetricsSnapshot:  # noqa: ARG002
         """See `EngineClient`: nothing is older."""
         return self.metrics.snapshot()
-
-    def ask_slots(self) -> Future[SlotsSnapshot]:
-        """See `EngineClient`."""
-        self._runner.check_process()
-        return self._ask(Inspect(self._inbox.next_key()))
-
-    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:
-        """See `EngineClient`."""
-        self._runner.check_process()
-        return self._ask(Digest(self._inbox.next_key(), *digest_sizes(max_prefixes, block_tokens)))
-
-    def ask_activity(
-        self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
-    ) -> Future[EngineActivity]:
-        """See `EngineClient`."""
-        self._runner.check_process()
-        after, max_nodes, delay_s = activity_numbers(after, max_nodes, delay_s)
-        return self._ask(Observe(self._inbox.next_key(), after, max_nodes, self._clock.now() + delay_s))
-
-    def _ask(self, question: Inspect | Digest | Observe) -> Future[Any]:
-        return map_future(self._router.ask(question), itemgetter(0))

@@ -11,24 +11,12 @@ from functools import partial
 from typing import Any
 
 from paceline.completion import completion_of
-from paceline.engine.commands import Cancel, EndSlow, Question, SetInterval, SetPaused
+from paceline.engine.commands import Ask, Cancel, EndSlow, SetInterval, SetPaused
 from paceline.engine.inbox import Inbox, Wait
 from paceline.engine.pending_results import PendingResults, end_each
 from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import (
-    AdapterDetached,
-    Delta,
-    Embedded,
-    Ended,
-    Event,
-    Exported,
-    HeldBack,
-    Imported,
-    Inspected,
-    Released,
-    Started,
-)
+from paceline.scheduling.events import Answered, Delta, Embedded, Ended, Event, HeldBack, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamSender
 
@@ -120,8 +108,8 @@ class OutputRouter:
         future.add_done_callback(cancel_if_wanted)
         return future
 
-    def ask(self, command: Question) -> Future[list[Any]]:
-        """Put a question to the engine; its result resolves the future."""
+    def ask(self, command: Ask) -> Future[Any]:
+        """Put a command into the inbox; the engine's answer resolves the future."""
         future = self._results.add(command.key)
         self._inbox.put(command)
         if self._is_over:  # `close` sets this before it resolves the futures, so none is left
@@ -149,12 +137,8 @@ class OutputRouter:
                 self._inbox.started(key)
             case Released(key):
                 self._release(key)
-            case Exported(key, ranges) | Imported(key, ranges):
-                self._results.resolve(key, ranges)
-            case Inspected(key, snapshot):
-                self._results.resolve(key, [snapshot])
-            case AdapterDetached(key):
-                self._results.resolve(key, [])
+            case Answered(key, result):
+                self._results.resolve(key, result)
             case Embedded(key, vectors, error):
                 self._results.resolve(key, vectors, error)
 

@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline import validation
-from paceline.engine.commands import Export, Import, Question
+from paceline.engine.commands import Ask
+from paceline.engine.core import Engine
 from paceline.engine.media_prompt import KeyedPrompt
 from paceline.errors import InvalidParams, StateError, Unsupported
 from paceline.kv_cache import MediaItem, PromptLayout, pack_tokens
-from paceline.request import RequestOptions
 from paceline.runtime import CellState
 from paceline.runtime.sequence_state import HEAD_BYTES, SequenceState, check_head, layout_fingerprint
-from paceline.scheduling.sequence import prefix_namespace
+
+PrefixNamespace = tuple[tuple[tuple[str, float], ...], str, str]
+"""Of `prefix_namespace`: keys of adapters with their scales, tenant and salt."""
 
 AppliedAdapters = tuple[tuple[bytes, float], ...]
 """Fingerprints of adapters with their scales, sorted."""
@@ -55,22 +57,26 @@ class SavedPrefixes:
     def __init__(
         self,
         files: StateFiles,
-        ask: Callable[[Question], Future[list[Any]]],
+        ask: Callable[[Ask], Future[Any]],
         next_key: Callable[[], int],
         adapter_fingerprint: Callable[[str], bytes],
     ) -> None:
         self._files, self._ask, self._next_key = files, ask, next_key
         self._adapter_fingerprint = adapter_fingerprint
 
-    def save(self, name: str, prompt: KeyedPrompt, options: RequestOptions) -> int:
-        """Write what the KV cache has of these tokens and return how many of them that is.
+    def save(self, name: str, prompt: KeyedPrompt, namespace: PrefixNamespace) -> int:
+        """Write the cached prefix of these tokens and return its number of tokens.
 
-        options: with the keys of adapters. Raises `StateError`, `AdapterNotFound`.
+        Raises `StateError`, `AdapterNotFound`.
         """
         self._files.path(name)
-        adapters, layout = self._applied(options), PromptLayout(prompt.media)
-        tokens = pack_tokens(prompt.ids)
-        ranges = self._ask(Export(self._next_key(), prefix_namespace(options), tokens, layout)).result()
+        adapters, layout = self._applied(namespace), PromptLayout(prompt.media)
+        tokens, key = pack_tokens(prompt.ids), self._next_key()
+
+        def export(engine: Engine) -> None:
+            engine.scheduler.export(key, namespace, tokens, layout)
+
+        ranges = self._ask(Ask(key, export, may_change_cache=True)).result()
         if not ranges:
             raise StateError(
                 f"nothing of this prompt is in host memory; generate from it before saving it as {name!r}, with host_cache_bytes "
@@ -81,20 +87,23 @@ class SavedPrefixes:
         self._files.write(name, prompt.ids, ranges, adapters, tuple(one for one in prompt.media if one.end <= end))
         return end
 
-    def load(self, name: str, options: RequestOptions) -> list[int]:
+    def load(self, name: str, namespace: PrefixNamespace) -> list[int]:
         """Load a saved prefix into the host cache and return its token ids.
 
-        options: with the keys of adapters. Raises `StateError`, also where it was computed with other adapters or scales, and
-        `AdapterNotFound`.
+        Raises `StateError`, also if it was computed with other adapters or scales, and `AdapterNotFound`.
         """
-        token_ids, ranges, media = self._files.read(name, self._applied(options))
+        token_ids, ranges, media = self._files.read(name, self._applied(namespace))
         layout = PromptLayout(media)
         placed = tuple(
             (one.start, one.end, CellState(layout.position(one.start), layout.position(one.end), one.payload))
             for one in ranges
         )
-        there = self._ask(Import(self._next_key(), prefix_namespace(options), pack_tokens(token_ids), placed)).result()
-        if not there:
+
+        def bring_in(engine: Engine) -> Callable[[], list[Any]]:
+            found = engine.scheduler.import_ranges(namespace, pack_tokens(token_ids), placed)
+            return lambda: found
+
+        if not self._ask(Ask(self._next_key(), bring_in, may_change_cache=True)).result():
             raise StateError(
                 f"host memory has no room for the saved prefix {name!r}; raise host_cache_bytes, or save it again if an "
                 "earlier version saved it"
@@ -105,8 +114,8 @@ class SavedPrefixes:
         """Delete a saved prefix. Raises `StateError` where there is none."""
         self._files.erase(name)
 
-    def _applied(self, options: RequestOptions) -> AppliedAdapters:
-        return tuple(sorted((self._adapter_fingerprint(key), scale) for key, scale in options.lora))
+    def _applied(self, namespace: PrefixNamespace) -> AppliedAdapters:
+        return tuple(sorted((self._adapter_fingerprint(key), scale) for key, scale in namespace[0]))
 
 
 class StateFiles:

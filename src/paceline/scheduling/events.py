@@ -7,9 +7,6 @@ from typing import Any
 import msgspec
 
 from paceline.errors import PacelineError
-from paceline.kv_cache import PrefixDigest
-from paceline.scheduling.activity import EngineActivity
-from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk
 
 
@@ -54,31 +51,11 @@ class Embedded(msgspec.Struct):
     error: PacelineError | None
 
 
-class Exported(msgspec.Struct):
-    """Saved ranges of a prefix, one behind the other from its first token on; may be empty."""
+class Answered(msgspec.Struct):
+    """The result of a command with this key that asked the engine for something."""
 
     key: int
-    ranges: list[Any]
+    result: Any
 
 
-class Imported(msgspec.Struct):
-    """What host memory has of a prefix after an import; empty where its capacity has no room for any."""
-
-    key: int
-    ranges: list[Any]
-
-
-class Inspected(msgspec.Struct):
-    """What each slot does, which prefixes are cached, or what the engine does, after the tick."""
-
-    key: int
-    snapshot: SlotsSnapshot | PrefixDigest | EngineActivity
-
-
-class AdapterDetached(msgspec.Struct):
-    """No pass uses an adapter any more, and nothing that was computed with it is cached."""
-
-    key: int
-
-
-Event = AdapterDetached | Exported | Imported | Inspected | Started | Delta | HeldBack | Ended | Released | Embedded
+Event = Answered | Started | Delta | HeldBack | Ended | Released | Embedded

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.clock import Clock
 from paceline.errors import Aborted, NoKvSlot, PacelineError
@@ -19,7 +19,6 @@ from paceline.kv_cache import (
     TEXT_LAYOUT,
     KVCache,
     Namespace,
-    PrefixDigest,
     PromptLayout,
     SavedState,
     TransferOutput,
@@ -32,7 +31,7 @@ from paceline.scheduling.depth_chooser import DepthChooser
 from paceline.scheduling.draft_chain import DraftChain
 from paceline.scheduling.drafter import Drafter, Drafters
 from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
-from paceline.scheduling.events import AdapterDetached, Delta, Event, Exported, HeldBack, Imported, Inspected
+from paceline.scheduling.events import Answered, Delta, Event, HeldBack
 from paceline.scheduling.finisher import RequestFinisher
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.lost_time import LostTime
@@ -47,12 +46,10 @@ from paceline.streaming.chunk import FinishReason
 _LEARN_EVERY = 8
 
 
-class _Inspection(NamedTuple):
-    """A question about the state after a tick. due_s: on the engine's clock, 0: after the next one."""
-
+class _Question(NamedTuple):
     key: int
-    snapshot: Callable[[], SlotsSnapshot | PrefixDigest | EngineActivity]
-    due_s: float = 0.0
+    answer: Callable[[], Any]
+    due_s: float
 
 
 class Scheduler:
@@ -102,7 +99,7 @@ class Scheduler:
         self._is_stopping = False
         self._needs_poll = True
         self._waits_for_readers = True
-        self._inspections: list[_Inspection] = []
+        self._questions: list[_Question] = []
         self._interval_changed: set[int] = set()
         self.is_idle = True
 
@@ -166,36 +163,28 @@ class Scheduler:
             request.is_slow = True
             self._needs_poll = True
 
+    def ask(self, key: int, answer: Callable[[], Any], due_s: float = 0.0) -> None:
+        """Emit `Answered` after the first tick that ends at due_s or later, or finds nothing to do."""
+        self._questions.append(_Question(key, answer, due_s))
+
     def export(self, key: int, namespace: Namespace, tokens: bytes, layout: PromptLayout = TEXT_LAYOUT) -> None:
-        """Emit `Exported` with the saved ranges of a prefix, once all of it is in host memory."""
+        """Emit `Answered` with the saved ranges of a prefix in order, once all of it is in host memory; there may be none."""
         self.kv_cache.request_export(key, namespace, tokens, layout)
 
     def import_ranges(
-        self, key: int, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...]
-    ) -> None:
-        """Put saved ranges of a prefix into host memory, and emit `Imported`."""
-        self._events.append(Imported(key, self.kv_cache.import_ranges(namespace, tokens, ranges, self._clock.now())))
+        self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...]
+    ) -> list[Any]:
+        """Put saved ranges of a prefix into host memory and return the ranges that are there; none if there is no room."""
+        return self.kv_cache.import_ranges(namespace, tokens, ranges, self._clock.now())
 
-    def inspect(self, key: int) -> None:
-        """Emit `Inspected` with what each slot does, after the next tick."""
-        self._inspections.append(_Inspection(key, self.slots))
-
-    def digest(self, key: int, max_prefixes: int, block_tokens: int | None = None) -> None:
-        """Emit `Inspected` with hashes of the cached prefixes, after the next tick."""
-        self._inspections.append(_Inspection(key, lambda: self.kv_cache.digest(max_prefixes, block_tokens)))
-
-    def observe(self, key: int, after: int, max_nodes: int | None, due_s: float = 0.0) -> None:
-        """Record ticks for a while, and emit `Inspected` with what the engine does; see `EngineActivity`.
-
-        The event comes after the first tick that ends at due_s or later, or finds nothing to do.
-        """
+    def observe(self, after: int, max_nodes: int | None) -> Callable[[], EngineActivity]:
+        """Record ticks for a while, and return a function for `ask`; see `EngineActivity`."""
         self._telemetry.log.ask(self._clock.now())
-        self._inspections.append(_Inspection(key, lambda: self._activity(after, max_nodes), due_s))
+        return lambda: self._activity(after, max_nodes)
 
-    def forget_adapter(self, key: int, adapter: str) -> None:
-        """Drop all that was computed with an adapter, of which no request is open, and emit `AdapterDetached`."""
+    def forget_adapter(self, adapter: str) -> None:
+        """Drop everything that was computed with an adapter, of which no request is open."""
         self.kv_cache.forget(lambda namespace: uses_adapter(namespace, adapter), self._clock.now())
-        self._events.append(AdapterDetached(key))
 
     def drain(self) -> None:
         """From now on wait for no reader: paused requests run to their end."""
@@ -296,25 +285,25 @@ class Scheduler:
         now = self._clock.now()
         restarted = self._apply_transfers(plan, output.transfers, now) if output.transfers else set()
         if self.kv_cache.is_exporting:
-            self._events += [Exported(key, ranges) for key, ranges in self.kv_cache.take_exports()]
+            self._events += [Answered(key, ranges) for key, ranges in self.kv_cache.take_exports()]
         if isinstance(plan, EmbeddingPlan):
             self._events += self._embedding.apply(plan, output, now)
         elif plan.rows:
             self._apply_step(plan, output, restarted, now)
         if self._interval_changed:
             self._flush_by_interval()
-        if self._inspections:
-            self._take_inspections()
+        if self._questions:
+            self._answer()
         return self._take_events()
 
-    def _take_inspections(self) -> None:
-        now_s, inspections = self._clock.now(), self._inspections
-        self._inspections = []
-        for one in inspections:
-            if self.is_idle or one.due_s <= now_s:
-                self._events.append(Inspected(one.key, one.snapshot()))
+    def _answer(self) -> None:
+        now_s, questions = self._clock.now(), self._questions
+        self._questions = []
+        for question in questions:
+            if self.is_idle or question.due_s <= now_s:
+                self._events.append(Answered(question.key, question.answer()))
             else:
-                self._inspections.append(one)
+                self._questions.append(question)
 
     def _apply_transfers(self, plan: Plan, transfers: TransferOutput, now_s: float) -> set[Sequence]:
         """Take in the outcome of the operations; return the sequences that restart, as theirs failed."""

@@ -17,7 +17,8 @@ from paceline.engine.in_process_engine import InProcessEngine
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import TextRequests
-from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
+from paceline.engine.questions import Resources
+from paceline.engine.saved_prefixes import StateFiles
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import Trial, WorkerEngine
 from paceline.observability.heartbeat import Pulse
@@ -86,8 +87,12 @@ class FakeEngineClient(InProcessEngine):
             make_samplers=fake.make_samplers,
             clock=self._clock,
         )
-        files = StateFiles(config.state_folder, b"fake")
-        self._prefixes = SavedPrefixes(files, self._router.ask, self._inbox.next_key, fake.adapter_fingerprint)
+        self._resources = Resources(
+            backend=fake,
+            ask=self._router.ask,
+            next_key=self._inbox.next_key,
+            files=StateFiles(config.state_folder, b"fake"),
+        )
         sink = Instruments(instruments, own=self.metrics)
         scheduler = Scheduler(self.limits, resolve_strategy(config.strategy), self._clock, sink, drafter)
         engine = Engine(self._inbox, scheduler, Executor(fake, self._clock))

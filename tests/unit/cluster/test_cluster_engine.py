@@ -354,7 +354,7 @@ def test_a_replica_that_cannot_report_hides_no_other(how: str, monkeypatch: pyte
     """Slots and metrics of the others are shown, soon."""
     monkeypatch.setattr("paceline.cluster.dispatcher._STATE_S", 0.2)
     with cluster("a", "b") as (world, engine):
-        for method in ("slots", "stats"):
+        for method in ("ask", "stats"):
             if how == "hangs":
                 world.hangs_in.add(("a", method))
             else:
@@ -466,7 +466,7 @@ def test_a_question_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> Non
     """A question to a replica that does not reply is over when the engine is closed."""
     monkeypatch.setattr("paceline.cluster.dispatcher._STATE_S", 3600.0)
     with cluster("a") as (world, engine):
-        world.hangs_in.add(("a", "slots"))
+        world.hangs_in.add(("a", "ask"))
         asked = engine.ask_slots()
         engine.close()
         with pytest.raises(EngineStopped, match="shut down"):

@@ -9,8 +9,9 @@ from tests.engine_world import World
 from tests.running_engine import LONG_S, Running
 
 from paceline.engine import engine_thread
-from paceline.engine.commands import Command, Digest, Inspect, Stop, Submit
+from paceline.engine.commands import Command, Stop, Submit
 from paceline.engine.core import Engine
+from paceline.engine.questions import digest, slots
 from paceline.errors import Closed
 
 
@@ -59,7 +60,7 @@ def test_a_request_ends_a_calibration_before_it_is_queued() -> None:
     assert passes.done == ["pass", "end"]
 
 
-@pytest.mark.parametrize("question", [Inspect(1), Digest(1, 8)])
+@pytest.mark.parametrize("question", [slots.command(1, ()), digest.command(1, (8, None))])
 def test_questions_leave_a_calibration_alone(question: Command) -> None:
     """A page that shows the slots asks every second."""
     world, passes = World(), Passes(5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from tests.isolated_world import WorkerLife
 from tests.running_engine import LONG_S, Running, fail_the_next_tick
 from tests.unit.engine.test_output_router import Door, chunk, ending
 
-from paceline.engine.commands import Observe
 from paceline.engine.pending_results import end_each
+from paceline.engine.questions import Reply, activity
 from paceline.engine.worker import messages
 from paceline.errors import DecodeError, EngineError, EngineStopped
 from paceline.params import SamplingParams
@@ -179,18 +178,17 @@ def test_replies_go_out_with_the_tick_that_they_are_of() -> None:
     """In one write, so that the front wakes up once; where the engine fails before, the front learns that there is none."""
     worker = WorkerLife(ManualClock(), {"num_seq_ids": 8, "eos_every": 10**9})
     worker.hear(messages.Generate(1, [65, 66], {"max_tokens": 9}, {}, "", 0.0, messages.Life(), [None]))
-    worker.sink.inspect(Observe(7, 0, None), partial(messages.ActivityReply, 21))
+    worker.sink.answer(activity.call(21, (0, None)), 0.0)
     worker.sink.deliver(worker.engine.tick())
-    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, messages.ActivityReply]
+    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, Reply]
     reply = worker.link.writes[-1][1]
-    assert isinstance(reply, messages.ActivityReply)
-    assert reply.activity is not None
-    assert (reply.number, reply.activity.slots.num_processing) == (21, 1)
-    worker.sink.inspect(Observe(8, 0, None, due_s=1e9), partial(messages.ActivityReply, 22))
+    assert isinstance(reply, Reply)
+    assert (reply.number, activity.result(reply).slots.num_processing) == (21, 1)
+    worker.sink.answer(activity.call(22, (0, None)), 1e9)
     worker.sink.deliver(worker.engine.tick())
     assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened]
     worker.sink.end_all(DecodeError("the device is gone"))
-    assert worker.link.received[-1] == messages.ActivityReply(22, None)
+    assert worker.link.received[-1] == Reply(22)
     worker.close()
 
 
@@ -200,16 +198,13 @@ def test_a_question_that_cannot_be_replied_to_learns_so(monkeypatch: pytest.Monk
     worker.hear(messages.Generate(1, [65, 66], {"max_tokens": 9}, {}, "", 0.0, messages.Life(), [None]))
     tick = worker.engine.tick
 
-    def reply(activity: Any) -> messages.Up:
-        if activity is not None:
-            raise MemoryError
-        return messages.ActivityReply(21, None)
-
-    worker.sink.inspect(Observe(7, 0, None), reply)
-    worker.sink.deliver(tick())
-    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, messages.ActivityReply]
-    assert worker.link.writes[-1][1] == messages.ActivityReply(21, None)
-    worker.sink.inspect(Observe(8, 0, None), partial(messages.ActivityReply, 22))
+    worker.sink.answer(activity.call(21, (0, None)), 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(activity, "reply", NoMemory(activity.reply))
+        worker.sink.deliver(tick())
+    assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, Reply]
+    assert worker.link.writes[-1][1] == Reply(21)
+    worker.sink.answer(activity.call(22, (0, None)), 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(worker.link, "send", NoMemory(worker.link.send))
         with pytest.raises(MemoryError):
@@ -217,7 +212,7 @@ def test_a_question_that_cannot_be_replied_to_learns_so(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(worker.link, "send", NoMemory(worker.link.send, 1))
         worker.sink.end_all(DecodeError("the device is gone"))
-    assert messages.ActivityReply(22, None) in worker.link.received
+    assert Reply(22) in worker.link.received
     worker.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.engine_world import make_request
 from tests.running_engine import in_threads
 
-from paceline.engine.commands import Cancel, EndSlow, Inspect, SetInterval, SetPaused, Submit
+from paceline.engine.commands import Ask, Cancel, EndSlow, SetInterval, SetPaused, Submit
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.errors import DecodeError, EngineStopped, InvalidParams, QueueFull
@@ -339,7 +339,7 @@ def test_questions_that_come_while_all_end_disturb_no_ending() -> None:
 
     def ask() -> None:
         for _ in range(2000):
-            door.router.ask(Inspect(door.inbox.next_key()))
+            door.router.ask(Ask(door.inbox.next_key(), lambda _: None))
 
     def end() -> None:
         for _ in range(50):

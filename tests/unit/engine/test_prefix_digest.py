@@ -9,14 +9,13 @@ import pytest
 from tests.engine_world import World
 from tests.running_engine import LONG_S
 
-from paceline.engine import EngineClient
-from paceline.engine.commands import Digest
+from paceline.engine import EngineClient, questions
 from paceline.engine.prompts import prefix_hash
 from paceline.errors import EngineStopped, InvalidParams, InvalidType
 from paceline.kv_cache import PrefixDigest
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.events import Inspected
+from paceline.scheduling.events import Answered
 from paceline.testing.fake_engine_client import FakeEngineClient, fake_worker_engine
 
 HEAD = list(range(100, 150))
@@ -25,11 +24,11 @@ FIRST, SECOND = [*HEAD, *range(200, 240)], [*HEAD, *range(300, 340)]
 
 def digest(world: World, max_prefixes: int = 100, block_tokens: int | None = None) -> PrefixDigest:
     """Tick once."""
-    world.commands.queue.append(Digest(10**6, max_prefixes, block_tokens))
+    world.commands.queue.append(questions.digest.command(10**6, (max_prefixes, block_tokens)))
     world.num_ticks += 1
     events = world.engine.tick()
-    (found,) = [event.snapshot for event in events if isinstance(event, Inspected)]
-    world.take([event for event in events if not isinstance(event, Inspected)])
+    (found,) = [event.result for event in events if isinstance(event, Answered)]
+    world.take([event for event in events if not isinstance(event, Answered)])
     assert isinstance(found, PrefixDigest)
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.running_engine import LONG_S, Running, in_threads
 
-from paceline.engine.commands import Export
+from paceline.engine.commands import Ask
 from paceline.errors import Cancelled, DecodeError, EngineError, EngineStopped, QueueFull, SamplingError
 from paceline.observability.instruments import Instrument
 from paceline.scheduling.telemetry import TickRecord
@@ -559,6 +559,6 @@ def test_a_query_to_an_engine_that_has_ended_gets_a_result() -> None:
     """No caller waits for a result that cannot come."""
     engine = Running()
     engine.close()
-    future = engine.router.ask(Export(1, (), b""))
+    future = engine.router.ask(Ask(1, lambda _: None))
     with pytest.raises(EngineStopped):
         future.result(LONG_S)

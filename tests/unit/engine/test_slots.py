@@ -11,14 +11,14 @@ import pytest
 from tests.engine_world import World
 from tests.running_engine import LONG_S, Running
 
-from paceline.engine.commands import Inspect
 from paceline.engine.pending_results import map_future
+from paceline.engine.questions import slots
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.events import Inspected
+from paceline.scheduling.events import Answered
 from paceline.scheduling.telemetry import SlotsSnapshot, SlotView, slots_snapshot
 from paceline.streaming import StreamChannel, StreamChunk
 from paceline.testing.fake_engine_client import fake_worker_engine
@@ -28,11 +28,11 @@ LONG: dict[str, Any] = {"num_cells": 200_000, "eos_every": 10**9}
 
 def ask(world: World) -> SlotsSnapshot:
     """Tick once."""
-    world.commands.queue.append(Inspect(10**6))
+    world.commands.queue.append(slots.command(10**6, ()))
     world.num_ticks += 1
     events = world.engine.tick()
-    (found,) = [event.snapshot for event in events if isinstance(event, Inspected)]
-    world.take([event for event in events if not isinstance(event, Inspected)])
+    (found,) = [event.result for event in events if isinstance(event, Answered)]
+    world.take([event for event in events if not isinstance(event, Answered)])
     return found
 
 
@@ -102,14 +102,14 @@ def test_an_engine_with_a_thread_replies_between_two_ticks() -> None:
         engine.hold()
         channel = engine.submit("on and on", max_tokens=None)
         engine.wait_for_pass()
-        asked = engine.router.ask(Inspect(engine.inbox.next_key()))
+        asked = engine.router.ask(slots.command(engine.inbox.next_key(), ()))
         assert not asked.done()
         engine.backend.gate.set()
-        (found,) = asked.result(LONG_S)
+        found = asked.result(LONG_S)
         assert [slot.is_processing for slot in found] == [True, False]
         channel.cancel()
         assert channel.wait_released(LONG_S)
-        (found,) = engine.router.ask(Inspect(engine.inbox.next_key())).result(LONG_S)
+        found = engine.router.ask(slots.command(engine.inbox.next_key(), ())).result(LONG_S)
         assert found.num_processing == 0
 
 
@@ -118,7 +118,7 @@ def test_a_query_to_a_closed_engine_raises() -> None:
     with Running() as engine:
         engine.close()
         with pytest.raises(EngineStopped):
-            engine.router.ask(Inspect(engine.inbox.next_key())).result(LONG_S)
+            engine.router.ask(slots.command(engine.inbox.next_key(), ())).result(LONG_S)
 
 
 def start(engine: WorkerEngine, **options: Any) -> StreamChannel:
@@ -160,8 +160,8 @@ def test_a_caller_that_stops_waiting_for_a_future_disturbs_no_other() -> None:
         engine.hold()
         channel = engine.submit("one")
         engine.wait_for_pass()
-        question = engine.router.ask(Inspect(engine.inbox.next_key()))
-        mapped = map_future(question, lambda found: found[0])
+        question = engine.router.ask(slots.command(engine.inbox.next_key(), ()))
+        mapped = map_future(question, lambda found: found)
         assert mapped.cancel()
         engine.backend.gate.set()
         assert question.result(LONG_S)
@@ -172,7 +172,7 @@ def test_a_caller_that_stops_waiting_for_a_future_disturbs_no_other() -> None:
 def test_a_mapping_function_that_raises_fails_the_mapped_future() -> None:
     """The error goes to the mapped future, not to the thread that resolves the original."""
     with Running() as engine:
-        question = engine.router.ask(Inspect(engine.inbox.next_key()))
-        mapped = map_future(question, lambda found: found[1])
+        question = engine.router.ask(slots.command(engine.inbox.next_key(), ()))
+        mapped = map_future(question, lambda found: list(found)[10])
         with pytest.raises(IndexError):
             mapped.result(LONG_S)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.engine_world import World
 
-from paceline.engine.commands import DetachAdapter
-from paceline.scheduling.events import AdapterDetached
+from paceline.engine import questions
+from paceline.engine.commands import Ask
+from paceline.scheduling.events import Answered
 from paceline.scheduling.sequence import uses_adapter
 
 KINDS = ["attention", "sliding_window", "hybrid", "recurrent", "compressed"]
@@ -30,10 +32,10 @@ def generated(world: World, prompt: str, **options: Any) -> tuple[str, int]:
 
 
 def detach(world: World, adapter: str, key: int = 10**6) -> None:
-    world.commands.queue.append(DetachAdapter(key, adapter))
+    world.commands.queue.append(Ask(key, partial(questions.detach, adapter)))
     events = world.engine.tick()
-    assert AdapterDetached(key) in events
-    world.take([event for event in events if not isinstance(event, AdapterDetached)])
+    assert Answered(key, None) in events
+    world.take([event for event in events if not isinstance(event, Answered)])
     world.check()
     roots = world.scheduler.kv_cache._tree._roots
     assert not [namespace for namespace in roots if uses_adapter(namespace, adapter)]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.engine_world import World
 
-from paceline.engine.commands import Observe
+from paceline.engine import questions
 from paceline.scheduling import activity
 from paceline.scheduling.activity import LEASE_S, MOST_TICKS, MOST_WAITING, EngineActivity, Mark
-from paceline.scheduling.events import Inspected
+from paceline.scheduling.events import Answered
 from paceline.streaming import FinishReason
 
 ENDLESS = 10**9
@@ -19,7 +19,7 @@ ENDLESS = 10**9
 
 def observe(world: World, after: int = 0, max_nodes: int | None = None) -> EngineActivity:
     """Tick once, and return what the engine shows then."""
-    world.commands.queue.append(Observe(10**6, after, max_nodes))
+    world.commands.queue.append(questions.activity.command(10**6, (after, max_nodes)))
     (found,) = replies(world)
     return found
 
@@ -28,8 +28,8 @@ def replies(world: World) -> list[EngineActivity]:
     """Tick once, and return the replies that come then."""
     world.num_ticks += 1
     events = world.engine.tick()
-    world.take([event for event in events if not isinstance(event, Inspected)])
-    found = [event.snapshot for event in events if isinstance(event, Inspected)]
+    world.take([event for event in events if not isinstance(event, Answered)])
+    found = [event.result for event in events if isinstance(event, Answered)]
     return [one for one in found if isinstance(one, EngineActivity)]
 
 
@@ -57,13 +57,13 @@ def test_a_reply_may_be_of_a_later_tick() -> None:
     world = World(eos_every=ENDLESS)
     key = world.submit("abc", max_tokens=None)
     now_s = world.clock.now()
-    world.commands.queue.append(Observe(10**6, 0, None, now_s + 1.0))
+    world.commands.queue.append(questions.activity.command(10**6, (0, None), now_s + 1.0))
     assert replies(world) == []
     assert len(observe(world).ticks) == 2
     world.clock.advance(1.0)
     (due,) = replies(world)
     assert (due.now_s >= now_s + 1.0, len(due.ticks)) == (True, 3)
-    world.commands.queue.append(Observe(10**6, 0, None, world.clock.now() + 1.0))
+    world.commands.queue.append(questions.activity.command(10**6, (0, None), world.clock.now() + 1.0))
     assert replies(world) == []
     world.cancel(key)
     (idle,) = replies(world)

@@ -22,8 +22,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline import validation
@@ -33,11 +31,7 @@ from paceline.engine.arguments import engine_arguments
 from paceline.engine.backend import Backend
 from paceline.engine.commands import (
     Cancel,
-    DetachAdapter,
-    Digest,
     EndSlow,
-    Inspect,
-    Observe,
     RequestCommand,
     SetInterval,
     SetPaused,
@@ -51,8 +45,8 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.lookup_files import LookupFiles
 from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.projector_file import projectors_beside
-from paceline.engine.prompts import refuse_media
-from paceline.engine.saved_prefixes import SavedPrefixes, StateFiles
+from paceline.engine.questions import Call, Reply, Resources, find_question
+from paceline.engine.saved_prefixes import StateFiles
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BEAT_S, BlackBox, PassAllowance, TracingExecutor, WorkerPulse
 from paceline.engine.worker.link import Link
@@ -96,13 +90,11 @@ class Worker:
         self._encoding: EncodingQueue[messages.Generate | messages.Embed] | None = None
         self._queueing = threading.Lock()  # for encoding, by the listening thread and the preparing one
         self._encoder: MediaEncoder | None = None
-        self._projectors: list[Path] = []  # beside the model
         self._preparer: RequestPreparer | None = None
         self._runner: Runner | None = None
         self._may_leave = self._has_ended = False
-        self._prefixes: SavedPrefixes | None = None
         self._socket_sink: SocketSink | None = None
-        self._backend: Backend | None = None
+        self._resources: Resources | None = None
         self._abort: Callable[[], None] = _nothing
         threading.Thread(target=self._prepare, name="paceline-preparing", daemon=True).start()
 
@@ -141,12 +133,8 @@ class Worker:
                 self._pass_on(message)
             case Stop():
                 self._stop()
-            case messages.AskStats(number):
-                self._report(number)
-            case messages.AskSlots() | messages.AskDigest() | messages.AskActivity():
-                self._inspect(message)
-            case messages.Prefix() | messages.LoadAdapter() | messages.FreeAdapter() | messages.MeasureMedia():
-                threading.Thread(target=self._do_in_thread, args=(message,), daemon=True).start()
+            case Call():
+                self._take_call(message)
             case messages.Leave():
                 self._may_leave = True
 
@@ -170,78 +158,39 @@ class Worker:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b"\0")
 
-    def _report(self, number: int = 0) -> None:
-        self._send(messages.Stats(number, list(self._metrics.snapshot())))
+    def _report(self) -> None:
+        self._send(messages.Stats(list(self._metrics.snapshot())))
 
-    def _inspect(self, message: messages.AskSlots | messages.AskDigest | messages.AskActivity) -> None:
-        """Ask the engine's thread, whose reply goes out with the events of a tick."""
-        key, sink = self._inbox.next_key(), self._socket_sink
+    def _take_call(self, call: Call) -> None:
+        """Answer a question of the front: now, after a tick, or on a thread of its own if that takes time."""
+        sink, resources = self._socket_sink, self._resources
         assert sink is not None  # noqa: S101 - the front waits for Ready
-        match message:
-            case messages.AskSlots(number):
-                sink.inspect(Inspect(key), partial(messages.SlotsReply, number))
-            case messages.AskDigest(number, max_prefixes, block_tokens):
-                sink.inspect(Digest(key, max_prefixes, block_tokens), partial(messages.DigestReply, number))
-            case messages.AskActivity(number, after, max_nodes, delay_s):
-                due_s = self._clock.now() + delay_s
-                sink.inspect(Observe(key, after, max_nodes, due_s), partial(messages.ActivityReply, number))
+        assert resources is not None  # noqa: S101
+        try:
+            place = find_question(call).place
+            if place == "tick":
+                sink.answer(call, self._clock.now() + call.delay_s)
+            elif place == "thread":
+                threading.Thread(target=self._answer_beside_ticks, args=(call, resources), daemon=True).start()
+            else:
+                self._answer(call, resources)
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            self._send(Reply(call.number, None, as_paceline_error(error)))
+
+    def _answer_beside_ticks(self, call: Call, resources: Resources) -> None:
+        with self._box.asked():
+            self._answer(call, resources)
+
+    def _answer(self, call: Call, resources: Resources) -> None:
+        try:
+            question = find_question(call)
+            reply = question.reply(call.number, question.answer(resources, *question.args(call)))
+        except Exception as error:  # noqa: BLE001 - the front is to know
+            reply = Reply(call.number, None, as_paceline_error(error))
+        self._send(reply)
 
     def _send(self, message: messages.Up) -> None:
         self._link.send(messages.encode(message))
-
-    def _do_in_thread(self, message: messages.Prefix | messages.AdapterQuestion | messages.MeasureMedia) -> None:
-        """Do what takes time, on a thread of its own: files are read, and the engine replies after a tick."""
-        with self._box.asked():
-            if isinstance(message, messages.Prefix):
-                self._do_prefix(message)
-            elif isinstance(message, messages.MeasureMedia):
-                self._send(self._measured(message))
-            else:
-                self._do_adapter(message)
-
-    def _measured(self, message: messages.MeasureMedia) -> messages.MediaMeasured:
-        """Return what an image or audio of an extent becomes."""
-        try:
-            if self._encoder is None:
-                refuse_media(message.extent, self._projectors)
-            parts = self._encoder.measure(message.extent)
-        except Exception as error:  # noqa: BLE001 - the front is to know
-            return messages.MediaMeasured(message.number, (), as_paceline_error(error))
-        sizes = (messages.PartSizes(one.tokens, one.num_cells, one.num_positions, one.is_causal) for one in parts)
-        return messages.MediaMeasured(message.number, tuple(sizes), None)
-
-    def _do_prefix(self, message: messages.Prefix) -> None:
-        """Save, load or erase a prefix."""
-        num_saved, token_ids, failure = 0, [], None
-        prefixes, options = self._prefixes, RequestOptions(**message.options)
-        assert prefixes is not None  # noqa: S101 - the front waits for Ready
-        try:
-            if message.action == "save":
-                num_saved = prefixes.save(message.name, message.prompt, options)
-            elif message.action == "load":
-                token_ids = prefixes.load(message.name, options)
-            else:
-                prefixes.erase(message.name)
-        except Exception as error:  # noqa: BLE001 - the front is to know
-            failure = as_paceline_error(error)
-        self._send(messages.PrefixDone(message.number, num_saved, token_ids, failure))
-
-    def _do_adapter(self, message: messages.AdapterQuestion) -> None:
-        """Load or free an adapter."""
-        backend, sink = self._backend, self._socket_sink
-        assert backend is not None  # noqa: S101 - the front waits for Ready
-        assert sink is not None  # noqa: S101
-        path, failure = None, None
-        try:
-            if isinstance(message, messages.LoadAdapter):
-                path = message.path
-                backend.load_adapter(message.adapter, path)
-            else:
-                sink.ask(DetachAdapter(self._inbox.next_key(), message.adapter)).result()
-                backend.free_adapter(message.adapter)
-        except Exception as error:  # noqa: BLE001 - the front is to know
-            failure = as_paceline_error(error)
-        self._send(messages.AdapterDone(message.number, message.adapter, path, failure))
 
     # ---- requests
 
@@ -327,7 +276,7 @@ class Worker:
             backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits
             facts, adapters, at_end = model_facts(parts.model), parts.adapters, parts.at_end
             fingerprint, calibration = parts.fingerprint, parts.calibration
-            self._encoder, self._projectors = parts.encoder, projectors_beside(parts.model.paths)
+            self._encoder, projectors = parts.encoder, projectors_beside(parts.model.paths)
             if parts.encoder is not None:
                 at_end = (parts.encoder.close, *at_end)
             if setup.num_restarts and calibration is not None:  # requests wait, or a pass of it crashed
@@ -342,10 +291,9 @@ class Worker:
             strategy = resolve_strategy(arguments.config.strategy)
             scheduler = Scheduler(limits, strategy, self._clock, instruments, drafter)
             at_end = (scheduler.end_drafting, lookup_files.save, backend.close)
-            facts, adapters, fingerprint, calibration = {}, (), b"", None
+            facts, adapters, fingerprint, calibration, projectors = {}, (), b"", None, []
         scheduler.reports_held_back = True
         sink = self._socket_sink = SocketSink(self._link, self._inbox, backend, self._report)
-        self._backend = backend
         lost = {key: failure for key, path in setup.adapters.items() if (failure := _load_again(backend, key, path))}
         self._preparer = preparer = RequestPreparer(self._inbox, sink, backend, self._box, lost, self._encoder)
         if self._encoder is not None:
@@ -359,7 +307,15 @@ class Worker:
         self._abort = backend.abort
         projector = b"" if self._encoder is None else self._encoder.fingerprint
         files = StateFiles(arguments.config.state_folder, fingerprint, projector, limits.host_bytes)
-        self._prefixes = SavedPrefixes(files, sink.ask, self._inbox.next_key, backend.adapter_fingerprint)
+        self._resources = Resources(
+            backend=backend,
+            ask=sink.ask,
+            next_key=self._inbox.next_key,
+            files=files,
+            encoder=self._encoder,
+            projectors=projectors,
+            report=self._report,
+        )
         if setup.num_restarts:
             instruments.engine_restarted(self._clock.now())
         way_out = sink if trace is None else TracingSink(sink, trace)

@@ -7,22 +7,20 @@ the socket is order in time. Any thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from paceline.engine.commands import RequestCommand, Stop
-from paceline.engine.media_prompt import KeyedPrompt
+from paceline.engine.questions import Call, Reply
 from paceline.errors import EngineError, PacelineError, PromptTooLong
-from paceline.kv_cache import MediaItem, PrefixDigest
+from paceline.kv_cache import MediaItem
 from paceline.media import MediaExtent
 from paceline.observability.metrics_snapshot import Sample
-from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.sequence import GenerationState
-from paceline.scheduling.telemetry import SlotsSnapshot
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
-PROTOCOL = 14
+PROTOCOL = 15
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -106,87 +104,11 @@ class Embed(_Message, frozen=True, tag="embed"):
     attachments: tuple[AttachmentData, ...] = ()
 
 
-class AskStats(_Message, frozen=True, tag="ask"):
-    """Ask for the metrics."""
-
-    number: int
-
-
-class AskSlots(_Message, frozen=True, tag="slots?"):
-    """Ask what each slot does."""
-
-    number: int
-
-
-class AskDigest(_Message, frozen=True, tag="digest?"):
-    """Ask for hashes of the cached prefixes, of whole blocks where block_tokens is given."""
-
-    number: int
-    max_prefixes: int
-    block_tokens: int | None
-
-
-class AskActivity(_Message, frozen=True, tag="activity?"):
-    """Ask what the engine does; see `Observe`. delay_s: from when the worker receives this, as its clock is its own."""
-
-    number: int
-    after: int
-    max_nodes: int | None
-    delay_s: float = 0.0
-
-
-class Prefix(_Message, frozen=True, tag="prefix"):
-    """Save, load or erase a prefix. prompt: the one to be saved."""
-
-    number: int
-    action: Literal["save", "load", "erase"]
-    name: str
-    prompt: KeyedPrompt
-    options: dict[str, Any]
-
-
-class LoadAdapter(_Message, frozen=True, tag="lora+"):
-    """Load a LoRA adapter under a new key."""
-
-    number: int
-    adapter: str
-    path: str
-
-
-class FreeAdapter(_Message, frozen=True, tag="lora-"):
-    """Free a LoRA adapter of which no request is open, and what is cached of it."""
-
-    number: int
-    adapter: str
-
-
-class MeasureMedia(_Message, frozen=True, tag="media?"):
-    """Ask what an image or audio of an extent becomes in a prompt."""
-
-    number: int
-    extent: MediaExtent
-
-
 class Leave(_Message, frozen=True, tag="leave"):
     """End the worker in good order. Without it the end of the socket ends it at once."""
 
 
-AdapterQuestion = LoadAdapter | FreeAdapter
-Down = (
-    Setup
-    | Generate
-    | Embed
-    | RequestCommand
-    | Stop
-    | AskStats
-    | AskSlots
-    | AskDigest
-    | AskActivity
-    | Prefix
-    | AdapterQuestion
-    | MeasureMedia
-    | Leave
-)
+Down = Setup | Generate | Embed | RequestCommand | Stop | Call | Leave
 
 
 # ---- worker to front
@@ -272,66 +194,9 @@ class Logged(_Message, frozen=True, tag="log"):
 
 
 class Stats(_Message, frozen=True, tag="stats"):
-    """The current metrics. number: of the question; 0 for a report that no question asked for."""
+    """The current metrics."""
 
-    number: int
     samples: list[Sample]
-
-
-class SlotsReply(_Message, frozen=True, tag="slots"):
-    """What each slot does; None if no tick came to collect it."""
-
-    number: int
-    snapshot: SlotsSnapshot | None
-
-
-class DigestReply(_Message, frozen=True, tag="digest"):
-    """Hashes of the cached prefixes; None if no tick came to collect them."""
-
-    number: int
-    digest: PrefixDigest | None
-
-
-class ActivityReply(_Message, frozen=True, tag="activity"):
-    """What the engine does; None if no tick came to collect it."""
-
-    number: int
-    activity: EngineActivity | None
-
-
-class PrefixDone(_Message, frozen=True, tag="done"):
-    """The result of a `Prefix`: tokens that are saved, or the tokens that were loaded; or the error."""
-
-    number: int
-    num_saved: int
-    token_ids: list[int]
-    error: PacelineError | None
-
-
-class AdapterDone(_Message, frozen=True, tag="lora"):
-    """The result of a `LoadAdapter`, whose path it has, or of a `FreeAdapter`."""
-
-    number: int
-    adapter: str
-    path: str | None
-    error: PacelineError | None
-
-
-class PartSizes(_Message, frozen=True):
-    """A `MediaPart` without its embeddings."""
-
-    tokens: tuple[int, ...]
-    num_cells: int
-    num_positions: int
-    is_causal: bool
-
-
-class MediaMeasured(_Message, frozen=True, tag="media"):
-    """The result of a `MeasureMedia`, or the error."""
-
-    number: int
-    parts: tuple[PartSizes, ...]
-    error: PacelineError | None
 
 
 class Loading(_Message, frozen=True, tag="loading"):
@@ -346,21 +211,7 @@ class Traced(_Message, frozen=True, tag="trace"):
     lines: list[str]
 
 
-Up = (
-    Ready
-    | Refused
-    | Happened
-    | Logged
-    | Stats
-    | SlotsReply
-    | DigestReply
-    | ActivityReply
-    | PrefixDone
-    | AdapterDone
-    | MediaMeasured
-    | Loading
-    | Traced
-)
+Up = Ready | Refused | Happened | Logged | Stats | Reply | Loading | Traced
 
 
 def replaced(setup: Setup, backend: str, backend_options: dict[str, Any]) -> Setup:

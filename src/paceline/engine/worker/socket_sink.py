@@ -11,32 +11,22 @@ from typing import Any
 import numpy as np
 
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Digest, Inspect, Observe, Question
+from paceline.engine.commands import Ask
 from paceline.engine.inbox import Inbox
 from paceline.engine.pending_results import PendingResults, end_each
+from paceline.engine.questions import Call, Question, Reply, find_question
 from paceline.engine.worker import messages
 from paceline.engine.worker.link import Link
 from paceline.errors import EngineStopped, PacelineError
 from paceline.params import SamplingParams
 from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import (
-    AdapterDetached,
-    Delta,
-    Embedded,
-    Ended,
-    Event,
-    Exported,
-    HeldBack,
-    Imported,
-    Inspected,
-    Released,
-    Started,
-)
+from paceline.scheduling.events import Answered, Delta, Embedded, Ended, Event, HeldBack, Released, Started
 from paceline.scheduling.sequence import Request
 from paceline.streaming.chunk import StreamChunk
 
 _log = logging.getLogger("paceline.engine")
 
+_AnyQuestion = Question[Any, *tuple[Any, ...]]
 _REPORT_EVERY_S = 1.0
 _ANY = 2**31
 
@@ -59,7 +49,7 @@ class SocketSink:
         self._link, self._inbox, self._backend, self._report = link, inbox, backend, report
         self._sent: dict[int, _SentState] = {}
         self._results = PendingResults()
-        self._replies: dict[int, Callable[[Any], messages.Up]] = {}
+        self._calls: dict[int, tuple[int, _AnyQuestion]] = {}  # of the front, with their numbers, by key
         self._reported_s = 0.0
 
     def accept(self, request: Request | EmbeddingRequest) -> None:
@@ -67,18 +57,17 @@ class SocketSink:
         self._sent[request.key] = _SentState(request)
         self._inbox.submit(request, 0)
 
-    def ask(self, command: Question) -> Future[list[Any]]:
-        """Put a question to the engine; its result resolves the future. Any thread."""
+    def ask(self, command: Ask) -> Future[Any]:
+        """Put a command into the inbox; the engine's answer resolves the future. Any thread."""
         future = self._results.add(command.key)
         self._inbox.put(command)
         return future
 
-    def inspect(self, command: Inspect | Digest | Observe, reply: Callable[[Any], messages.Up]) -> None:
-        """Have the front's question about the engine's state go back with the tick's events. Listening thread.
-
-        reply: makes the message of what was found, or of None if the engine ends before.
-        """
-        self._replies[command.key] = reply
+    def answer(self, call: Call, due_s: float) -> None:
+        """Have the engine answer the front's question; the reply goes with the tick's events. Listening thread."""
+        question = find_question(call)
+        command = question.command(self._inbox.next_key(), question.args(call), due_s)
+        self._calls[command.key] = call.number, question
         self._inbox.put(command)
 
     def fail(self, key: int, error: PacelineError) -> None:
@@ -95,7 +84,7 @@ class SocketSink:
         parts: list[messages.Part] = []
         replies: dict[int, bytes] = {}
         for event in events:
-            if isinstance(event, Inspected):
+            if isinstance(event, Answered):
                 replies |= self._reply(event)
             else:
                 parts += self._parts(event)
@@ -103,27 +92,26 @@ class SocketSink:
         if happened or replies:
             self._link.send(*happened, *replies.values())
         for key in replies:
-            self._replies.pop(key, None)
+            self._calls.pop(key, None)
         if time.monotonic() - self._reported_s > _REPORT_EVERY_S and events:
             self._report()
             self._reported_s = time.monotonic()
 
-    def _reply(self, event: Inspected) -> dict[int, bytes]:
-        """Return the reply by its key; none where `end_all` has sent it. One that cannot be encoded says that there is none."""
-        reply = self._replies.get(event.key)
-        if reply is None:
+    def _reply(self, event: Answered) -> dict[int, bytes]:
+        """Resolve a future, or return the reply to the front by its key; it has no result if that cannot be encoded."""
+        call = self._calls.get(event.key)
+        if call is None:  # asked by this process, or `end_all` has replied
+            self._results.resolve(event.key, event.result)
             return {}
+        number, question = call
         try:
-            return {event.key: messages.encode(reply(event.snapshot))}
+            return {event.key: messages.encode(question.reply(number, event.result))}
         except Exception:  # noqa: BLE001 - the tick's requests go on
-            _log.exception("what the engine does could not be sent")
-            return {event.key: messages.encode(reply(None))}
+            _log.exception("the answer to the question %s could not be sent", question.name)
+            return {event.key: messages.encode(Reply(number))}
 
     def _parts(self, event: Event) -> list[messages.Part]:
         parts: list[messages.Part] = []
-        if isinstance(event, (Exported, Imported, AdapterDetached)):
-            self._resolve(event)
-            return parts
         if not isinstance(event, Embedded) and event.key not in self._sent:
             return parts  # the front has its failure already
         match event:
@@ -144,14 +132,6 @@ class SocketSink:
                 parts = [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
         return parts
 
-    def _resolve(self, event: Exported | Imported | AdapterDetached) -> None:
-        """Resolve the future of a question by its event."""
-        match event:
-            case Exported(key, ranges) | Imported(key, ranges):
-                self._results.resolve(key, ranges)
-            case AdapterDetached(key):
-                self._results.resolve(key, [])
-
     def end_all(self, error: PacelineError) -> None:
         """Report what is still open as failed. Raise what kept a request from that, after all others."""
 
@@ -160,11 +140,11 @@ class SocketSink:
                 self.fail(key, error)
                 self._inbox.ended(key)
             self._results.resolve(key, [], error)
-            if (reply := self._replies.get(key)) is not None:
-                self._link.send(messages.encode(reply(None)))
-                self._replies.pop(key, None)
+            if (call := self._calls.get(key)) is not None:
+                self._link.send(messages.encode(Reply(call[0])))
+                self._calls.pop(key, None)
 
-        end_each([*self._sent, *self._results, *self._replies], end)
+        end_each([*self._sent, *self._results, *self._calls], end)
 
     def close(self) -> None:
         """End what is still open, as the thread has ended."""

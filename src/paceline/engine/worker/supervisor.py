@@ -20,15 +20,11 @@ from pathlib import Path
 from paceline.clock import Clock
 from paceline.engine.adapters import absolute, adapter_paths
 from paceline.engine.commands import (
+    Ask,
     Cancel,
     Command,
-    DetachAdapter,
-    Digest,
     Drain,
     EndSlow,
-    Export,
-    Import,
-    Inspect,
     SetInterval,
     SetPaused,
     Stop,
@@ -37,10 +33,11 @@ from paceline.engine.commands import (
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter
+from paceline.engine.questions import Reply, free_adapter, load_adapter, report
 from paceline.engine.worker import messages
+from paceline.engine.worker.calls import Calls, OpenCall
 from paceline.engine.worker.lifecycle import HangWatch, Policy, Restarts, ServersAway, Sleep
 from paceline.engine.worker.open_requests import OpenRequests
-from paceline.engine.worker.questions import Questions
 from paceline.engine.worker.relay import Relay
 from paceline.engine.worker.setup import model_files
 from paceline.engine.worker.worker_process import Watching, WorkerProcess
@@ -92,7 +89,7 @@ class Supervisor(EngineThread):
         self._router, self._clock, self._watch = router, clock, watch
         self._files = LoadedFiles()
         self._requests, self._restarts = OpenRequests(router, clock, watch), Restarts(policy.restarts)
-        self.totals, self.questions = WorkerTotals(), Questions(inbox.wake, clock)
+        self.totals, self.calls = WorkerTotals(), Calls(inbox.wake, clock)
         self.ready: Future[messages.Ready] = Future()
         self.on_replaced: Callable[[messages.Ready], object] = lambda _: None
         self.loading: queue.SimpleQueue[float | None] = queue.SimpleQueue()  # None, last: loading is over
@@ -171,7 +168,7 @@ class Supervisor(EngineThread):
         with ExitStack() as ends:  # all of them are called, the last one first, whatever others raise
             ends.callback(lambda: self.ended.set_result(self._gave_up))
             ends.callback(self._refuse_to_start, EngineStopped("the engine was shut down while it was starting"))
-            ends.callback(self.questions.end)
+            ends.callback(self.calls.end)
             ends.callback(self._watch.close)
             ends.callback(self._router.close)
             ends.callback(self._dismiss)
@@ -206,13 +203,13 @@ class Supervisor(EngineThread):
         awake = None if self._sleep.is_asleep else self._worker
         if awake is not None and awake.is_ready and self._stop_by is None:
             self._requests.hand_over(awake)
-        self.questions.pass_on(awake)
+        self.calls.pass_on(awake)
         self._flush()
 
     def _wait_s(self) -> float | None:
         """Return how long there is nothing to do without a command or a message; None: without limit."""
         times = [time for time in (self._start_at, self._stop_by, self._reap_at) if time is not None]
-        times += [self._hang_watch.next_s(), self.questions.next_due_s()]
+        times += [self._hang_watch.next_s(), self.calls.next_due_s()]
         if self._worker is None:  # else it may be loading, with its servers
             times.append(self._away.next_s())
         at = min([*times, self._requests.next_deadline_s(), self._inbox.next_deadline_s(), self._sleep.next_s()])
@@ -236,8 +233,8 @@ class Supervisor(EngineThread):
                 self._requests.drain(self._worker)
             case Stop():
                 self._stop()
-            case Export() | Import() | Inspect() | Digest() | DetachAdapter():
-                raise AssertionError("the worker is asked by questions")
+            case Ask():
+                raise AssertionError("a worker is asked by calls")
 
     def _stop(self) -> None:
         self._inbox.close()
@@ -280,31 +277,24 @@ class Supervisor(EngineThread):
             case messages.Refused(_, error):
                 self._refusal = error
                 worker.kill()
-            case messages.Stats(_, samples):
+            case messages.Stats(samples):
                 self.totals.report(samples, self._clock.now())
-                self.questions.take(message)
-            case messages.AdapterDone(_, adapter, path, error):
-                if path is not None and error is None:
-                    self._note_adapter(message.number, adapter, path)
-                self.questions.take(message)
-            case (
-                messages.PrefixDone()
-                | messages.SlotsReply()
-                | messages.DigestReply()
-                | messages.ActivityReply()
-                | messages.MediaMeasured()
-            ):
-                self.questions.take(message)
+            case Reply(error=error):
+                call = self.calls.find(message)
+                if error is None and call is not None and call.question is load_adapter:
+                    self._note_adapter(message.number, call)
+                self.calls.take(message)
             case messages.Logged() | messages.Loading() | messages.Traced():
                 self._pass_on(message)
 
-    def _note_adapter(self, number: int, adapter: str, path: str) -> None:
+    def _note_adapter(self, number: int, call: OpenCall) -> None:
         """Note an adapter that was loaded, before the caller knows, so that no later worker lacks it."""
-        if self.questions.is_open(number):
-            self._adapters[adapter] = path
+        key, path = call.args
+        if self.calls.is_open(number):
+            self._adapters[key] = path
             self._files.add(Path(path), self._file_paths())
         else:  # its caller has given up
-            self.questions.ask_free_adapter(adapter)
+            self.calls.ask(free_adapter, (key,))
 
     def _pass_on(self, message: messages.Logged | messages.Loading | messages.Traced) -> None:
         match message:
@@ -346,7 +336,7 @@ class Supervisor(EngineThread):
             self._since_s = self._clock.now()
         death = worker.reap()
         self.totals.died()
-        self.questions.died(EngineDied(str(death), death.signal, death.last_words))
+        self.calls.died(EngineDied(str(death), death.signal, death.last_words))
         if self._sleep.is_asleep:
             self._sleep.left()
             return
@@ -404,7 +394,7 @@ class Supervisor(EngineThread):
 
     def _note_use(self) -> bool:
         """Return whether something needs a worker, which counts as use of it."""
-        is_wanted = self._is_wake_asked or self._inbox.num_open > 0 or self.questions.need_worker
+        is_wanted = self._is_wake_asked or self._inbox.num_open > 0 or self.calls.need_worker
         if is_wanted and not self._sleep.is_asleep:
             self._is_wake_asked = False
             if self._worker is not None and self._worker.is_ready:
@@ -425,7 +415,7 @@ class Supervisor(EngineThread):
             self._sleep.begin(now_s)
             self._restarts.left(now_s, worker.ready_s)
             self._since_s = now_s
-            worker.send(messages.AskStats(0))  # with what it did since its last report
+            worker.send(report.call(0, ()))  # with what it did since its last report
             worker.send(messages.Leave())
 
     # ---- timers
@@ -443,7 +433,7 @@ class Supervisor(EngineThread):
             self._look_for_hang(self._worker, now)
         if self._worker is None:
             self._refuse_without_servers(now)
-        self.questions.end_overdue()
+        self.calls.end_overdue()
 
     def _refuse_without_servers(self, now_s: float) -> None:
         """End what waits for RPC servers that have been away for too long."""
@@ -451,7 +441,7 @@ class Supervisor(EngineThread):
         if error is not None:
             self._requests.end_all(FinishReason.ERROR, error)
         if self._away.error is not None:
-            self.questions.refuse(self._away.error)
+            self.calls.refuse(self._away.error)
 
     def _check_stop(self, now_s: float) -> None:
         """End the requests that no worker has, and kill a worker that takes too long."""

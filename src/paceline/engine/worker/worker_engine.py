@@ -9,55 +9,51 @@ from __future__ import annotations
 import queue
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.constraints import check_constraint
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import ModelPath, engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
+from paceline.engine.client import EngineClient
 from paceline.engine.commands import RequestCommand
 from paceline.engine.inbox import FrontInbox
-from paceline.engine.media_prompt import KeyedPrompt
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import map_future
-from paceline.engine.prompts import Prompt, TextRequests, activity_numbers, digest_sizes
+from paceline.engine.prompts import Prompt, TextRequests
+from paceline.engine.questions import Question, measure_media, measuring, report
 from paceline.engine.worker import messages
+from paceline.engine.worker.calls import NO_WORKER
 from paceline.engine.worker.lifecycle import Policy, RestartLimits
-from paceline.engine.worker.questions import Questions
 from paceline.engine.worker.relay import Relay, TakePart, relayed_embedding, relayed_request
-from paceline.engine.worker.replay_log import changed_options
 from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
-from paceline.errors import Aborted, EngineStopped, PacelineError, Unsupported
-from paceline.kv_cache import PrefixDigest
-from paceline.media import MediaExtent
+from paceline.errors import Aborted, EngineStopped, Unsupported
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.runtime import MediaPart, Model, Sampler
+from paceline.runtime import Model, Sampler
 from paceline.runtime.remote_model import RemoteModel
-from paceline.scheduling.activity import EngineActivity
 from paceline.scheduling.embedding import EmbeddingRequest
 from paceline.scheduling.limits import Limits
 from paceline.scheduling.sequence import Request
-from paceline.scheduling.telemetry import SlotsSnapshot, slots_snapshot
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 _STATS_S = 2.0  # for a worker to report; then its last report counts
 _POLL_S = 0.1  # between two checks whether loading is cancelled
 _MAX_RPC_WAIT_S = 30.0  # for a lost RPC server to be back; `rpc_timeout_s` may be shorter, and is for a pass as well
-_MAX_EXTENTS = 1024  # of images and audio, whose parts are remembered
 _CANCELLED = "loading the model was cancelled"
 
 
@@ -179,7 +175,7 @@ class WorkerEngine(BaseEngine):
             next_key=self._inbox.next_key,
             make_samplers=partial(no_samplers, self._front),
             clock=self._clock,
-            measure=partial(_measured, self._supervisor.questions, {}),
+            measure=measuring(partial(self._supervisor.calls.ask, measure_media)),
         )
         self._supervisor.on_replaced = partial(_replaced, weakref.ref(self))
 
@@ -259,13 +255,6 @@ class WorkerEngine(BaseEngine):
         adapters = [one.name for one in self.loras()]
         return messages.Ready(messages.PROTOCOL, asdict(self.limits), self._facts, adapters)
 
-    def measure_media(self, question: messages.MeasureMedia) -> messages.MediaMeasured:
-        """Return what an image or audio of an extent becomes in a prompt; an error is in the reply. Waits for the worker."""
-        try:
-            return self._supervisor.questions.ask_media(question.extent).result()
-        except PacelineError as error:
-            return messages.MediaMeasured(question.number, (), error)
-
     def _checked_pooling(self, request: EmbeddingRequest) -> str | None:
         return request.pooling  # the worker checks it
 
@@ -275,40 +264,27 @@ class WorkerEngine(BaseEngine):
         if self._supervisor.ended.done():
             self._front.close()
 
-    def save_prefix(self, name: str, prompt: Prompt | KeyedPrompt, options: RequestOptions) -> int:
-        """See `EngineClient`."""
-        self._check_usable()
-        keyed = self._text_requests.keyed(prompt, options)
-        return self._ask_prefix("save", name, keyed, options).num_saved
-
-    def load_prefix(self, name: str, options: RequestOptions) -> list[int]:
-        """See `EngineClient`."""
-        return self._ask_prefix("load", name, KeyedPrompt([]), options).token_ids
-
-    def erase_prefix(self, name: str) -> None:
-        """See `EngineClient`."""
-        self._ask_prefix("erase", name, KeyedPrompt([]), RequestOptions())
-
-    def _ask_prefix(
-        self, action: Literal["save", "load", "erase"], name: str, prompt: KeyedPrompt, options: RequestOptions
-    ) -> messages.PrefixDone:
-        self._check_usable()
-        resolved = changed_options(self._adapters.resolve(options))
-        message = messages.Prefix(0, action, validation.text("name", name), prompt, resolved)
-        return self._supervisor.questions.ask_prefix(message).result()
-
-    def _load_adapter(self, key: str, path: str) -> None:
-        self._supervisor.questions.ask_load_adapter(key, path).result()
-
     def _free_adapter(self, key: str) -> None:
         self._supervisor.forget_adapter(key)
-        self._supervisor.questions.ask_free_adapter(key).result()
+        super()._free_adapter(key)
+
+    def _ask(self, question: Question[R, *Ts], args: tuple[*Ts], delay_s: float = 0.0) -> Future[R]:
+        self._supervisor.check_process()
+        asked = self._supervisor.calls.ask(question, args, delay_s)
+        return asked if question.idle is None else map_future(asked, partial(self._or_idle, question.idle))
+
+    def _or_idle(self, idle: Callable[[EngineClient], R], answer: R) -> R:
+        if answer is not NO_WORKER:
+            return answer
+        if not self._supervisor.is_alive:
+            raise EngineStopped("the engine was shut down; make a new one")
+        return idle(self)
 
     def stats(self) -> MetricsSnapshot:
         """See `EngineClient`."""
         if self._supervisor.is_alive:
             with suppress(TimeoutError):
-                self._supervisor.questions.ask_stats().result(_STATS_S)
+                self._supervisor.calls.ask(report).result(_STATS_S)
         return self._supervisor.totals.together(self.metrics.snapshot())
 
     def reported_stats(self, max_age_s: float) -> MetricsSnapshot | None:
@@ -316,47 +292,6 @@ class WorkerEngine(BaseEngine):
         totals = self._supervisor.totals
         is_new = self._clock.now() - totals.reported_s <= max_age_s
         return totals.together(self.metrics.snapshot()) if is_new else None
-
-    def ask_slots(self) -> Future[SlotsSnapshot]:
-        """See `EngineClient`."""
-        self._supervisor.check_process()
-        return map_future(self._supervisor.questions.ask_slots(), self._or_idle)
-
-    def _or_idle(self, reply: SlotsSnapshot | None) -> SlotsSnapshot:
-        if reply is None:
-            self._check_not_ended()
-            return slots_snapshot((), num_slots=self.limits.num_slots, num_waiting=self._inbox.num_open)
-        return reply
-
-    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Future[PrefixDigest]:
-        """See `EngineClient`."""
-        self._supervisor.check_process()
-        asked = self._supervisor.questions.ask_digest(*digest_sizes(max_prefixes, block_tokens))
-        return map_future(asked, self._or_empty)
-
-    def _or_empty(self, reply: PrefixDigest | None) -> PrefixDigest:
-        if reply is None:
-            self._check_not_ended()
-            return PrefixDigest()
-        return reply
-
-    def ask_activity(
-        self, after: int = 0, *, max_nodes: int | None = None, delay_s: float = 0.0
-    ) -> Future[EngineActivity]:
-        """See `EngineClient`."""
-        self._supervisor.check_process()
-        asked = self._supervisor.questions.ask_activity(*activity_numbers(after, max_nodes, delay_s))
-        return map_future(asked, self._or_inactive)
-
-    def _or_inactive(self, reply: EngineActivity | None) -> EngineActivity:
-        if reply is None:
-            slots = self._or_idle(None)
-            return EngineActivity(started_s=0.0, now_s=self._clock.now(), last_number=0, slots=slots)
-        return reply
-
-    def _check_not_ended(self) -> None:
-        if not self._supervisor.is_alive:
-            raise EngineStopped("the engine was shut down; make a new one")
 
     def wake(self) -> None:
         """See `EngineClient`."""
@@ -379,22 +314,6 @@ def _replaced(engine: weakref.ref[WorkerEngine], ready: messages.Ready) -> None:
     found = engine()
     if found is not None:
         found.take_replacement(ready)
-
-
-def _measured(
-    questions: Questions, known: dict[MediaExtent, tuple[MediaPart, ...]], extent: MediaExtent
-) -> tuple[MediaPart, ...]:
-    """Return the parts of an image or audio; the worker is asked once for each extent."""
-    found = known.get(extent)
-    if found is None:
-        parts = questions.ask_media(extent).result().parts
-        found = tuple(
-            MediaPart(one.tokens, one.num_cells, one.num_positions, one.is_causal, None, None) for one in parts
-        )
-        if len(known) >= _MAX_EXTENTS:
-            known.clear()
-        known[extent] = found
-    return found
 
 
 def no_samplers(front: FrontModel, params: SamplingParams, _ids: list[int]) -> tuple[object, ...]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline import errors
+from paceline.engine import questions
 from paceline.engine.commands import Cancel, EndSlow, SetInterval, SetPaused, Stop
+from paceline.engine.questions import Call, Question, Reply, find_question
 from paceline.engine.worker import messages
 from paceline.engine.worker.link import MAX_BYTES, FrameReader, framed
 from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLong, QueueFull
@@ -71,8 +75,7 @@ digests = st.builds(
 ups = st.one_of(
     st.builds(messages.Happened, st.lists(parts, max_size=4)),
     st.builds(messages.Logged, texts, st.integers(0, 50), texts),
-    st.builds(messages.SlotsReply, keys, st.none() | snapshots),
-    st.builds(messages.DigestReply, keys, st.none() | digests),
+    st.builds(Reply, keys, st.none() | st.binary(max_size=9)),
     st.builds(messages.Loading, st.floats(0, 1)),
     st.builds(
         messages.Ready, st.just(1), st.just({"num_slots": 3}), st.just({"desc": "x"}), st.lists(texts, max_size=2)
@@ -104,8 +107,7 @@ downs = st.one_of(
     st.builds(SetInterval, keys, st.integers(1, 9)),
     st.builds(EndSlow, keys),
     st.builds(Stop),
-    st.builds(messages.AskSlots, keys),
-    st.builds(messages.AskDigest, keys, keys, st.none() | keys),
+    st.builds(Call, keys, texts, st.binary(max_size=9), numbers),
 )
 
 
@@ -126,6 +128,27 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
         for one, frame in zip(sent, found, strict=True)
     ]
     assert decoded == sent
+
+
+@given(number=keys, snapshot=snapshots, found=digests, block_tokens=st.none() | st.integers(1, 99))
+def test_questions_and_answers_come_out_as_they_went_in(
+    number: int, snapshot: SlotsSnapshot, found: PrefixDigest, block_tokens: int | None
+) -> None:
+    """By the types of the functions, whatever process asks."""
+    call = questions.digest.call(number, (9, block_tokens))
+    assert (find_question(call), questions.digest.args(call)) == (questions.digest, (9, block_tokens))
+    asked: list[tuple[Question[Any, *tuple[Any, ...]], object]] = [
+        (questions.slots, snapshot),
+        (questions.digest, found),
+        (questions.erase_prefix, None),
+        (questions.measure_media, (((1, 2), 0, 0, True), ((), 3, 2, False))),
+    ]
+    for question, answer in asked:
+        assert question.result(question.reply(number, answer)) == answer
+    with pytest.raises(EngineError, match="'digest' cannot be read"):
+        questions.digest.result(Reply(number, b"\x91"))
+    with pytest.raises(EngineError, match="no question 'size'; the questions are activity, "):
+        find_question(Call(number, "size", b""))
 
 
 @given(message=ups, cut=st.integers(1, 50))
@@ -205,7 +228,7 @@ def test_metrics_go_over_as_they_are() -> None:
         Sample("a", "counter", (("kind", "x"),), 3),
         Sample("b", "histogram", (), Histogram((0.1, 1.0), (1, 0, 2), 3.5, 0.05, 2.0)),
     ]
-    assert messages.decode_up(messages.encode(messages.Stats(1, samples))) == messages.Stats(1, samples)
+    assert messages.decode_up(messages.encode(messages.Stats(samples))) == messages.Stats(samples)
 
 
 def test_another_version_of_the_protocol_is_refused() -> None:

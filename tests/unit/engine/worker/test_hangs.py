@@ -20,7 +20,8 @@ from tests.running_engine import LONG_S
 from tests.unit.engine.worker.test_worker_engine import FAULTY, engine, first_of, read, read_error, start, undisturbed
 
 from paceline.config import EngineConfig
-from paceline.engine.worker import lifecycle, questions
+from paceline.engine.questions import QUESTIONS, free_adapter, load_adapter
+from paceline.engine.worker import lifecycle
 from paceline.engine.worker.black_box import PassAllowance
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineDied, InvalidParams, WorkerUnresponsive
@@ -129,19 +130,19 @@ def test_a_start_that_is_reported_late_is_no_queue_timeout() -> None:
 
 def test_a_question_without_a_reply_fails_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Each of them, with an error that says so; metrics are those of the last report."""
-    for name in ("REPLY_S", "MEASURE_REPLY_S", "FILE_REPLY_S"):
-        monkeypatch.setattr(questions, name, 1.0)
+    for question in QUESTIONS.values():
+        monkeypatch.setattr(question, "patience_s", 1.0)
     adapter = tmp_path / "adapter.gguf"
     adapter.write_bytes(b"GGUF")
     with engine(hang_timeout_s=600.0, state_folder=tmp_path) as one:
-        asking = one._supervisor.questions
+        asking = one._supervisor.calls
         with stopped(one):
             for ask in (
                 one.ask_slots,
                 one.prefix_digest,
                 one.ask_activity,
-                lambda: asking.ask_load_adapter("adapter", str(adapter)),
-                lambda: asking.ask_free_adapter("adapter"),
+                lambda: asking.ask(load_adapter, ("adapter", str(adapter))),
+                lambda: asking.ask(free_adapter, ("adapter",)),
             ):
                 with pytest.raises(WorkerUnresponsive, match="no reply within 1 s"):
                     ask().result(SOON_S)
@@ -152,7 +153,7 @@ def test_a_question_without_a_reply_fails_in_time(monkeypatch: pytest.MonkeyPatc
             ):
                 with pytest.raises(WorkerUnresponsive):
                     act()
-        wait_until(lambda: not asking._messages and one.heartbeat().is_idle)
+        wait_until(lambda: not asking._open and one.heartbeat().is_idle)
         assert len(one.slots()) > 0
         assert not one._supervisor._adapters  # it was loaded after its caller had given up, and freed again
 

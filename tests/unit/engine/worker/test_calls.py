@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pytest
 
-from paceline.engine.worker import messages
-from paceline.engine.worker.questions import FILE_REPLY_S, MEASURE_REPLY_S, NEW_WORKER_S, REPLY_S, Questions
+from paceline.engine import questions as ask
+from paceline.engine.media_prompt import KeyedPrompt
+from paceline.engine.questions import FILE_REPLY_S, MEASURE_REPLY_S, REPLY_S, Reply
+from paceline.engine.worker.calls import NEW_WORKER_S, NO_WORKER, Calls
 from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineDied, EngineStopped, WorkerUnresponsive
 from paceline.media import ImageExtent
@@ -27,80 +29,80 @@ class Listener:
         self.heard.append(message)
 
 
-def prefix(action: Literal["save", "load", "erase"]) -> messages.Prefix:
-    return messages.Prefix(0, action, "name", [], {})
+NAMED = ("name", ((), "", ""))
+SAVED = ("name", KeyedPrompt([]), ((), "", ""))
 
 
 def test_a_query_during_shutdown_gets_one_result() -> None:
     """A late caller ends what is left, perhaps in the middle of the ending itself: no future is resolved twice."""
-    questions, worker, late = Questions(lambda: None, ManualClock()), Listener(), []
+    questions, worker, late = Calls(lambda: None, ManualClock()), Listener(), []
     for _ in range(3):
-        questions.ask_stats().add_done_callback(lambda _: late.append(questions.ask_slots()))
+        questions.ask(ask.report).add_done_callback(lambda _: late.append(questions.ask(ask.slots)))
     questions.pass_on(cast(WorkerProcess, worker))
-    assert [type(one) for one in worker.heard] == [messages.AskStats] * 3
+    assert [one.name for one in worker.heard] == ["report"] * 3
     questions.end()
-    assert [one.result(0) for one in late] == [None] * 3
+    assert [one.result(0) for one in late] == [NO_WORKER] * 3
     with pytest.raises(EngineStopped):
-        questions.ask_prefix(prefix("load")).result(0)
+        questions.ask(ask.load_prefix, NAMED).result(0)
 
 
 def test_without_a_worker_state_is_none_and_prefixes_wait() -> None:
     """They need a worker, which gets them once."""
-    questions, worker = Questions(lambda: None, ManualClock()), Listener()
-    slots, saved = questions.ask_slots(), questions.ask_prefix(prefix("save"))
+    questions, worker = Calls(lambda: None, ManualClock()), Listener()
+    slots, saved = questions.ask(ask.slots), questions.ask(ask.save_prefix, SAVED)
     assert questions.need_worker
     questions.pass_on(None)
-    assert slots.result(0) is None
+    assert slots.result(0) is NO_WORKER
     for _ in range(2):
         questions.pass_on(cast(WorkerProcess, worker))
     (asked,) = worker.heard
-    reply = messages.PrefixDone(asked.number, 5, [], None)
+    reply = ask.save_prefix.reply(asked.number, 5)
     for _ in range(2):
         questions.take(reply)
-    assert saved.result(0) is reply
+    assert saved.result(0) == 5
     assert not questions.need_worker
 
 
 def test_after_a_death_the_next_worker_loads_again() -> None:
     """What may have been done already fails with the death; what was not sent yet waits on."""
-    questions, first, second = Questions(lambda: None, ManualClock()), Listener(), Listener()
-    loaded, saved = questions.ask_prefix(prefix("load")), questions.ask_prefix(prefix("save"))
-    slots = questions.ask_slots()
+    questions, first, second = Calls(lambda: None, ManualClock()), Listener(), Listener()
+    loaded, saved = questions.ask(ask.load_prefix, NAMED), questions.ask(ask.save_prefix, SAVED)
+    slots = questions.ask(ask.slots)
     questions.pass_on(cast(WorkerProcess, first))
-    unsent = questions.ask_prefix(prefix("erase"))
+    unsent = questions.ask(ask.erase_prefix, ("name",))
     questions.died(EngineDied("killed"))
-    assert slots.result(0) is None
+    assert slots.result(0) is NO_WORKER
     with pytest.raises(EngineDied):
         saved.result(0)
     questions.pass_on(cast(WorkerProcess, second))
-    assert [one.action for one in second.heard] == ["load", "erase"]
-    for one in second.heard:
-        questions.take(messages.PrefixDone(one.number, 0, [1], None))
-    assert (loaded.result(0).token_ids, unsent.result(0).token_ids) == ([1], [1])
+    assert [one.name for one in second.heard] == ["load_prefix", "erase_prefix"]
+    questions.take(ask.load_prefix.reply(second.heard[0].number, [1]))
+    questions.take(ask.erase_prefix.reply(second.heard[1].number, None))
+    assert (loaded.result(0), unsent.result(0)) == ([1], None)
 
 
 def test_state_is_not_refused_where_no_worker_may_come() -> None:
     """There is none to be told, as without a worker at any time."""
-    questions = Questions(lambda: None, ManualClock())
-    activity, loaded = questions.ask_activity(0, None, 0.0), questions.ask_prefix(prefix("load"))
+    questions = Calls(lambda: None, ManualClock())
+    activity, loaded = questions.ask(ask.activity, (0, None)), questions.ask(ask.load_prefix, NAMED)
     questions.refuse(EngineDied("its servers are away"))
-    assert activity.result(0) is None
+    assert activity.result(0) is NO_WORKER
     with pytest.raises(EngineDied):
         loaded.result(0)
 
 
 def test_a_load_of_which_two_workers_died_is_given_up() -> None:
     """Its file may be what they died of. Freeing is asked for until it is done, since it fails with no file."""
-    questions, load = Questions(lambda: None, ManualClock()), messages.LoadAdapter
-    adapter, saved = questions.ask_load_adapter("a", "a.gguf"), questions.ask_prefix(prefix("load"))
-    freed = questions.ask_free_adapter("b")
+    questions = Calls(lambda: None, ManualClock())
+    adapter, saved = questions.ask(ask.load_adapter, ("a", "a.gguf")), questions.ask(ask.load_prefix, NAMED)
+    freed = questions.ask(ask.free_adapter, ("b",))
     heard = []
     for _ in range(3):
         worker = Listener()
         questions.pass_on(cast(WorkerProcess, worker))
         questions.died(EngineDied("killed"))
-        heard.append([type(one) for one in worker.heard])
-    assert heard == [[load, messages.Prefix, messages.FreeAdapter]] * 2 + [[messages.FreeAdapter]]
+        heard.append([one.name for one in worker.heard])
+    assert heard == [["load_adapter", "load_prefix", "free_adapter"]] * 2 + [["free_adapter"]]
     for one in (adapter, saved):
         with pytest.raises(EngineDied):
             one.result(0)
@@ -110,28 +112,28 @@ def test_a_load_of_which_two_workers_died_is_given_up() -> None:
 
 def test_a_cancelled_question_takes_no_reply() -> None:
     """Its caller has left; the reply and a report that no question asked for change nothing."""
-    questions, worker = Questions(lambda: None, ManualClock()), Listener()
-    asked = questions.ask_slots()
+    questions, worker = Calls(lambda: None, ManualClock()), Listener()
+    asked = questions.ask(ask.slots)
     questions.pass_on(cast(WorkerProcess, worker))
     assert asked.cancel()
-    questions.take(messages.SlotsReply(worker.heard[0].number, None))
-    questions.take(messages.Stats(0, []))
+    questions.take(Reply(worker.heard[0].number))
+    questions.take(Reply(0))
     assert asked.cancelled()
 
 
 def test_a_question_waits_no_longer_than_its_kind_may() -> None:
     """From when it is sent to a worker; the delay of a look at the activity counts on top."""
     clock = ManualClock(1000.0)
-    questions, worker = Questions(lambda: None, clock), Listener()
+    questions, worker = Calls(lambda: None, clock), Listener()
     limits = {
-        questions.ask_slots(): REPLY_S,
-        questions.ask_stats(): REPLY_S,
-        questions.ask_digest(1, None): REPLY_S,
-        questions.ask_activity(0, None, 25.0): 25.0 + REPLY_S,
-        questions.ask_media(ImageExtent(1, 1)): MEASURE_REPLY_S,
-        questions.ask_prefix(prefix("save")): FILE_REPLY_S,
-        questions.ask_load_adapter("a", "a.gguf"): FILE_REPLY_S,
-        questions.ask_free_adapter("a"): FILE_REPLY_S,
+        questions.ask(ask.slots): REPLY_S,
+        questions.ask(ask.report): REPLY_S,
+        questions.ask(ask.digest, (1, None)): REPLY_S,
+        questions.ask(ask.activity, (0, None), 25.0): 25.0 + REPLY_S,
+        questions.ask(ask.measure_media, (ImageExtent(1, 1),)): MEASURE_REPLY_S,
+        questions.ask(ask.save_prefix, SAVED): FILE_REPLY_S,
+        questions.ask(ask.load_adapter, ("a", "a.gguf")): FILE_REPLY_S,
+        questions.ask(ask.free_adapter, ("a",)): FILE_REPLY_S,
     }
     questions.pass_on(cast(WorkerProcess, worker))
     for limit_s in sorted(set(limits.values())):
@@ -145,14 +147,14 @@ def test_a_question_waits_no_longer_than_its_kind_may() -> None:
             with pytest.raises(WorkerUnresponsive, match=f"no reply within {limit_s:g} s"):
                 one.result(0)
     assert math.isinf(questions.next_due_s())
-    questions.take(messages.PrefixDone(worker.heard[5].number, 1, [], None))  # it comes too late, and nothing happens
+    questions.take(ask.save_prefix.reply(worker.heard[5].number, 1))  # it comes too late, and nothing happens
 
 
 def test_the_load_of_a_new_worker_is_no_silence() -> None:
     """A question about an image waits for it as a prompt does, with a limit of its own, also after a death."""
     clock = ManualClock(1000.0)
-    questions, worker = Questions(lambda: None, clock), Listener()
-    asked = questions.ask_media(ImageExtent(1, 1))
+    questions, worker = Calls(lambda: None, clock), Listener()
+    asked = questions.ask(ask.measure_media, (ImageExtent(1, 1),))
     for _ in range(2):
         questions.pass_on(None)
         clock.advance(NEW_WORKER_S - 1)
@@ -164,7 +166,7 @@ def test_the_load_of_a_new_worker_is_no_silence() -> None:
         assert not asked.done()
         questions.died(EngineDied("it died"))
     assert isinstance(asked.exception(0), EngineDied)
-    late = questions.ask_media(ImageExtent(1, 1))
+    late = questions.ask(ask.measure_media, (ImageExtent(1, 1),))
     clock.advance(NEW_WORKER_S)
     questions.end_overdue()
     with pytest.raises(WorkerUnresponsive, match="is being started: it was not ready within 600 s"):
