@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from paceline.cluster.replica_calls import ReplicaCalls, ReplicaGone
@@ -21,6 +22,7 @@ RENEW_S: Final = LEASE_S / 5
 SILENCE_S: Final = 2 * LEASE_S
 """A replica that does not renew a session for so long hangs, or cannot be reached."""
 
+_AGAIN_S: Final = 0.5  # before a failed call is made again, while the replica is not known to be lost
 _PAUSE_S: Final = 0.5  # before events are read again that ended at once
 
 
@@ -224,6 +226,65 @@ class Connections:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+class CommandSender:
+    """Sends a front's commands to the replicas, in order: one call at a time to each replica.
+
+    A call that fails is made again until the replica is lost. A command that comes twice changes nothing; a lost command could
+    leave a request paused.
+
+    Args:
+        calls: Calls to the replicas.
+        front: This front's id.
+        is_known: Whether a replica is connected or about to be.
+    """
+
+    def __init__(self, calls: ReplicaCalls, front: str, is_known: Callable[[str], bool]) -> None:
+        self._calls, self._front, self._is_known = calls, front, is_known
+        self._waiting: defaultdict[str, list[bytes]] = defaultdict(list)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def add(self, replica_id: str, command: bytes) -> None:
+        """Add a command, which `flush` sends."""
+        self._waiting[replica_id].append(command)
+
+    def flush(self) -> None:
+        """Send the added commands, all of a replica in one call."""
+        for replica_id in self._waiting.keys() - self._tasks.keys():
+            self._tasks[replica_id] = asyncio.get_running_loop().create_task(self._send_all(replica_id))
+
+    def forget(self, replica_id: str) -> None:
+        """Drop the commands for a replica that is lost or was left."""
+        self._waiting.pop(replica_id, None)
+        task = self._tasks.pop(replica_id, None)
+        if task is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """Drop all commands."""
+        for replica_id in self._waiting.keys() | self._tasks.keys():
+            self.forget(replica_id)
+
+    async def _send_all(self, replica_id: str) -> None:
+        while commands := self._waiting.pop(replica_id, None):
+            await self._send(replica_id, commands)
+        if self._tasks.get(replica_id) is asyncio.current_task():
+            del self._tasks[replica_id]
+
+    async def _send(self, replica_id: str, commands: list[bytes]) -> None:
+        while True:
+            try:
+                await self._calls.call(replica_id, "command", self._front, commands)
+            except ReplicaGone:
+                if not self._is_known(replica_id):
+                    return
+                await asyncio.sleep(_AGAIN_S)  # `forget` ends this, where it is lost
+            except Exception:  # noqa: BLE001 - they are wanted by callers, who get their end in any case
+                _log.exception("replica %s did not take commands", replica_id)
+                return
+            else:
+                return
 
 
 def _described(data: bytes) -> messages.Ready:

@@ -6,24 +6,23 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from paceline.clock import Clock
 from paceline.cluster import PromptBlocks, hash_prompt
-from paceline.cluster.command_sender import CommandSender
-from paceline.cluster.connections import Connections
-from paceline.cluster.placements import Placements, ReplicaPlacement
+from paceline.cluster.connections import CommandSender, Connections
 from paceline.cluster.replica_calls import ReplicaCalls, ReplicaEnded, ReplicaGone
 from paceline.cluster.replica_service import MAX_EARLY_CANCELS
-from paceline.cluster.suspects import MAX_DEATHS, Suspects
 from paceline.engine.adapters import name_of
 from paceline.engine.commands import Cancel, EndSlow, RequestCommand, SetInterval, SetPaused
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.worker import messages
+from paceline.engine.worker.blame import PROBATION_TICKS
 from paceline.engine.worker.front_requests import FrontRequests
 from paceline.engine.worker.relay import moved_in_time, part_moved_in_time, renamed
 from paceline.engine.worker.worker_telemetry import RequestsWatch
@@ -41,6 +40,10 @@ GRACE_S: Final = 2.0
 _BACK_OFF_S: Final = 0.05  # before a request is sent again that no replica took; doubled each time
 _MAX_BACK_OFF_S: Final = 2.0
 _MAX_TRIES: Final = 64  # in about two minutes
+
+
+MAX_DEATHS: Final = 3
+"""A request ends after so many replicas in a row died with it. It was alone on the last of them."""
 
 
 class RoutedRequests(FrontRequests):
@@ -394,6 +397,126 @@ class RoutedRequests(FrontRequests):
         key = self._suspects.next()
         if key is not None:
             self._send(key)
+
+
+@dataclass(slots=True)
+class ReplicaPlacement:
+    """A request on its way to a replica, or on it.
+
+    Each time that a request is sent it gets a new number, the key that it has on the replica. A replica may report a number
+    that is over until it gets the cancel; such a report belongs to no request.
+
+    Attributes:
+        key: The request's key here.
+        number: Its key on the replica.
+        replica_id: The replica that has it; None while it is on its way.
+        session: The number of this front's session on the replica.
+        has_begun: Whether it has left the replica's queue.
+        early: Parts that came before the replica was known, with their replicas.
+    """
+
+    key: int
+    number: int
+    replica_id: str | None = None
+    session: int = 0
+    has_begun: bool = False
+    early: list[tuple[str, messages.Part]] = field(default_factory=list)
+
+
+class Placements:
+    """The open placements, by number and by request. Pure."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._by_number: dict[int, ReplicaPlacement] = {}
+        self._by_key: dict[int, ReplicaPlacement] = {}
+
+    def begin(self, key: int) -> ReplicaPlacement:
+        """Return a new placement of a request, and end the placement before it."""
+        self.end(key)
+        self._next += 1
+        placement = ReplicaPlacement(key, self._next)
+        self._by_number[placement.number] = self._by_key[key] = placement
+        return placement
+
+    def find(self, key: int) -> ReplicaPlacement | None:
+        """Return the placement of a request; None if it is neither on a replica nor on its way to a replica."""
+        return self._by_key.get(key)
+
+    def numbered(self, number: int) -> ReplicaPlacement | None:
+        """Return the placement with a number; None if it is over."""
+        return self._by_number.get(number)
+
+    def end(self, key: int) -> ReplicaPlacement | None:
+        """Forget the placement of a request, and return it."""
+        placement = self._by_key.pop(key, None)
+        if placement is not None:
+            del self._by_number[placement.number]
+        return placement
+
+    def on(self, replica_id: str) -> list[ReplicaPlacement]:
+        """Return the placements on a replica, the earliest first."""
+        return [placement for placement in self._by_number.values() if placement.replica_id == replica_id]
+
+
+class Suspects:
+    """Finds the request that replicas die of: a request that was on several dead replicas in a row is tried alone.
+
+        routed ──died──> suspected ──died again, without tokens in between──> alone ──died once more──> at fault
+          ^                  │                                                  │
+          └──── tokens in `PROBATION_TICKS` bursts on the next replica ─────────┘
+
+    A replica dies for many reasons that have nothing to do with its requests, so the first time all of them go on elsewhere at
+    once. A request that has brought tokens from its present replica is past the place at which the replica before died. Pure;
+    requests are named by key, and unknown requests are not suspected.
+    """
+
+    def __init__(self) -> None:
+        self._num_deaths: dict[int, int] = {}
+        self._num_good: dict[int, int] = {}
+        self._alone: int | None = None
+        self._waiting: deque[int] = deque()
+
+    def may_go(self, key: int) -> bool:
+        """Return whether a request may be sent to a replica now; if not, `next` returns it later."""
+        if self._num_deaths.get(key, 0) < MAX_DEATHS - 1 or self._alone == key:
+            return True
+        if self._alone is None:
+            self._alone = key
+            return True
+        if key not in self._waiting:
+            self._waiting.append(key)
+        return False
+
+    def brought(self, key: int) -> None:
+        """Note that a request has brought tokens."""
+        if key in self._num_deaths:
+            self._num_good[key] = self._num_good.get(key, 0) + 1
+            if self._num_good[key] >= PROBATION_TICKS:
+                self.forget(key)
+
+    def died(self, keys: Iterable[int]) -> int | None:
+        """Suspect the requests that a dead replica had begun. Returns the request at fault, or None."""
+        guilty = None
+        for key in keys:
+            self._num_good.pop(key, None)
+            self._num_deaths[key] = self._num_deaths.get(key, 0) + 1
+            if self._alone == key and self._num_deaths[key] >= MAX_DEATHS:
+                guilty = key
+        return guilty
+
+    def forget(self, key: int) -> None:
+        """Stop suspecting a request: it brought tokens, waits for its reader, or has ended."""
+        self._num_deaths.pop(key, None)
+        self._num_good.pop(key, None)
+        if self._alone == key:
+            self._alone = None
+        if key in self._waiting:
+            self._waiting.remove(key)
+
+    def next(self) -> int | None:
+        """Return a waiting request that may be sent to a replica now, or None."""
+        return self._waiting.popleft() if self._alone is None and self._waiting else None
 
 
 def _may_have_run(placements: list[ReplicaPlacement], num_slots: int) -> list[int]:

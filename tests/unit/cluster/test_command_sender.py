@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.command_sender import CommandSender
+from paceline.cluster.connections import CommandSender
 from paceline.cluster.replica_calls import ReplicaGone
 
 
@@ -51,7 +51,7 @@ def test_no_command_overtakes_another() -> None:
 
 def test_a_command_that_did_not_come_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that could not be reached, and is known still, gets its commands, in order."""
-    monkeypatch.setattr("paceline.cluster.command_sender._AGAIN_S", 0.001)
+    monkeypatch.setattr("paceline.cluster.connections._AGAIN_S", 0.001)
 
     async def run() -> None:
         calls = SlowCalls(num_failing=2)
@@ -71,7 +71,7 @@ def test_a_command_that_did_not_come_is_sent_again(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("how", ["is not known", "is forgotten"])
 def test_a_replica_that_is_gone_gets_nothing_more(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent again to a replica that is not there; one that comes back under its name gets what is new."""
-    monkeypatch.setattr("paceline.cluster.command_sender._AGAIN_S", 0.001)
+    monkeypatch.setattr("paceline.cluster.connections._AGAIN_S", 0.001)
 
     async def run() -> None:
         calls = SlowCalls(num_failing=1)

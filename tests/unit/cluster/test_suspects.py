@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.cluster.suspects import Suspects
+from paceline.cluster.routed_requests import Suspects
 from paceline.engine.worker.blame import PROBATION_TICKS
 
 
