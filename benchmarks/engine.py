@@ -29,7 +29,7 @@ import paceline
 from benchmarks.model import half_billion
 from paceline import LLM, Context, Instrument, Model, Sampler, SamplingParams, _native
 from paceline.runtime import StepRow
-from paceline.scheduling.telemetry import TickRecord
+from paceline.scheduling.records import TickRecord
 
 PROMPT_TOKENS = 32
 ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True, seed=1)

@@ -26,13 +26,13 @@ import paceline
 from benchmarks.engine import ENDLESS, Ticks
 from benchmarks.model import half_billion
 from paceline import LLM, Completion, Model
+from paceline.cost_model import TickCostModel
 from paceline.kv_cache import KVCache, PrefixMatch, pack_tokens
 from paceline.kv_cache.radix_tree import RadixTree
 from paceline.observability.instruments import Instruments
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.cost_model import TickCostModel
-from paceline.scheduling.sequence import Request, prefix_namespace
+from paceline.sequence import Request, prefix_namespace
 from paceline.testing import FakeBackend
 from paceline.testing.fake_backend import limits_of
 

@@ -26,7 +26,7 @@ from benchmarks.engine import ENDLESS
 from benchmarks.state_models import MODELS, model_file
 from paceline import LLM, Completion, Model, StreamChunk
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.telemetry import TickRecord
+from paceline.scheduling.records import TickRecord
 
 
 def ids(count: int, seed: int, n_vocab: int) -> list[int]:

@@ -37,9 +37,9 @@ from paceline.observability.heartbeat import Heartbeat, Pulse
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
-from paceline.scheduling.named_strategy import resolve_strategy
+from paceline.scheduling.records import SlotsSnapshot
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.scheduling.strategies import resolve_strategy
 from paceline.testing.fake_backend import FakeBackend, limits_of
 from paceline.testing.fake_engine_client import FakeFrontModel
 

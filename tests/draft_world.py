@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.params import SamplingParams
-from paceline.scheduling.draft_backend import DraftRow, DraftToken
-from paceline.scheduling.model_drafter import DraftLimits, ModelDrafter
+from paceline.speculation.drafters.model_drafter import DraftLimits, DraftRow, DraftToken, ModelDrafter
 from paceline.testing.fake_backend import BOS, EOS, FakeCost, FakeSampler, ManualClock
 from paceline.testing.fake_memory import FakeMemory, mix
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.speculation.depth_chooser import DepthChooser
 
 
 def force_depths(monkeypatch: pytest.MonkeyPatch, most_each: int) -> None:

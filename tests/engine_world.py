@@ -27,24 +27,21 @@ from paceline.observability.metrics import Metrics
 from paceline.output import Vocabulary
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.drafter import Drafter
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import (
+from paceline.scheduling.records import (
     Answered,
     Delta,
     Embedded,
+    EmbeddingRequest,
     Ended,
     Event,
     HeldBack,
     Released,
     Started,
 )
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.named_strategy import resolve_strategy
-from paceline.scheduling.plan import Row
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request, prefix_namespace
-from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
+from paceline.scheduling.strategies import BatchStrategy, SchedulerView, TokenAllocation, resolve_strategy
+from paceline.sequence import Limits, Request, Row, prefix_namespace
+from paceline.speculation.drafter import Drafter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
 from paceline.testing.fake_backend import BOS, EOS, FakeBackend, FakeSampler, ManualClock
 from paceline.testing.fake_memory import FakeState

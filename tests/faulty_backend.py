@@ -15,9 +15,8 @@ from typing import Any
 from paceline.errors import ModelLoadError, RpcServerUnavailable
 from paceline.observability.instruments import Instrument
 from paceline.params import SamplingParams
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.plan import Row, RowOutput
-from paceline.scheduling.telemetry import RequestRecord
+from paceline.scheduling.records import RequestRecord
+from paceline.sequence import Limits, Row, RowOutput
 from paceline.testing.fake_backend import BOS, FakeBackend, FakeSampler, limits_of
 
 POISON = BOS

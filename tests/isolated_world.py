@@ -25,11 +25,10 @@ from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
-from paceline.scheduling.named_strategy import resolve_strategy
+from paceline.scheduling.records import Delta, Embedded, EmbeddingRequest, Ended, Event, Released, Started
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChunk
 from paceline.testing.fake_backend import FakeBackend, ManualClock, limits_of
 

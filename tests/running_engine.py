@@ -24,11 +24,10 @@ from paceline.observability.heartbeat import Pulse
 from paceline.observability.instruments import Instrument
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.named_strategy import resolve_strategy
-from paceline.scheduling.plan import Row, RowOutput
+from paceline.scheduling.records import EmbeddingRequest
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.sequence import Request, Row, RowOutput
 from paceline.streaming import StreamChannel
 from paceline.testing.fake_backend import FakeBackend
 

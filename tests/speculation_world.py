@@ -14,10 +14,9 @@ from typing import Any
 from tests.draft_world import FakeDraftBackend, model_drafter
 from tests.engine_world import World
 
-from paceline.scheduling.cost_model import MeasuredPass
-from paceline.scheduling.draft_backend import DraftRow, DraftToken
-from paceline.scheduling.model_drafter import ModelDrafter
-from paceline.scheduling.plan import Row
+from paceline.cost_model import MeasuredPass
+from paceline.sequence import Row
+from paceline.speculation.drafters.model_drafter import DraftRow, DraftToken, ModelDrafter
 from paceline.testing.fake_backend import ManualClock
 from paceline.testing.fake_memory import mix
 

@@ -16,11 +16,10 @@ from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
-from paceline.scheduling.events import Delta, Ended, Event, Inspected
-from paceline.scheduling.named_strategy import resolve_strategy
+from paceline.scheduling.records import Delta, Ended, Event, Inspected, SlotsSnapshot
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request
-from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.sequence import Request
 from paceline.testing.fake_backend import FakeBackend, FakeCost, ManualClock, limits_of
 
 _QUESTION = -1  # the key of digests and slots: requests have keys from 0 on

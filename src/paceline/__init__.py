@@ -78,13 +78,11 @@ if TYPE_CHECKING:
     from paceline.params import CallGrammar, PatternTrigger, SamplingParams, ThinkingParams
     from paceline.request import RequestOptions
     from paceline.runtime import Context, DeviceMemory, Embedder, MemoryEstimate, Model, Sampler, Tokenizer
-    from paceline.scheduling.drafter import BatchDrafter, Drafter
-    from paceline.scheduling.ngram_cache_drafter import NgramCacheDrafter
-    from paceline.scheduling.ngram_drafter import NgramDrafter
-    from paceline.scheduling.ngram_mod_drafter import NgramModDrafter
-    from paceline.scheduling.sharing_drafter import SharingDrafter
-    from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
-    from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
+    from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
+    from paceline.scheduling.strategies import BatchStrategy, SchedulerView, TokenAllocation
+    from paceline.speculation.drafter import BatchDrafter, Drafter, SharingDrafter
+    from paceline.speculation.drafters.ngram import NgramDrafter
+    from paceline.speculation.drafters.shared_ngrams import NgramCacheDrafter, NgramModDrafter
     from paceline.streaming import (
         AsyncBatchStream,
         AsyncStream,
@@ -108,8 +106,8 @@ _HOMES = {
     "AsyncModelManager": "paceline.model_manager",
     "AsyncStream": "paceline.streaming",
     "Audio": "paceline.media",
-    "BatchDrafter": "paceline.scheduling.drafter",
-    "BatchStrategy": "paceline.scheduling.view",
+    "BatchDrafter": "paceline.speculation.drafter",
+    "BatchStrategy": "paceline.scheduling.strategies",
     "BatchStream": "paceline.streaming",
     "CallGrammar": "paceline.params",
     "ChatReply": "paceline.chat_client.chat_call",
@@ -119,10 +117,10 @@ _HOMES = {
     "Completion": "paceline.completion",
     "Context": "paceline.runtime",
     "Conversation": "paceline.chat_client.conversations",
-    "Drafter": "paceline.scheduling.drafter",
+    "Drafter": "paceline.speculation.drafter",
     "Embedder": "paceline.runtime",
     "DeviceMemory": "paceline.runtime",
-    "EndRecord": "paceline.scheduling.telemetry",
+    "EndRecord": "paceline.scheduling.records",
     "FinishReason": "paceline.streaming",
     "FunctionTool": "paceline.chat_client.function_tools",
     "Image": "paceline.media",
@@ -133,24 +131,24 @@ _HOMES = {
     "ModelEntry": "paceline.model_manager",
     "ModelManager": "paceline.model_manager",
     "ModelStatus": "paceline.model_manager",
-    "NgramCacheDrafter": "paceline.scheduling.ngram_cache_drafter",
-    "NgramDrafter": "paceline.scheduling.ngram_drafter",
-    "NgramModDrafter": "paceline.scheduling.ngram_mod_drafter",
+    "NgramCacheDrafter": "paceline.speculation.drafters.shared_ngrams",
+    "NgramDrafter": "paceline.speculation.drafters.ngram",
+    "NgramModDrafter": "paceline.speculation.drafters.shared_ngrams",
     "PatternTrigger": "paceline.params",
     "RequestOptions": "paceline.request",
-    "RequestRecord": "paceline.scheduling.telemetry",
+    "RequestRecord": "paceline.scheduling.records",
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
-    "SchedulerView": "paceline.scheduling.view",
+    "SchedulerView": "paceline.scheduling.strategies",
     "Score": "paceline.completion",
-    "SharingDrafter": "paceline.scheduling.sharing_drafter",
+    "SharingDrafter": "paceline.speculation.drafter",
     "Stream": "paceline.streaming",
     "StreamChannel": "paceline.streaming",
     "StreamChunk": "paceline.streaming",
     "TextPipe": "paceline.output",
     "ThinkingParams": "paceline.params",
-    "TickRecord": "paceline.scheduling.telemetry",
-    "TokenAllocation": "paceline.scheduling.view",
+    "TickRecord": "paceline.scheduling.records",
+    "TokenAllocation": "paceline.scheduling.strategies",
     "TokenLogprobs": "paceline.streaming",
     "TokenText": "paceline.streaming",
     "Tokenizer": "paceline.runtime",

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from paceline.observability.metrics_snapshot import MetricsSnapshot
     from paceline.runtime import Tokenizer
     from paceline.runtime.embedder import Normalization
-    from paceline.scheduling.limits import Limits
-    from paceline.scheduling.telemetry import SlotsSnapshot
+    from paceline.scheduling.records import SlotsSnapshot
+    from paceline.sequence import Limits
 
 
 class LLM(ChatMethods):

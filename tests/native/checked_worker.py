@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.engine.core import Engine
 from paceline.kv_cache import Remove
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.events import Event
+from paceline.scheduling.records import Event
 
 
 class CheckEveryTick(Instrument):

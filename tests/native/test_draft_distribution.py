@@ -13,7 +13,7 @@ from tests.exact import EXACT
 from tests.native.conftest import TinyModels
 
 from paceline import LLM
-from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.speculation.depth_chooser import DepthChooser
 
 pytestmark = pytest.mark.native
 

@@ -19,7 +19,7 @@ from paceline import LLM, Model, estimate_memory
 from paceline.demo import demo_draft_model_path, demo_model_path
 from paceline.engine.draft_model import DraftModel, LoadedDraft, check_same_tokens
 from paceline.errors import Aborted, Closed, InvalidParams, InvalidType, ModelLoadError, NotEnoughMemory, Unsupported
-from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.speculation.depth_chooser import DepthChooser
 
 pytestmark = pytest.mark.native
 

@@ -20,7 +20,7 @@ from paceline.engine.llama_backend import LlamaBackend
 from paceline.errors import Aborted, InvalidParams, InvalidType, NoKvSlot, PromptTooLong, Unsupported
 from paceline.kv_cache import MediaItem, PromptLayout
 from paceline.runtime import Context, MediaPart, MediaProjector, Model
-from paceline.scheduling.plan import Row
+from paceline.sequence import Row
 
 Logits = npt.NDArray[np.float32]
 HEAD, TAIL = [1, 2, 3, 4, 5], [9, 8, 7]

@@ -40,7 +40,7 @@ from paceline.params import FIELDS
 from paceline.request import OPTION_NAMES, RequestOptions
 from paceline.runtime import Context, Embedder, Model, Sampler
 from paceline.runtime.context_options import ContextOptions
-from paceline.scheduling.telemetry import TickRecord
+from paceline.scheduling.records import TickRecord
 from paceline.testing.models import KINDS, LlamaSpec, numbered, write_lora
 
 pytestmark = pytest.mark.native

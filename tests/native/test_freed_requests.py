@@ -13,7 +13,7 @@ import pytest
 
 from paceline import LLM, GrammarError, PromptTooLong
 from paceline.request import RequestOptions
-from paceline.scheduling.sequence import Request, Sequence
+from paceline.sequence import Request, Sequence
 
 pytestmark = pytest.mark.native
 

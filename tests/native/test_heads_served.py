@@ -17,8 +17,8 @@ from tests.native.conftest import TinyModels
 from tests.server.running import RunningServer
 
 from paceline import LLM
-from paceline.scheduling.depth_chooser import DepthChooser
 from paceline.server.flags import DiskFiles, resolve
+from paceline.speculation.depth_chooser import DepthChooser
 from paceline.testing.models import DFlashSpec, Eagle3Spec, HunYuan3Spec, LlamaSpec
 
 pytestmark = pytest.mark.native

@@ -16,7 +16,7 @@ from tests.pictures import picture
 from paceline import LLM, Image, estimate_memory
 from paceline.errors import InvalidParams, ModelLoadError, StateError, Unsupported
 from paceline.runtime import Model
-from paceline.scheduling.depth_chooser import DepthChooser
+from paceline.speculation.depth_chooser import DepthChooser
 from paceline.testing.models import (
     DFlashSpec,
     Eagle3Spec,

@@ -46,7 +46,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Context, MediaPart, MediaProjector, Model, Sampler
 from paceline.runtime.step import StepRow
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.testing.fake_backend import FakeBackend
 from paceline.testing.models import CHAT_TEMPLATE, BertSpec, LlavaVisionSpec, Qwen2VlSpec, Qwen25VisionSpec, write_model
 

@@ -12,8 +12,8 @@ from tests.server.running import RunningServer
 
 from paceline import LLM
 from paceline.errors import InvalidParams
-from paceline.scheduling.depth_chooser import DepthChooser
 from paceline.server.flags import DiskFiles, resolve
+from paceline.speculation.depth_chooser import DepthChooser
 
 pytestmark = pytest.mark.native
 

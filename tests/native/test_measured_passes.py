@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from paceline.cost_model import MeasuredPass
 from paceline.demo import demo_model_path
 from paceline.engine import calibration
 from paceline.engine.arguments import engine_arguments
@@ -14,7 +15,6 @@ from paceline.engine.calibration import Calibration
 from paceline.engine.engine_factory import build
 from paceline.errors import Aborted, DecodeError
 from paceline.runtime import Context
-from paceline.scheduling.cost_model import MeasuredPass
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from paceline.kv_cache.offload import TransferCost
 from paceline.observability.instruments import Instrument
 from paceline.runtime import Context, MemoryClass, Model
 from paceline.runtime.context import CellState
-from paceline.scheduling.telemetry import TickRecord
+from paceline.scheduling.records import TickRecord
 from paceline.streaming import Stream
 from paceline.testing.models import KINDS, Gemma3Spec, LlamaSpec, write_lora, write_model
 

@@ -22,7 +22,7 @@ from paceline.kv_cache import TEXT_LAYOUT, MediaItem, PromptLayout
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
 from paceline.runtime.step import StepRow
-from paceline.scheduling.plan import Row
+from paceline.sequence import Row
 from paceline.testing.models import Qwen2VlSpec, write_model
 
 pytestmark = pytest.mark.native

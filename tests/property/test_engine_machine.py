@@ -31,9 +31,8 @@ from tests.stream_reference import expected_output
 from paceline.errors import Aborted, DecodeError
 from paceline.kv_cache import checkpoints, offload, prefix_match
 from paceline.observability.instruments import Instrument
-from paceline.scheduling import depth_chooser
-from paceline.scheduling.plan import Row
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request, Row
+from paceline.speculation import depth_chooser
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS, FakeCost
 from paceline.testing.fake_memory import FakeMemory

@@ -24,7 +24,7 @@ from paceline.kv_cache.device_cells import DeviceCells
 from paceline.kv_cache.offload import MIN_CACHED_TOKENS, CachedPrefix
 from paceline.kv_cache.prefix_match import MIN_PENDING_TOKENS, PREFIX_PENDING, match_parts, match_state
 from paceline.kv_cache.radix_tree import HostBlock, Node, RadixTree
-from paceline.scheduling.sequence import Sequence
+from paceline.sequence import Sequence
 from paceline.testing.fake_backend import FakeBackend, ManualClock
 
 NAMESPACES = [("a",), ("b",), (1, "a")]

@@ -7,9 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from paceline.scheduling.cost_model import BLOCK_TOKENS, TILE_TOKENS, MeasuredPass, TickCostModel
-from paceline.scheduling.strategies import Balanced, DecodeMaximal, Paced, PrefillPriority
-from paceline.scheduling.view import BatchStrategy, SchedulerView, TickCost
+from paceline.cost_model import BLOCK_TOKENS, TILE_TOKENS, MeasuredPass, TickCostModel
+from paceline.scheduling.strategies import (
+    Balanced,
+    BatchStrategy,
+    DecodeMaximal,
+    Paced,
+    PrefillPriority,
+    SchedulerView,
+    TickCost,
+)
 from paceline.testing.strategy_check import StrategyTrial, TrialCost, TrialLoad, TrialSequence
 
 EVERY = pytest.mark.parametrize("strategy", [DecodeMaximal(), PrefillPriority(), Balanced(), Paced()])

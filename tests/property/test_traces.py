@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.cli.trace_picture import draw
 from paceline.observability.metrics import Tally
 from paceline.observability.trace_events import EVENTS, LineError, Trace, TraceEvent, from_line, to_line
-from paceline.scheduling.telemetry import EndRecord, RowRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import ENGINE_REASONS, Usage
 
 COUNTS = st.integers(0, 2**40)

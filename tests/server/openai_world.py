@@ -15,7 +15,7 @@ from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import LONG_S, RunningServer
 
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 from paceline.server.in_flight import RegisteredRequest
 from paceline.server.settings import ServerSettings
 

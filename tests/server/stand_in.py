@@ -13,7 +13,7 @@ from tests.running_engine import LONG_S, GatedBackend
 
 from paceline.config import EngineConfig
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.telemetry import EndRecord, TickRecord
+from paceline.scheduling.records import EndRecord, TickRecord
 from paceline.streaming import FinishReason
 from paceline.testing import FakeEngineClient
 

@@ -12,7 +12,7 @@ import pytest
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
 
-from paceline.scheduling.telemetry import SlotsSnapshot, SlotView
+from paceline.scheduling.records import SlotsSnapshot, SlotView
 from paceline.server.settings import ApiKey, ServerSettings
 
 pytestmark = pytest.mark.native

@@ -48,13 +48,13 @@ from paceline.errors import (
 )
 from paceline.media import Attachment, Audio, Image, is_attachment
 from paceline.request import cache_scope
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChunk, Usage
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
     from paceline.engine.prompts import Prompt
-    from paceline.scheduling.limits import Limits
+    from paceline.sequence import Limits
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from paceline.engine.results import AsyncBatch, Batch, Outcome, batch_outcome, w
 from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.streaming import AsyncStream, Stream, StreamChannel
 
 if TYPE_CHECKING:

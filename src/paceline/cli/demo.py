@@ -166,7 +166,7 @@ def demo(
     pace = validation.number("pace", pace, 0)
     validation.integer("seed", seed, -1, 2**32 - 1)
     if speculation is not None:
-        from paceline.scheduling.named_drafter import check_drafter_name
+        from paceline.speculation.named_drafter import check_drafter_name
 
         check_drafter_name(speculation)
     chosen = _requests(requests, is_demo_model=model is None)
@@ -255,7 +255,7 @@ def _options(job: DemoJob) -> dict[str, Any]:
 
 
 def _names_draft_model(speculation: str | None) -> bool:
-    from paceline.scheduling.named_drafter import DRAFT_MODEL, drafter_parts
+    from paceline.speculation.named_drafter import DRAFT_MODEL, drafter_parts
 
     return speculation is not None and DRAFT_MODEL in drafter_parts(speculation)
 

@@ -20,7 +20,7 @@ from paceline.observability.instruments import Instrument
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.observability.trace_events import EventInstrument, PrefixShared, TraceEvent, call_hook
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 
 State = Literal["prefill", "decode", "paused", "left"]
 

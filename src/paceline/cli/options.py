@@ -31,7 +31,7 @@ from paceline.params import NAMES_ELSEWHERE, SamplingParams
 
 if TYPE_CHECKING:
     from paceline.runtime import Model
-    from paceline.scheduling.limits import Limits
+    from paceline.sequence import Limits
 
 
 Command = TypeVar("Command", bound=Callable[..., None])

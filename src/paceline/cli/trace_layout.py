@@ -19,7 +19,7 @@ from paceline.observability.trace_events import (
     TraceEvent,
     event_time,
 )
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 from paceline.streaming.chunk import FinishReason
 
 Sort = Literal["prefill", "decode", "embed"]

@@ -10,7 +10,7 @@ from paceline.cli import terminal
 from paceline.observability import metric_table as table
 from paceline.observability.metrics import Metrics, TokenTimes
 from paceline.observability.trace_events import Paused, RequestStarted, Trace
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 from paceline.streaming.chunk import ENGINE_REASONS, FinishReason
 
 

@@ -16,8 +16,7 @@ from paceline.cli.trace_summary import summarize, totals
 from paceline.errors import Unsupported
 from paceline.observability.activity_members import tick_members
 from paceline.observability.trace_events import Trace
-from paceline.scheduling.activity import TickActivity
-from paceline.scheduling.telemetry import TickRecord
+from paceline.scheduling.records import TickActivity, TickRecord
 from paceline.streaming.chunk import FinishReason
 
 MOST_TICKS: Final = 20_000

@@ -48,11 +48,8 @@ from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.activity import EngineActivity
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.sequence import Request
-from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.scheduling.records import EmbeddingRequest, EngineActivity, SlotsSnapshot
+from paceline.sequence import Limits, Request
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

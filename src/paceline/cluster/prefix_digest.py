@@ -21,7 +21,7 @@ from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.kv_cache import MAX_DIGEST_PREFIXES, PrefixDigest, hash_blocks, pack_tokens
 from paceline.request import RequestOptions
-from paceline.scheduling.sequence import prefix_namespace
+from paceline.sequence import prefix_namespace
 
 BLOCK_TOKENS: Final = 64
 """Tokens of a block. A prefix is found to within as many; smaller blocks would hardly shorten a tick."""

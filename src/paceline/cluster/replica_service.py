@@ -34,7 +34,7 @@ from paceline.errors import EngineError, EngineStopped, WorkerUnresponsive
 from paceline.observability import metric_table as table
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
-from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.scheduling.records import SlotsSnapshot
 from paceline.streaming.chunk import FinishReason
 
 LEASE_S: Final = 10.0

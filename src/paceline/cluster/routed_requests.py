@@ -27,9 +27,8 @@ from paceline.engine.worker.front_requests import FrontRequests
 from paceline.engine.worker.relay import moved_in_time, part_moved_in_time, renamed
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import EngineDied, EngineError
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.finisher import due_reason
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import EmbeddingRequest, due_reason
+from paceline.sequence import Request
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.cluster")

@@ -27,7 +27,7 @@ from paceline import validation
 from paceline.cluster.prefix_digest import BLOCK_TOKENS, DigestUpdate, PrefixIndex, PromptBlocks
 from paceline.observability import metric_table as table
 from paceline.observability.metrics_snapshot import MetricsSnapshot
-from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.scheduling.records import SlotsSnapshot
 
 _TIE: Final = 0.01  # times that differ by this share are equal
 _FOR_OTHERS: Final = 0.5  # weight of the computing time, for the requests that wait for it

@@ -23,15 +23,15 @@ from paceline.keywords import (
 )
 from paceline.params import FIELDS, HAS_NONE, NAMES_ELSEWHERE, SamplingKeywords, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
-from paceline.scheduling.named_drafter import check_drafter_name, draft_heads_of
-from paceline.scheduling.named_strategy import check_strategy_name
+from paceline.scheduling.strategies import check_strategy_name
+from paceline.speculation.named_drafter import check_drafter_name, draft_heads_of
 from paceline.streaming import StreamChannel
 
 if TYPE_CHECKING:
     from paceline.observability.instruments import Instrument
     from paceline.runtime import Model
-    from paceline.scheduling.drafter import BatchDrafter, Drafter
-    from paceline.scheduling.view import BatchStrategy
+    from paceline.scheduling.strategies import BatchStrategy
+    from paceline.speculation.drafter import BatchDrafter, Drafter
 
     AnyDrafter: TypeAlias = str | Mapping[str, Any] | Drafter | BatchDrafter
 

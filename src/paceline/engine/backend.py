@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from paceline.kv_cache import SavedState
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.scheduling.embedding import EmbeddingItem, EmbeddingRequest
-from paceline.scheduling.plan import Row, RowOutput
+from paceline.scheduling.records import EmbeddingItem, EmbeddingRequest
+from paceline.sequence import Row, RowOutput
 
 Lora = tuple[tuple[str, float], ...]
 

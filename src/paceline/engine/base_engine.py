@@ -41,11 +41,8 @@ from paceline.observability.trace_file import TraceRecorder
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model, Tokenizer
-from paceline.scheduling.activity import EngineActivity
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.sequence import Request
-from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.scheduling.records import EmbeddingRequest, EngineActivity, SlotsSnapshot
+from paceline.sequence import Limits, Request
 from paceline.streaming import StreamChannel
 
 R = TypeVar("R")

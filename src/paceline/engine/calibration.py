@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from paceline.cost_model import MeasuredPass
 from paceline.errors import Aborted
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
 from paceline.runtime.step import StepRow
-from paceline.scheduling.cost_model import MeasuredPass
 
 _log = logging.getLogger("paceline.engine")
 

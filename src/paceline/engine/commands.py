@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import EmbeddingRequest
+from paceline.sequence import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from paceline.errors import NoTokenAllowed, SamplingError
 from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler
 from paceline.runtime.sampler import Logprobs
-from paceline.scheduling.plan import RowOutput
+from paceline.sequence import RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 
 _GREEDY = SamplingParams(temperature=0, samplers=())

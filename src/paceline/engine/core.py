@@ -21,10 +21,9 @@ from paceline.engine.commands import (
 )
 from paceline.engine.executor import Executor
 from paceline.errors import PacelineError
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Event
+from paceline.scheduling.records import EmbeddingRequest, Event
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 
 
 class Commands(Protocol):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.hub import check_is_path, is_reference, parse_reference
-from paceline.scheduling.named_drafter import DRAFT_MODEL, drafter_parts
+from paceline.speculation.named_drafter import DRAFT_MODEL, drafter_parts
 
 DRAFT_NAMES: Final = frozenset({"draft_model", "draft_options"})
 _OWN: Final = frozenset({"p_min", "chunk_size"})

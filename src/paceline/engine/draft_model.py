@@ -13,9 +13,8 @@ from paceline.engine.llama_draft_backend import LlamaDraftBackend
 from paceline.engine.memory_fit import LEAST_CTX
 from paceline.errors import InvalidParams, NotEnoughMemory, PacelineError, Unsupported, named_error
 from paceline.runtime import Context, MemoryClass, Model, Tokenizer
-from paceline.scheduling.draft_backend import DraftRow
-from paceline.scheduling.drafter import Drafter, Drafters
-from paceline.scheduling.model_drafter import DraftLimits, ModelDrafter
+from paceline.speculation.drafter import Drafter, Drafters
+from paceline.speculation.drafters.model_drafter import DraftLimits, DraftRow, ModelDrafter
 
 _log = logging.getLogger("paceline.engine")
 

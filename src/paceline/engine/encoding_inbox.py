@@ -18,8 +18,8 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.media_encoder import MediaEncoder, num_bytes
 from paceline.errors import Cancelled
 from paceline.request import turn_s
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import EmbeddingRequest
+from paceline.sequence import Request
 
 
 class EncodingInbox(Inbox):

@@ -53,12 +53,12 @@ from paceline.runtime import (
 from paceline.runtime.embedder import longest_text
 from paceline.runtime.memory_estimate import mebibytes
 from paceline.runtime.rpc_servers import LENT_DEVICE
-from paceline.scheduling.heads_drafter import attach_heads
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.named_drafter import draft_heads_of, resolve_drafter
-from paceline.scheduling.named_strategy import resolve_strategy
+from paceline.scheduling.records import TelemetrySink
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.telemetry import TelemetrySink
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.sequence import Limits
+from paceline.speculation.drafters.heads import attach_heads
+from paceline.speculation.named_drafter import draft_heads_of, resolve_drafter
 
 _log = logging.getLogger("paceline.engine")
 

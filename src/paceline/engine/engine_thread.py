@@ -24,7 +24,7 @@ from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
 from paceline.errors import Closed, EngineStopped, PacelineError
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, heartbeat_of
-from paceline.scheduling.events import Event
+from paceline.scheduling.records import Event
 
 _log = logging.getLogger("paceline.engine")
 _MAX_FAILURES = 3  # ticks in a row

@@ -13,8 +13,8 @@ from paceline.clock import Clock
 from paceline.engine.backend import Backend, Lora
 from paceline.errors import Aborted, EngineError, PacelineError
 from paceline.kv_cache import Copy, Cut, Load, LoadState, Operation, Remove, Save, SaveState, TransferOutput, Truncate
-from paceline.scheduling.embedding import EmbeddingItem
-from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput
+from paceline.scheduling.records import EmbeddingItem, EmbeddingPlan, Plan, PlanOutput
+from paceline.sequence import Row, RowOutput
 
 _log = logging.getLogger("paceline.engine")
 

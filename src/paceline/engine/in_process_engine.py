@@ -29,7 +29,7 @@ from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.runtime import Model, trim_heap
-from paceline.scheduling.embedding import EmbeddingRequest
+from paceline.scheduling.records import EmbeddingRequest
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

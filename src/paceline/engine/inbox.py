@@ -27,8 +27,8 @@ from paceline.engine.adapters import name_of
 from paceline.engine.backend import Lora
 from paceline.engine.commands import Cancel, Command, Submit
 from paceline.errors import EngineStopped, InvalidParams, QueueFull
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import EmbeddingRequest
+from paceline.sequence import Request
 
 
 @dataclass(frozen=True, slots=True)

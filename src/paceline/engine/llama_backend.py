@@ -30,9 +30,9 @@ from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, MediaPart, Model, Sampler, Tokenizer
 from paceline.runtime.media_embedder import MediaEmbedder, media_pooling
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
-from paceline.scheduling.embedding import EmbeddingItem
-from paceline.scheduling.heads_drafter import DraftWish
-from paceline.scheduling.plan import Row, RowOutput
+from paceline.scheduling.records import EmbeddingItem
+from paceline.sequence import Row, RowOutput
+from paceline.speculation.drafters.heads import DraftWish
 from paceline.streaming.chunk import TokenLogprobs
 
 _MASK_TIMEOUT_S = 10.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from paceline.params import SamplingParams
 from paceline.runtime import Context, Model, Sampler
 from paceline.runtime.step import StepRow
-from paceline.scheduling.draft_backend import DraftRow, DraftToken
+from paceline.speculation.drafters.model_drafter import DraftRow, DraftToken
 
 
 class LlamaDraftBackend:

@@ -12,9 +12,9 @@ from typing import Final
 
 from paceline import validation
 from paceline.errors import InvalidParams
-from paceline.scheduling.drafter import Drafter, Drafters
-from paceline.scheduling.lookup_cache import LookupCache
-from paceline.scheduling.ngram_cache_drafter import NgramCacheDrafter
+from paceline.speculation.drafter import Drafter, Drafters
+from paceline.speculation.drafters.lookup_cache import LookupCache
+from paceline.speculation.drafters.shared_ngrams import NgramCacheDrafter
 
 _log = logging.getLogger("paceline.engine")
 

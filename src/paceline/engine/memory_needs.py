@@ -44,7 +44,7 @@ from paceline.runtime.memory_estimate import HOST, mebibytes
 from paceline.runtime.model_header import ModelHeader
 from paceline.runtime.rpc_servers import rpc_devices
 from paceline.runtime.tensor_placement import tensor_placements
-from paceline.scheduling.named_drafter import draft_heads_of
+from paceline.speculation.named_drafter import draft_heads_of
 
 _log = logging.getLogger("paceline.engine")
 

@@ -15,9 +15,18 @@ from paceline.engine.commands import Ask, Cancel, EndSlow, SetInterval, SetPause
 from paceline.engine.inbox import Inbox, Wait
 from paceline.engine.pending_results import PendingResults, end_each
 from paceline.errors import EngineStopped, PacelineError
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Answered, Delta, Embedded, Ended, Event, HeldBack, Released, Started
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import (
+    Answered,
+    Delta,
+    Embedded,
+    EmbeddingRequest,
+    Ended,
+    Event,
+    HeldBack,
+    Released,
+    Started,
+)
+from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamSender
 
 

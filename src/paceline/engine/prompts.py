@@ -32,10 +32,8 @@ from paceline.media import Attachment, AudioExtent, MediaExtent
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, Truncate, cache_scope
-from paceline.scheduling.activity import MAX_NODES, MOST_DELAY_S
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.sequence import Request, prefix_namespace
+from paceline.scheduling.records import MAX_NODES, MOST_DELAY_S, EmbeddingRequest
+from paceline.sequence import Limits, Request, prefix_namespace
 
 if TYPE_CHECKING:
     from paceline.runtime import Model, Tokenizer

@@ -29,8 +29,8 @@ from paceline.errors import EngineError, PacelineError
 from paceline.kv_cache import PrefixDigest
 from paceline.media import MediaExtent
 from paceline.runtime import MediaPart
-from paceline.scheduling.activity import EngineActivity
-from paceline.scheduling.telemetry import SlotsSnapshot, slots_snapshot
+from paceline.scheduling.records import EngineActivity, SlotsSnapshot
+from paceline.scheduling.telemetry import slots_snapshot
 
 if TYPE_CHECKING:
     from paceline.engine.client import EngineClient

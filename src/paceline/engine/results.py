@@ -24,7 +24,7 @@ from paceline.engine.arguments import streamed_arguments
 from paceline.errors import BatchError, EngineStopped, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.embedder import Normalization, normalized
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, Usage
 
 if TYPE_CHECKING:

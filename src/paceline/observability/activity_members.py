@@ -12,8 +12,15 @@ from typing import Any, Final
 
 from paceline.observability import metric_table as table
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
-from paceline.scheduling.activity import EngineActivity, Mark, TenantTree, TickActivity, WaitingSequence
-from paceline.scheduling.telemetry import RowRecord, SlotView
+from paceline.scheduling.records import (
+    EngineActivity,
+    Mark,
+    RowRecord,
+    SlotView,
+    TenantTree,
+    TickActivity,
+    WaitingSequence,
+)
 
 MOST_COLUMNS: Final = 25
 """Ticks of 100 ms that are shown apart from each other; more are merged."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType, PacelineError
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 
 _log = logging.getLogger("paceline.engine")
 

@@ -15,7 +15,7 @@ from paceline.observability import metric_table as table
 from paceline.observability.instruments import Instrument
 from paceline.observability.metric_table import METRICS, Metric
 from paceline.observability.metrics_snapshot import COMPLETED, Histogram, MetricsSnapshot, Sample
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 
 

@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, RowRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import ENGINE_REASONS, FinishReason, Usage
 
 

@@ -6,148 +6,28 @@ Many texts share a pass; a prompt with images or audio has a tick of its own.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import accumulate, zip_longest
-from typing import Any
+from itertools import zip_longest
 
-from paceline.errors import Aborted, Cancelled, DeadlineExceeded, EngineStopped, PacelineError
-from paceline.kv_cache import MediaItem, Operation
-from paceline.media import Attachment
-from paceline.request import RequestOptions
-from paceline.scheduling.cost_model import TickCostModel
-from paceline.scheduling.events import Embedded, Event, Released, Started
-from paceline.scheduling.finisher import due_reason
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.plan import EmbeddingPlan, PlanOutput
-from paceline.scheduling.telemetry import RequestRecord, Telemetry
-from paceline.streaming.chunk import FinishReason, Usage
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class EmbeddingRequest:
-    """Token ids of texts, to be pooled in one way. `vectors` fills up as ticks pass.
-
-    media: items of images and audio, which start at cells of all texts one behind another, where there are zeros for them.
-    attachments: what they are of, in order, until they are encoded. embeddings: of items by their starts, or why there are none.
-    """
-
-    key: int
-    texts: list[list[int]]
-    pooling: str | None
-    options: RequestOptions
-    submitted_s: float
-    media: tuple[MediaItem, ...] = ()
-    attachments: tuple[Attachment, ...] = ()
-    embeddings: Any = None
-    cancelled: bool = False
-    started_s: float | None = None
-    vectors: list[Any] = field(default_factory=list)
-    num_planned: int = 0
-    num_done: int = 0
-    _media_of: dict[int, list[MediaItem]] = field(init=False, default_factory=dict)
-    _starts: list[int] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Note which text each item is in."""
-        if self.media:
-            self._starts = list(accumulate(map(len, self.texts[:-1]), initial=0))
-            for item in self.media:
-                self._media_of.setdefault(bisect_right(self._starts, item.start) - 1, []).append(item)
-
-    def media_of(self, index: int) -> tuple[MediaItem, ...]:
-        """Return the items of a text."""
-        return tuple(self._media_of.get(index, ()))
-
-    def start_of(self, index: int) -> int:
-        """Return the cell at which a text starts, where all stand one behind another; 0 for a request without media."""
-        return self._starts[index] if self._starts else 0
-
-    @property
-    def longest_text(self) -> int:
-        """Tokens of the longest text without media; 0 if there is none."""
-        return max((len(one) for index, one in enumerate(self.texts) if index not in self._media_of), default=0)
-
-    @property
-    def longest_media_prompt(self) -> int:
-        """Tokens of the longest text with media; 0 if there is none."""
-        return max((len(self.texts[index]) for index in self._media_of), default=0)
-
-    @property
-    def largest_whole_item(self) -> int:
-        """Cells of the largest item that one pass has to compute, as its attention is not causal; 0 if there is none."""
-        return max((one.num_cells for one in self.media if not one.is_causal), default=0)
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all texts."""
-        return sum(map(len, self.texts))
-
-    def deadline_s(self) -> float:
-        """Return when its next deadline passes."""
-        limits = [math.inf if self.options.timeout_s is None else self.options.timeout_s]
-        if self.started_s is None and self.options.queue_timeout_s is not None:
-            limits.append(self.options.queue_timeout_s)
-        return self.submitted_s + min(limits)
-
-    def usage(self, now_s: float) -> Usage:
-        """Return token counts and times so far; passes count as prefill."""
-        started = now_s if self.started_s is None else self.started_s
-        return Usage(prompt_tokens=self.num_tokens, queue_s=started - self.submitted_s, prefill_s=now_s - started)
-
-    def record(self) -> RequestRecord:
-        """Return the record for instruments."""
-        return RequestRecord(
-            key=self.key,
-            request_id=self.options.request_id,
-            kind="embed",
-            prompt_tokens=self.num_tokens,
-            num_choices=len(self.texts),
-            max_tokens=None,
-            priority=self.options.priority,
-            submitted_s=self.submitted_s,
-        )
-
-
-def embedding_error(reason: FinishReason) -> PacelineError:
-    """Return what the caller of an embedding request gets that ended for this reason."""
-    if reason is FinishReason.CANCELLED:
-        return Cancelled("the request was cancelled")
-    if reason is FinishReason.DEADLINE:
-        return DeadlineExceeded("the request ran out of time")
-    return EngineStopped("the engine was shut down")
-
-
-@dataclass(slots=True)
-class EmbeddingItem:
-    """One text of a request."""
-
-    request: EmbeddingRequest
-    index: int
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Its tokens, with zeros in the cells of media items."""
-        return self.request.texts[self.index]
-
-    @property
-    def media(self) -> tuple[MediaItem, ...]:
-        """Its media items."""
-        return self.request.media_of(self.index)
-
-    def segments(self) -> list[list[int] | MediaItem]:
-        """Return its token ids and media items in order."""
-        found: list[list[int] | MediaItem] = []
-        start, ids = self.request.start_of(self.index), self.token_ids
-        begin = 0
-        for item in self.media:
-            if item.start - start > begin:
-                found.append(ids[begin : item.start - start])
-            found.append(item)
-            begin = item.end - start
-        return [*found, ids[begin:]] if begin < len(ids) else found
+from paceline.cost_model import TickCostModel
+from paceline.errors import Aborted, PacelineError
+from paceline.kv_cache import Operation
+from paceline.scheduling.records import (
+    Embedded,
+    EmbeddingItem,
+    EmbeddingPlan,
+    EmbeddingRequest,
+    Event,
+    PlanOutput,
+    Released,
+    Started,
+    due_reason,
+    embedding_error,
+)
+from paceline.scheduling.telemetry import Telemetry
+from paceline.sequence import Limits
+from paceline.streaming.chunk import FinishReason
 
 
 class EmbeddingQueue:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from paceline.clock import Clock
+from paceline.cost_model import DecodeCost, MeasuredPass, TickCostModel
 from paceline.errors import Aborted, NoKvSlot, PacelineError
 from paceline.kv_cache import (
     TEXT_LAYOUT,
@@ -23,24 +24,38 @@ from paceline.kv_cache import (
     SavedState,
     TransferOutput,
 )
-from paceline.scheduling.activity import ActivityLog, EngineActivity, tenant_trees, tenants_of, waiting_sequences
-from paceline.scheduling.admission import Admission, Slots, WaitingQueue
-from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
-from paceline.scheduling.decode_cost import DecodeCost
-from paceline.scheduling.depth_chooser import DepthChooser
-from paceline.scheduling.draft_chain import DraftChain
-from paceline.scheduling.drafter import Drafter, Drafters
-from paceline.scheduling.embedding import EmbeddingRequest, EmbeddingScheduler
-from paceline.scheduling.events import Answered, Delta, Event, HeldBack
-from paceline.scheduling.finisher import RequestFinisher
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.lost_time import LostTime
-from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput, Row, RowOutput, StepPlan
-from paceline.scheduling.sequence import Request, Sequence, uses_adapter
-from paceline.scheduling.speculation import Speculation
-from paceline.scheduling.step_planner import StepBatch, StepPlanner
-from paceline.scheduling.telemetry import SlotsSnapshot, Telemetry, TelemetrySink, row_record, slots_snapshot
-from paceline.scheduling.view import BatchStrategy
+from paceline.scheduling.admission import Admission, RequestFinisher, Slots, WaitingQueue
+from paceline.scheduling.embedding import EmbeddingScheduler
+from paceline.scheduling.records import (
+    Answered,
+    Delta,
+    EmbeddingPlan,
+    EmbeddingRequest,
+    EngineActivity,
+    Event,
+    HeldBack,
+    Plan,
+    PlanOutput,
+    RequestRecord,
+    SlotsSnapshot,
+    StepPlan,
+    TelemetrySink,
+)
+from paceline.scheduling.step_planner import LostTime, StepBatch, StepPlanner
+from paceline.scheduling.strategies import BatchStrategy
+from paceline.scheduling.telemetry import (
+    ActivityLog,
+    Telemetry,
+    row_record,
+    slots_snapshot,
+    tenant_trees,
+    tenants_of,
+    waiting_sequences,
+)
+from paceline.sequence import Limits, Request, Row, RowOutput, Sequence, uses_adapter
+from paceline.speculation.depth_chooser import DepthChooser
+from paceline.speculation.drafter import Drafter, Drafters
+from paceline.speculation.drafting import DraftChain, Speculation
 from paceline.streaming.chunk import FinishReason
 
 _LEARN_EVERY = 8
@@ -83,7 +98,7 @@ class Scheduler:
     def _speculation_with(self, drafter: Drafter) -> Speculation:
         limits = self._limits
         chooser = DepthChooser(self.cost_model, self._decode_cost, limits.itl_target_s, limits.max_rollback)
-        return Speculation(drafter, self._limits, chooser, self._clock, self._sink)
+        return Speculation(drafter, self._limits, chooser, self._clock, self._sink.drafter_failed)
 
     def _start(self) -> None:
         self._events: list[Event] = []
@@ -117,7 +132,7 @@ class Scheduler:
         """Queue a request."""
         self._requests[request.key] = request
         self._needs_poll = self._needs_poll or request.has_deadline or request.cancelled or self._is_stopping
-        self._sink.request_queued(request.record())
+        self._sink.request_queued(RequestRecord.of(request))
         for sequence in request.sequences:
             self._num_sequences += 1
             sequence.key = sequence.order = self._num_sequences
@@ -131,7 +146,7 @@ class Scheduler:
 
     def submit_embedding(self, request: EmbeddingRequest) -> None:
         """Queue an embedding request."""
-        self._sink.request_queued(request.record())
+        self._sink.request_queued(RequestRecord.of(request))
         self._embedding.submit(request)
 
     def cancel(self, key: int) -> None:

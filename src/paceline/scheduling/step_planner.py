@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from paceline.cost_model import DecodeCost
 from paceline.errors import PacelineError, StrategyError, Unsupported
 from paceline.kv_cache import TEXT_LAYOUT, KVCache, MediaItem
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.lost_time import LostTime
-from paceline.scheduling.plan import Row
-from paceline.scheduling.sequence import Sequence
-from paceline.scheduling.view import BatchStrategy, SchedulerView, SequenceView, TickCost, TokenAllocation
+from paceline.scheduling.strategies import BatchStrategy, SchedulerView, SequenceView, TickCost, TokenAllocation
+from paceline.sequence import Limits, Row, Sequence
 
 Lora = tuple[tuple[str, float], ...]
+
 AnySequence = TypeVar("AnySequence", bound=SequenceView)
+_MEMORY_S = 10.0  # of passes: what is older fades
 
 
 @dataclass(slots=True)
@@ -231,3 +232,41 @@ def _place(row: Row, cell: int) -> None:
     layout = row.sequence.layout
     row.position, row.item = layout.position(cell), layout.item_at(cell)
     row.offset = 0 if row.item is None else cell - row.item.start
+
+
+class LostTime:
+    """Sums up the passes of about the last ten seconds."""
+
+    def __init__(self, decode_cost: DecodeCost) -> None:
+        self._decode_cost = decode_cost
+        self._total_s = 0.0  # of passes
+        self._lost_s = 0.0
+        self._num_mixed = 0.0  # passes that decoded while prompts waited
+
+    @property
+    def share(self) -> float:
+        """Of the time of all passes, from 0 to 1."""
+        return min(1.0, self._lost_s / self._total_s) if self._total_s else 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds lost in a pass that decoded while prompts waited."""
+        return self._lost_s / self._num_mixed if self._num_mixed else 0.0
+
+    def of_pass(self, num_decode: int, num_prompts: int) -> float:
+        """Return the seconds that a pass loses in which so many sequences decode while so many prompts wait.
+
+        Less than 0 where the rows are cheaper than in the larger batch.
+        """
+        num_rows = num_decode + num_prompts
+        return self._decode_cost.seconds(num_decode) - self._decode_cost.seconds(num_rows) * num_decode / num_rows
+
+    def observe(self, seconds: float, lost_s: float | None) -> None:
+        """Add a pass and what it lost; None where no prompt waited, or nothing decoded."""
+        fade = math.exp(-seconds / _MEMORY_S)
+        self._total_s = self._total_s * fade + seconds
+        self._lost_s *= fade
+        self._num_mixed *= fade
+        if lost_s is not None:
+            self._lost_s = max(0.0, self._lost_s + lost_s)
+            self._num_mixed += 1

@@ -1,19 +1,117 @@
-"""The shipped batch strategies, and the builder of allocations that they share. Pure.
+"""Batch strategies: what a strategy reads and returns, the shipped ones, and strategies by name.
 
-`paced`, the default: as much prefill beside decoding as the inter-token latency target allows. `decode_maximal`: decode first,
-prompts share what is left. `prefill_priority`: prompts first, for throughput of many prompts. `balanced`: half and half.
-They keep nothing of the sequences but keys and counts.
+Shipped are `paced`, the default: as much prefill beside decoding as the inter-token latency target allows; `decode_maximal`:
+decode first, prompts share the rest of the budget; `prefill_priority`: prompts first, for throughput of many prompts; and
+`balanced`: half and half. A strategy is one method over a read-only view, and keeps nothing of a sequence but its key and counts.
+
+A name is that of a shipped strategy, any `module:attr`, or an entry point of the group `paceline.batch_strategies`, which other
+packages announce. Options follow the name, as in `paced:patience=4`, or stand in a mapping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import entry_points
 from operator import attrgetter
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
 
 from paceline import validation
+from paceline.cost_model import BLOCK_TOKENS, TILE_TOKENS
+from paceline.errors import InvalidParams, InvalidType
+from paceline.named_object import NamedObject
 from paceline.request import turn_s
-from paceline.scheduling.cost_model import BLOCK_TOKENS, TILE_TOKENS
-from paceline.scheduling.view import SchedulerView, SequenceView, TokenAllocation
+
+ENTRY_POINT_GROUP = "paceline.batch_strategies"
+
+
+class SequenceView(Protocol):
+    """One running sequence as a strategy sees it. It counts tokens, not phases.
+
+    key: its name in a `TokenAllocation`. num_prompt_tokens: of its prompt; num_tokens: prompt and generated;
+    num_computed_tokens: in the KV cache. num_uncomputed_tokens: its work, at least 1. limit: most tokens that it may get in
+    this tick, 1 <= limit <= num_uncomputed_tokens. is_decoding: whether it has generated and a row of all its uncomputed
+    tokens yields its next token (the last chunk of a prompt is prefill). order: place by arrival, lower came first.
+    submitted_s: when; if several tenants run, when it was admitted. last_tick: the tick in which it last had a row, or was
+    admitted. priority: higher first; if several tenants run, 0 is the highest of each.
+    """
+
+    @property
+    def key(self) -> int: ...  # noqa: D102 - said above
+    @property
+    def num_prompt_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def num_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def num_computed_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def num_uncomputed_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def limit(self) -> int: ...  # noqa: D102
+    @property
+    def is_decoding(self) -> bool: ...  # noqa: D102
+    @property
+    def order(self) -> int: ...  # noqa: D102
+    @property
+    def submitted_s(self) -> float: ...  # noqa: D102
+    @property
+    def last_tick(self) -> int: ...  # noqa: D102
+    @property
+    def priority(self) -> int: ...  # noqa: D102
+
+
+class TickCost(Protocol):
+    """What a tick is expected to take: a high quantile, learnt from the ticks so far."""
+
+    def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
+        """Return the seconds of a pass over `num_tokens` tokens in all while `num_cells` cells are in use.
+
+        num_outputs: how many of the tokens get logits. A decoding row's does, and a prompt's last one.
+        """
+
+
+class SchedulerView(msgspec.Struct, frozen=True, kw_only=True):
+    """The sequences that may have a row in this tick, in the order of their admission, and what the tick may cost.
+
+    chunk_size: most tokens of one sequence, already part of each `limit`. num_cells: KV cells in use.
+    itl_target_s: inter-token latency target; max_tick_s: the longest tick while no sequence decodes. lost_share: how much
+    of the last ten seconds or so was lost to batches that were small as prompts waited, from 0 to 1; lost_tick_s: seconds
+    that a tick which decoded meanwhile lost.
+    """
+
+    sequences: Sequence[SequenceView]
+    chunk_size: int
+    num_cells: int
+    tick: int
+    now_s: float
+    itl_target_s: float
+    max_tick_s: float
+    cost: TickCost
+    lost_share: float = 0.0
+    lost_tick_s: float = 0.0
+
+
+class TokenAllocation(msgspec.Struct, frozen=True):
+    """Tokens of the tick for the sequence of this key."""
+
+    key: int
+    num_tokens: int
+
+
+@runtime_checkable
+class BatchStrategy(Protocol):
+    """Decides what goes into the next tick. What speculation proposes goes in behind it, where there is room.
+
+    `plan` returns allocations: each key once and from the view, 1 <= num_tokens <= that sequence's limit, together at most
+    `budget`, at least one. It must keep nothing of the view, nor wait, nor change anything: the result follows from the view
+    alone. A plan that breaks this, or an exception, ends the sequences of the view with a `StrategyError` that names the
+    strategy. `paceline.testing.check_strategy` tests a strategy against this contract.
+    """
+
+    def plan(self, view: SchedulerView, budget: int) -> Sequence[TokenAllocation]:
+        """Return the allocations of the next tick."""
 
 
 class BatchBuilder:
@@ -281,3 +379,64 @@ class Balanced:
             half += 1
         num_prefill = min(budget - min(half, wanted_decode), wanted_prefill)
         return min(budget - num_prefill, wanted_decode), num_prefill
+
+
+_SHIPPED: Mapping[str, type] = {
+    "balanced": Balanced,
+    "decode_maximal": DecodeMaximal,
+    "paced": Paced,
+    "prefill_priority": PrefillPriority,
+}
+
+
+def resolve_strategy(value: str | Mapping[str, Any] | BatchStrategy) -> BatchStrategy:
+    """Return the strategy of a name, of `module:attr` or of an entry point, in this order; a strategy itself is returned as is.
+
+    A name may have options, as "paced:patience=4,stretch=1.5" or {"name": "paced", "patience": 4, "stretch": 1.5}. What a name
+    leads to is an instance, or a class that is called with them. Raises `InvalidParams` for a name that is unknown or cannot
+    be loaded and for a value that an option cannot have, `InvalidType` for an unknown option and for what has no method
+    `plan`.
+    """
+    if not isinstance(value, (str, Mapping)):
+        return _checked(value, "strategy")
+    named = _parsed(value)
+    return _checked(named.made(_SHIPPED.get(named.name) or _found(named)), f"strategy {named.name!r}")
+
+
+def check_strategy_name(value: object) -> None:
+    """Raise what is wrong with a name and its options as far as that can be said without importing what is not shipped."""
+    if isinstance(value, (str, Mapping)) and _parsed(value).name in _SHIPPED:
+        resolve_strategy(value)
+
+
+def _parsed(value: str | Mapping[str, Any]) -> NamedObject:
+    named = NamedObject.parse("strategy", value)
+    name, colon, rest = named.name.partition(":")
+    if colon and name in _SHIPPED:
+        raise InvalidParams(f"strategy {name!r} takes options as {name}:KEY=VALUE,KEY=VALUE, not {rest!r:.80}")
+    return named
+
+
+def _found(named: NamedObject) -> Any:
+    name = named.name
+    return named.loaded(partial(validation.import_named, name) if ":" in name else _announced(name))
+
+
+def _announced(name: str) -> Callable[[], Any]:
+    """Return the loader of the entry point of this name."""
+    points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    try:
+        return points[validation.choice("strategy", name, sorted({*_SHIPPED, *points}))].load
+    except InvalidParams as error:
+        raise InvalidParams(f"{error}; one of your own is given as 'module:attr' or as an object") from None
+
+
+def _checked(value: Any, name: str) -> BatchStrategy:
+    if isinstance(value, type):
+        raise InvalidType(f"{name} must be an object with a method plan, not the class itself; pass {value.__name__}()")
+    if not callable(getattr(value, "plan", None)):
+        raise InvalidType(
+            f"{name} must be an object with a method plan, or name one; a {type(value).__name__} has none"
+        )
+    strategy: BatchStrategy = value
+    return strategy

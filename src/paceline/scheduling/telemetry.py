@@ -2,126 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
-
-import msgspec
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Final, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.scheduling.limits import Limits
+from paceline.kv_cache import KVCache, Namespace, TreeView
+from paceline.scheduling.records import (
+    EmbeddingPlan,
+    EndRecord,
+    Mark,
+    MarkKind,
+    PlanOutput,
+    RowRecord,
+    SlotsSnapshot,
+    SlotView,
+    StepPlan,
+    TelemetrySink,
+    TenantTree,
+    TickActivity,
+    TickRecord,
+    TreeNode,
+    WaitingSequence,
+)
+from paceline.sequence import Limits, Request, Row, RowOutput, Sequence
 from paceline.streaming.chunk import FinishReason, Usage
 
-if TYPE_CHECKING:
-    from paceline.scheduling.activity import ActivityLog
-    from paceline.scheduling.plan import EmbeddingPlan, PlanOutput, Row, RowOutput, StepPlan
-    from paceline.scheduling.sequence import Sequence
+LEASE_S: Final = 5.0
+"""A log that no question has been put to for so long ends."""
 
+MOST_TICKS: Final = 1024
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
-    """A request as instruments see it. key: unique in this engine; request_id: the caller's name, if it gave one."""
+MOST_MARKS: Final = 256
 
-    key: int
-    request_id: str | None
-    kind: Literal["generate", "embed"]
-    prompt_tokens: int
-    num_choices: int
-    max_tokens: int | None
-    priority: int
-    submitted_s: float
+MOST_WAITING: Final = 64
 
-
-class RowRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence's share of a tick. Of num_tokens computed, num_new tokens came out; 0 while a prompt is unfinished.
-
-    num_decode: where the row went on from generated tokens, how many of them it had: 1, or more that are computed again beside
-    a wrong draft; the rest of num_tokens - num_drafts is prefill. first: whether the sequence's first token came out.
-    """
-
-    slot: int
-    key: int
-    choice: int
-    position: int
-    num_tokens: int
-    num_decode: int
-    num_drafts: int
-    num_new: int
-    first: bool
-
-    def taken(self, num_new: int) -> RowRecord:
-        """Return the same with what came out of a row with drafts: what was drawn behind its end did not."""
-        return msgspec.structs.replace(self, num_new=num_new)
-
-
-class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A tick that computed something. Seconds on the engine's clock; step_s: of elapsed_s, the pass itself.
-
-    num_running: sequences that have one of the num_slots slots, with or without a row; num_waiting: requests in the queue.
-    An embedding tick has no rows: num_embedded texts of num_embedded_tokens tokens became vectors.
-    """
-
-    index: int
-    kind: Literal["generate", "embed"]
-    start_s: float
-    elapsed_s: float
-    step_s: float
-    rows: tuple[RowRecord, ...]
-    num_slots: int
-    num_running: int
-    num_waiting: int
-    num_cells: int
-    budget: int
-    num_embedded: int = 0
-    num_embedded_tokens: int = 0
-
-    @property
-    def own_s(self) -> float:
-        """What the engine took for itself: of elapsed_s, outside of the pass."""
-        return self.elapsed_s - self.step_s
-
-    @property
-    def num_decode(self) -> int:
-        """Generated tokens that were computed: one for each row that decoded, and those computed again."""
-        return sum(row.num_decode for row in self.rows)
-
-    @property
-    def num_prefill(self) -> int:
-        """Prompt tokens computed."""
-        return sum(row.num_tokens - row.num_decode - row.num_drafts for row in self.rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecord:
-    """How a request ended.
-
-    reason: of its choices' reasons the one that stands first in `FinishReason`, so ERROR where one failed. error_code: of
-    that choice's error, if it has one.
-    """
-
-    key: int
-    reason: FinishReason
-    usage: Usage
-    now_s: float
-    error_code: str | None = None
-
-
-class TelemetrySink(Protocol):
-    """Receives what happens; `Instrument` documents each hook. drafter_failed: with an error of which no request hears."""
-
-    @property
-    def wants_ticks(self) -> bool: ...  # noqa: D102
-    def request_queued(self, record: RequestRecord) -> None: ...  # noqa: D102
-    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None: ...  # noqa: D102
-    def request_ended(self, record: EndRecord) -> None: ...  # noqa: D102
-    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None: ...  # noqa: D102
-    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None: ...  # noqa: D102
-    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None: ...  # noqa: D102
-    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None: ...  # noqa: D102
-    def evicted(self, num_tokens: int, source: str, now_s: float) -> None: ...  # noqa: D102
-    def paused(self, key: int, is_paused: bool, now_s: float) -> None: ...  # noqa: D102
-    def tick_finished(self, record: TickRecord) -> None: ...  # noqa: D102
-    def drafter_failed(self, error: PacelineError) -> None: ...  # noqa: D102
+MOST_OWNERS: Final = 32
+_ENDINGS: Final[Mapping[FinishReason, MarkKind]] = {
+    FinishReason.STOP: "ended",
+    FinishReason.LENGTH: "ended",
+    FinishReason.CANCELLED: "cancelled",
+}
 
 
 class Telemetry:
@@ -236,65 +158,6 @@ def row_record(row: Row, result: RowOutput) -> RowRecord:
     )
 
 
-SlotState = Literal["idle", "prefilling", "decoding", "paused"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotView:
-    """One slot. Where it is idle, all but `id` has its default.
-
-    state: "prefilling" while tokens other than the newest are left to compute, so also after a preemption; "paused" where the
-    request's reader is too slow. key: of the request in its engine; request_id: the caller's name for it; choice: which of its
-    choices. num_prompt_tokens: of the prompt, num_cached of them taken from the cache; num_computed_tokens: tokens in cells;
-    num_generated: tokens drawn, those of a stop included; max_tokens: the request's; None: no limit of its own. running_s:
-    seconds since the request got its first slot. tenant: of the request; num_preempted: how often the choice lost its slot.
-    """
-
-    id: int
-    state: SlotState = "idle"
-    key: int | None = None
-    request_id: str | None = None
-    choice: int = 0
-    num_prompt_tokens: int = 0
-    num_cached: int = 0
-    num_computed_tokens: int = 0
-    num_generated: int = 0
-    max_tokens: int | None = None
-    running_s: float = 0.0
-    tenant: str = ""
-    num_preempted: int = 0
-    priority: int = 0
-
-    @property
-    def is_processing(self) -> bool:
-        """Whether a sequence has it."""
-        return self.key is not None
-
-    @property
-    def num_remaining(self) -> int | None:
-        """Tokens that may still be drawn; None where only the context limits them."""
-        return None if self.max_tokens is None else self.max_tokens - self.num_generated
-
-
-@dataclass(frozen=True, slots=True)
-class SlotsSnapshot:
-    """All slots, by id. num_waiting: sequences and embedding requests without a slot."""
-
-    slots: tuple[SlotView, ...]
-    num_waiting: int
-
-    def __iter__(self) -> Iterator[SlotView]:
-        return iter(self.slots)
-
-    def __len__(self) -> int:
-        return len(self.slots)
-
-    @property
-    def num_processing(self) -> int:
-        """Slots that a sequence has."""
-        return sum(slot.is_processing for slot in self.slots)
-
-
 def slots_snapshot(
     running: Iterable[Sequence], *, num_slots: int, num_waiting: int, now_s: float = 0.0
 ) -> SlotsSnapshot:
@@ -323,4 +186,146 @@ def _view(sequence: Sequence, slot: int, now_s: float) -> SlotView:
         tenant=request.options.tenant,
         num_preempted=sequence.num_preempted,
         priority=request.options.priority,
+    )
+
+
+_Entry = TypeVar("_Entry", TickActivity, Mark)
+
+
+class ActivityLog:
+    """The last ticks and marks of an engine, numbered in one row. started_s: the engine's clock at its beginning."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s
+        self.is_on = False
+        self.last_number = 0
+        self._asked_s = started_s
+        self._ticks: deque[TickActivity] = deque(maxlen=MOST_TICKS)
+        self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+
+    def ask(self, now_s: float) -> None:
+        """Record from now on, for `LEASE_S` at least."""
+        self.is_on, self._asked_s = True, now_s
+
+    def ticks(self, after: int) -> tuple[TickActivity, ...]:
+        """Return the ticks behind a number."""
+        return _behind(self._ticks, after)
+
+    def marks(self, after: int) -> tuple[Mark, ...]:
+        """Return the marks behind a number."""
+        return _behind(self._marks, after)
+
+    def add_tick(self, record: TickRecord, tenants: Mapping[int, str], now_s: float) -> None:
+        """Record a tick, and end the log where it has not been asked for a while. tenants: of requests by key."""
+        if now_s - self._asked_s > LEASE_S:
+            self.is_on = False
+            self._ticks.clear()
+            self._marks.clear()
+            return
+        owners = tuple([tenants[row.key] for row in record.rows]) if any(tenants.values()) else ()
+        self.last_number += 1
+        self._ticks.append(TickActivity(self.last_number, record, owners))
+
+    def started(self, sequence: Sequence, slot: int, now_s: float) -> None:
+        """Record that a sequence got a slot."""
+        self._add_mark("started", sequence, slot, now_s)
+
+    def preempted(self, sequence: Sequence, slot: int, now_s: float) -> None:
+        """Record that a sequence lost its slot and will resume."""
+        self._add_mark("preempted", sequence, slot, now_s)
+
+    def ended(self, sequence: Sequence, slot: int | None, now_s: float) -> None:
+        """Record the end of a sequence, whose reason is latched. slot: None for one that waited."""
+        assert sequence.reason is not None  # noqa: S101 - latched by the caller
+        self._add_mark(_ENDINGS.get(sequence.reason, "failed"), sequence, slot, now_s)
+
+    def _add_mark(self, what: MarkKind, sequence: Sequence, slot: int | None, now_s: float) -> None:
+        request = sequence.request
+        self.last_number += 1
+        mark = Mark(
+            number=self.last_number,
+            what=what,
+            key=request.key,
+            choice=sequence.choice,
+            slot=slot,
+            now_s=now_s,
+            tenant=request.options.tenant,
+            reason=sequence.reason,
+        )
+        self._marks.append(mark)
+
+
+def _behind(entries: deque[_Entry], after: int) -> tuple[_Entry, ...]:
+    num = 0
+    for entry in reversed(entries):
+        if entry.number <= after:
+            break
+        num += 1
+    return tuple(islice(entries, len(entries) - num, None))
+
+
+def tenants_of(rows: Iterable[Row]) -> dict[int, str]:
+    """Return the tenants of the rows' requests by key, before the rows are applied: that may end the requests."""
+    return {row.sequence.request.key: row.sequence.request.options.tenant for row in rows}
+
+
+def waiting_sequences(queue: Iterable[Sequence], now_s: float) -> tuple[WaitingSequence, ...]:
+    """Return the first `MOST_WAITING` of a queue as records."""
+    return tuple(_waiting(one, now_s) for one in islice(queue, MOST_WAITING))
+
+
+def _waiting(sequence: Sequence, now_s: float) -> WaitingSequence:
+    request, waits_for = sequence.request, sequence.waits_for
+    pending = waits_for.sequence.request.key if waits_for is not None and waits_for.is_pending else None
+    return WaitingSequence(
+        key=request.key,
+        request_id=request.options.request_id,
+        choice=sequence.choice,
+        tenant=request.options.tenant,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_generated=sequence.num_tokens - sequence.num_prompt_tokens,
+        waiting_s=now_s - request.submitted_s,
+        is_preempted=sequence.num_preempted > 0,
+        waits_for=pending,
+        priority=sequence.priority,
+    )
+
+
+def tenant_trees(
+    kv_cache: KVCache, running: Iterable[Sequence], requests: Mapping[int, Request], max_nodes: int
+) -> tuple[TenantTree, ...]:
+    """Return the radix tree by tenant, at most max_nodes of each. requests: the open ones by key."""
+    names: dict[object, tuple[int, int]] = {one: (one.request.key, one.choice) for one in running}
+
+    def tenant_of(namespace: Namespace) -> str:
+        if len(namespace) == 1:  # of a request that shares nothing: its key
+            request = requests.get(namespace[0]) if isinstance(namespace[0], int) else None
+            return "" if request is None else request.options.tenant
+        return str(namespace[1])
+
+    views, is_whole = kv_cache.view(tenant_of, max_nodes)
+    return tuple(_tenant_tree(tenant, view, names, is_whole=is_whole) for tenant, view in views.items())
+
+
+def _tenant_tree(tenant: str, view: TreeView, names: Mapping[object, tuple[int, int]], *, is_whole: bool) -> TenantTree:
+    nodes = tuple(
+        TreeNode(
+            id=one.id,
+            parent=one.parent,
+            start=one.start,
+            end=one.end,
+            running=tuple([names[owner] for owner in one.running[:MOST_OWNERS] if owner in names]),
+            num_cached=one.num_cached,
+            on_device=one.on_device,
+            on_host=one.on_host,
+            has_state=one.has_state,
+        )
+        for one in view.nodes
+    )
+    return TenantTree(
+        tenant=tenant,
+        nodes=nodes,
+        num_nodes=view.num_nodes,
+        num_tokens=view.num_tokens,
+        is_complete=is_whole and view.is_complete,
     )

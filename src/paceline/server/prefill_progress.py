@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from paceline.errors import WorkerUnresponsive
-from paceline.scheduling.telemetry import SlotsSnapshot, SlotView
+from paceline.scheduling.records import SlotsSnapshot, SlotView
 from paceline.server.running_request import ChunkBatch, ChunkSource
 from paceline.streaming import StreamChunk, Usage
 

@@ -20,7 +20,7 @@ from paceline.engine.prompts import Prompt
 from paceline.errors import Cancelled, DeadlineExceeded, InvalidParams, PacelineError
 from paceline.params import SamplingParams
 from paceline.request import TIMEOUTS, RequestOptions
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiException, ClientDisconnected, api_error_of_finish
 from paceline.server.in_flight import CHECK_WANTED, ByteReservation, PendingCall, TurnQueue, while_wanted
 from paceline.server.request_context import DisconnectWatcher, RequestContext

@@ -21,7 +21,7 @@ from paceline.engine.arguments import model_sampling_params
 from paceline.errors import CapacityError, EngineStopped, ModelChanged, PacelineError, QueueFull, Unsupported
 from paceline.hub.file_choice import nearest_names
 from paceline.params import SamplingParams
-from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.scheduling.records import SlotsSnapshot
 from paceline.server.api_errors import (
     DEFAULT_RETRY_S,
     ApiError,

@@ -24,9 +24,8 @@ from paceline.engine.executor import as_paceline_error
 from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.scheduling.embedding import EmbeddingItem
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.plan import Row, RowKind, RowOutput
+from paceline.scheduling.records import EmbeddingItem
+from paceline.sequence import Limits, Row, RowKind, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 from paceline.testing.fake_memory import FakeMemory, FakeState, Kind, mix
 

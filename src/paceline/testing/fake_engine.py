@@ -23,9 +23,8 @@ from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.view import BatchStrategy
+from paceline.scheduling.strategies import BatchStrategy, resolve_strategy
 from paceline.streaming import StreamChannel
 from paceline.testing.fake_backend import FakeBackend, FakeTokenizer, ManualClock, limits_of
 

@@ -26,11 +26,11 @@ from paceline.observability.instruments import Instrument, Instruments
 from paceline.observability.metrics import Metrics
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
-from paceline.scheduling.heads_drafter import attach_heads
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.named_drafter import resolve_drafter
-from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.sequence import Limits
+from paceline.speculation.drafters.heads import attach_heads
+from paceline.speculation.named_drafter import resolve_drafter
 from paceline.testing.fake_backend import FakeBackend, FakeTokenizer, limits_of
 
 

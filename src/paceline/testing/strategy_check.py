@@ -18,9 +18,8 @@ import msgspec
 
 from paceline import validation
 from paceline.errors import StrategyError
-from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.step_planner import checked_allocations
-from paceline.scheduling.view import BatchStrategy, SchedulerView, TokenAllocation
+from paceline.scheduling.strategies import BatchStrategy, SchedulerView, TokenAllocation, resolve_strategy
 
 TICK_S = 1.0
 """Duration of every tick."""

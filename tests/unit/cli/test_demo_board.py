@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.cli.demo_instruments import SlotBoard
-from paceline.scheduling.telemetry import RequestRecord, RowRecord, TickRecord
+from paceline.scheduling.records import RequestRecord, RowRecord, TickRecord
 
 
 def queued(board: SlotBoard, key: int, *, prompt_tokens: int = 10, num_choices: int = 1) -> None:

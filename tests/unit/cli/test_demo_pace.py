@@ -7,7 +7,7 @@ import pytest
 from paceline.cli.demo_instruments import Pacer
 from paceline.observability.instruments import HOOKS
 from paceline.observability.trace_events import EVENTS, EventInstrument
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, RowRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming import FinishReason, Usage
 from paceline.testing.fake_backend import ManualClock
 

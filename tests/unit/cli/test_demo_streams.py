@@ -14,7 +14,7 @@ from paceline.cli.demo_requests import requests_of
 from paceline.cli.demo_screen import LiveScreen, TokenRate
 from paceline.cli.demo_streams import DemoStreams
 from paceline.errors import DecodeError, PromptTooLong
-from paceline.scheduling.telemetry import RequestRecord
+from paceline.scheduling.records import RequestRecord
 from paceline.streaming import FinishReason, Stream, StreamChannel, StreamChunk, Usage
 
 

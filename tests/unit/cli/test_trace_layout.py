@@ -10,7 +10,7 @@ from tests.unit.observability.recorded import busy, two_requests
 
 from paceline.cli.trace_layout import MAX_EMPTY_SLOTS, Burst, Cell, EndOutsideSlot, arrange
 from paceline.observability.trace_events import EngineRestarted, Preempted, RequestStarted, SlotFreed, Trace, TraceEvent
-from paceline.scheduling.telemetry import EndRecord, RowRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 
 

@@ -14,7 +14,7 @@ from tests.unit.observability.simulated import Simulation
 from paceline.cli.trace_picture import LEFT, RIGHT, axis_ticks, draw, fit
 from paceline.errors import InvalidParams
 from paceline.observability.trace_events import Trace
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 
 SVG = "{http://www.w3.org/2000/svg}"

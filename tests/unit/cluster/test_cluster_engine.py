@@ -17,7 +17,7 @@ from paceline.engine.adapters import LoraAdapter
 from paceline.errors import Aborted, EngineDied, EngineStopped, QueueFull, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.telemetry import SlotsSnapshot
+from paceline.scheduling.records import SlotsSnapshot
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 from paceline.testing.fake_backend import FakeBackend
 from paceline.testing.fake_engine_client import FakeEngineClient, FakeFrontModel

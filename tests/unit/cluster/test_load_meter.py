@@ -14,7 +14,7 @@ from paceline.errors import InvalidParams
 from paceline.observability.metrics import Metrics
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.telemetry import RequestRecord, RowRecord, SlotsSnapshot, SlotView, TickRecord
+from paceline.scheduling.records import RequestRecord, RowRecord, SlotsSnapshot, SlotView, TickRecord
 from paceline.testing.fake_engine_client import FakeEngineClient, fake_worker_engine
 
 IDLE = SlotsSnapshot((SlotView(id=0), SlotView(id=1)), 0)

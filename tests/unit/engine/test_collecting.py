@@ -18,7 +18,7 @@ from paceline.engine.results import AsyncBatch, Batch, Outcome, collect, collect
 from paceline.errors import DecodeError, PacelineError, QueueFull
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 
 Run = Callable[[Any, list[str]], list[Outcome]]

@@ -11,7 +11,7 @@ from tests.engine_world import Outcome, World
 
 from paceline.engine.commands import Cancel, EndSlow, SetPaused, Submit
 from paceline.errors import Aborted, DecodeError, NoKvSlot, SamplingError, StrategyError
-from paceline.scheduling.events import Delta, Ended, Released, Started
+from paceline.scheduling.records import Delta, Ended, Released, Started
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
 

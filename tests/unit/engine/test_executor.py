@@ -13,8 +13,8 @@ from paceline.engine.executor import Executor, as_paceline_error
 from paceline.errors import Aborted, DecodeError, EngineError, NoKvSlot, PacelineError
 from paceline.kv_cache import Copy, Load, LoadState, Remove, Save
 from paceline.request import RequestOptions
-from paceline.scheduling.embedding import EmbeddingItem, EmbeddingRequest
-from paceline.scheduling.plan import EmbeddingPlan, Row, RowOutput, StepPlan
+from paceline.scheduling.records import EmbeddingItem, EmbeddingPlan, EmbeddingRequest, StepPlan
+from paceline.sequence import Row, RowOutput
 from paceline.testing.fake_backend import ManualClock
 
 Step = Callable[[list[int]], None]

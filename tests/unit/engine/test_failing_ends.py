@@ -17,7 +17,7 @@ from paceline.engine.worker import messages
 from paceline.errors import DecodeError, EngineError, EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.events import Delta, Ended, Released
+from paceline.scheduling.records import Delta, Ended, Released
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 from paceline.testing.fake_backend import ManualClock
 from paceline.testing.fake_engine_client import fake_worker_engine

@@ -10,8 +10,7 @@ from tests.engine_world import World
 from tests.isolated_world import IsolatedWorld
 
 from paceline.errors import DecodeError
-from paceline.scheduling.plan import Row
-from paceline.scheduling.sequence import Request, Sequence
+from paceline.sequence import Request, Row, Sequence
 from paceline.streaming import FinishReason
 
 Live = Callable[[], list[object]]

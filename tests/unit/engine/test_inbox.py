@@ -18,7 +18,7 @@ from tests.running_engine import LONG_S, in_threads
 from paceline.engine.commands import Cancel, EndSlow, SetPaused, Stop, Submit
 from paceline.engine.inbox import Inbox, Wait
 from paceline.errors import EngineStopped, QueueFull
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.testing.fake_backend import FakeBackend, ManualClock
 
 BACKEND, CLOCK = FakeBackend(), ManualClock()

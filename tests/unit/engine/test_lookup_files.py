@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.scheduling.test_lookup_cache import contents, written
+from tests.unit.speculation.test_lookup_cache import contents, written
 
 from paceline.engine import lookup_files
 from paceline.engine.lookup_files import LookupFiles
 from paceline.errors import InvalidParams
-from paceline.scheduling.lookup_cache import LookupCache
-from paceline.scheduling.ngram_cache_drafter import NgramCacheDrafter
-from paceline.scheduling.ngram_drafter import NgramDrafter
+from paceline.speculation.drafters.lookup_cache import LookupCache
+from paceline.speculation.drafters.ngram import NgramDrafter
+from paceline.speculation.drafters.shared_ngrams import NgramCacheDrafter
 
 COMMON, OTHER = ((), "", ""), ((), "tenant", "")
 N_VOCAB = 100
@@ -265,9 +265,9 @@ def test_a_file_that_can_no_longer_be_written_stays_as_it_is(
 
 def test_no_more_than_the_newest_tokens_are_kept_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with the requests; without a file nothing is kept at all."""
-    from paceline.scheduling import ngram_cache_drafter
+    from paceline.speculation.drafters import shared_ngrams
 
-    monkeypatch.setattr(ngram_cache_drafter, "_MOST_TO_SAVE", 40)
+    monkeypatch.setattr(shared_ngrams, "_MOST_TO_SAVE", 40)
     drafter, files = loaded(dynamic=tmp_path / "cache.bin")
     for key in range(50):
         said(drafter, key, [key, key + 1, key, key + 1, key])

@@ -19,7 +19,7 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, EngineStopped, InvalidParams
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.streaming import StreamChannel, StreamChunk
 from paceline.testing import FakeBackend, FakeEngineClient
 from paceline.testing.fake_engine_client import fake_worker_engine

@@ -16,7 +16,7 @@ from paceline.engine.llama_backend import LlamaBackend
 from paceline.engine.mask_filler import MaskFiller
 from paceline.errors import DecodeError, PacelineError, SamplingError
 from paceline.runtime.step import SamplerDraws, StepRowResult
-from paceline.scheduling.plan import Row, RowOutput
+from paceline.sequence import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 
 

@@ -14,9 +14,8 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.errors import DecodeError, EngineStopped, InvalidParams, QueueFull
 from paceline.request import RequestOptions
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Released, Started
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import Delta, Embedded, EmbeddingRequest, Ended, Released, Started
+from paceline.sequence import Request
 from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel, StreamChunk, StreamState, Usage
 from paceline.testing.fake_backend import FakeBackend, ManualClock
 

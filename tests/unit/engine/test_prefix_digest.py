@@ -15,7 +15,7 @@ from paceline.errors import EngineStopped, InvalidParams, InvalidType
 from paceline.kv_cache import PrefixDigest
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.events import Answered
+from paceline.scheduling.records import Answered
 from paceline.testing.fake_engine_client import FakeEngineClient, fake_worker_engine
 
 HEAD = list(range(100, 150))

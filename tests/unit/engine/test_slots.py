@@ -18,8 +18,8 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.events import Answered
-from paceline.scheduling.telemetry import SlotsSnapshot, SlotView, slots_snapshot
+from paceline.scheduling.records import Answered, SlotsSnapshot, SlotView
+from paceline.scheduling.telemetry import slots_snapshot
 from paceline.streaming import StreamChannel, StreamChunk
 from paceline.testing.fake_engine_client import fake_worker_engine
 

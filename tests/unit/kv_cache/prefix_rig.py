@@ -9,7 +9,7 @@ import pytest
 from tests.engine_world import Outcome, World
 
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.telemetry import TickRecord
+from paceline.scheduling.records import TickRecord
 from paceline.streaming import FinishReason
 from paceline.testing.fake_memory import FakeState
 

@@ -11,7 +11,7 @@ from paceline.kv_cache import KVCache
 from paceline.kv_cache.device_cells import DeviceCells, SeqIds
 from paceline.kv_cache.prefix_match import NO_MATCH
 from paceline.scheduling.admission import Slots, WaitingQueue
-from paceline.scheduling.sequence import Sequence
+from paceline.sequence import Sequence
 
 
 def sequences(*prompts: str, n: int = 1) -> tuple[World, list[Sequence]]:

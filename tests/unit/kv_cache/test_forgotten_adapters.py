@@ -11,8 +11,8 @@ from tests.engine_world import World
 
 from paceline.engine import questions
 from paceline.engine.commands import Ask
-from paceline.scheduling.events import Answered
-from paceline.scheduling.sequence import uses_adapter
+from paceline.scheduling.records import Answered
+from paceline.sequence import uses_adapter
 
 KINDS = ["attention", "sliding_window", "hybrid", "recurrent", "compressed"]
 PROMPT = "a prompt of some length that ends differently each time: "

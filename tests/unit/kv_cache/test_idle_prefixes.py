@@ -17,8 +17,7 @@ from tests.unit.kv_cache.prefix_rig import (
 
 from paceline.kv_cache import KVCache, Save
 from paceline.kv_cache.offload import BLOCK_TOKENS as _PIECE
-from paceline.scheduling.strategies import DecodeMaximal
-from paceline.scheduling.view import SchedulerView, TokenAllocation
+from paceline.scheduling.strategies import DecodeMaximal, SchedulerView, TokenAllocation
 
 
 @pytest.mark.usefixtures("nothing_idle")

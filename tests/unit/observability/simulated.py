@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, RowRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 
 

@@ -15,8 +15,18 @@ from paceline.observability.activity_members import (
     tick_members,
     tree_member,
 )
-from paceline.scheduling.activity import EngineActivity, Mark, TenantTree, TickActivity, TreeNode, WaitingSequence
-from paceline.scheduling.telemetry import RowRecord, SlotsSnapshot, SlotView, TickRecord
+from paceline.scheduling.records import (
+    EngineActivity,
+    Mark,
+    RowRecord,
+    SlotsSnapshot,
+    SlotView,
+    TenantTree,
+    TickActivity,
+    TickRecord,
+    TreeNode,
+    WaitingSequence,
+)
 from paceline.streaming import FinishReason
 
 

@@ -16,7 +16,7 @@ from paceline.observability import metric_table
 from paceline.observability.metric_table import METRICS, NAMES
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import Histogram
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, RowRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import ENGINE_REASONS, FinishReason, Usage
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"

@@ -31,7 +31,7 @@ from paceline.observability.trace_events import (
     event_time,
 )
 from paceline.observability.trace_file import TraceRecorder, read_trace
-from paceline.scheduling.telemetry import EndRecord, RequestRecord, RowRecord, TickRecord
+from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 
 ROW = RowRecord(slot=1, key=3, choice=0, position=7, num_tokens=4, num_decode=1, num_drafts=3, num_new=2, first=False)

@@ -9,9 +9,9 @@ import pytest
 from tests.engine_world import World
 
 from paceline.engine import questions
-from paceline.scheduling import activity
-from paceline.scheduling.activity import LEASE_S, MOST_TICKS, MOST_WAITING, EngineActivity, Mark
-from paceline.scheduling.events import Answered
+from paceline.scheduling import telemetry
+from paceline.scheduling.records import Answered, EngineActivity, Mark
+from paceline.scheduling.telemetry import LEASE_S, MOST_TICKS, MOST_WAITING
 from paceline.streaming import FinishReason
 
 ENDLESS = 10**9
@@ -84,7 +84,7 @@ def test_a_log_that_is_not_asked_for_ends() -> None:
 
 def test_a_log_keeps_the_last_ticks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are until the next question, memory is bounded."""
-    monkeypatch.setattr(activity, "LEASE_S", math.inf)
+    monkeypatch.setattr(telemetry, "LEASE_S", math.inf)
     world = World(eos_every=ENDLESS, num_cells=8000)
     world.submit("abc", max_tokens=None)
     observe(world)

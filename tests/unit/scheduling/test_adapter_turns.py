@@ -6,8 +6,8 @@ from collections import Counter
 
 from tests.engine_world import World
 
-from paceline.scheduling.sequence import Sequence
 from paceline.scheduling.step_planner import AdapterTurns
+from paceline.sequence import Sequence
 
 A, B, C = (("a", 1.0),), (("b", 1.0),), ()
 

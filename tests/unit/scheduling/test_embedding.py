@@ -11,8 +11,8 @@ from paceline.engine.commands import Submit
 from paceline.errors import Aborted, Cancelled, DeadlineExceeded, DecodeError, EngineStopped, InvalidParams
 from paceline.kv_cache import MediaItem
 from paceline.request import RequestOptions
-from paceline.scheduling.embedding import EmbeddingItem, EmbeddingQueue, EmbeddingRequest
-from paceline.scheduling.plan import PlanOutput
+from paceline.scheduling.embedding import EmbeddingQueue
+from paceline.scheduling.records import EmbeddingItem, EmbeddingRequest, PlanOutput, RequestRecord
 from paceline.testing.fake_backend import FakeCost
 
 
@@ -204,7 +204,7 @@ def test_usage_and_deadlines() -> None:
     assert one.deadline_s() == 9
     usage = one.usage(5.0)
     assert (usage.prompt_tokens, usage.completion_tokens, usage.queue_s, usage.prefill_s) == (7, 0, 1.0, 4.0)
-    assert one.record().kind == "embed"
+    assert RequestRecord.of(one).kind == "embed"
 
 
 def test_an_embedding_does_not_wait_for_the_time_of_one_that_has_ended() -> None:

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from tests.engine_world import World
 
-from paceline.scheduling.cost_model import MeasuredPass, TickCostModel
-from paceline.scheduling.decode_cost import DecodeCost
-from paceline.scheduling.lost_time import LostTime
-from paceline.scheduling.strategies import DecodeMaximal
-from paceline.scheduling.view import SchedulerView, TokenAllocation
+from paceline.cost_model import DecodeCost, MeasuredPass, TickCostModel
+from paceline.scheduling.step_planner import LostTime
+from paceline.scheduling.strategies import DecodeMaximal, SchedulerView, TokenAllocation
 
 
 class LinearCost(DecodeCost):

@@ -12,7 +12,7 @@ from tests.media_prompts import Part, Picture, positions_of, prompt_of
 from paceline.errors import InvalidParams, Unsupported
 from paceline.kv_cache import MediaItem, PromptLayout, Save
 from paceline.kv_cache.offload import BLOCK_TOKENS, RangeSaver
-from paceline.scheduling.plan import Row, RowKind
+from paceline.sequence import Row, RowKind
 from paceline.streaming import FinishReason
 
 CAT, DOG = Picture("cat", 24, 5), Picture("dog", 24, 5)

@@ -8,9 +8,9 @@ import pytest
 from tests.engine_world import World
 
 from paceline.errors import StrategyError
-from paceline.scheduling.sequence import Sequence
 from paceline.scheduling.step_planner import rows_of
-from paceline.scheduling.view import TokenAllocation
+from paceline.scheduling.strategies import TokenAllocation
+from paceline.sequence import Sequence
 
 
 def running(*prompts: str, limits: dict[str, Any] | None = None, **options: Any) -> tuple[World, list[Sequence]]:

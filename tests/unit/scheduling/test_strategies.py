@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidParams
-from paceline.scheduling.strategies import Balanced, DecodeMaximal, Paced, PrefillPriority
-from paceline.scheduling.view import BatchStrategy, SchedulerView
+from paceline.scheduling.strategies import Balanced, BatchStrategy, DecodeMaximal, Paced, PrefillPriority, SchedulerView
 from paceline.testing.strategy_check import TrialCost, TrialSequence
 
 TICK = 100

@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidParams, InvalidType
-from paceline.scheduling import named_strategy
-from paceline.scheduling.named_strategy import ENTRY_POINT_GROUP, resolve_strategy
-from paceline.scheduling.strategies import Balanced, DecodeMaximal, Paced, PrefillPriority
-from paceline.scheduling.view import BatchStrategy
+from paceline.scheduling import strategies
+from paceline.scheduling.strategies import (
+    ENTRY_POINT_GROUP,
+    Balanced,
+    BatchStrategy,
+    DecodeMaximal,
+    Paced,
+    PrefillPriority,
+    resolve_strategy,
+)
 
 OWN = """
 from typing import Literal, Optional
@@ -94,7 +100,7 @@ def test_an_entry_point_names_a_strategy(own_module: str, monkeypatch: pytest.Mo
     def entry_points(*, group: str) -> EntryPoints:
         return EntryPoints(announced).select(group=group)
 
-    monkeypatch.setattr(named_strategy, "entry_points", entry_points)
+    monkeypatch.setattr(strategies, "entry_points", entry_points)
     assert type(resolve_strategy("theirs")).__name__ == "Own"
     assert type(resolve_strategy("paced")) is Paced
     with pytest.raises(InvalidParams, match="did you mean 'theirs'"):
@@ -217,18 +223,18 @@ def test_an_option_that_cannot_be_is_named_with_its_strategy(own_module: str, va
 
 def test_a_name_is_checked_without_importing_what_is_not_shipped() -> None:
     """Options of shipped ones are checked whole; of others, the syntax."""
-    named_strategy.check_strategy_name("no_such_module:Own:size=3")
-    named_strategy.check_strategy_name(Paced())
-    named_strategy.check_strategy_name("paced:patience=4")
+    strategies.check_strategy_name("no_such_module:Own:size=3")
+    strategies.check_strategy_name(Paced())
+    strategies.check_strategy_name("paced:patience=4")
     for value in ("paced:patienc=4", "no_such_module:Own:size=3,"):
         with pytest.raises(InvalidParams):
-            named_strategy.check_strategy_name(value)
+            strategies.check_strategy_name(value)
 
 
 def test_shipped_strategies_are_found_without_the_compiled_core() -> None:
     """A name of theirs is resolved without NumPy and llama.cpp."""
     code = (
-        "import sys; from paceline.scheduling.named_strategy import resolve_strategy; resolve_strategy('balanced');"
+        "import sys; from paceline.scheduling.strategies import resolve_strategy; resolve_strategy('balanced');"
         "print(sorted({'numpy', 'paceline._native'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidParams, InvalidType, StrategyError
-from paceline.scheduling.strategies import DecodeMaximal
-from paceline.scheduling.view import SchedulerView, TokenAllocation
+from paceline.scheduling.strategies import DecodeMaximal, SchedulerView, TokenAllocation
 from paceline.testing import check_strategy
 
 Change = Callable[[list[TokenAllocation], SchedulerView, int], Any]

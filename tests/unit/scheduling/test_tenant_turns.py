@@ -12,7 +12,7 @@ from tests.engine_world import World
 
 from paceline.observability.instruments import Instrument
 from paceline.scheduling.admission import Slots, WaitingQueue
-from paceline.scheduling.telemetry import EndRecord
+from paceline.scheduling.records import EndRecord
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import DecodeError, InvalidParams, NoKvSlot, Unsupported
 from paceline.params import SamplingParams
-from paceline.scheduling.plan import Row
+from paceline.sequence import Row
 from paceline.testing.fake_backend import BOS, EOS, FakeBackend, FakeCost, ManualClock
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.errors import DecodeError, InvalidParams, PromptTooLong, QueueFull
 from paceline.observability.instruments import Instrument
-from paceline.scheduling.telemetry import TickRecord
-from paceline.scheduling.view import SchedulerView, TokenAllocation
+from paceline.scheduling.records import TickRecord
+from paceline.scheduling.strategies import SchedulerView, TokenAllocation
 from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel
 from paceline.testing import FakeBackend, FakeCost, FakeEngine, ManualClock
 

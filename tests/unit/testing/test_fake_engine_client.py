@@ -11,7 +11,7 @@ from paceline.engine import EngineClient
 from paceline.errors import EngineStopped, InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.ngram_mod_drafter import NgramModDrafter
+from paceline.speculation.drafters.shared_ngrams import NgramModDrafter
 from paceline.testing import FakeEngineClient
 
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0)

@@ -57,11 +57,11 @@ from paceline.errors import InvalidParams, PacelineError
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions, turn_s
-from paceline.scheduling.heads_drafter import attach_heads
-from paceline.scheduling.named_drafter import resolve_drafter
-from paceline.scheduling.named_strategy import resolve_strategy
 from paceline.scheduling.scheduler import Scheduler
-from paceline.scheduling.sequence import next_deadline_s
+from paceline.scheduling.strategies import resolve_strategy
+from paceline.sequence import next_deadline_s
+from paceline.speculation.drafters.heads import attach_heads
+from paceline.speculation.named_drafter import resolve_drafter
 
 _log = logging.getLogger("paceline.engine")
 

@@ -27,8 +27,8 @@ from paceline.engine.backend import Backend
 from paceline.engine.executor import Executor
 from paceline.engine.spare_workers import BOX_BYTES, box_file
 from paceline.observability.heartbeat import Pulse, Sign
-from paceline.scheduling.plan import EmbeddingPlan, Plan, PlanOutput
-from paceline.scheduling.view import TickCost
+from paceline.scheduling.records import EmbeddingPlan, Plan, PlanOutput
+from paceline.scheduling.strategies import TickCost
 
 _KEYS_AT = 24
 _BEAT_AT = BOX_BYTES - 32

@@ -15,7 +15,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.replay_log import ReplayLog
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import PacelineError
-from paceline.scheduling.events import Event, Released
+from paceline.scheduling.records import Event, Released
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.engine")

@@ -17,7 +17,7 @@ from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.kv_cache import MediaItem
 from paceline.media import MediaExtent
 from paceline.observability.metrics_snapshot import Sample
-from paceline.scheduling.sequence import GenerationState
+from paceline.sequence import GenerationState
 from paceline.streaming.chunk import StreamChunk, TokenLogprobs
 
 PROTOCOL = 15

@@ -20,10 +20,8 @@ from paceline.engine.worker.relay import Relay, parts_of
 from paceline.engine.worker.worker_process import Death, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import EngineDied, PacelineError
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Event
-from paceline.scheduling.finisher import due_reason
-from paceline.scheduling.sequence import Request, next_deadline_s
+from paceline.scheduling.records import EmbeddingRequest, Event, due_reason
+from paceline.sequence import Request, next_deadline_s
 from paceline.streaming.chunk import FinishReason
 
 GRACE_S: Final = 1.0

@@ -21,9 +21,8 @@ from paceline.media import Attachment, restored
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
-from paceline.scheduling.sequence import GenerationState, Request
+from paceline.scheduling.records import Delta, Embedded, EmbeddingRequest, Ended, Event, Released, Started
+from paceline.sequence import GenerationState, Request
 
 TakePart = Callable[[messages.Part], None]
 

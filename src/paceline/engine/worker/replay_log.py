@@ -21,10 +21,18 @@ from paceline.engine.worker import messages
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.embedding import EmbeddingRequest, embedding_error
-from paceline.scheduling.events import Delta, Embedded, Ended, Event, Released, Started
-from paceline.scheduling.finisher import due_reason
-from paceline.scheduling.sequence import GenerationState, Request, Sequence
+from paceline.scheduling.records import (
+    Delta,
+    Embedded,
+    EmbeddingRequest,
+    Ended,
+    Event,
+    Released,
+    Started,
+    due_reason,
+    embedding_error,
+)
+from paceline.sequence import GenerationState, Request, Sequence
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
 
 _DEFAULT_PARAMS, _DEFAULT_OPTIONS = SamplingParams(), RequestOptions()

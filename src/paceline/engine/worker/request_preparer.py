@@ -27,8 +27,8 @@ from paceline.engine.worker.socket_sink import SocketSink
 from paceline.errors import Aborted, AdapterError, Cancelled, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, cache_scope
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import EmbeddingRequest
+from paceline.sequence import Request
 
 Work = TypeVar("Work")
 

@@ -18,7 +18,7 @@ from paceline.engine.worker import messages
 from paceline.errors import InvalidParams, PacelineError
 from paceline.runtime import Model
 from paceline.runtime.gguf_check import files_beside
-from paceline.scheduling.named_drafter import draft_heads_of
+from paceline.speculation.named_drafter import draft_heads_of
 
 _OF_THE_FRONT = frozenset(
     {

@@ -19,9 +19,18 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.link import Link
 from paceline.errors import EngineStopped, PacelineError
 from paceline.params import SamplingParams
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Answered, Delta, Embedded, Ended, Event, HeldBack, Released, Started
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import (
+    Answered,
+    Delta,
+    Embedded,
+    EmbeddingRequest,
+    Ended,
+    Event,
+    HeldBack,
+    Released,
+    Started,
+)
+from paceline.sequence import Request
 from paceline.streaming.chunk import StreamChunk
 
 _log = logging.getLogger("paceline.engine")

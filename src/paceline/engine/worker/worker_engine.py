@@ -45,9 +45,8 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model, Sampler
 from paceline.runtime.remote_model import RemoteModel
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.limits import Limits
-from paceline.scheduling.sequence import Request
+from paceline.scheduling.records import EmbeddingRequest
+from paceline.sequence import Limits, Request
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

@@ -22,10 +22,8 @@ from paceline.observability.instruments import Instrument
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
 from paceline.observability.trace_events import EngineRestarted, EventInstrument, Paused, TraceEvent, to_line
 from paceline.observability.trace_file import TraceRecorder
-from paceline.scheduling.embedding import EmbeddingRequest
-from paceline.scheduling.events import Embedded, Ended, Event, Started
-from paceline.scheduling.sequence import Request
-from paceline.scheduling.telemetry import EndRecord, RequestRecord
+from paceline.scheduling.records import Embedded, EmbeddingRequest, Ended, EndRecord, Event, RequestRecord, Started
+from paceline.sequence import Request
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.engine")
@@ -66,7 +64,7 @@ class RequestsWatch:
 
     def queued(self, request: Request | EmbeddingRequest) -> None:
         """Report that a request was accepted."""
-        self._instrument.request_queued(request.record())
+        self._instrument.request_queued(RequestRecord.of(request))
 
     def paused(self, key: int, is_paused: bool) -> None:
         """Report that the reader of a request is too slow, or has caught up."""

@@ -19,7 +19,7 @@ from paceline.engine.prompts import Prompt, chat_too_long
 from paceline.errors import PromptTooLong
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, cache_scope
-from paceline.scheduling.sequence import Request
+from paceline.sequence import Request
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.prefill_progress import ProgressChunk, ProgressSource
 from paceline.server.request_context import RequestContext

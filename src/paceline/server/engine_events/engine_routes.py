@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.scheduling.activity import MAX_NODES, MOST_TICKS
+from paceline.scheduling.records import MAX_NODES
+from paceline.scheduling.telemetry import MOST_TICKS
 from paceline.server.engine_events.event_reader import EngineEvent, EventReader, engine_facts
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.service import Service

@@ -19,15 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from paceline.errors import EngineStopped, PacelineError
 from paceline.observability.activity_members import RateMeter, Rates, count_members, histogram_members
-from paceline.scheduling.activity import (
-    MOST_DELAY_S,
-    MOST_MARKS,
-    MOST_TICKS,
-    EngineActivity,
-    Mark,
-    TenantTree,
-    TickActivity,
-)
+from paceline.scheduling.records import MOST_DELAY_S, EngineActivity, Mark, TenantTree, TickActivity
+from paceline.scheduling.telemetry import MOST_MARKS, MOST_TICKS
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient

@@ -17,7 +17,8 @@ from paceline.observability.activity_members import (
     tick_members,
     tree_member,
 )
-from paceline.scheduling.activity import MOST_MARKS, MOST_TICKS, TenantTree
+from paceline.scheduling.records import TenantTree
+from paceline.scheduling.telemetry import MOST_MARKS, MOST_TICKS
 from paceline.server.engine_events.engine_watch import SOON_S, EndReason, EngineWatch, Look, Watcher
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference
-from paceline.scheduling.named_drafter import check_drafter_name
-from paceline.scheduling.named_strategy import check_strategy_name
+from paceline.scheduling.strategies import check_strategy_name
 from paceline.server.flags.flag import UNSET, Draft, Setter, on_one_line
 from paceline.server.settings import ApiKey
+from paceline.speculation.named_drafter import check_drafter_name
 
 _HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?", re.ASCII)
 _ORIGIN = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?", re.ASCII)

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from paceline import validation
 from paceline.errors import InvalidParams
-from paceline.scheduling.named_drafter import DRAFT_MODEL, drafter_parts
-from paceline.scheduling.named_object import NamedObject
+from paceline.named_object import NamedObject
 from paceline.server.flags.flag import UNSET, Draft, on_one_line
+from paceline.speculation.named_drafter import DRAFT_MODEL, drafter_parts
 
 
 @dataclass(frozen=True, slots=True)

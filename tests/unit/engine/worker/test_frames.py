@@ -17,8 +17,8 @@ from paceline.engine.worker.link import MAX_BYTES, FrameReader, framed
 from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLong, QueueFull
 from paceline.kv_cache import HashedPrefix, PrefixDigest
 from paceline.observability.metrics_snapshot import Histogram, Sample
-from paceline.scheduling.sequence import GenerationState
-from paceline.scheduling.telemetry import SlotsSnapshot, SlotView
+from paceline.scheduling.records import SlotsSnapshot, SlotView
+from paceline.sequence import GenerationState
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 numbers = st.floats(allow_nan=False)

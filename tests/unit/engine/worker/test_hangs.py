@@ -20,14 +20,14 @@ from tests.running_engine import LONG_S
 from tests.unit.engine.worker.test_worker_engine import FAULTY, engine, first_of, read, read_error, start, undisturbed
 
 from paceline.config import EngineConfig
+from paceline.cost_model import TickCostModel
 from paceline.engine.questions import QUESTIONS, free_adapter, load_adapter
 from paceline.engine.worker import lifecycle
 from paceline.engine.worker.black_box import PassAllowance
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineDied, InvalidParams, WorkerUnresponsive
 from paceline.request import RequestOptions
-from paceline.scheduling.cost_model import TickCostModel
-from paceline.scheduling.plan import StepPlan
+from paceline.scheduling.records import StepPlan
 from paceline.streaming import FinishReason
 
 SOON_S = 3.0

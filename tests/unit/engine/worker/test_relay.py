@@ -16,7 +16,7 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped, InvalidParams, Unsupported
 from paceline.kv_cache import MediaItem
 from paceline.media import Image
-from paceline.scheduling.sequence import GenerationState
+from paceline.sequence import GenerationState
 from paceline.streaming import FinishReason
 from paceline.testing.fake_engine_client import fake_worker_engine
 

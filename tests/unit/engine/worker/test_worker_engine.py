@@ -40,7 +40,7 @@ from paceline.observability.trace_events import hook_name
 from paceline.observability.trace_file import read_trace
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.telemetry import TickRecord
+from paceline.scheduling.records import TickRecord
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 from paceline.testing.fake_engine_client import fake_worker_engine
 

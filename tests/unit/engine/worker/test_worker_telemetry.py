@@ -8,9 +8,8 @@ from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
 from paceline.observability.metrics import Metrics
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.events import Ended, Started
-from paceline.scheduling.sequence import Request
-from paceline.scheduling.telemetry import RequestRecord, TickRecord
+from paceline.scheduling.records import Ended, RequestRecord, Started, TickRecord
+from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChunk
 from paceline.testing.fake_backend import FakeBackend, ManualClock
 

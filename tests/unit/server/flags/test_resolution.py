@@ -13,14 +13,14 @@ from tests.unit.server.flags.world import FILES, TRAINED, FakeFiles, resolved
 
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference
-from paceline.scheduling.named_drafter import resolve_drafter
-from paceline.scheduling.ngram_drafter import NgramDrafter
 from paceline.server.flags import DiskFiles, resolve
 from paceline.server.flags.resolution import unescaped
 from paceline.server.flags.sources import _FLAGS_ELSEWHERE
 from paceline.server.flags.spec_types import spec_type_names
 from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
 from paceline.server.settings import ServerSettings
+from paceline.speculation.drafters.ngram import NgramDrafter
+from paceline.speculation.named_drafter import resolve_drafter
 
 
 def engine(*argv: str, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from paceline.engine.media_prompt import KeyedPrompt
 from paceline.errors import InvalidParams, StateError
 from paceline.kv_cache import MediaItem
 from paceline.request import RequestOptions
-from paceline.scheduling.telemetry import SlotView
+from paceline.scheduling.records import SlotView
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, not_supported
 from paceline.server.dialects.llama_server.llama_bodies import SlotBody
 from paceline.server.json_bodies import JsonRoute, json_response

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.scheduling.telemetry import SlotsSnapshot, SlotView
+from paceline.scheduling.records import SlotsSnapshot, SlotView
 from paceline.server.prefill_progress import ProgressChunk, ProgressSource
 from paceline.server.running_request import ChunkBatch
 from paceline.streaming import FinishReason, StreamChunk, Usage

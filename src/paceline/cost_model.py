@@ -1,0 +1,332 @@
+"""The tick cost model of the strategy `paced`: what a tick takes, learnt from the ticks. Pure arithmetic.
+
+A pass runs in ubatches of at most `n_ubatch` tokens. One of n tokens takes
+
+    base + a slope for each range of n + per_cell * n * cells in use
+
+and so much for each output: a token whose logits are computed, which may be a third of its cost in a small model with a
+large vocabulary. All but that have other coefficients from 64 tokens on than below, as other kernels compute then:
+llama.cpp's attention on a CPU works on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than
+63. The ranges end at 4 and 8 tokens below, and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the
+machine, or dear from the start, on a CPU or a GPU. No coefficient is negative: that step apart, more tokens, cells or outputs
+never take less. They follow the ticks in three ways:
+
+1. All of them are scaled by the machine's speed: the median of the last three ratios of what was to what was expected, so
+   that a machine that becomes slower is followed at once for every size, and a single outlier is ignored.
+2. Least squares of the relative error, old ticks forgotten, by coordinate descent from the previous estimate. Inertia keeps a
+   coefficient that recent ticks say little about about where it was.
+3. A quantile of the remaining ratio is tracked and multiplied in: `seconds` returns a high quantile, not the mean.
+
+Knows neither clocks nor sequences; used on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import mul
+from typing import NamedTuple
+
+from paceline import validation
+
+TILE_TOKENS = 64  # from as many on other kernels compute
+
+BLOCK_TOKENS = 4  # as many are multiplied at once: 61 take as long as 64 on the processors that were measured
+
+# A slow CPU; the first tick scales all of it. Below a tile: base, tokens up to 4, up to 8, above, tokens times cells; from
+# a tile on: base, tokens up to 256, tokens above, tokens times cells. Last: outputs.
+_PRIOR = (0.05, 0.015, 0.015, 0.015, 2e-6, 0.05, 0.015, 0.015, 2e-6, 0.005)
+_NUM_BELOW = 5  # of them
+_FORGET = 0.97  # weight of the past: about 33 ticks
+_GAIN = 0.3  # part of a change in speed that is believed in one tick
+_CREDIBLE = 4.0  # largest logarithm of a change in speed that is taken as it is
+_SWEEPS = 3  # of coordinate descent in a tick
+_SETTLING = 32  # ticks' worth of sweeps at the end of a calibration
+_INERTIA = 0.1  # ticks that say of each coefficient that it is right, at its first share
+_MOST = 2**31 - 1  # tokens, cells
+_LEAST_S = 1e-6  # no pass is shorter; a clock may say 0
+_QUANTILE_STEP = 0.03
+_FIRST_MARGIN = math.log(1.15)
+_LAST_MARGIN = math.log(1.6)
+_ROUNDS = 8  # of a calibration's samples
+_NUM_SETTLED = 7  # passes after which a time is known well
+_DECODE_GAIN = 1 / _NUM_SETTLED  # of a new time from then on
+_CREDIBLE_DECODE = math.log(1.5)  # largest logarithm of a ratio that is taken as it is
+_SPEED_GAIN = 0.3  # part of a change in the machine's speed that is believed in one pass
+_REST_GAIN = 1 / 16  # of a new rest in the mean of them
+
+
+class MeasuredPass(NamedTuple):
+    """A pass: its tokens, the cells in use at its end, what it took, and how many of its tokens' logits were computed."""
+
+    num_tokens: int
+    num_cells: int
+    seconds: float
+    num_outputs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UbatchCost:
+    """Seconds of a ubatch: for itself, for a token in each range of sizes, for a token and cell in use."""
+
+    base_s: float
+    per_token_s: tuple[float, ...]
+    per_cell_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickCostState:
+    """The estimate of a `TickCostModel` for ubatches of less than 64 tokens and of those from there on.
+
+    per_output_s: seconds of computing a token's logits. margin: what is multiplied in to make a mean a high quantile.
+    num_observed: ticks seen, a calibration's included.
+    """
+
+    below_tile: UbatchCost
+    from_tile: UbatchCost
+    per_output_s: float
+    margin: float
+    num_observed: int
+
+
+class TickCostModel:
+    """A `TickCost` that learns. Before the first tick it expects a slow machine: 80 ms for a token, 1.2 s for 64.
+
+    n_ubatch: tokens of a ubatch. quantile: share of the ticks that are to take no longer than expected; higher is more
+    careful with the time between two tokens, lower computes prompts sooner.
+    """
+
+    def __init__(self, *, n_ubatch: int = 512, quantile: float = 0.9) -> None:
+        self._quantile = validation.number("quantile", quantile, above=0, below=1)
+        self._n_ubatch = validation.integer("n_ubatch", n_ubatch, 1, _MOST)
+        self._coefficients = list(_PRIOR)
+        self._gram = [[0.0] * len(_PRIOR) for _ in _PRIOR]
+        self._moments = [0.0] * len(_PRIOR)
+        self._margin = _FIRST_MARGIN
+        self._recent: list[float] = []  # logarithms of the last ratios
+        self._speed = 1.0  # of the machine that is expected: seconds, as a multiple of the first expectation
+        self._num_observed = 0
+        for num_tokens, num_outputs in ((1, 1), (8, 8), (8, 0), (64, 1), (512, 1)):
+            features = self._features(num_tokens, 1000, num_outputs)
+            mean = self._mean(features)
+            self._remember([feature / mean for feature in features], 0.1)
+
+    def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
+        """Return what a pass takes at most in that share of ticks.
+
+        num_tokens: its tokens. num_cells: in use at its end. num_outputs: tokens of it whose logits are computed.
+        """
+        return self._mean(self._features(num_tokens, num_cells, num_outputs)) * math.exp(self._margin)
+
+    def mean_seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
+        """Return what such a pass takes on average; the parameters are those of `seconds`."""
+        return self._mean(self._features(num_tokens, num_cells, num_outputs))
+
+    def observe(self, num_tokens: int, num_cells: int, seconds: float, num_outputs: int = 1) -> None:
+        """Learn from a pass over generating sequences: what it held, the cells in use at its end, what it took, its outputs.
+
+        Raises `InvalidParams` for less than a token, negative cells or outputs, and for seconds that are negative or not
+        finite.
+        """
+        features = self._features(
+            validation.integer("num_tokens", num_tokens, 1, _MOST),
+            validation.integer("num_cells", num_cells, 0, _MOST),
+            validation.integer("num_outputs", num_outputs, 0, _MOST),
+        )
+        mean = self._mean(features)
+        ratio = math.log(max(validation.number("seconds", seconds, 0), _LEAST_S) / mean)
+        self._track_quantile(ratio)
+        step = self._follow_speed(ratio)
+        credible = max(0.3, _CREDIBLE / (self._num_observed + 1))  # beyond it a ratio says that it is odd, not how odd
+        rest = min(max(ratio - step, -credible), credible)
+        self._remember([feature / (mean * math.exp(step + rest)) for feature in features], 1.0)
+        self._fit()
+        self._num_observed += 1
+
+    def calibrate(self, passes: Iterable[MeasuredPass]) -> None:
+        """Learn from passes that were made to measure.
+
+        They count as much as eight ticks each; later ticks correct them.
+        """
+        kept = list(passes)
+        for _ in range(_ROUNDS):
+            for one in kept:
+                self.observe(*one)
+        for _ in range(_SETTLING):
+            self._fit()
+        self._margin = _FIRST_MARGIN  # the same passes again say nothing about how passes differ
+
+    def state(self) -> TickCostState:
+        """Return the current estimate, for reports."""
+        return TickCostState(
+            below_tile=_cost(*self._coefficients[:_NUM_BELOW]),
+            from_tile=_cost(*self._coefficients[_NUM_BELOW:-1]),
+            per_output_s=self._coefficients[-1],
+            margin=math.exp(self._margin),
+            num_observed=self._num_observed,
+        )
+
+    def _features(self, num_tokens: int, num_cells: int, num_outputs: int) -> tuple[float, ...]:
+        """Return what the coefficients are multiplied by: sums over the ubatches of a pass, and its outputs."""
+        num_whole, rest = divmod(num_tokens, self._n_ubatch)
+        features = _ubatch(rest, num_cells)
+        if num_whole:
+            whole = _ubatch(self._n_ubatch, num_cells)
+            features = tuple([one * num_whole + part for one, part in zip(whole, features, strict=True)])
+        return (*features, num_outputs)
+
+    def _mean(self, features: tuple[float, ...]) -> float:
+        mean: float = sum(map(mul, self._coefficients, features))
+        return max(_LEAST_S, mean)
+
+    def _track_quantile(self, ratio: float) -> None:
+        above = ratio > self._margin
+        if above and len(self._recent) == 3 and min(self._recent[1:]) > self._margin:
+            return  # three in a row: the machine is slower, which is no spread
+        up = self._quantile if above else self._quantile - 1
+        self._margin = min(max(self._margin + _QUANTILE_STEP * up, 0.0), _LAST_MARGIN)
+
+    def _follow_speed(self, ratio: float) -> float:
+        """Scale coefficients and history to the machine's speed; return the logarithm of the step."""
+        self._recent = [*self._recent[-2:], ratio]
+        median = sorted(self._recent)[1] if len(self._recent) == 3 else ratio
+        gain = max(_GAIN, 1 / (self._num_observed + 1))
+        step = gain * min(max(median, -_CREDIBLE), _CREDIBLE)
+        scale = math.exp(step)
+        self._speed *= scale
+        self._recent = [one - step for one in self._recent]
+        self._coefficients = [one * scale for one in self._coefficients]
+        self._moments = [one * _FORGET / scale for one in self._moments]
+        fade = _FORGET / scale**2
+        self._gram = [[one * fade for one in row] for row in self._gram]
+        return step
+
+    def _remember(self, relative: Iterable[float], weight: float) -> None:
+        """Add a pass to the least squares; relative: its features over its seconds, so that the target is 1."""
+        values = [value * weight for value in relative]
+        self._moments = [one + weight * value for one, value in zip(self._moments, values, strict=True)]
+        self._gram = [
+            [one + value * other for one, other in zip(row, values, strict=True)]
+            for row, value in zip(self._gram, values, strict=True)
+        ]
+
+    def _fit(self) -> None:
+        """Run coordinate descent: set each coefficient to its best given the others; inertia holds those with little data."""
+        coefficients, before = self._coefficients, self._coefficients.copy()
+        inertias = [_INERTIA / (prior * self._speed) ** 2 for prior in _PRIOR]
+        for _ in range(_SWEEPS):
+            for index, (row, inertia) in enumerate(zip(self._gram, inertias, strict=True)):
+                now = coefficients[index]
+                rest = self._moments[index] - sum(map(mul, row, coefficients)) + inertia * (before[index] - now)
+                coefficients[index] = max(0.0, now + rest / (row[index] + inertia))
+
+
+def _ubatch(num_tokens: int, num_cells: int) -> tuple[int, ...]:
+    """Below a tile: 1 where there is anything, the tokens of each range, tokens times cells; then the same from it on."""
+    if num_tokens < TILE_TOKENS:
+        few, some = min(num_tokens, 4), min(num_tokens, 8)
+        return (min(num_tokens, 1), few, some - few, num_tokens - some, num_tokens * num_cells, 0, 0, 0, 0)
+    return (0, 0, 0, 0, 0, 1, min(num_tokens, 256), max(0, num_tokens - 256), num_tokens * num_cells)
+
+
+def _cost(base_s: float, *rest_s: float) -> UbatchCost:
+    *per_token_s, per_cell_s = rest_s
+    return UbatchCost(base_s=base_s, per_token_s=tuple(per_token_s), per_cell_s=per_cell_s)
+
+
+class DecodeCost:
+    """Seconds of a pass by its decoding rows, without what attention adds for cells in use."""
+
+    def __init__(self, cost_model: TickCostModel) -> None:
+        self._cost_model = cost_model
+        self._seconds: dict[int, float] = {}
+        self._num_seen: dict[int, int] = {}
+        self._sizes: list[int] = []  # keys, ascending
+        self._usual_rest = 0.0  # of the steps of times that are seen, beside those of the machine's speed
+        self._recent: list[float] = []  # logarithms of the last ratios of what was to what was expected
+
+    def seconds(self, num_rows: int) -> float:
+        """Return what a pass takes in which so many rows decode, with an empty cache."""
+        if (known := self._seconds.get(num_rows)) is not None:
+            return known
+        if not self._sizes:
+            return self._cost_model.mean_seconds(num_rows, 0, num_rows)
+        index = bisect_left(self._sizes, num_rows)
+        if not index:
+            above = self._sizes[0]
+            ratio = self._seconds[above] / self._cost_model.mean_seconds(above, 0, above)
+            return ratio * self._cost_model.mean_seconds(num_rows, 0, num_rows)
+        below = self._sizes[index - 1]
+        if index == len(self._sizes):
+            return self._seconds[below] + (num_rows - below) * self._prompt_token_s()
+        return self._between(below, self._sizes[index], num_rows)
+
+    def _between(self, below: int, above: int, num_rows: int) -> float:
+        share = (num_rows - below) / (above - below)
+        return self._seconds[below] * (1 - share) + self._seconds[above] * share
+
+    def seen_seconds(self, num_rows: int) -> float | None:
+        """Return what such a pass took where one was seen."""
+        return self._seconds.get(num_rows)
+
+    def least_seconds(self, num_rows: int) -> float | None:
+        """Return what such a pass took where one was seen, else what it takes at least; None beyond what was seen.
+
+        Whole blocks of rows are the cheapest, so between passes of these it is hardly less than between their times.
+        """
+        if (known := self._seconds.get(num_rows)) is not None:
+            return known
+        whole = [size for size in self._sizes if size == 1 or size % BLOCK_TOKENS == 0]
+        index = bisect_left(whole, num_rows)
+        if index in (0, len(whole)):
+            return None
+        return self._between(whole[index - 1], whole[index], num_rows)
+
+    def knows(self, num_rows: int) -> bool:
+        """Return whether it is known what such a pass takes at least."""
+        return self.least_seconds(num_rows) is not None
+
+    def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:
+        """Learn from a pass that only decoded: so many rows, and the cells in use at its end."""
+        model = self._cost_model
+        without_cells = model.mean_seconds(num_rows, 0, num_rows) / model.mean_seconds(num_rows, num_cells, num_rows)
+        found_s = max(seconds, _LEAST_S) * without_cells
+        if not self._sizes:
+            self._note(num_rows, found_s)
+            return
+        expected_s, num_seen = self.seconds(num_rows), self._num_seen.get(num_rows, 0)
+        ratio = min(max(math.log(found_s / expected_s), -_CREDIBLE_DECODE), _CREDIBLE_DECODE)
+        if num_seen < _NUM_SETTLED:  # it says more about the number of rows than about the machine
+            self._note(num_rows, expected_s * math.exp(ratio / (num_seen + 1)))
+            return
+        speed = self._speed_step(ratio)
+        self._follow(num_rows, speed, _DECODE_GAIN * (ratio - speed))
+
+    def _note(self, num_rows: int, seconds: float) -> None:
+        if num_rows not in self._seconds:
+            insort(self._sizes, num_rows)
+        self._seconds[num_rows] = seconds
+        self._num_seen[num_rows] = self._num_seen.get(num_rows, 0) + 1
+
+    def _speed_step(self, ratio: float) -> float:
+        """Return the logarithm of the machine's change of speed, by the median of three ratios."""
+        self._recent = [*self._recent[-2:], ratio]
+        return _SPEED_GAIN * sorted(self._recent)[1] if len(self._recent) == 3 else 0.0
+
+    def _follow(self, num_rows: int, speed: float, rest: float) -> None:
+        """Scale all times to the machine's speed, and this one by the rest of its step.
+
+        Medians are usually below what passes take on average, which the rest makes up for. So others get its mean, too: else
+        sizes that are not seen for long would become ever cheaper.
+        """
+        self._recent = [one - speed for one in self._recent]
+        self._usual_rest += _REST_GAIN * (rest - self._usual_rest)
+        scale, own_s = math.exp(speed + self._usual_rest), self._seconds[num_rows] * math.exp(speed + rest)
+        self._seconds = {size: one * scale for size, one in self._seconds.items()}
+        self._note(num_rows, own_s)
+
+    def _prompt_token_s(self) -> float:
+        model = self._cost_model
+        return max(0.0, model.mean_seconds(4 * TILE_TOKENS, 0) - model.mean_seconds(TILE_TOKENS, 0)) / (3 * TILE_TOKENS)

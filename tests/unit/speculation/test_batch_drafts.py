@@ -1,0 +1,299 @@
+"""Drafters that propose for all sequences of a tick at once: what they are asked, what it costs, what becomes of errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.drafters import BatchOracle
+from tests.engine_world import World
+from tests.unit.speculation.test_speculation import futures, speculative, told, usage
+
+from paceline.cost_model import MeasuredPass
+from paceline.errors import DrafterError
+from paceline.speculation.cost import DraftCost, step_sizes
+from paceline.speculation.depth_chooser import DraftingTimes, choose_depths
+from paceline.testing.fake_backend import FakeCost
+
+LONG: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 0.4])
+def test_all_sequences_of_a_tick_are_asked_for_at_once(error_rate: float) -> None:
+    """Each gets its own drafts, and the output that it has alone."""
+    prompts = ("abc", "xyz", "once upon")
+    oracle = BatchOracle([one for prompt in prompts for one in futures(prompt, **LONG)], error_rate=error_rate)
+    world = speculative(oracle)
+    outcomes = [world.submit(prompt, **LONG) for prompt in prompts]
+    world.run()
+    world.check_done()
+    for prompt, outcome in zip(prompts, outcomes, strict=True):
+        assert told(outcome) == told(World(num_cells=400).alone(prompt, **LONG))
+        assert usage(outcome).accepted_tokens > 0
+    assert max(map(len, oracle.batches)) == len(prompts)
+    assert len(oracle.batches) <= world.num_ticks
+
+
+class BatchOf(BatchOracle):
+    """Proposes, or raises, the same for every call."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+        self.ended: list[int] = []
+
+    def propose_all(self, wanted: Sequence[tuple[int, int]]) -> Any:
+        super().propose_all(wanted)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def rollback(self, key: int, num_tokens: int) -> None:
+        pass
+
+    def end(self, key: int) -> None:
+        super().end(key)
+        self.ended.append(key)
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [(ValueError("no idea"), "no idea"), ([], "0 proposals for 2 sequences"), (7, "a list of proposals")],
+)
+def test_what_fails_for_all_is_logged_and_ends_no_request(
+    result: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sequences go on without drafts, and the drafter is asked for later ones again."""
+    drafter = BatchOf(result)
+    world = speculative(drafter)
+    outcomes = [world.submit(prompt, **LONG) for prompt in ("abc", "xyz")]
+    world.run()
+    world.check_done()
+    for outcome in outcomes:
+        assert outcome.last().error is None
+        assert usage(outcome).draft_tokens == 0
+    assert len(drafter.batches) == len(caplog.messages) == 1
+    assert words in caplog.text
+    assert "BatchOf" in caplog.text
+    assert sorted(drafter.ended) == [1, 2]
+    again = world.submit("more", **LONG)
+    world.run()
+    assert again.last().error is None
+    assert len(drafter.batches) == 2
+
+
+def test_a_wrong_proposal_of_a_batch_ends_its_own_sequence() -> None:
+    """The others keep their drafts."""
+    world = speculative(BatchOf([[5], [999], [6]]))
+    outcomes = [world.submit(prompt, **{**LONG, "max_tokens": 3}) for prompt in ("abc", "xyz", "uvw")]
+    world.run()
+    world.check_done()
+    assert [isinstance(one.last().error, DrafterError) for one in outcomes] == [False, True, False]
+    assert [usage(one).draft_tokens for one in outcomes] == [1, 0, 1]
+
+
+class LaggingOracle(BatchOracle):
+    """Lags behind in nothing, and returns or raises what it is given."""
+
+    def __init__(self, futures: Sequence[Sequence[int]], **results: Any) -> None:
+        super().__init__(futures)
+        self.results = results
+
+    def _result(self, name: str, usual: Any) -> Any:
+        result = self.results.get(name, usual)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    @property
+    def num_caught_up(self) -> Any:
+        return self._result("num_caught_up", 0) if self.batches else 0
+
+    def lag(self, key: int) -> Any:
+        return self._result("lag", 0)
+
+    def limit_catch_up(self, num_tokens: int) -> Any:
+        return self._result("limit_catch_up", num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ({"limit_catch_up": ValueError("no idea")}, "failed to limit_catch_up: ValueError('no idea')"),
+        ({"limit_catch_up": ValueError("no idea"), "lag": 50}, "failed to limit_catch_up"),
+        ({"limit_catch_up": None}, "as limit_catch_up, not None"),
+        ({"limit_catch_up": -1}, "as limit_catch_up, not -1"),
+        ({"num_caught_up": None}, "as num_caught_up, not None"),
+        ({"num_caught_up": ValueError("no idea")}, "failed at num_caught_up: ValueError('no idea')"),
+    ],
+)
+def test_a_lagging_drafter_that_fails_ends_no_request(
+    results: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, the sequences go on without drafts, and later ones have some again once it works."""
+    oracle = LaggingOracle([one for prompt in ("abc", "xyz") for one in futures(prompt, **LONG)], **results)
+    world = speculative(oracle)
+    outcomes = [world.submit(prompt, **LONG) for prompt in ("abc", "xyz")]
+    world.run()
+    world.check_done()
+    for prompt, outcome in zip(("abc", "xyz"), outcomes, strict=True):
+        assert outcome.last().error is None
+        assert told(outcome) == told(World(num_cells=400).alone(prompt, **LONG))
+        assert usage(outcome).draft_tokens == 0
+    assert len(caplog.messages) == 1
+    assert words in caplog.text
+    oracle.results.clear()
+    again = world.submit("abc", **LONG)
+    world.run()
+    assert usage(again).accepted_tokens > 0
+
+
+@pytest.mark.parametrize("lag", [None, -1, math.nan, "far"])
+def test_a_lag_that_is_no_number_of_tokens_ends_its_sequence(lag: Any) -> None:
+    """With an error that names the drafter; the engine goes on."""
+    oracle = LaggingOracle(futures("abc", **LONG), lag=lag)
+    world = speculative(oracle)
+    outcome = world.submit("abc", **LONG)
+    world.run()
+    world.check_done()
+    assert isinstance(outcome.last().error, DrafterError)
+    assert "LaggingOracle must return a number of tokens, 0 or more, from lag" in str(outcome.last().error)
+    oracle.results.clear()
+    again = world.submit("abc", **LONG)
+    world.run()
+    assert usage(again).accepted_tokens > 0
+
+
+class HalfBegun(BatchOracle):
+    def begin(self, key: int, token_ids: Sequence[int]) -> None:
+        super().begin(key, token_ids)
+        if key == 1:
+            raise ValueError("half-way")
+
+
+def test_a_sequence_that_cannot_begin_is_not_asked_for() -> None:
+    """It ends with the error, and the others have drafts."""
+    oracle = HalfBegun(futures("xyz", **LONG))
+    world = speculative(oracle)
+    first, second = world.submit("abc", **LONG), world.submit("xyz", **LONG)
+    world.run()
+    assert "half-way" in str(first.last().error)
+    assert usage(second).accepted_tokens > 0
+    assert all(keys == [2] for keys in oracle.batches)
+
+
+class Timed(BatchOracle):
+    """Takes a time for each step."""
+
+    world: World
+
+    def __init__(self, futures: Sequence[Sequence[int]], step_s: float) -> None:
+        super().__init__(futures, error_rate=0.3, seed=1)
+        self.step_s = step_s
+
+    def propose_all(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
+        proposals = super().propose_all(wanted)
+        self.world.clock.advance(self.step_s * len(step_sizes(map(len, proposals))))
+        return proposals
+
+
+def test_depth_follows_what_steps_take() -> None:
+    """Where passes cost the same whatever is in them, steps that cost nothing are many, and dear ones none."""
+    options = {"max_tokens": 250, "ignore_eos": True}
+    asked, spent, times = futures("abc", **options), {}, {}
+    for step_s in (0.0, 0.003, 0.03):
+        oracle = Timed(asked, step_s)
+        cost = FakeCost(base_s=0.01, token_s=0.0)
+        oracle.world = world = speculative(oracle, depth=None, cost=cost, limits={"max_draft": 8})
+        world.scheduler.calibrate([MeasuredPass(num, num, 0.01, num) for num in (1, 2, 3, 4, 5, 8, 16)])
+        outcome = world.submit("abc", **options)
+        world.run()
+        spent[step_s], times[step_s] = usage(outcome).draft_tokens, world.clock.now()
+    assert spent[0.0] > spent[0.003] > 100
+    assert times[0.0] < times[0.003] < 0.9 * 250 * 0.01
+    assert spent[0.03] < 30
+    assert times[0.03] < 1.2 * 250 * 0.01  # the first proposal is made at no known price
+
+
+def test_a_step_for_several_sequences_counts_once() -> None:
+    """What drafts add to a step that is made anyway is what weighs, so that more sequences draft deeper than one."""
+
+    def depths(num_candidates: int, step_s: Callable[[int], float], limit_s: float = math.inf) -> list[int]:
+        times = DraftingTimes(lambda num: 1.0, step_s, limit_s)
+        return choose_depths([(0.8, 8)] * num_candidates, num_candidates, times, 100)
+
+    alone, together = depths(1, lambda num: 0.4), depths(4, lambda num: 0.4)
+    dear = depths(4, lambda num: 0.4 * num)
+    assert alone == [2]
+    assert together == [2] * 4
+    assert max(dear) < 2
+    limited = depths(1, lambda num: 0.4, 1.5)
+    assert limited == [1]
+
+
+def test_a_block_is_one_step_which_goes_by_its_rows() -> None:
+    """A row for the newest token of each sequence and one for each draft; depth costs what these take."""
+
+    def depths(block_s: Callable[[Sequence[int]], float]) -> list[int]:
+        return choose_depths([(0.8, 8)], 1, DraftingTimes(lambda num: 1.0, block_s=block_s), 100)
+
+    assert depths(lambda depths: 0.4) == [8]
+    assert depths(lambda depths: 0.2 * (1 + sum(depths))) == [4]
+    cost = DraftCost(drafts_blocks=True)
+    assert cost.steps([3, 0, 1, 3]) == [10]
+    assert cost.steps([0, 0]) == []
+    assert cost.of_depths([7]) == 0.0
+
+
+def test_times_of_deep_blocks_say_little_of_shallow_ones_and_the_reverse() -> None:
+    """Those with fewer rows are taken to be cheaper, and more rows as dear as the most that were seen, until they are tried."""
+    deep = DraftCost(drafts_blocks=True)
+    deep.observe(deep.steps_taken([15], [15]), 0.09)
+    assert deep.of_depths([1]) == pytest.approx(0.09 * 2 / 16)
+    deep.observe(deep.steps_taken([1], [1]), 0.02)
+    assert deep.of_depths([1]) == 0.02
+    assert deep.of_depths([15]) == 0.09
+    assert deep.of_depths([8]) == pytest.approx(0.055)
+    shallow = DraftCost(drafts_blocks=True)
+    shallow.observe(shallow.steps_taken([1, 1], [1, 1]), 0.03)
+    assert shallow.of_depths([15]) == 0.03
+    shallow.observe(shallow.steps_taken([15], [15]), 0.09)
+    assert shallow.of_depths([15]) == 0.09
+
+
+def test_blocks_are_no_deeper_than_the_file_makes_them() -> None:
+    """More may be asked for; drafts that were too improbable were computed all the same."""
+    cost = DraftCost(drafts_blocks=True)
+    assert cost.steps_taken([40], [7]) == [8]
+    assert cost.steps_taken([40, 6], [0, 2]) == [15]
+    assert cost.steps([40, 40]) == [16]
+
+
+def test_steps_are_counted_by_the_sequences_that_reach_them() -> None:
+    """Those without drafts are in none."""
+    assert step_sizes([3, 0, 1, 3]) == [3, 2, 2]
+    assert step_sizes([]) == []
+
+
+def test_times_of_steps_are_learned_from_whole_proposals() -> None:
+    """By the number of sequences, between numbers that were seen, and without a single time that was odd."""
+    cost = DraftCost()
+    assert cost.seconds(4) == 0.0
+    for _ in range(20):
+        cost.observe([4, 2, 2], 0.010)
+        cost.observe([2, 2], 0.004)
+    assert cost.seconds(2) == pytest.approx(0.002, rel=0.05)
+    assert cost.seconds(4) == pytest.approx(0.006, rel=0.05)
+    assert cost.seconds(3) == pytest.approx(0.004, rel=0.05)
+    assert cost.seconds(1) == cost.seconds(2)
+    assert cost.seconds(9) == cost.seconds(4)
+    assert cost.of_depths([2, 1, 2, 2]) == pytest.approx(cost.seconds(4) + cost.seconds(3))
+    cost.observe([4], 600.0)
+    assert cost.seconds(4) == pytest.approx(0.006, rel=0.05)
+    for _ in range(5):
+        cost.observe([4], 0.03)
+    assert cost.seconds(4) == pytest.approx(0.03, rel=0.1)
+    cost.observe([], 1.0)  # nothing was proposed, so no step took it
+    assert cost.seconds(4) == pytest.approx(0.03, rel=0.1)
