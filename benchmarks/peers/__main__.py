@@ -83,7 +83,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     written.add_argument("--no-pictures", action="store_true")
     written.set_defaults(command=write_report)
 
-    timeline = commands.add_parser("timeline", parents=[common], help="draw the ticks of a workload, from a trace")
+    timeline = commands.add_parser(
+        "timeline", parents=[common], help="write the timeline of a workload as a page, from a trace"
+    )
     timeline.add_argument("--workload", choices=list(WORKLOADS), default="long-among")
     timeline.set_defaults(command=draw_timeline, llama_server=None)
     return parser.parse_args(arguments)
@@ -171,13 +173,14 @@ def write_report(options: argparse.Namespace) -> None:
 
 
 def draw_timeline(options: argparse.Namespace) -> None:
-    """Run paceline once with a trace and draw its ticks."""
+    """Run paceline once with a trace and write its timeline as a page."""
     folder = _folder(options) / "timelines"
-    trace, picture = folder / f"{options.workload}.jsonl", folder / f"{options.workload}.svg"
+    trace, picture = folder / f"{options.workload}.jsonl", folder / f"{options.workload}.html"
     suite = _suite(options, Results(folder))
     trace.parent.mkdir(parents=True, exist_ok=True)
     suite.run(Step(options.workload, "paceline", round=time.time_ns()), extra_flags=("--trace", str(trace)))
-    subprocess.run([options.paceline, "-m", "paceline", "trace", "show", str(trace), "-o", str(picture)], check=True)  # noqa: S603
+    command = [options.paceline, "-m", "paceline", "trace", "show", str(trace), "--html", str(picture)]
+    subprocess.run(command, check=True)  # noqa: S603
     print(picture)
 
 

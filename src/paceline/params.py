@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, Self, Unpack
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, Self, Unpack
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.keywords import Int, PlainSamplingKeywords, TokenIds, set_constructor
+from paceline.sampling_table import BY_NAME, INT32, LARGE, PARAMETERS
 
 LogprobsMode = Literal["raw", "sampled"]
 
@@ -33,49 +35,15 @@ SAMPLERS = (
 )
 DEFAULT_SAMPLERS = SAMPLERS[:9]
 
-_INT32 = 2**31 - 1
-_LARGE = 1e6  # beyond it no number here has a meaning, and 32-bit arithmetic begins to end
 _MAX_INFILL_CANDIDATES = 1000
 _MAX_TRIGGER_CHARS = 256
 _MAX_SCHEMA_CHARS = 2**18
 _MAX_SCHEMA_DEPTH = 100
 _MAX_TRIGGERS = 2048  # some chat formats have one for each tool
 
-_NUMBERS: dict[str, tuple[float, float]] = {
-    "temperature": (0, _LARGE),
-    "dynatemp_range": (0, _LARGE),
-    "dynatemp_exponent": (0, _LARGE),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "typical_p": (0, 1),
-    "top_n_sigma": (-1, _LARGE),
-    "xtc_probability": (0, 1),
-    "xtc_threshold": (0, 1),
-    "mirostat_tau": (0, _LARGE),
-    "mirostat_eta": (0, _LARGE),
-    "adaptive_target": (-1, 1),
-    "adaptive_decay": (0, 0.99),
-    "repeat_penalty": (1 / _LARGE, _LARGE),
-    "frequency_penalty": (-_LARGE, _LARGE),
-    "presence_penalty": (-_LARGE, _LARGE),
-    "dry_multiplier": (0, _LARGE),
-    "dry_base": (0, _LARGE),
-}
-_INTEGERS: dict[str, tuple[int, int]] = {
-    "top_k": (-1, _INT32),
-    "mirostat": (0, 2),
-    "penalty_last_n": (-1, _INT32),
-    "dry_allowed_length": (0, _INT32),
-    "dry_penalty_last_n": (-1, 1_000_000),
-    "min_tokens": (0, _INT32),
-    "n": (1, 256),
-}
-_OPTIONAL_INTEGERS: dict[str, tuple[int, int]] = {
-    "max_tokens": (0, _INT32),
-    "logprobs": (0, 1000),
-    "prompt_logprobs": (0, 1000),
-}
-_BOOLEANS = ("ignore_eos", "echo", "grammar_lazy", "disable_any_whitespace")
+_NUMBERS, _INTEGERS, _BOOLEANS = (
+    tuple(row for row in PARAMETERS if row.kind == kind) for kind in ("number", "integer", "boolean")
+)
 _TEXTS: dict[str, tuple[int, int, int | None]] = {  # most of them, most characters of each, and of all together
     "stop": (256, 4096, 2**14),
     "bad_words": (1024, 256, 2**15),
@@ -187,7 +155,7 @@ class ThinkingParams:
         if not (self.start or self.is_open):
             raise InvalidParams("thinking.start must not be empty where the prompt does not end inside thinking")
         if self.budget is not None:
-            object.__setattr__(self, "budget", validation.integer("thinking.budget", self.budget, 0, _INT32, "or None"))
+            object.__setattr__(self, "budget", validation.integer("thinking.budget", self.budget, 0, INT32, "or None"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,27 +374,25 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def _check_numbers(self) -> None:
-        for name, (low, high) in _NUMBERS.items():
-            self._set(name, validation.number(name, getattr(self, name), low, high))
-        for name, (least, most) in _INTEGERS.items():
-            self._set(name, validation.integer(name, getattr(self, name), least, most))
-        for name, (least, most) in _OPTIONAL_INTEGERS.items():
-            if getattr(self, name) is not None:
-                self._set(name, validation.integer(name, getattr(self, name), least, most, "or None"))
-        for name in _BOOLEANS:
-            validation.boolean(name, getattr(self, name))
-        if self.seed is not None:
-            seed = validation.integer("seed", self.seed, -1, 2**64 - 1)
-            self._set("seed", None if seed == -1 else seed)
+        for row in _NUMBERS:
+            self._set(row.name, validation.number(row.name, getattr(self, row.name), row.low, row.high))
+        for row in _INTEGERS:
+            value, hint = getattr(self, row.name), "or None" if row.is_optional else None
+            if value is not None:
+                self._set(row.name, validation.integer(row.name, value, row.low, row.high, hint))
+        for row in _BOOLEANS:
+            validation.boolean(row.name, getattr(self, row.name))
+        if self.seed == -1:
+            self._set("seed", None)
 
     def _check_sequences(self) -> None:
         if isinstance(self.stop, str):
             self._set("stop", (self.stop,))
         for name, (count, length, total) in _TEXTS.items():
             self._set(name, _texts(name, getattr(self, name), count, length, total))
-        self._set("stop_token_ids", tuple(validation.token_ids("stop_token_ids", self.stop_token_ids, _INT32)))
+        self._set("stop_token_ids", tuple(validation.token_ids("stop_token_ids", self.stop_token_ids, INT32)))
         if self.allowed_token_ids is not None:
-            allowed = tuple(validation.token_ids("allowed_token_ids", self.allowed_token_ids, _INT32))
+            allowed = tuple(validation.token_ids("allowed_token_ids", self.allowed_token_ids, INT32))
             if not allowed:
                 raise InvalidParams("allowed_token_ids must name at least one token, or be None to allow all")
             self._set("allowed_token_ids", allowed)
@@ -483,6 +449,12 @@ class SamplingParams:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+_DESCRIBED = dict(re.findall(r"^ +(\w+): (.+)$", SamplingParams.__doc__ or "", re.MULTILINE))
+
+
+def help_of(name: str) -> str:
+    """Return what a parameter does, in a sentence for flags, options and the web page."""
+    return BY_NAME[name].help or _DESCRIBED.get(name, "")
 
 
 class ChatSamplingKeywords(PlainSamplingKeywords, total=False):
@@ -527,8 +499,8 @@ def _biases(biases: object) -> tuple[tuple[int, float], ...]:
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise InvalidType(f"logit_bias must map token ids to numbers; {pair!r} is not such a pair")
-        token = validation.integer("logit_bias: the token id", pair[0], 0, _INT32)
-        result[token] = validation.number(f"logit_bias[{token}]", pair[1], -_LARGE, _LARGE)
+        token = validation.integer("logit_bias: the token id", pair[0], 0, INT32)
+        result[token] = validation.number(f"logit_bias[{token}]", pair[1], -LARGE, LARGE)
     return tuple(sorted(result.items()))
 
 
@@ -562,7 +534,7 @@ def _trigger(name: str, trigger: object) -> str | int | PatternTrigger:
         except (InvalidParams, InvalidType) as error:
             raise type(error)(f"{name}.{error}") from None
     if not isinstance(trigger, str):
-        return validation.integer(name, trigger, 0, _INT32)
+        return validation.integer(name, trigger, 0, INT32)
     text = validation.text(name, trigger)
     size = len(text.removeprefix("^"))
     if not 1 <= size <= _MAX_TRIGGER_CHARS:

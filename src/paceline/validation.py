@@ -44,7 +44,9 @@ _MAX_SHOWN = 80  # characters of a refused value that go into the message
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # as which the native core keeps numbers
 
 
-def integer(name: str, value: object, low: int | None = None, high: int | None = None, hint: str | None = None) -> int:
+def integer(
+    name: str, value: object, low: float | None = None, high: float | None = None, hint: str | None = None
+) -> int:
     """Return the value as an `int` in [low, high]; `hint` is appended to the message."""
     if type(value) is int and (low is None or value >= low) and (high is None or value <= high):
         return value  # params have dozens of fields: no words for an error that there is none of

@@ -17,7 +17,7 @@ from tests.e2e.served import LONG_S, Served
 from tests.exact import EXACT_FLAGS
 from tests.rpc_world import LendingServer, free_port, wait_until
 
-from paceline.cli.rpc_serve import announce
+from paceline.cli.machines import announce
 from paceline.runtime import Device, build_info
 
 needs_rpc = pytest.mark.skipif(not build_info().rpc, reason="this core was built without PACELINE_RPC=ON")

@@ -23,7 +23,7 @@ import pytest
 from tests.e2e.served import LONG_S, Served, Worker
 from tests.exact import EXACT_FLAGS
 
-from paceline.cli.trace_summary import summarize
+from paceline.cli.trace import summarize
 from paceline.observability.trace_events import EngineRestarted
 from paceline.observability.trace_file import read_trace
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.info import model_facts
+from paceline.cli.model_commands import model_facts
 from paceline.runtime import Model
 from paceline.testing.models import KINDS
 

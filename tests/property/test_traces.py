@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cli.trace_picture import draw
+from paceline.cli.trace import viewer_data
 from paceline.observability.metrics import Tally
 from paceline.observability.trace_events import EVENTS, LineError, Trace, TraceEvent, from_line, to_line
 from paceline.scheduling.records import EndRecord, RowRecord, TickRecord
@@ -78,9 +80,9 @@ def test_a_damaged_line_is_refused_or_is_another_event(event: TraceEvent, data: 
 
 @settings(deadline=None)
 @given(st.lists(EVENT, max_size=12))
-def test_any_events_have_a_picture(events: list[TraceEvent]) -> None:
+def test_any_events_have_a_viewer(events: list[TraceEvent]) -> None:
     """Also where they make no sense together: ends without beginnings, ticks that overlap, rows of no sequence."""
-    assert draw(Trace(tuple(events))).startswith("<svg ")
+    assert json.loads(msgspec.json.encode(viewer_data(Trace(tuple(events)), title="any")))["title"] == "any"
 
 
 BOUNDS = (0.0, 1.0, 10.0, 100.0)

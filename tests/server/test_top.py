@@ -10,8 +10,8 @@ from tests.server.running import LONG_S
 from typer.testing import CliRunner
 
 from paceline.cli.app import build_app
-from paceline.cli.top_sources import ServerEvents
-from paceline.cli.top_state import TopState
+from paceline.cli.screen import TopState
+from paceline.cli.watch import ServerEvents
 from paceline.server.settings import ApiKey
 
 

@@ -11,7 +11,7 @@ import pytest
 from paceline import params, validation
 from paceline.chat import chat_format, conversation, message_parts, tools
 from paceline.chat_client import conversations
-from paceline.cli import options
+from paceline.cli import inputs
 from paceline.config import _MAX_SLOTS, EngineConfig
 from paceline.constraints import compiler, llguidance_schemas, schema_walk
 from paceline.engine import encoding_queue, lookup_files, questions, saved_prefixes
@@ -22,6 +22,7 @@ from paceline.media import audio, audio_header, image, image_header
 from paceline.observability import trace_file
 from paceline.request import RequestOptions
 from paceline.runtime import audio_file, gguf_check, gguf_file, tokenizer
+from paceline.sampling_table import BY_NAME
 from paceline.server import (
     connection,
     in_flight,
@@ -131,13 +132,13 @@ FIGURES = {
     "wait before a model whose file was replaced is loaded again, after a failure": _seconds(service._LONGEST_WAIT_S),
     "size of a trace": _bytes(ENGINE.trace_max_bytes),
     # Sampling
-    "choices of a prompt (`n`)": f"{params._INTEGERS['n'][1]:,}",
+    "choices of a prompt (`n`)": f"{BY_NAME['n'].high:,}",
     **{f"`{name}`: texts": f"{count:,}" for name, (count, _, _) in params._TEXTS.items()},
     **{f"`{name}`: characters of a text": f"{length:,}" for name, (_, length, _) in params._TEXTS.items()},
     **{f"`{name}`: characters together": f"{total:,}" for name, (_, _, total) in params._TEXTS.items() if total},
     "`logit_bias`: entries": f"{request_fields._MAX_BIASES:,}",
     "`samplers`: names or letters": f"{request_fields._MAX_SAMPLERS:,}",
-    "`logprobs`, `prompt_logprobs` of a token": f"{params._OPTIONAL_INTEGERS['logprobs'][1]:,}",
+    "`logprobs`, `prompt_logprobs` of a token": f"{BY_NAME['logprobs'].high:,}",
     "candidates of the sampler `infill`": f"{params._MAX_INFILL_CANDIDATES:,}",
     "logits processors": f"{params._MAX_PROCESSORS:,}",
     # Structured output and tools
@@ -210,7 +211,7 @@ FIGURES = {
     "bytes of a certificate or a key from a pipe": _bytes(listeners._MAX_PEM_BYTES),
     "bytes of a TOML file": _bytes(validation.MAX_CONFIG_BYTES),
     "bytes of a file that a flag names (keys, presets, templates)": _bytes(flag.MAX_FILE_BYTES),
-    "bytes of a text file of a command": _bytes(options._MAX_TEXT_BYTES),
+    "bytes of a text file of a command": _bytes(inputs._MAX_TEXT_BYTES),
     "bytes of a saved conversation": _bytes(conversations._MAX_FILE_BYTES),
     "bytes of a line of a trace": _bytes(trace_file._MAX_LINE_BYTES),
     "images of a saved prefix": f"{saved_prefixes._MAX_MEDIA:,}",

@@ -15,7 +15,7 @@ import pytest
 
 from paceline import Conversation, Model, validation
 from paceline.cli.config_file import read_config
-from paceline.cli.options import text_file
+from paceline.cli.inputs import text_file
 from paceline.engine.lookup_files import LookupFiles
 from paceline.engine.saved_prefixes import StateFiles
 from paceline.errors import PacelineError

@@ -33,11 +33,16 @@ def _serve(args: list[str]) -> NoReturn:
         from paceline.engine.spare_workers import SPARE_WORKERS
 
         SPARE_WORKERS.launch()  # it imports beside what follows, which ends it where it is of no use
-    from paceline.cli.exit_codes import report
+    from paceline.cli.endings import report
     from paceline.cli.serve import run_server
 
+    def names_of_other_commands() -> set[str]:
+        from paceline.cli.app import names_beside_serve  # late: a server of flags alone needs none of it
+
+        return names_beside_serve()
+
     try:
-        code: int | None = run_server(args)
+        code: int | None = run_server(args, names_of_other_commands)
     except Exception as error:
         code = report(error)
         if code is None:

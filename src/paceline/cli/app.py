@@ -24,24 +24,22 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline import validation
-from paceline.cli import cluster_commands, terminal, trace
+from paceline.cli import terminal
 from paceline.cli.bench import bench
 from paceline.cli.chat_command import chat
-from paceline.cli.config_file import CONFIG_VARIABLE, option_values, read_config
+from paceline.cli.config_file import CONFIG_VARIABLE, known_names, option_values, read_config
 from paceline.cli.demo import demo
-from paceline.cli.embed import embed
-from paceline.cli.exit_codes import FAILED, report
-from paceline.cli.generate import generate
-from paceline.cli.info import info
+from paceline.cli.endings import FAILED, report
+from paceline.cli.inputs import usual_name
 from paceline.cli.launch import launch
-from paceline.cli.model_commands import list_models, prune, pull, rm, show
-from paceline.cli.options import LLAMA_NAMES, model_names, usual_name
-from paceline.cli.ps import ps
-from paceline.cli.rpc_serve import rpc_serve
+from paceline.cli.machines import cluster_commands, rpc_serve
+from paceline.cli.model_commands import info, list_models, prune, pull, rm, show
+from paceline.cli.options import model_names
 from paceline.cli.serve import run_server
-from paceline.cli.tokenize import tokenize
-from paceline.cli.top import top
+from paceline.cli.texts import embed, generate, tokenize
+from paceline.cli.watch import ps, top, trace_commands
 from paceline.errors import InvalidParams, PacelineError
+from paceline.sampling_table import LLAMA_NAMES
 
 _START: Final = """\
 Start here:
@@ -334,7 +332,7 @@ def complete_in_bash() -> NoReturn:
 
 def serve(ctx: typer.Context) -> None:
     """Serve a model over HTTP, with the APIs of OpenAI and of llama-server. Takes llama-server's flags."""
-    raise typer.Exit(run_server(ctx.args))
+    raise typer.Exit(run_server(ctx.args, names_beside_serve))
 
 
 RunModel = Annotated[
@@ -432,9 +430,9 @@ def _groups() -> Mapping[str, Mapping[str, Callable[..., Any] | typer.Typer]]:
     return {
         "Everyday": {"run": run, "chat": chat, "generate": generate, "serve": serve, "launch": launch, "demo": demo},
         "Models on this machine": {"pull": pull, "list": list_models, "show": show, "rm": rm, "prune": prune},
-        "Watching an engine": {"ps": ps, "top": top, "bench": bench, "trace": trace.commands, "info": info},
+        "Watching an engine": {"ps": ps, "top": top, "bench": bench, "trace": trace_commands, "info": info},
         "Tokens and vectors": {"tokenize": tokenize, "embed": embed},
-        "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands.commands},
+        "Several machines": {"rpc-serve": rpc_serve, "cluster": cluster_commands},
     }
 
 
@@ -458,6 +456,14 @@ def build_app(*, rich_help: bool = False) -> typer.Typer:
             kind, configured = (RawCommand, command) if command is serve else (HintedCommand, _with_config(command))
             app.command(name, cls=kind, rich_help_panel=heading)(configured)
     return app
+
+
+def names_beside_serve() -> set[str]:
+    """Return the names on the top level of a config file that are for commands other than `serve`."""
+    from typer.main import get_command
+
+    group: Any = get_command(build_app())
+    return known_names(group.commands)
 
 
 def _print_version(wanted: bool) -> None:

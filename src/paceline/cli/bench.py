@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from paceline.cli import terminal
-from paceline.cli.interrupt import StopSignal, run
+from paceline.cli.endings import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
     GpuLayersOption,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from paceline import validation
+from paceline.cli.inputs import sampling_params, usual_name
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 
@@ -155,8 +156,6 @@ def _read(config: ConfigFile, section: str, values: Mapping[str, Any], command: 
 
 def _check_sampling(where: str, name: str, value: Any) -> None:
     """Raise `InvalidParams` for a value that the field of `SamplingParams` does not take."""
-    from paceline.cli.options import sampling_params
-
     if name in SamplingParams.__dataclass_fields__:
         try:
             sampling_params({name: value})
@@ -207,6 +206,4 @@ def _kind(annotation: Any) -> tuple[type, bool]:
 
 
 def _flag(key: str) -> str:
-    from paceline.cli.options import usual_name  # late: `serve` needs none of it
-
     return usual_name(key.replace("_", "-"))

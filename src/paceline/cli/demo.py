@@ -25,7 +25,7 @@ from paceline.cli.demo_requests import (
     requests_of,
     seeded,
 )
-from paceline.cli.interrupt import StopSignal, run
+from paceline.cli.endings import StopSignal, run
 from paceline.cli.options import (
     DeviceOption,
     GpuLayersOption,

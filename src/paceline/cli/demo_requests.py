@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline import validation
-from paceline.cli.options import STDIN, stdin_text, text_file
+from paceline.cli.inputs import STDIN, stdin_text, text_file
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions

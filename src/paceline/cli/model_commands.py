@@ -1,13 +1,21 @@
-"""`paceline pull`, `list`, `show`, `rm`, `prune`: models by name, and what the caches of this machine have."""
+"""Commands about models: `paceline pull`, `list`, `show`, `rm` and `prune` for the caches of this machine, and `info`.
+
+`info` describes this installation and machine, or a model file without loading its weights. llama.cpp reads the shape of a model
+only together with its weights, so widths and counts come from the metadata here. For a few architectures, which are named below,
+llama.cpp's code has values that the file leaves out.
+"""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
+import platform
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,15 +23,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline import validation
 from paceline.cli import terminal
-from paceline.cli.interrupt import StopSignal, run
-from paceline.cli.options import model_names
-from paceline.errors import Aborted, InvalidParams, ModelLoadError, ModelNotFound
+from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, ConfigFile, check_config, default_path, entries
+from paceline.cli.endings import StopSignal, run
+from paceline.cli.inputs import text_argument
+from paceline.cli.options import ModelChoice, load, model_names
+from paceline.config import MAX_RPC_SERVERS
+from paceline.errors import Aborted, InvalidParams, ModelLoadError, ModelNotFound, PacelineError, RpcServerUnavailable
 from paceline.hub.references import HubReference, UrlReference
+from paceline.validation import addresses
 
 if TYPE_CHECKING:
     from paceline.hub import ModelReference
     from paceline.hub.found_models import FoundModel
+    from paceline.runtime import DeviceMemory, Model
+
 
 _downloading = partial(typer.Option, rich_help_panel="How it is downloaded")
 
@@ -111,7 +126,9 @@ def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = Fals
         terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
         return
     for one in facts:
-        rows = [(key.replace("_", " "), _shown(value)) for key, value in one.items() if key not in ("name", "parts")]
+        rows = [
+            (key.replace("_", " "), _shown_fact(value)) for key, value in one.items() if key not in ("name", "parts")
+        ]
         terminal.write_section(one["name"], [*rows, *(("file", part) for part in one["parts"])])
 
 
@@ -268,5 +285,533 @@ def _text(header: Mapping[str, Any], key: str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
-def _shown(value: object) -> str:
+def _shown_fact(value: object) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_MAX_SHOWN = 160
+
+
+def info(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=model_names,
+            help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    metadata: Annotated[bool, typer.Option("--metadata", help="The model's metadata too, long values cut.")] = False,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx-size", "-c", metavar="N", help="KV cells for which memory is computed.", show_default="as in serve"
+        ),
+    ] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            "--parallel", "-np", metavar="N", help="Slots for which memory is computed.", show_default="as in serve"
+        ),
+    ] = None,
+    cache_type: Annotated[
+        str | None,
+        typer.Option(
+            "--cache-type", metavar="TYPE", help="Type of the keys and values in the KV cache.", show_default="f16"
+        ),
+    ] = None,
+    rpc: Annotated[
+        str | None,
+        typer.Option("--rpc", metavar="HOST:PORT,...", help="Other hosts that compute.", show_default="none"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing cut.")] = False,
+) -> None:
+    """Show version, build, devices and memory; with a model, what its file says and what it needs.
+
+    The weights are not loaded, and nothing is downloaded: of a model on the network only the header is requested.
+    """
+    named = {"metadata": "--metadata", "ctx_size": "-c", "parallel": "-np", "cache_type": "--cache-type"}
+    for name, flag in named.items():
+        source = ctx.get_parameter_source(name)
+        if model is None and source is not None and source.name == "COMMANDLINE":  # the config file may have it
+            raise InvalidParams(f"{flag} needs a MODEL")
+    given = {"n_ctx": ctx_size, "num_slots": parallel, "type_k": cache_type, "type_v": cache_type}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if rpc is not None:
+        options["rpc"] = list(addresses("--rpc", text_argument("--rpc", rpc), MAX_RPC_SERVERS))
+    facts = (
+        {**_machine_facts(options.get("rpc", ())), "configuration": _configuration(ctx)}
+        if model is None
+        else run(lambda stop: _described(model, stop, options, metadata=metadata))
+    )
+    if as_json:
+        terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    elif model is None:
+        _write_machine(facts)
+    else:
+        _write_model(facts)
+
+
+def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
+    from paceline import __version__
+    from paceline.demo import demo_draft_model_path, demo_model_path, demo_vision_model_path
+    from paceline.runtime import (
+        attention,
+        available_memory,
+        backend_features,
+        build_info,
+        devices,
+        matmul,
+        physical_cores,
+    )
+    from paceline.server.web_page import page_facts
+
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "build": asdict(build_info()),
+        "devices": [asdict(device) for device in devices()],
+        "features": dict(backend_features()),
+        "cpu_attention": attention.kernel(),
+        "cpu_matmul": matmul.kernel(),
+        "physical_cores": physical_cores(),
+        "available_memory_bytes": available_memory(),
+        "web_page": page_facts(),
+        "demo_models": {
+            "demo": _path_or_none(demo_model_path),
+            "draft": _path_or_none(demo_draft_model_path),
+            "vision": _path_or_none(demo_vision_model_path),
+        },
+        **({"rpc_servers": [_server_facts(address) for address in rpc]} if rpc else {}),
+    }
+
+
+def _configuration(ctx: typer.Context) -> dict[str, Any]:
+    """Return the config file, what it says, and the variables that win over it. Raises `InvalidParams` for a wrong file."""
+    config: ConfigFile | None = ctx.obj
+    group: Any = ctx.find_root().command
+    if config is not None:
+        check_config(config, group.commands)
+    return {
+        "file": None if config is None else str(config.path),
+        "default_file": str(default_path()),
+        "values": {} if config is None else dict(entries(config)),
+        "variables": {name: os.environ[name] for name in (MODEL_VARIABLE, CONFIG_VARIABLE) if os.environ.get(name)},
+    }
+
+
+def _server_facts(address: str) -> dict[str, Any]:
+    """Return what an RPC server says of itself, or why it is of no use."""
+    from paceline.runtime.rpc_servers import greet
+
+    try:
+        server = greet(address)
+    except RpcServerUnavailable as error:
+        return {"address": address, "error": str(error)}
+    return {
+        "address": address,
+        "protocol": ".".join(map(str, server.protocol)),
+        "devices": [asdict(device) for device in server.devices],
+    }
+
+
+def _path_or_none(find: Callable[[], Path]) -> str | None:
+    try:
+        return str(find())
+    except PacelineError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """Files to describe. name: by which the model was given; file: where it is."""
+
+    paths: tuple[Path, ...]
+    name: str
+    file: str
+
+
+@contextmanager
+def _files(model: str, stop: StopSignal) -> Iterator[_Described]:
+    """Yield the files of a model; of one that is given by name and is not on this machine, their headers."""
+    from paceline.hub import check_is_path, is_reference
+    from paceline.hub.locate import shown_bytes
+    from paceline.hub.remote_header import model_headers
+
+    text = text_argument("MODEL", model)
+    if not is_reference(text):
+        check_is_path(text)
+        yield _Described((validation.path("MODEL", text),), "", text)
+        return
+    with model_headers(text, cancel=stop.event, note=terminal.note) as found:
+        names = found.files[0] + (f" and {len(found.files) - 1} more parts" if len(found.files) > 1 else "")
+        file = str(found.paths[0]) if found.is_local else f"not downloaded: {names}, {shown_bytes(found.size)}"
+        yield _Described(found.paths, found.name, file)
+
+
+def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metadata: bool) -> dict[str, Any]:
+    with _files(name, stop) as found:
+        path = found.paths[0]
+        model = load(ModelChoice(path=path, vocab_only=True, show_progress=False), stop).model
+        projectors = _projector_facts(model)
+        facts: dict[str, Any] = {
+            "path": found.file,
+            **({"name": found.name} if found.name else {}),
+            "model": asdict(model_facts(model)),
+            "vocabulary": asdict(vocabulary_facts(model)),
+            "chat_templates": sorted(model.chat_templates),
+            "modalities": sorted({"text", *projectors[0].get("modalities", ())} if len(projectors) == 1 else {"text"}),
+            "projectors": projectors,
+            "memory": _memory_facts(path, options),
+        }
+        return facts | ({"metadata": _sorted_metadata(model)} if metadata else {})
+
+
+def _projector_facts(model: Model) -> list[dict[str, Any]]:
+    """Return the facts of each projector beside the model, or why one is of no use."""
+    from paceline.engine.projector_file import projectors_beside
+    from paceline.runtime import projector_facts
+
+    found: list[dict[str, Any]] = []
+    for path in projectors_beside(model.paths):
+        try:
+            found.append(asdict(projector_facts(path)))
+        except PacelineError as error:
+            found.append({"path": str(path), "error": str(error)})
+    return found
+
+
+def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the model needs, and how an engine makes it fit; from the header alone where it cannot be planned."""
+    from paceline.engine.memory_needs import estimate_memory, memory_report
+
+    try:
+        report = memory_report(path, options)
+    except InvalidParams:
+        raise
+    except PacelineError as error:
+        return {"needed": asdict(estimate_memory(path, dry_run=False, **options)), "note": str(error)}
+    return {"needed": asdict(report.wanted), "fitted": report.fitted and asdict(report.fitted), "note": report.refusal}
+
+
+def _sorted_metadata(model: Model) -> dict[str, str]:
+    return dict(sorted(model.metadata.items()))
+
+
+def _write_machine(facts: Mapping[str, Any]) -> None:
+    build = facts["build"]
+    terminal.write_section(
+        f"paceline {facts['version']}",
+        [
+            ("llama.cpp", f"{build['llama_cpp_version']}, commit {build['llama_cpp_commit']}"),
+            ("backend", f"{build['backend']} ({build['backend_reason']})"),
+            ("build", ", ".join(filter(None, _build_words(build)))),
+            ("python", facts["python"]),
+            ("cache folder", build["cache_dir"]),
+            ("web page", _page_words(facts["web_page"])),
+        ],
+    )
+    terminal.write_section("this machine", _machine_rows(facts))
+    terminal.write_section("configuration", _configuration_rows(facts["configuration"]))
+    if "rpc_servers" in facts:
+        terminal.write_section("other hosts", _server_rows(facts["rpc_servers"]))
+    terminal.write_section("demo models", [(name, path or "missing") for name, path in facts["demo_models"].items()])
+
+
+def _configuration_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "file", facts["file"] or f"none; {facts['default_file']} is read if it exists"
+    yield from facts["values"].items()
+    for name, value in facts["variables"].items():
+        yield name, value + (", which wins over the file" if name == MODEL_VARIABLE else "")
+
+
+def _page_words(page: Mapping[str, Any]) -> str:
+    from paceline.server.web_page import NOT_BUILT
+
+    return f"built, {page['num_bytes'] / 1024:.0f} KiB compressed" if page["is_built"] else NOT_BUILT
+
+
+def _build_words(build: Mapping[str, Any]) -> Iterator[str]:
+    yield build["build_type"]
+    yield build["compiler"]
+    yield build["target"]
+    yield build["sanitizers"] and f"sanitizers {build['sanitizers']}"
+    yield "with assertions" if build["assertions"] else ""
+    yield "with RPC" if build["rpc"] else ""
+
+
+def _machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for device in facts["devices"]:
+        memory = f"{_gib(device['free_bytes'])} free of {_gib(device['total_bytes'])}"
+        yield f"device {device['name']}", f"{device['description']}, {device['kind']}, {memory}"
+    yield "physical cores", str(facts["physical_cores"])
+    available = facts["available_memory_bytes"]
+    yield "available memory", "unknown" if available is None else _gib(available)
+    yield "CPU attention", facts["cpu_attention"]
+    name = facts["cpu_matmul"]
+    yield "CPU matrix products", name if name == "llama.cpp" else f"paceline ({name})"
+    for backend, names in _features_by_backend(facts["features"]).items():
+        yield f"{backend} features", " ".join(names)
+
+
+def _server_rows(servers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    names = itertools.count()
+    for server in servers:
+        if "error" in server:
+            yield server["address"], server["error"]
+            continue
+        for device in server["devices"]:
+            memory = f"{_gib(device['free_bytes'])} free of {_gib(device['total_bytes'])}"
+            yield f"device RPC{next(names)}", f"{server['address']}, protocol {server['protocol']}, {memory}"
+
+
+def _features_by_backend(features: Mapping[str, str]) -> dict[str, list[str]]:
+    """Group enabled features by backend: {"CPU": ["AVX2", ...]}; show a value that is no switch."""
+    found: dict[str, list[str]] = {}
+    for name, value in features.items():
+        backend, _, feature = name.partition(".")
+        if value not in ("0", ""):
+            found.setdefault(backend, []).append(feature if value == "1" else f"{feature}={value}")
+    return found
+
+
+def _write_model(facts: Mapping[str, Any]) -> None:
+    model, vocabulary = ModelFacts(**facts["model"]), VocabularyFacts(**facts["vocabulary"])
+    rows = [("name", facts.get("name", "")), ("file", facts["path"]), *_model_rows(model)]
+    terminal.write_section(model.name or facts.get("name") or Path(facts["path"]).name, rows)
+    terminal.write_section("vocabulary", _vocabulary_rows(vocabulary))
+    terminal.write_section("prompts", _prompt_rows(facts["modalities"], facts["projectors"]))
+    terminal.write_section("what it needs", _memory_rows(facts["memory"], model.n_ctx_train))
+    terminal.write_section("chat templates", [(name, "yes") for name in facts["chat_templates"]] or [("none", "-")])
+    if "metadata" in facts:
+        terminal.write_section("metadata", [(key, _cut(value)) for key, value in facts["metadata"].items()])
+
+
+def _model_rows(model: ModelFacts) -> Iterator[tuple[str, str]]:
+    yield "architecture", model.architecture
+    yield "parameters", _count(model.n_params)
+    yield "weights", _bytes(model.size_bytes) + (f", mostly {model.quantisation}" if model.quantisation else "")
+    yield "context", f"{model.n_ctx_train:,} tokens" if model.n_ctx_train else ""
+    yield "layers", _shown(model.n_layer)
+    yield "width", _shown(model.n_embd, model.n_ff and f", feed-forward {model.n_ff}")
+    yield "heads", _shown(model.n_head, model.n_head_kv and f", {model.n_head_kv} for keys and values")
+    yield "experts", _shown(model.n_expert, model.n_expert_used and f", {model.n_expert_used} used")
+    window = f" of {model.n_swa} tokens" if model.memory_class == "sliding_window" else ""
+    yield "memory", model.memory_class.replace("_", " ") + window
+    yield "can", ", ".join(_named(encode=model.has_encoder, embed=True, generate=model.can_generate))
+
+
+def _prompt_rows(modalities: Sequence[str], projectors: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    yield "may have", ", ".join(reversed(modalities))
+    for projector in projectors:
+        yield "projector", Path(projector["path"]).name + ", " + _projector_words(projector)
+    if len(projectors) > 1:
+        yield "", "none of them is taken without --mmproj FILE"
+
+
+def _projector_words(projector: Mapping[str, Any]) -> str:
+    if "error" in projector:
+        return str(projector["error"])
+    size = (
+        projector["image_size"] and f"images of {projector['image_size']} pixels, patches of {projector['patch_size']}"
+    )
+    words = [
+        _bytes(projector["weights_bytes"]),
+        *projector["kinds"],
+        "for " + " and ".join(projector["modalities"]),
+        size,
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _memory_rows(facts: Mapping[str, Any], n_ctx_train: int | None) -> Iterator[tuple[str, str]]:
+    from paceline.runtime import MemoryEstimate
+
+    needed, fitted = MemoryEstimate.of_json(facts["needed"]), facts.get("fitted")
+    cache = f"{needed.n_ctx:,} cells, {terminal.counted(needed.num_slots, 'slot')}" if needed.n_ctx else ""
+    one = f", {min(needed.n_ctx, n_ctx_train or needed.n_ctx):,} tokens for one request"
+    yield "for", cache and cache + one
+    for device in needed.devices:
+        yield f"on {device.device}", ", ".join(_memory_words(device))
+    yield (
+        "free",
+        ", ".join(
+            f"{device.device} {_bytes(device.free_bytes)}" for device in needed.devices if device.free_bytes is not None
+        ),
+    )
+    if fitted is None:
+        yield "fits", f"no: {facts['note']}" if "fitted" in facts else f"not planned: {facts['note']}"
+        return
+    choice = fitted["choice"]
+    chosen = [
+        f"{name}={value}"
+        for name, value in choice.items()
+        if value and value != {"n_ctx": needed.n_ctx, "num_slots": needed.num_slots}.get(name)
+    ]
+    estimate = MemoryEstimate.of_json(fitted["estimate"])
+    slowly = ", but the weights do not stay in memory beside the cache" if estimate.short_of_cache else ""
+    yield "fits", "yes" + (f", with {', '.join(chosen)}" if chosen else "") + slowly
+
+
+def _memory_words(device: DeviceMemory) -> Iterator[str]:
+    yield _bytes(device.total_bytes)
+    yield f"weights {_bytes(device.weights_bytes)}"
+    yield f"KV cache and states {_bytes(device.cache_bytes)}"
+    yield "buffers unknown" if device.compute_bytes is None else f"buffers {_bytes(device.compute_bytes)}"
+
+
+def _vocabulary_rows(vocabulary: VocabularyFacts) -> Iterator[tuple[str, str]]:
+    yield "kind", vocabulary.type + (f", split as {vocabulary.pre_tokenizer}" if vocabulary.pre_tokenizer else "")
+    yield "tokens", f"{vocabulary.n_vocab:,}"
+    yield "added to texts", " and ".join(_named(bos=vocabulary.add_bos, eos=vocabulary.add_eos)) or "nothing"
+    for role, token in vocabulary.special_tokens.items():
+        yield role, f"{token} {vocabulary.names[token]!r}"
+    yield (
+        "end of generation",
+        ", ".join(f"{token} {vocabulary.names[token]!r}" for token in vocabulary.end_of_generation),
+    )
+
+
+def _named(**holds: bool) -> list[str]:
+    return [name for name, true in holds.items() if true]
+
+
+def _shown(value: int | None, more: str | int | None = "") -> str:
+    return f"{value}{more or ''}" if value else ""
+
+
+def _cut(value: str) -> str:
+    line = value.replace("\n", "\\n")
+    return line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}... ({len(value):,} characters)"
+
+
+def _count(number: int) -> str:
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.1f} {letter}"
+    return str(number)
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 2**20:,.1f} MiB" if number < 2**30 else _gib(number)
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:,.1f} GiB"
+
+
+# general.file_type: most of the tensors are of this type.
+# fmt: off
+_FILE_TYPES: dict[int | None, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+    40: "Q1_0", 41: "Q2_0",
+}
+# fmt: on
+_DEFAULT_WINDOWS = {"gemma2": 4096, "llama4": 8192}  # llama.cpp knows their window where the file names none
+_IGNORED_WINDOWS = {"phi3"}  # the file may name one, and llama.cpp does not use it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The model as its file describes it; None if the file does not say."""
+
+    name: str | None
+    architecture: str
+    size_bytes: int
+    n_params: int
+    quantisation: str | None
+    n_ctx_train: int | None
+    n_layer: int | None
+    n_embd: int | None
+    n_ff: int | None
+    n_head: int | None
+    n_head_kv: int | None
+    n_expert: int | None
+    n_expert_used: int | None
+    n_swa: int
+    memory_class: str
+    has_encoder: bool
+    can_generate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyFacts:
+    """The vocabulary. special_tokens: role to id. end_of_generation: every token that ends generation."""
+
+    type: str
+    pre_tokenizer: str | None
+    n_vocab: int
+    add_bos: bool
+    add_eos: bool
+    special_tokens: Mapping[str, int]
+    end_of_generation: tuple[int, ...]
+    names: Mapping[int, str]
+
+
+def model_facts(model: Model) -> ModelFacts:
+    """Return the facts of a model, which may have been loaded with `vocab_only`."""
+    metadata = model.metadata
+    architecture = metadata.get("general.architecture", "unknown")
+
+    def number(key: str) -> int | None:
+        return _number(metadata.get(f"{architecture}.{key}"))
+
+    layers = number("block_count")
+    n_swa = _window(architecture, number("attention.sliding_window"))
+    memory = model.memory_class
+    return ModelFacts(
+        name=metadata.get("general.name"),
+        architecture=architecture,
+        size_bytes=model.size_bytes,
+        n_params=model.n_params,
+        quantisation=_FILE_TYPES.get(_number(metadata.get("general.file_type"))),
+        n_ctx_train=number("context_length"),
+        n_layer=None if layers is None else layers - (number("nextn_predict_layers") or 0),  # without draft heads
+        n_embd=number("embedding_length"),
+        n_ff=number("feed_forward_length"),
+        n_head=number("attention.head_count"),
+        n_head_kv=number("attention.head_count_kv"),
+        n_expert=number("expert_count"),
+        n_expert_used=number("expert_used_count"),
+        n_swa=n_swa,
+        memory_class="sliding_window" if n_swa and memory == "attention" else memory,
+        has_encoder=model.has_encoder,
+        can_generate=model.has_decoder and memory != "none",
+    )
+
+
+def vocabulary_facts(model: Model) -> VocabularyFacts:
+    """Return the facts of a model's vocabulary."""
+    tokenizer = model.tokenizer
+    special = dict(tokenizer.special_tokens)
+    ends = tuple(sorted(tokenizer.eog_ids))
+    return VocabularyFacts(
+        type=tokenizer.vocab_type,
+        pre_tokenizer=model.metadata.get("tokenizer.ggml.pre"),
+        n_vocab=tokenizer.n_vocab,
+        add_bos=tokenizer.add_bos,
+        add_eos=tokenizer.add_eos,
+        special_tokens=special,
+        end_of_generation=ends,
+        names={token: tokenizer.token_text(token) for token in sorted({*special.values(), *ends})},
+    )
+
+
+def _number(text: str | None) -> int | None:
+    """Parse a count; None if it is missing or not one number (some models have one a layer)."""
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
+
+
+def _window(architecture: str, named: int | None) -> int:
+    if architecture in _IGNORED_WINDOWS:
+        return 0
+    return _DEFAULT_WINDOWS.get(architecture, 0) if named is None else named

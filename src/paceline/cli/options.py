@@ -1,150 +1,37 @@
-"""What several commands share: options with the headings of help, texts from arguments, stdin and files, loading a model."""
+"""What several commands share: options under the headings of help, loading a model, images and audio of prompts."""
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import inspect
-import io
 import logging
-import os
-import re
-import select
-import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from paceline import validation
 from paceline.cli import terminal
 from paceline.cli.config_file import MODEL_VARIABLE
-from paceline.cli.interrupt import StopSignal
+from paceline.cli.endings import StopSignal
+from paceline.cli.inputs import text_argument
 from paceline.errors import InvalidParams, PacelineError, PromptTooLong
-from paceline.params import NAMES_ELSEWHERE, SamplingParams
+from paceline.params import SamplingParams, help_of
+from paceline.sampling_table import PARAMETERS, Parameter
 
 if TYPE_CHECKING:
+    from paceline.media import Attachment, Audio, Image
     from paceline.runtime import Model
     from paceline.sequence import Limits
 
 
 Command = TypeVar("Command", bound=Callable[..., None])
-
-STDIN = "-"
-_SILENCE_S = 2.0
-_MAX_TEXT_BYTES = 256 << 20  # of a file with prompts, a schema or a grammar
-
-
-def text_argument(name: str, text: str) -> str:
-    """Return an argument as text. Raise `InvalidParams` if its bytes were not in the locale's encoding."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidParams(f"{name} is not valid text: character {error.start} is a stray byte") from None
-    return text
-
-
-def argument_or_stdin(name: str, text: str | None) -> str:
-    """Return the argument; for "-", or without an argument if stdin is redirected, all of stdin but its last line break."""
-    if text is None and not stdin_is_redirected():
-        raise missing(name)
-    return stdin_text() if text in (None, STDIN) else text_argument(name, text)
-
-
-def arguments_or_lines(name: str, texts: list[str] | None) -> list[str]:
-    """Return the arguments, each "-" replaced by the lines of stdin; without any, the lines of a redirected stdin."""
-    if not texts and not stdin_is_redirected():
-        raise missing(name)
-    found: list[str] = []
-    for text in texts or [STDIN]:
-        found += stdin_text().split("\n") if text == STDIN else [text_argument(name, text)]
-    return found
-
-
-def given_text(name: str, words: list[str] | None, prompt: str | None, file: Path | None) -> str | None:
-    """Return the argument or --prompt, the text of --file and the text of a redirected stdin, with a blank line between them.
-
-    The words of the argument are joined by spaces. "-" as the argument or the file reads stdin there. Returns None if nothing
-    is given and stdin has no text.
-    """
-    argument = " ".join(words) if words else None
-    if argument is not None and prompt is not None:
-        raise InvalidParams(f"{name} and --prompt exclude each other: give one of them")
-    question = prompt if argument is None else argument
-    parts = [] if question is None else [argument_or_stdin(name, question)]
-    if file is not None:
-        parts.append(stdin_text() if str(file) == STDIN else _without_line_end(text_file("--file", file)))
-    is_read = question == STDIN or str(file) == STDIN
-    if not is_read and stdin_is_redirected() and (not parts or _stdin_speaks()):
-        piped = stdin_text()
-        parts += [piped] if piped.strip() else []
-    return "\n\n".join(filter(None, parts)) if parts else None
-
-
-def missing(name: str) -> InvalidParams:
-    """Return the error of a text that was neither given nor sent to stdin."""
-    return InvalidParams(f"{name} is missing: give a text, or send one to stdin by a pipe; --help lists the options")
-
-
-def stdin_is_redirected() -> bool:
-    """Return whether stdin is a pipe, a file or a socket: not a terminal, not the null device, not closed."""
-    mode = _stdin_mode()
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
-
-
-def _stdin_mode() -> int:
-    """Return the mode of stdin's file, 0 if it is closed; a stream without a descriptor counts as a regular file."""
-    try:
-        return 0 if sys.stdin is None else os.fstat(sys.stdin.fileno()).st_mode
-    except io.UnsupportedOperation:
-        return stat.S_IFREG
-    except OSError:
-        return 0
-
-
-def _stdin_speaks() -> bool:
-    """Return whether to read stdin beside an argument: not a socket that stays silent, as ssh and Node.js leave one open."""
-    mode = _stdin_mode()
-    if stat.S_ISREG(mode) or select.select([sys.stdin], [], [], _SILENCE_S)[0]:
-        return True
-    if stat.S_ISSOCK(mode):
-        terminal.note(f"stdin is a socket that sent no text within {_SILENCE_S:g} s; it is left out")
-        return False
-    terminal.note("stdin is a pipe without text so far; it is read to its end. Add < /dev/null to leave it out.")
-    return True
-
-
-def stdin_text() -> str:
-    """Read all of stdin but the line break at its end. Raise `InvalidParams` if it is closed or not UTF-8."""
-    if sys.stdin is None:
-        raise InvalidParams('"-" reads stdin, which is closed')
-    return _without_line_end(_decoded("stdin", sys.stdin.buffer.read()))
-
-
-def text_file(name: str, path: Path) -> str:
-    """Read a file. Raise `InvalidParams` if it cannot be read or is not UTF-8."""
-    try:
-        data = validation.read_file(path, _MAX_TEXT_BYTES, pipes=True)
-    except OSError as error:
-        raise InvalidParams(f"{name}: cannot read {path}: {error.strerror or error}") from None
-    return _decoded(f"{name} {path}", data)
-
-
-def _without_line_end(text: str) -> str:
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-def _decoded(name: str, data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidParams(f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}") from None
 
 
 choosing_model = partial(typer.Option, rich_help_panel="Which model")
@@ -235,6 +122,17 @@ LoraOption = Annotated[
         show_default="none",
     ),
 ]
+ContextSize = Annotated[
+    int | None,
+    running(
+        "--ctx-size",
+        "-c",
+        metavar="N",
+        min=1,
+        help="Size of the context in tokens: prompt and generated text together.",
+        show_default="what the model was trained with, as memory allows",
+    ),
+]
 ThreadsOption = Annotated[
     int | None,
     running(
@@ -252,78 +150,47 @@ ParseSpecialOption = Annotated[
 VerboseOption = Annotated[bool, running("--verbose", "-v", help="Show llama.cpp's log on stderr.")]
 
 
-_SHORT: Final = {  # llama.cpp's short names of options
-    "max_tokens": "-n",
-    "stop": "-r",
-    "seed": "-s",
-    "logit_bias": "-l",
-    "json_schema": "-j",
-    "json_schema_file": "-jf",
-}
-LLAMA_NAMES: Final = {  # llama.cpp's long names of options that have the name of a field here
-    "predict": "max-tokens",
-    "n-predict": "max-tokens",
-    "temp": "temperature",
-    "top-nsigma": "top-n-sigma",
-    "typical": "typical-p",
-    "dynatemp-exp": "dynatemp-exponent",
-    "mirostat-lr": "mirostat-eta",
-    "mirostat-ent": "mirostat-tau",
-    "repeat-last-n": "penalty-last-n",
-    "dry-sequence-breaker": "dry-sequence-breakers",
-    "reverse-prompt": "stop",
-}
-_METAVARS: Final = {  # of options that take no number
-    "stop": "TEXT",
-    "samplers": "NAME;...",
-    "dry_sequence_breakers": "TEXT",
-    "bad_words": "TEXT",
-    "logit_bias": "TOKEN+BIAS",
-    "grammar": "GBNF",
-    "grammar_file": "FILE",
-    "json_schema": "JSON",
-    "json_schema_file": "FILE",
-    "regex": "REGEX",
-    "choice": "TEXT",
-    "lark": "LARK",
-}
-_REPEATED: Final = frozenset({"stop", "dry_sequence_breakers", "bad_words", "logit_bias", "choice"})
-_HELP: Final = {  # of options whose values are not those of the field
-    "max_tokens": "Maximum of tokens to generate; -1: until the context is full.",
-    "min_tokens": "Minimum of tokens to generate before the model may end.",
-    "ignore_eos": "Go on after the model's end-of-generation token.",
-    "disable_any_whitespace": "Generate the JSON of a schema without whitespace between its tokens.",
-    "seed": "The same seed draws the same tokens; -1 draws a new seed.",
-    "samplers": "Names of the samplers to apply, in order, separated by semicolons.",
-    "logit_bias": "Add to the logit of a token id, as 15043+1 or 15043-1; may be repeated.",
-    "stop": "Stop when the model generates this text, which is left out; may be repeated.",
-    "dry_sequence_breakers": "A text at which DRY counts anew, in place of the default ones; may be repeated; none: no text.",
-    "bad_words": "A text that the model must not generate; may be repeated.",
-    "grammar": "Generate only text that this GBNF grammar allows.",
-    "grammar_file": "The same, with the grammar in a file.",
-    "json_schema": "Generate only JSON that this JSON schema allows.",
-    "json_schema_file": "The same, with the schema in a file.",
-    "regex": "Generate only text that this regular expression matches.",
-    "choice": "Generate one of the texts that are given in this way; may be repeated.",
-    "lark": "Generate only text that this Lark grammar allows.",
-}
-_PANELS: Final = {
-    **dict.fromkeys(("max_tokens", "min_tokens", "stop", "ignore_eos"), ending),
-    **dict.fromkeys(
-        ("grammar", "grammar_file", "json_schema", "json_schema_file", "regex", "choice", "lark"), constraining
+_seeing = partial(typer.Option, rich_help_panel="Images and audio")
+
+ImageFiles = Annotated[
+    list[Path] | None,
+    _seeing(
+        "--image",
+        metavar="FILE",
+        help="An image before the text; may be repeated. If no model is named, a demo model for images is loaded.",
+        show_default=False,
     ),
-    **dict.fromkeys(("disable_any_whitespace", "bad_words"), constraining),
-}
-_NOT_OFFERED: Final = ("n", "echo", "grammar_lazy")
+]
+AudioFiles = Annotated[
+    list[Path] | None,
+    _seeing(
+        "--audio",
+        metavar="FILE",
+        help="Audio before the text and after the images; may be repeated.",
+        show_default=False,
+    ),
+]
+Mmproj = Annotated[
+    Path | None,
+    _seeing("--mmproj", metavar="FILE", help="The model's projector.", show_default="the one beside the model"),
+]
+NoMmproj = Annotated[bool, _seeing("--no-mmproj", help="Load no projector: the model takes no images and no audio.")]
+NoMmprojOffload = Annotated[bool, _seeing("--no-mmproj-offload", help="Keep the projector off the GPU.")]
+ImageMinTokens = Annotated[
+    int | None,
+    _seeing("--image-min-tokens", metavar="N", help="Minimum of tokens for an image.", show_default="the projector's"),
+]
+ImageMaxTokens = Annotated[
+    int | None,
+    _seeing("--image-max-tokens", metavar="N", help="Maximum of tokens for an image.", show_default="the projector's"),
+]
 
 
-def usual_name(option: str) -> str:
-    """Return the name of an option, without dashes, for llama.cpp's name of it; any other name as it is."""
-    return LLAMA_NAMES.get(option, option)
+_PANELS: Final = {"Length": ending, "Output": constraining}  # of groups of parameters; the others choose tokens
 
 
 def takes_sampling(**defaults: Any) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command with `**sampling` an option for each field of `SamplingParams` a text can set.
+    """Return a decorator that gives a command with `**sampling` an option for each sampling parameter that a text can set.
 
     Args:
         **defaults: Defaults of options that differ from those of the fields.
@@ -332,101 +199,36 @@ def takes_sampling(**defaults: Any) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        made = signature.replace(parameters=[*own, *_sampling_options(defaults)])
-        command.__signature__ = made  # type: ignore[attr-defined]
+        made = [option for row in PARAMETERS if row.group for option in _options_of(row, defaults)]
+        command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def _sampling_options(defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
-    """Yield an option for each number and switch of `SamplingParams`, and for the fields of `_METAVARS`."""
-    described = dict(re.findall(r"^ +(\w+): (.+)$", SamplingParams.__doc__ or "", re.MULTILINE))
-    numbers: dict[str, Any] = {"float": float, "int": int, "bool": bool}
-    for field in dataclasses.fields(SamplingParams):
-        name, kind = field.name, numbers.get(str(field.type))
-        if name in ("max_tokens", "seed"):
-            kind = int
-        if name not in _METAVARS and (kind is None or name in _NOT_OFFERED):
-            continue
-        for option in (name, f"{name}_file"):
-            if option not in (name, *_METAVARS):
-                continue
-            default = {"max_tokens": field.default, "seed": -1}.get(name, field.default if kind else None)
-            yield _option(option, kind, defaults.get(option, default), _HELP.get(option) or described.get(option, ""))
+def _options_of(row: Parameter, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
+    """Yield the option of a parameter, and the option that reads its value from a file, if there is one."""
+    kind: Any = {"number": float, "integer": int, "boolean": bool}.get(row.kind)
+    default = getattr(SamplingParams(), row.name) if kind else None
+    default = defaults.get(row.name, -1 if row.name == "seed" else default)
+    metavar = row.metavar or {int: "N", float: "X"}.get(kind)
+    yield _option(
+        row, row.name, row.flags, kind or (list[str] if row.is_repeated else str), default, metavar, help_of(row.name)
+    )
+    if row.file_flags:
+        about = f"The same, with the {'schema' if row.kind == 'json' else row.name} in a file."
+        yield _option(row, f"{row.name}_file", row.file_flags, Path, None, "FILE", about)
 
 
-def _option(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
-    if kind is None:
-        kind = Path | None if name.endswith("_file") else list[str] | None if name in _REPEATED else str | None
-    panel = _PANELS.get(name, choosing_tokens)
-    metavar = _METAVARS.get(name, {int: "N", float: "X"}.get(kind))
-    spelled = (f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else []))
-    info = panel(*spelled, metavar=metavar, help=text, show_default=default is not None and kind is not bool)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
-
-
-def sampling_params(given: Mapping[str, Any], **changes: Any) -> SamplingParams:
-    """Return the parameters of the options of `takes_sampling`. Raises `InvalidParams`.
-
-    Args:
-        given: The options by the names of the fields; None and an empty list are not given.
-        **changes: Fields that win over the options.
-    """
-    values = {name: value for name, value in given.items() if value is not None and value != []}
-    for name in [name for name in values if name.endswith("_file")]:
-        field, path = name.removesuffix("_file"), values.pop(name)
-        option = f"--{name.replace('_', '-')}"
-        if field in values:
-            raise InvalidParams(f"--{field.replace('_', '-')} and {option} exclude each other: give one of them")
-        values[field] = text_file(option, path)
-    for name in _REPEATED & values.keys():
-        values[name] = tuple(text_argument(f"--{name.replace('_', '-')}", text) for text in values[name])
-    if values.get("dry_sequence_breakers") == ("none",):
-        values["dry_sequence_breakers"] = ()
-    if values.get("max_tokens") == -1:
-        values["max_tokens"] = None
-    if "samplers" in values or "logit_bias" in values:
-        from paceline.server.flags import readers
-
-        if "samplers" in values:
-            values["samplers"] = readers.sampler_names("--samplers", values["samplers"])
-        biases = [pair for text in values.get("logit_bias", ()) for pair in readers.bias("--logit-bias", text)]
-        values["logit_bias"] = dict(biases)
-    return SamplingParams(**values | changes)
-
-
-def read_sampling(name: str, text: str, start: SamplingParams) -> tuple[str, Any]:
-    """Return the field of `SamplingParams` that an option of `takes_sampling` sets, and its value. Raises `InvalidParams`.
-
-    Args:
-        name: The option, with or without dashes before it, or the field.
-        text: The value, as the command line has it; a switch takes true and false. "-" is the value in `start`.
-        start: The parameters of the command line.
-    """
-    from paceline.server.flags import readers
-
-    option = usual_name(name.lstrip("-").replace("_", "-")).replace("-", "_")
-    kinds = {each.name: get_args(each.annotation)[0] for each in _sampling_options({})}
-    validation.reject_unknown([option], kinds, "docs/guide/sampling.md", NAMES_ELSEWHERE)
-    field = option.removesuffix("_file")
-    value: Any = text
-    if text == "-":
-        return field, getattr(start, field)
-    match kinds[option]:
-        case builtins.bool:
-            value = readers.switch(name, text)
-        case builtins.int | builtins.float as number:
-            try:
-                value = number(text)
-            except ValueError:
-                wanted = "a whole number" if number is int else "a number"
-                raise InvalidParams(f"{name} must be {wanted}, not {text[:80]!r}") from None
-        case _ if option in _REPEATED:
-            value = [text]
-        case _ if option.endswith("_file"):
-            value = Path(text).expanduser()
-    return field, getattr(sampling_params({option: value}), field)
+def _option(  # noqa: PLR0917 - the parts of an option
+    row: Parameter, name: str, flags: str, kind: Any, default: Any, metavar: str | None, about: str
+) -> inspect.Parameter:
+    short = [flag for flag in flags.split() if not flag.startswith("--")]
+    panel = _PANELS.get(str(row.group), choosing_tokens)
+    has_default = default is not None and kind is not bool
+    info = panel(f"--{name.replace('_', '-')}", *short, metavar=metavar, help=about, show_default=has_default)
+    taken = kind if row.kind in ("number", "integer", "boolean") else kind | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[taken, info])
 
 
 def lora_adapters(given: list[str] | None) -> dict[str, tuple[Path, float]]:
@@ -580,3 +382,88 @@ def _show_log() -> None:
     handler.setFormatter(terminal.LogLines())
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
+
+
+# ---- images and audio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """Images and audio of a run, and the projector that makes embeddings of them.
+
+    Raises `InvalidParams` where options exclude each other.
+    """
+
+    files: Sequence[Path]
+    audio_files: Sequence[Path] = ()
+    mmproj: Path | None
+    no_mmproj: bool
+    no_mmproj_offload: bool
+    min_tokens: int | None
+    max_tokens: int | None
+
+    def __post_init__(self) -> None:
+        given = {"--image": self.files, "--audio": self.audio_files, "--mmproj": self.mmproj}
+        other = next((name for name, value in given.items() if value), None)
+        if self.no_mmproj and other is not None:
+            raise InvalidParams(f"--no-mmproj and {other} exclude each other; leave one of them out")
+
+    def attachments(self) -> list[tuple[Path, Attachment]]:
+        """Return all files with their images and audio. Raises as `read_image` and `read_audio`."""
+        images: list[tuple[Path, Attachment]] = [(path, read_image(path, "--image")) for path in self.files]
+        return images + [(path, read_audio(path, "--audio")) for path in self.audio_files]
+
+    def model_path(self, model: str | None) -> str | Path | None:
+        """Return the model to load; where none is named and there are images, the demo model that sees."""
+        if model is not None or not self.files or self.mmproj is not None:
+            return model
+        from paceline.demo import demo_vision_model_path
+
+        return demo_vision_model_path()
+
+    def engine_options(self, *, takes_images_later: bool) -> dict[str, Any]:
+        """Return the keywords of `LLM`. takes_images_later: so that the projector beside the model is loaded in any case."""
+        beside = (
+            True if self.files or self.audio_files else None if takes_images_later and not self.no_mmproj else False
+        )
+        return {
+            "mmproj": beside if self.mmproj is None else self.mmproj,
+            "mmproj_offload": not self.no_mmproj_offload,
+            "image_min_tokens": self.min_tokens,
+            "image_max_tokens": self.max_tokens,
+        }
+
+
+def read_image(path: Path, name: str) -> Image:
+    """Return the image of a file, which can be decoded. name: of what the file was given to.
+
+    Raises `InvalidParams`, naming the file, where it is none, too large or damaged.
+    """
+    from paceline.media import Image
+    from paceline.runtime import decoded_pixels
+
+    with _naming(path, name):
+        image = Image(path)
+        decoded_pixels(image)
+    return image
+
+
+def read_audio(path: Path, name: str) -> Audio:
+    """Return the audio of a file, which can be decoded. Raises as `read_image`."""
+    from paceline.media import Audio
+    from paceline.runtime import decoded_samples
+
+    with _naming(path, name):
+        audio = Audio(path)
+        decoded_samples(audio, audio.rate)
+    return audio
+
+
+@contextmanager
+def _naming(path: Path, name: str) -> Iterator[None]:
+    """Name option and file in errors."""
+    try:
+        yield
+    except PacelineError as error:
+        words = str(error)
+        raise InvalidParams(f"{name} {words}" if str(path) in words else f"{name} {path}: {words}") from error

@@ -9,13 +9,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from paceline.cli import terminal
-from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, default_path, known_names
+from paceline.cli.config_file import CONFIG_VARIABLE, MODEL_VARIABLE, default_path
 
 if TYPE_CHECKING:
     from paceline.server.flags.display import Section
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 _WIDEST = 120  # columns of help: longer lines are hard to follow
 
 
-def run_server(args: Sequence[str]) -> int:
-    """Serve a model over HTTP, or print what a flag asks for; return the exit code. Raises `InvalidParams` for wrong flags."""
+def run_server(args: Sequence[str], other_names: Callable[[], Collection[str]]) -> int:
+    """Serve a model over HTTP, or print what a flag asks for; return the exit code. Raises `InvalidParams` for wrong flags.
+
+    Args:
+        args: The command line.
+        other_names: Returns the names on the top level of a config file that are for other commands.
+    """
     from paceline.server.flags import DiskFiles, ModelPresets, resolve
     from paceline.server.flags.display import config_sections, help_sections
 
@@ -33,7 +38,7 @@ def run_server(args: Sequence[str]) -> int:
     environ = {
         name: value for name, value in os.environ.items() if value or name not in (CONFIG_VARIABLE, MODEL_VARIABLE)
     }
-    resolved = resolve(list(args), environ, files, default_config=default_path(), other_names=_names_of_other_commands)
+    resolved = resolve(list(args), environ, files, default_config=default_path(), other_names=other_names)
     match resolved.prints:
         case "help":
             _write(help_sections(min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -53,15 +58,6 @@ def run_server(args: Sequence[str]) -> int:
             presets = ModelPresets(resolved, files) if resolved.is_router else None
             return run(resolved.settings, presets)
     return 0
-
-
-def _names_of_other_commands() -> set[str]:
-    from typer.main import get_command
-
-    from paceline.cli.app import build_app  # late: a server of flags alone needs none of it
-
-    group: Any = get_command(build_app())
-    return known_names(group.commands)
 
 
 def _write(sections: Iterable[Section]) -> None:

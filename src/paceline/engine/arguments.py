@@ -23,6 +23,7 @@ from paceline.keywords import (
 )
 from paceline.params import FIELDS, HAS_NONE, NAMES_ELSEWHERE, SamplingKeywords, SamplingParams
 from paceline.request import MAX_INTERVAL, OPTION_NAMES, RequestOptions
+from paceline.sampling_table import PARAMETERS
 from paceline.scheduling.strategies import check_strategy_name
 from paceline.speculation.named_drafter import check_drafter_name, draft_heads_of
 from paceline.streaming import StreamChannel
@@ -69,20 +70,6 @@ _RERANKING_OPTIONS = frozenset({"queue_timeout_s", "timeout_s", "request_id", "t
 # Tenants share no images and audio that were encoded.
 _EMBEDDING_OPTIONS = _RERANKING_OPTIONS | {"add_special", "parse_special", "tenant", "cache_salt"}
 _PREFIX_OPTIONS = frozenset({"tenant", "cache_salt", "lora", "add_special", "parse_special"})
-# GGUF keys general.sampling.*, the fields of `SamplingParams` they stand for, and their types.
-_SAMPLING_KEYS: dict[str, tuple[str, type]] = {
-    "temp": ("temperature", float),
-    "top_k": ("top_k", int),
-    "top_p": ("top_p", float),
-    "min_p": ("min_p", float),
-    "xtc_probability": ("xtc_probability", float),
-    "xtc_threshold": ("xtc_threshold", float),
-    "penalty_last_n": ("penalty_last_n", int),
-    "penalty_repeat": ("repeat_penalty", float),
-    "mirostat": ("mirostat", int),
-    "mirostat_tau": ("mirostat_tau", float),
-    "mirostat_eta": ("mirostat_eta", float),
-}
 _NAMES_ELSEWHERE = {  # options of models and engines in other packages: the same option here, or a sentence about it
     "batch_size": "n_batch",
     "block_size": "the KV cache is shared by cells, not by blocks",
@@ -453,12 +440,13 @@ def sampling_defaults(metadata: Mapping[str, str]) -> SamplingParams:
 def model_sampling_params(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that a model's file sets; invalid values are left out and logged."""
     found: dict[str, Any] = {}
-    for key, (field, kind) in _SAMPLING_KEYS.items():
-        text = metadata.get(f"general.sampling.{key}")
+    for row in PARAMETERS:
+        text = metadata.get(f"general.sampling.{row.gguf}") if row.gguf else None
         if text is None:
             continue
         try:
-            found[field] = getattr(SamplingParams(**{field: kind(text)}), field)
+            value: Any = int(text) if row.kind == "integer" else float(text)
+            found[row.name] = getattr(SamplingParams(**{row.name: value}), row.name)
         except (ValueError, InvalidParams) as error:
-            _log.warning("the model's general.sampling.%s is ignored: %s", key, error)
+            _log.warning("the model's general.sampling.%s is ignored: %s", row.gguf, error)
     return found

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from paceline import _native, validation
 from paceline.constraints.gbnf_schemas import check_keywords
 from paceline.errors import Closed, GrammarError, InvalidParams, InvalidType, StateError, Unsupported
-from paceline.params import PatternTrigger, SamplingParams
+from paceline.params import FIELDS, PatternTrigger, SamplingParams
 from paceline.runtime.model import Model
 from paceline.runtime.native_core import Closeable, SharedOwners
 
@@ -32,38 +32,8 @@ _GBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|\[\^?(?P<class>(?:\\.|[^\]\
 _GBNF_CHAR = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\[^xuU]|[^\]\\]"
 _GBNF_RANGE = re.compile(rf"({_GBNF_CHAR})(?:-({_GBNF_CHAR}))?", re.DOTALL)
 _NO_BLANKS, _FEW_BLANKS = '""', '| " " | "\\\\n"{1,2} [ \\\\t]{0,16}'
-# Params whose native options have the same name and meaning.
-_SAME = (
-    "temperature",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "top_k",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "adaptive_target",
-    "adaptive_decay",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "penalty_last_n",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "ignore_eos",
-    "min_tokens",
-    "logit_bias",
-    "bad_words",
-    "stop_token_ids",
-    "dry_sequence_breakers",
-)
+_CONVERTED = ("seed", "choice", "samplers", "allowed_token_ids", "grammar")  # by `_options`
+_SAME = tuple(name for name in FIELDS if hasattr(_native.SamplerOptions, name) and name not in _CONVERTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import paceline
 from paceline import cli
 from paceline.cli import app as app_module
-from paceline.cli import options
+from paceline.cli import inputs
 from paceline.cli.app import build_app
 from paceline.cli.chat_command import chat
 from paceline.errors import InvalidParams, ModelLoadError
@@ -192,7 +192,7 @@ def test_an_unknown_option_names_the_way_out(args: list[str], hint: str, rich_he
 )
 def test_a_missing_argument_is_the_last_line(monkeypatch: pytest.MonkeyPatch, args: list[str], message: str) -> None:
     """After the usage at most, not after a page of help, on a terminal as well."""
-    monkeypatch.setattr(options, "stdin_is_redirected", lambda: False)
+    monkeypatch.setattr(inputs, "stdin_is_redirected", lambda: False)
     result = invoke(*args)
     lines = result.stderr.splitlines()
     assert (result.exit_code, result.stdout, lines[-1]) == (2, "", f"Error: {message}")
@@ -212,9 +212,7 @@ def test_help_of_a_command_may_come_first(capfd: pytest.CaptureFixture[str], arg
 def test_the_words_of_a_message_are_joined(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Quotes may be left out, as after `run MODEL`."""
     jobs: list[Any] = []
-    module = importlib.import_module(
-        {"chat": "paceline.cli.chat_command", "generate": "paceline.cli.generate"}[command]
-    )
+    module = importlib.import_module({"chat": "paceline.cli.chat_command", "generate": "paceline.cli.texts"}[command])
     monkeypatch.setattr(module, "_run", lambda job, *_: jobs.append(job))
     assert invoke(command, "hello", "there").exit_code == 0
     assert getattr(jobs[0], {"chat": "message", "generate": "prompt"}[command]) == "hello there"
@@ -339,7 +337,7 @@ def test_ctrl_c_while_stdin_is_read_exits_with_130(monkeypatch: pytest.MonkeyPat
     def interrupted() -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(options, "stdin_text", interrupted)
+    monkeypatch.setattr(inputs, "stdin_text", interrupted)
     assert invoke("generate", "-").exit_code == 130
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from paceline.cli import chat_command
-from paceline.cli.chat_session import stats_line
-from paceline.cli.chat_view import MarkdownView, PlainView, make_view, split_blocks
-from paceline.cli.exit_codes import error_text
+from paceline.cli.chat_command import MarkdownView, PlainView, make_view, split_blocks, stats_line
+from paceline.cli.endings import error_text
 from paceline.cli.terminal import WordWrap
 from paceline.errors import ModelFileNotFound
 from paceline.streaming import Usage
@@ -81,7 +80,7 @@ def test_no_text_is_lost(text: str) -> None:
 def test_streamed_markdown_ends_as_if_it_had_come_at_once(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """However it was cut, and redrawn at every piece; the screen is lower than the text is long."""
     screen = on_terminal(monkeypatch)
-    monkeypatch.setattr("paceline.cli.chat_view._REDRAW_S", 0)
+    monkeypatch.setattr("paceline.cli.chat_command._REDRAW_S", 0)
     view = MarkdownView()
     view.thinking("\nI think.\n")
     for start in range(0, len(TEXT), size):
@@ -97,7 +96,7 @@ def test_streamed_markdown_ends_as_if_it_had_come_at_once(monkeypatch: pytest.Mo
 def test_a_block_longer_than_the_screen_shows_its_end_and_is_whole_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cursor never leaves the screen upwards."""
     screen = on_terminal(monkeypatch)
-    monkeypatch.setattr("paceline.cli.chat_view._REDRAW_S", 0)
+    monkeypatch.setattr("paceline.cli.chat_command._REDRAW_S", 0)
     view = MarkdownView()
     for number in range(40):
         view.content(f"- item {number}\n")

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from paceline.cli.generate import Generated, collect, positions_needed, summary, usage_record
+from paceline.cli.texts import Generated, collect, positions_needed, summary, usage_record
 from paceline.streaming import FinishReason, StreamChunk, Usage
 
 USAGE = Usage(prompt_tokens=100, completion_tokens=11, prefill_s=0.5, decode_s=2.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gguf
 import pytest
 
-from paceline.cli.info import _FILE_TYPES, _number, _window
+from paceline.cli.model_commands import _FILE_TYPES, _number, _window
 
 
 def test_file_types_have_the_names_of_the_format() -> None:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from paceline.cli.interrupt import StopSignal, run
+from paceline.cli.endings import StopSignal, run
 from paceline.errors import Aborted
 
 

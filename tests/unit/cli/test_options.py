@@ -13,9 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from paceline import SamplingParams
-from paceline.cli import options
+from paceline.cli import inputs, options
 from paceline.cli.app import build_app
-from paceline.cli.options import read_sampling
+from paceline.cli.inputs import read_sampling
 from paceline.errors import InvalidParams
 from paceline.server.flags.flag import Store
 from paceline.server.flags.table import GROUPS
@@ -32,42 +32,42 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 def test_stdin_loses_one_line_break_at_its_end(monkeypatch: pytest.MonkeyPatch, data: bytes, text: str) -> None:
     """`echo` adds a line break; everything else stays."""
     stdin(monkeypatch, data)
-    assert options.argument_or_stdin("PROMPT", "-") == text
+    assert inputs.argument_or_stdin("PROMPT", "-") == text
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the byte and where it is."""
     stdin(monkeypatch, b"ab\xff")
     with pytest.raises(InvalidParams, match="stdin is not UTF-8: byte 0xff at offset 2"):
-        options.stdin_text()
+        inputs.stdin_text()
 
 
 def test_a_closed_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without stdin gets an error that names it."""
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InvalidParams, match="closed"):
-        options.stdin_text()
+        inputs.stdin_text()
 
 
 def test_an_argument_with_stray_bytes_is_refused() -> None:
     """Python hands them over as surrogates, which are no text."""
-    assert options.text_argument("PROMPT", "é") == "é"
+    assert inputs.text_argument("PROMPT", "é") == "é"
     with pytest.raises(InvalidParams, match="PROMPT is not valid text: character 1"):
-        options.text_argument("PROMPT", "a\udcff")
+        inputs.text_argument("PROMPT", "a\udcff")
 
 
 def test_lines_of_stdin_take_the_place_of_the_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments and lines mix, in order."""
     stdin(monkeypatch, b"one\ntwo\n")
-    assert options.arguments_or_lines("TEXT", ["a", "-", "b"]) == ["a", "one", "two", "b"]
+    assert inputs.arguments_or_lines("TEXT", ["a", "-", "b"]) == ["a", "one", "two", "b"]
 
 
 def test_lines_of_a_redirected_stdin_are_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without arguments; a stdin that has no text is missing text."""
     stdin(monkeypatch, b"one\ntwo\n")
-    assert options.arguments_or_lines("TEXT", None) == ["one", "two"]
+    assert inputs.arguments_or_lines("TEXT", None) == ["one", "two"]
     monkeypatch.setattr(sys, "stdin", None)
-    for read in (options.arguments_or_lines, options.argument_or_stdin):
+    for read in (inputs.arguments_or_lines, inputs.argument_or_stdin):
         with pytest.raises(InvalidParams, match="TEXT is missing"):
             read("TEXT", None)
 
@@ -75,10 +75,10 @@ def test_lines_of_a_redirected_stdin_are_the_texts(monkeypatch: pytest.MonkeyPat
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """The message has the option, the path and the reason."""
     with pytest.raises(InvalidParams, match=r"--grammar-file: cannot read .*none: No such file"):
-        options.text_file("--grammar-file", tmp_path / "none")
+        inputs.text_file("--grammar-file", tmp_path / "none")
     (tmp_path / "some").write_bytes(b"\xff")
     with pytest.raises(InvalidParams, match=r"--grammar-file .*some is not UTF-8"):
-        options.text_file("--grammar-file", tmp_path / "some")
+        inputs.text_file("--grammar-file", tmp_path / "some")
 
 
 def sampling(*args: str, **defaults: Any) -> SamplingParams:
@@ -86,10 +86,10 @@ def sampling(*args: str, **defaults: Any) -> SamplingParams:
     found: list[SamplingParams] = []
     app = typer.Typer()
 
-    @app.command(context_settings={"token_normalize_func": options.usual_name})
+    @app.command(context_settings={"token_normalize_func": inputs.usual_name})
     @options.takes_sampling(**defaults)
     def command(**given: Any) -> None:
-        found.append(options.sampling_params(given))
+        found.append(inputs.sampling_params(given))
 
     result = CliRunner().invoke(app, list(args))
     if isinstance(result.exception, InvalidParams):
@@ -170,7 +170,7 @@ def test_sampling_flags_of_the_server_are_options(command: str) -> None:
     parameters = made.commands[command].params
     names = {name for one in parameters for name in one.opts}
     flags = [one for one in GROUPS["Sampling"] if isinstance(one.action, Store) and "sampling." in one.action.into]
-    known = {name if name in names else f"--{options.usual_name(name[2:])}" for one in flags for name in one.names}
+    known = {name if name in names else f"--{inputs.usual_name(name[2:])}" for one in flags for name in one.names}
     assert known - names == {"--sampler-seq", "--sampling-seq"}
     assert all(one.help.endswith((".", "?")) for one in parameters if one.help)
 

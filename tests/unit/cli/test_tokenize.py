@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.tokenize import _format, _parse_ids, _record, _shown
+from paceline.cli.texts import _format, _parse_ids, _shown_bytes, _token_record
 from paceline.errors import InvalidParams
 
 
@@ -23,13 +23,13 @@ from paceline.errors import InvalidParams
 )
 def test_everything_in_a_piece_can_be_seen(data: bytes, shown: str) -> None:
     """Text is shown as it is, and what has no look of its own is escaped."""
-    assert _shown(data) == shown
+    assert _shown_bytes(data) == shown
 
 
 def test_a_record_has_no_text_where_bytes_are_none() -> None:
     """Half a character is bytes, not a wrong text."""
-    assert _record(5, b"\xc3\xa9") == {"id": 5, "text": "é", "bytes": [0xC3, 0xA9]}
-    assert _record(6, b"\xc3") == {"id": 6, "text": None, "bytes": [0xC3]}
+    assert _token_record(5, b"\xc3\xa9") == {"id": 5, "text": "é", "bytes": [0xC3, 0xA9]}
+    assert _token_record(6, b"\xc3") == {"id": 6, "text": None, "bytes": [0xC3]}
 
 
 @pytest.mark.parametrize("text", ["1 2 3", "1,2,3", "[1, 2, 3]", " 1\n2\n3\n"])

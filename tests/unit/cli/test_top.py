@@ -9,9 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from paceline.cli.top_screen import TopPicture
-from paceline.cli.top_sources import LocalEvents, ServerEvents, read_events
-from paceline.cli.top_state import TopState
+from paceline.cli.screen import TopPicture, TopState
+from paceline.cli.watch import LocalEvents, ServerEvents, read_events
 from paceline.errors import EngineError, InvalidParams
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions

@@ -1,10 +1,9 @@
-"""`paceline trace show`: figures on stdout, a picture in a file, errors in one line."""
+"""`paceline trace show`: figures on stdout, errors in one line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 from tests.unit.observability.recorded import busy, two_requests
@@ -50,15 +49,6 @@ def test_show_prints_embeddings_and_preemptions(tmp_path: Path) -> None:
     assert "30 (10 error, 10 cancelled, 10 stop)" in text
 
 
-def test_show_writes_the_picture(path: Path) -> None:
-    """The picture has the given width, and the summary is printed too."""
-    result = invoke("show", path, "-o", path.parent / "out.svg", "--width", 700)
-    assert result.exit_code == 0 and "4 in 0.051 s" in result.stdout
-    root = ET.fromstring((path.parent / "out.svg").read_text(encoding="utf-8"))
-    assert root.get("width") == "700"
-    assert any(each.text == "run.jsonl" for each in root.iter("{http://www.w3.org/2000/svg}text"))
-
-
 def test_a_truncated_trace_is_shown_with_a_note(path: Path) -> None:
     """A note on stderr reports an incomplete last line, and the summary is printed."""
     path.write_bytes(path.read_bytes()[:-9])
@@ -68,23 +58,22 @@ def test_a_truncated_trace_is_shown_with_a_note(path: Path) -> None:
 
 
 def test_what_is_no_trace_is_one_line_and_exit_1(tmp_path: Path) -> None:
-    """A file that is not a trace is an error, and no picture is written."""
+    """A file that is not a trace is an error, and no page is written."""
     (tmp_path / "model.gguf").write_bytes(b"GGUF\n")
-    result = invoke("show", tmp_path / "model.gguf", "-o", tmp_path / "out.svg")
+    result = invoke("show", tmp_path / "model.gguf", "--html", tmp_path / "out.html")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("Error: ") and result.stderr.endswith("model.gguf, line 1: not valid JSON\n")
-    assert not (tmp_path / "out.svg").exists()
+    assert not (tmp_path / "out.html").exists()
 
 
-def test_files_that_cannot_be_read_or_written_are_one_line(path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(path: Path) -> None:
     """The error has the path and the reason, and no summary is printed."""
-    for args in (["show", path.parent / "nothing"], ["show", path, "-o", path.parent / "no" / "out.svg"]):
-        result = invoke(*args)
-        assert (result.exit_code, result.stdout) == (1, "")
-        assert result.stderr == f"Error: {args[-1]}: No such file or directory\n"
+    result = invoke("show", path.parent / "nothing")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: {path.parent / 'nothing'}: No such file or directory\n"
 
 
-@pytest.mark.parametrize("args", [["draw"], ["show"], ["show", "a", "--width", "10"], ["show", "a", "b"]])
+@pytest.mark.parametrize("args", [["draw"], ["show"], ["show", "a", "--width"], ["show", "a", "b"]])
 def test_wrong_usage_exits_with_2(args: list[str]) -> None:
     """A usage error exits with 2 before any file is read."""
     result = invoke(*args)
@@ -96,4 +85,4 @@ def test_help_names_the_command() -> None:
     """The help is plain text and lists the command."""
     text = invoke("--help").stdout
     assert text.isascii() and "show" in text
-    assert "--width" in invoke("show", "--help").stdout
+    assert "--html" in invoke("show", "--help").stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.observability.recorded import busy, two_requests
 
-from paceline.cli.trace_summary import quantile, seconds, summarize, totals
+from paceline.cli.trace import quantile, seconds, summarize, totals
 from paceline.observability.trace_events import Paused, Trace
 from paceline.streaming.chunk import FinishReason
 

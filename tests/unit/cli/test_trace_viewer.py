@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.app import build_app
-from paceline.cli.trace_viewer import PLACE, viewer_data, viewer_html
+from paceline.cli.trace import PLACE, viewer_data, viewer_html
 from paceline.errors import Unsupported
 from paceline.observability.trace_events import Trace
 from paceline.observability.trace_file import TraceRecorder, read_trace
@@ -83,7 +83,7 @@ def test_a_viewer_without_a_place_for_data_is_refused() -> None:
 def test_the_command_writes_the_viewer_or_says_what_is_missing(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the page was not built there still is the picture."""
+    """Without the built page the error says how to build it."""
     monkeypatch.setattr(web_page, "built_folder", lambda: tmp_path / "webui")
     out = tmp_path / "out.html"
     arguments = ["trace", "show", str(recorded), "--html", str(out)]

@@ -22,7 +22,7 @@ from tests.faulty_backend import HIDDEN_POISON, POISON
 from tests.possessions import Possessions, is_gone
 from tests.running_engine import LONG_S
 
-from paceline.cli.trace_layout import arrange
+from paceline.cli.trace import stays_of
 from paceline.engine.worker import worker_engine
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
@@ -377,8 +377,7 @@ def test_a_trace_is_whole_over_a_death_of_the_worker(tmp_path: Path) -> None:
     assert sum(row.num_new for tick in ticks for row in tick.rows) >= 6000
     assert [tick.start_s for tick in ticks] == sorted(tick.start_s for tick in ticks)
     assert 0 < ticks[0].start_s < ticks[-1].start_s < LONG_S
-    layout = arrange(trace, 100)
-    assert {stay.ending for stay in layout.stays} == {"preempted", "ended"}
+    assert {stay.ending for stay in stays_of(trace)} == {"preempted", "ended"}
 
 
 def test_a_trace_ends_with_what_ended_last(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from paceline.chat.conversation import MAX_MESSAGES, MAX_TOOL_CALLS, OmittedAtta
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media import Image
 from paceline.params import SamplingParams
+from paceline.sampling_table import names_in
 from paceline.server.dialects.request_body import FieldRules, RequestBody, cap_warnings, check_fields, without_fractions
 from paceline.server.dialects.request_fields import check_sampling_field, enforceable, without_empty_texts
 from paceline.server.media_input.request_media import RequestMedia
@@ -115,17 +116,7 @@ OLLAMA_DEFAULTS: Mapping[str, Any] = {
     "max_tokens": None,
 }
 
-_FIELDS: Mapping[str, str] = {
-    "num_predict": "max_tokens",
-    "repeat_last_n": "penalty_last_n",
-    **{
-        name: name
-        for name in (
-            "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty",
-            "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "seed", "stop",
-        )
-    },
-}  # fmt: skip
+_FIELDS: Mapping[str, str] = names_in("ollama")
 """Options by the names that `SamplingParams` has for them."""
 
 _WITHOUT_EFFECT = (

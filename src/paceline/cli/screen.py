@@ -1,9 +1,10 @@
-"""The picture of `paceline top`: slots, last ticks, shared prefixes, memory and latencies, as large as the terminal."""
+"""What an engine does, as a picture in the terminal: slots, last ticks, shared prefixes, memory and latencies."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -12,7 +13,38 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli import terminal
-from paceline.cli.top_state import Members, TopState
+
+_MOST_COLUMNS: Final = 1024
+
+Members = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class TopState:
+    """The members of the latest snapshot with all updates since. columns: the last ticks; is_over: the stream has ended."""
+
+    members: dict[str, Any] = field(default_factory=dict)
+    columns: deque[Members] = field(default_factory=lambda: deque(maxlen=_MOST_COLUMNS))
+    is_over: bool = False
+
+    def take(self, name: str, members: Members) -> None:
+        """Take in an event."""
+        if name == "end":
+            self.is_over = True
+            return
+        if name == "snapshot":
+            self.members = {}
+            self.columns.clear()
+        rest = dict(members)
+        self.columns.extend(rest.pop("ticks", ()))
+        rest.pop("marks", None)
+        self.members |= rest
+
+    def get(self, name: str) -> Any:
+        """Return a member that is an object; an empty one before it came."""
+        found = self.members.get(name)
+        return {} if found is None else found
+
 
 _STATES: Final = {"prefilling": "cyan", "decoding": "green", "paused": "yellow"}
 _ALIVE: Final = {"idle": "green", "ticking": "green", "starting": "yellow", "sleeping": "blue"}

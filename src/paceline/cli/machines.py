@@ -1,4 +1,4 @@
-"""`paceline rpc-serve`: lends the devices of this machine to engines on other hosts. Flags as of llama.cpp's rpc-server."""
+"""Commands for several machines: `paceline rpc-serve` lends devices, `paceline cluster serve` serves models on Ray Serve."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import typer
+
+from paceline import validation
 from paceline.cli import terminal
-from paceline.cli.exit_codes import INTERRUPTED
-from paceline.cli.options import VerboseOption, running, text_argument
+from paceline.cli.endings import INTERRUPTED
+from paceline.cli.inputs import text_argument
+from paceline.cli.options import VerboseOption, running
+from paceline.errors import Unsupported
 
 if TYPE_CHECKING:
     from paceline.runtime import Device
+
 
 DEFAULT_PORT: Final = 50052  # of llama.cpp's rpc-server
 _LOG_S: Final = 0.2
@@ -122,3 +128,56 @@ def _log_to_stderr(verbose: bool) -> None:
     handler.setFormatter(terminal.LogLines())
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+
+
+cluster_commands = typer.Typer(help="Serve models from several replicas, on Ray Serve.", no_args_is_help=True)
+
+
+@cluster_commands.callback()
+def _group() -> None:
+    """Keep `serve` a command of a group, of which it is the only one."""
+
+
+@cluster_commands.command()
+def serve(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file with [cluster], [server] and [models.NAME].", metavar="FILE")
+    ],
+    check: Annotated[bool, typer.Option("--check", help="Check the file, and start nothing.")] = False,
+) -> None:
+    """Serve the models of a file over HTTP: the routes and keys of `paceline serve`, over replicas that Ray keeps running."""
+    from paceline.ray_serve.cluster_config import read_cluster_config
+
+    found = read_cluster_config(config)
+    for note in found.notes:
+        terminal.note(f"Note: {note}")
+    if check:
+        terminal.write("".join(f"{_line(one)}\n" for one in found.models))
+        return
+    try:
+        from paceline.ray_serve import deploy
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            f"paceline cluster needs Ray Serve, which is not installed: pip install 'paceline[ray]' ({error})"
+        ) from None
+    stop = threading.Event()
+
+    def note_ready() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):  # now: Ray has set handlers of its own
+            signal.signal(number, lambda *_: stop.set())
+        options = found.options
+        url = f"http://{options.host}:{options.port}{options.route_prefix}"
+        terminal.note(f"{_names(found.models)} served on {url}")
+
+    data = validation.read_file(config, validation.MAX_CONFIG_BYTES)
+    deploy.serve_until(stop, config, data, found, note_ready)
+
+
+def _names(models: Any) -> str:
+    names = [one.name for one in models]
+    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names)} are"
+
+
+def _line(model: Any) -> str:
+    replicas = model.replicas
+    return f"{model.name}: {model.source.model or 'the demo model'}, {replicas.min} to {replicas.max} replicas"

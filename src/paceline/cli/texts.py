@@ -1,4 +1,4 @@
-"""`paceline generate`: continues a text."""
+"""`paceline generate`, `tokenize` and `embed`: a text to more text, to tokens, or to a vector."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from paceline.cli import terminal
-from paceline.cli.image_options import (
+from paceline.cli.endings import StopSignal, run
+from paceline.cli.inputs import argument_or_stdin, arguments_or_lines, given_text, missing, sampling_params
+from paceline.cli.options import (
     AudioFiles,
+    ContextSize,
+    DeviceOption,
+    FileOption,
+    GpuLayersOption,
     ImageFiles,
     ImageMaxTokens,
     ImageMinTokens,
     ImageOptions,
-    Mmproj,
-    NoMmproj,
-    NoMmprojOffload,
-)
-from paceline.cli.interrupt import StopSignal, run
-from paceline.cli.options import (
-    DeviceOption,
-    FileOption,
-    GpuLayersOption,
     LoraOption,
+    Mmproj,
     ModelChoice,
     ModelOption,
+    NoMmproj,
+    NoMmprojOffload,
     ParseSpecialOption,
     PromptOption,
     RpcOption,
@@ -38,12 +40,10 @@ from paceline.cli.options import (
     VerboseOption,
     advising_flags,
     engine_model,
-    given_text,
     load,
     lora_adapters,
-    missing,
-    running,
-    sampling_params,
+    making_vectors,
+    reading_text,
     showing,
     takes_sampling,
 )
@@ -51,10 +51,16 @@ from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from paceline.engine.prompts import Segments
     from paceline.llm import LLM
-    from paceline.runtime import Model
+    from paceline.runtime import Embedder, Model, Tokenizer
     from paceline.streaming import StreamChunk, Usage
+
+    Vectors = list[npt.NDArray[np.float32]]
+
 
 _PROMPT_HELP = "Text to continue. A text sent to stdin by a pipe follows it or takes its place."
 
@@ -84,17 +90,6 @@ class GenerateJob:
 
 
 Prompt = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP, show_default=False)]
-ContextSize = Annotated[
-    int | None,
-    running(
-        "--ctx-size",
-        "-c",
-        metavar="N",
-        min=1,
-        help="Size of the context in tokens: prompt and generated text together.",
-        show_default="what the model was trained with, as memory allows",
-    ),
-]
 Echo = Annotated[bool | None, showing(help="Show the prompt first.", show_default="on a terminal")]
 Special = Annotated[bool, showing("--special", help="Show the control tokens that the model generates.")]
 AsJson = Annotated[bool, showing("--json", help="Write one JSON object at the end in place of streamed text.")]
@@ -255,14 +250,14 @@ def _generate(llm: LLM, job: GenerateJob, prompt: list[int] | Segments, interrup
 def _finish(job: GenerateJob, generated: Generated, load_s: float) -> None:
     seed = -1 if job.params.seed is None else job.params.seed
     if job.showing.as_json:
-        terminal.write(_as_json(generated, usage_record(generated, load_s=load_s), seed))
+        terminal.write(_generated_json(generated, usage_record(generated, load_s=load_s), seed))
     elif not generated.text.endswith("\n"):
         terminal.write("\n")
     if not job.showing.quiet:
         terminal.note(summary(generated, load_s=load_s, seed=seed))
 
 
-def _as_json(generated: Generated, counts: dict[str, float | int | None], seed: int) -> str:
+def _generated_json(generated: Generated, counts: dict[str, float | int | None], seed: int) -> str:
     record = {
         "text": generated.text,
         "token_ids": generated.token_ids,
@@ -358,3 +353,225 @@ def usage_record(generated: Generated, *, load_s: float) -> dict[str, float | in
 def positions_needed(prompt: Sequence[int], max_tokens: int | None) -> int:
     """Return the positions of the prompt and a completion of full length; without a limit, of one token."""
     return len(prompt) + (1 if max_tokens is None else max_tokens)
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+def tokenize(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT", help="Text, or with --decode token ids; without it, the text of stdin.", show_default=False
+        ),
+    ] = None,
+    *,
+    model: ModelOption = None,
+    no_special: Annotated[bool, reading_text("--no-special", help="Add no tokens for beginning and end.")] = False,
+    parse_special: ParseSpecialOption = False,
+    decode: Annotated[bool, reading_text("--decode", help="Convert token ids to text.")] = False,
+    ids: Annotated[bool, showing("--ids", help="Write the ids only, on one line.")] = False,
+    pieces: Annotated[bool, showing("--pieces", help="Write the pieces only, one a line.")] = False,
+    count: Annotated[bool, showing("--count", help="Write the number of tokens only.")] = False,
+    as_json: Annotated[bool, showing("--json", help="One JSON object.")] = False,
+) -> None:
+    r"""Show the tokens of a text: the id and the piece of text of each, one a line.
+
+    Pieces are quoted; bytes that are no text on their own are shown as \xNN. Only the model's vocabulary is loaded.
+    """
+    show = _format(decode=decode, ids=ids, pieces=pieces, count=count, as_json=as_json)
+    given = argument_or_stdin("TEXT", text)
+    wanted = _parse_ids(given) if decode else None
+
+    def work(stop: StopSignal) -> None:
+        tokenizer = load(ModelChoice(path=model, vocab_only=True, show_progress=False), stop).model.tokenizer
+        if wanted is not None:
+            terminal.write(_with_line_end(tokenizer.decode(wanted, special=parse_special)))
+            return
+        found = tokenizer.encode(given, add_special=not no_special, parse_special=parse_special)
+        terminal.write(show(tokenizer, found))
+
+    run(work)
+
+
+Format = Callable[["Tokenizer", list[int]], str]
+
+
+def _format(**wanted: bool) -> Format:
+    """Return the requested form of output. Raise `InvalidParams` for more than one."""
+    chosen = ["--json" if name == "as_json" else f"--{name}" for name, given in wanted.items() if given]
+    if len(chosen) > 1:
+        raise InvalidParams(f"{' and '.join(chosen)} exclude each other; choose one")
+    formats: dict[str, Format] = {
+        "--ids": lambda _, ids: " ".join(map(str, ids)) + "\n",
+        "--count": lambda _, ids: f"{len(ids)}\n",
+        "--pieces": lambda tokenizer, ids: "".join(f"{_shown_bytes(tokenizer.token_bytes(token))}\n" for token in ids),
+        "--json": _tokens_json,
+    }
+    return formats.get(chosen[0], _token_lines) if chosen else _token_lines
+
+
+def _token_lines(tokenizer: Tokenizer, ids: list[int]) -> str:
+    width = len(str(tokenizer.n_vocab - 1))
+    return "".join(f"{token:>{width}}  {_shown_bytes(tokenizer.token_bytes(token))}\n" for token in ids)
+
+
+def _tokens_json(tokenizer: Tokenizer, ids: list[int]) -> str:
+    tokens = [_token_record(token, tokenizer.token_bytes(token)) for token in ids]
+    return json.dumps({"count": len(ids), "ids": ids, "tokens": tokens}, ensure_ascii=False) + "\n"
+
+
+def _token_record(token: int, data: bytes) -> dict[str, object]:
+    """Return a token as JSON; its text is null if its bytes are no text on their own."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {"id": token, "text": text, "bytes": list(data)}
+
+
+def _shown_bytes(data: bytes) -> str:
+    """Quote bytes for people: text as it is, everything invisible escaped."""
+    text = data.decode("utf-8", "surrogateescape").translate(_ESCAPES)
+    return (
+        '"' + "".join(character if character.isprintable() else _escaped_bytes(character) for character in text) + '"'
+    )
+
+
+def _escaped_bytes(character: str) -> str:
+    raw = character.encode("utf-8", "surrogateescape")
+    return "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _parse_ids(text: str) -> list[int]:
+    words = text.replace(",", " ").replace("[", " ").replace("]", " ").split()
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        raise InvalidParams(f"--decode takes token ids as whole numbers, not {text[:40]!r}") from None
+
+
+def _with_line_end(text: str) -> str:
+    return text if text.endswith("\n") else text + "\n"
+
+
+_PREVIEW_VALUES = 4
+_PREVIEW_TEXT = 32
+
+
+class PoolingName(StrEnum):
+    """How the tokens' vectors become one."""
+
+    MEAN = "mean"
+    CLS = "cls"
+    LAST = "last"
+    RANK = "rank"
+    NONE = "none"
+
+
+class NormalizationName(StrEnum):
+    """What is done to the length of a vector."""
+
+    L2 = "l2"
+    MAX_ABS = "max_abs"
+    NONE = "none"
+
+
+def embed(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT", help='Texts; "-" stands for the lines of stdin, as no text does.', show_default=False
+        ),
+    ] = None,
+    *,
+    model: ModelOption = None,
+    n_gpu_layers: GpuLayersOption = None,
+    device: DeviceOption = None,
+    pooling: Annotated[
+        PoolingName | None,
+        making_vectors(
+            help="How the vectors of the tokens become one vector; none keeps a vector for each token.",
+            show_default="what the model was made for, or mean",
+        ),
+    ] = None,
+    normalize: Annotated[
+        NormalizationName, making_vectors(help="Length 1 (l2), greatest component 1 (max_abs), or as they are.")
+    ] = NormalizationName.L2,
+    threads: ThreadsOption = None,
+    verbose: VerboseOption = False,
+    as_json: Annotated[bool, showing("--json", help="One JSON object a text, also on a terminal.")] = False,
+    npy: Annotated[
+        Path | None,
+        showing(metavar="FILE", help="Write a NumPy array, float32 (texts, dimension), instead.", show_default=False),
+    ] = None,
+) -> None:
+    """Turn texts into vectors. On a terminal a preview is shown, else a JSON object a text, one a line."""
+    if npy is not None and as_json:
+        raise InvalidParams("--json and --npy exclude each other; choose one")
+    if npy is not None and pooling is PoolingName.NONE:
+        raise InvalidParams("--npy needs one vector for each text, and --pooling none gives one for each token")
+    given = arguments_or_lines("TEXT", texts)
+    choice = ModelChoice(path=model, n_gpu_layers=n_gpu_layers, devices=device, verbose=verbose)
+
+    def work(stop: StopSignal) -> Vectors:
+        from paceline.runtime import Embedder
+
+        loaded = load(choice, stop).model
+        wanted: Any = None if pooling is None else pooling.value
+        with Embedder(loaded, pooling=wanted, n_threads=threads) as embedder, stop.aborting(embedder.abort):
+            return _embedded(embedder, given, normalize.value)
+
+    vectors = run(work)
+    if npy is not None:
+        _save(npy, vectors)
+    elif as_json or not terminal.is_terminal(sys.stdout):
+        _write_json(given, vectors)
+    else:
+        _write_preview(given, vectors)
+
+
+def _embedded(embedder: Embedder, texts: list[str], normalize: Any) -> Vectors:
+    if embedder.pooling == "none":
+        return embedder.embed_tokens(texts, normalize=normalize)
+    return list(embedder.embed(texts, normalize=normalize))
+
+
+def _save(path: Path, vectors: Vectors) -> None:
+    import numpy as np
+
+    with path.open("wb") as file:  # np.save would add .npy to a name that lacks it
+        np.save(file, np.stack(vectors))
+
+
+def _write_json(texts: list[str], vectors: Vectors) -> None:
+    for index, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
+        line = {"index": index, "text": text, "embedding": _plain(vector)}
+        terminal.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _plain(vector: npt.NDArray[np.float32]) -> list[Any]:
+    """Convert to lists of numbers with the digits that single precision has."""
+    if vector.ndim > 1:
+        return [_plain(row) for row in vector]
+    return [float(str(value)) for value in vector]
+
+
+def _write_preview(texts: list[str], vectors: Vectors) -> None:
+    for text, vector in zip(texts, vectors, strict=True):
+        terminal.write(_shortened(text), style="cyan")
+        terminal.write("".join(f"\n  {line}" for line in _preview(vector)) + "\n")
+
+
+def _preview(vector: npt.NDArray[np.float32]) -> Iterator[str]:
+    import numpy as np
+
+    for row in np.atleast_2d(vector):
+        values = " ".join(f"{value:+.4f}" for value in row[:_PREVIEW_VALUES])
+        more = " ..." if len(row) > _PREVIEW_VALUES else ""
+        yield f"{len(row)} numbers, norm {cast(float, np.linalg.norm(row)):.4f}: {values}{more}"
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _PREVIEW_TEXT else line[: _PREVIEW_TEXT - 3] + "..."

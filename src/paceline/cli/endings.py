@@ -1,8 +1,8 @@
-"""Ctrl-C that takes effect while the compiled core computes.
+"""How commands end: exit codes, one line on stderr for an error, and Ctrl-C that takes effect while the compiled core computes.
 
-Python runs a signal's handler only between steps of the main thread, and one forward pass can take seconds. So the
-work runs on a thread of its own, and the main thread waits for it and for Ctrl-C: the first asks the work to stop, the
-second ends the process where it stands.
+Python runs a signal handler only between steps of the main thread, and one forward pass can take seconds. So the work runs on a
+thread of its own, and the main thread waits for it and for Ctrl-C. The first Ctrl-C asks the work to stop, the second one ends
+the process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,42 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from paceline.cli import terminal
-from paceline.errors import Aborted
+from paceline.errors import Aborted, InvalidParams, PacelineError
+
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+INTERRUPTED: Final = 130
+READER_GONE: Final = 141
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error as one line: of an `OSError` the file and the reason, without its number."""
+    if isinstance(error, PacelineError) or not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def report(error: BaseException) -> int | None:
+    """Report what a command raised, and return its exit code; None for an error that keeps its traceback."""
+    match error:
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case PacelineError():
+            terminal.report(str(error))
+            return WRONG_USAGE if isinstance(error, InvalidParams) else FAILED
+        case BrokenPipeError():
+            terminal.abandon_output()
+            return READER_GONE
+        case OSError():
+            terminal.abandon_output()
+            place = f"{error.filename}" if error.filename else "cannot write to stdout"
+            terminal.report(f"{place}: {error.strerror or error}")
+            return FAILED
+    return None
+
 
 T = TypeVar("T")
 

@@ -1,0 +1,197 @@
+"""The table of sampling parameters: range, flags, options, names over HTTP and place on the web page of each.
+
+`SamplingParams` has the same parameters as fields, with types, defaults and the sentences that describe them. A new parameter is
+a field there, a row here, and for the drawing of tokens an option of the native sampler. Checks, the flags of `paceline serve`,
+the options of `paceline generate` and `chat`, the fields of HTTP bodies and the sliders of the page are made of the two.
+Standard library only; imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["number", "integer", "boolean", "text", "texts", "json", "object"]
+Group = Literal["Length", "Sampling", "Penalties", "Output"]
+Api = Literal["llama_server", "ollama"]
+
+INT32: Final = 2**31 - 1
+LARGE: Final = 1e6  # greater numbers have no meaning here, and 32-bit arithmetic begins to fail
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A sampling parameter.
+
+    Attributes:
+        name: The field of `SamplingParams`.
+        kind: The kind of its values. Only programs can set an "object".
+        low: The least value of a number.
+        high: The greatest value of a number.
+        group: The heading under which command lines and the page list it; None: they do not have it.
+        flags: The names of the flag of `paceline serve`, separated by spaces; empty: there is no flag. The first long name is the
+            key in config files. The other command lines take these names too.
+        env: llama-server's environment variable.
+        file_flags: The names of the flag that reads the value from a file.
+        metavar: The name of the value in help texts; None: the usual name of the kind.
+        help: The sentence of flags and options; empty: that of the field.
+        label: Its name on the page; empty: the page does not have it.
+        slider: Least value, greatest value and step on the page, if they differ from the range.
+        step: The step on the page.
+        choices: The only values.
+        apis: The APIs whose bodies have it, "llama_server" and "ollama", separated by spaces; a name of its own follows a colon.
+        gguf: Its key in a model file, after general.sampling.
+        ours: Whether llama-server does not have the flag.
+        is_optional: Whether None is a value of its own, as an error says.
+    """
+
+    name: str
+    kind: Kind
+    low: float | None = None
+    high: float | None = None
+    group: Group | None = None
+    flags: str = ""
+    env: str | None = None
+    file_flags: str = ""
+    metavar: str | None = None
+    help: str = ""
+    label: str = ""
+    slider: tuple[float, float] | None = None
+    step: float | None = None
+    choices: tuple[int, ...] | None = None
+    apis: str = ""
+    gguf: str = ""
+    ours: bool = False
+    is_optional: bool = False
+
+    @property
+    def option(self) -> str:
+        """The long name of the option of `paceline generate`."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether a flag or option may be repeated."""
+        return self.kind == "texts" or self.name == "logit_bias"
+
+    def name_in(self, api: Api) -> str:
+        """Return its name in the bodies of an API; empty if they do not have it."""
+        for entry in self.apis.split():
+            of_api, _, name = entry.partition(":")
+            if of_api == api:
+                return name or self.name
+        return ""
+
+
+_LLAMA, _BOTH = "llama_server", "llama_server ollama"
+_ENV = "LLAMA_ARG_"
+
+# The table is laid out by hand. Help, flags.md and the page list the parameters in this order.
+# fmt: off
+PARAMETERS: Final[tuple[Parameter, ...]] = (
+    Parameter("max_tokens", "integer", 0, INT32, "Length", "-n --predict --n-predict", _ENV + "N_PREDICT",
+              help="Maximum of tokens to generate; -1: until the context is full.", label="Most tokens", step=1,
+              apis="ollama:num_predict", is_optional=True),
+    Parameter("min_tokens", "integer", 0, INT32, "Length",
+              help="Minimum of tokens to generate before the model may end."),
+    Parameter("stop", "texts", group="Length", flags="-r --reverse-prompt", metavar="TEXT", label="Stop texts", apis="ollama",
+              help="Stop when the model generates this text, which is left out; may be repeated."),
+    Parameter("ignore_eos", "boolean", group="Length", flags="--ignore-eos", label="Ignore the end",
+              help="Go on after the model's end-of-generation token.", apis=_LLAMA),
+    Parameter("temperature", "number", 0, LARGE, "Sampling", "--temp --temperature", _ENV + "TEMPERATURE",
+              label="Temperature", slider=(0, 2), step=0.05, gguf="temp", apis=_BOTH),
+    Parameter("top_p", "number", 0, 1, "Sampling", "--top-p", _ENV + "TOP_P",
+              label="Top p", step=0.01, gguf="top_p", apis=_BOTH),
+    Parameter("top_k", "integer", -1, INT32, "Sampling", "--top-k", _ENV + "TOP_K",
+              label="Top k", slider=(0, INT32), step=1, gguf="top_k", apis=_BOTH),
+    Parameter("min_p", "number", 0, 1, "Sampling", "--min-p", _ENV + "MIN_P",
+              label="Min p", step=0.01, gguf="min_p", apis=_BOTH),
+    Parameter("typical_p", "number", 0, 1, "Sampling", "--typical --typical-p",
+              label="Typical p", step=0.01, apis=_BOTH),
+    Parameter("top_n_sigma", "number", -1, LARGE, "Sampling", "--top-nsigma --top-n-sigma",
+              label="Top n sigma", step=0.1, apis=_LLAMA),
+    Parameter("xtc_probability", "number", 0, 1, "Sampling", "--xtc-probability",
+              label="XTC probability", step=0.01, gguf="xtc_probability", apis=_LLAMA),
+    Parameter("xtc_threshold", "number", 0, 1, "Sampling", "--xtc-threshold",
+              label="XTC threshold", step=0.01, gguf="xtc_threshold", apis=_LLAMA),
+    Parameter("dynatemp_range", "number", 0, LARGE, "Sampling", "--dynatemp-range",
+              label="Dynamic temperature", step=0.05, apis=_LLAMA),
+    Parameter("dynatemp_exponent", "number", 0, LARGE, "Sampling", "--dynatemp-exp",
+              label="Its exponent", step=0.05, apis=_LLAMA),
+    Parameter("mirostat", "integer", 0, 2, "Sampling", "--mirostat",
+              label="Mirostat", step=1, choices=(0, 1, 2), gguf="mirostat", apis=_BOTH),
+    Parameter("mirostat_tau", "number", 0, LARGE, "Sampling", "--mirostat-ent",
+              label="Mirostat entropy", step=0.1, gguf="mirostat_tau", apis=_BOTH),
+    Parameter("mirostat_eta", "number", 0, LARGE, "Sampling", "--mirostat-lr",
+              label="Mirostat rate", step=0.01, gguf="mirostat_eta", apis=_BOTH),
+    Parameter("adaptive_target", "number", -1, 1, "Sampling", "--adaptive-target",
+              label="Adaptive target", step=0.01, apis=_LLAMA),
+    Parameter("adaptive_decay", "number", 0, 0.99, "Sampling", "--adaptive-decay",
+              label="Adaptive decay", step=0.01, apis=_LLAMA),
+    Parameter("seed", "integer", -1, 2**64 - 1, "Sampling", "-s --seed", label="Seed", slider=(0, 2**53), step=1,
+              help="The same seed draws the same tokens; -1 draws a new seed.", apis="ollama"),
+    Parameter("samplers", "text", group="Sampling", flags="--samplers", metavar="NAME;...",
+              help="Names of the samplers to apply, in order, separated by semicolons."),
+    Parameter("logit_bias", "object", group="Sampling", flags="-l --logit-bias", metavar="TOKEN+BIAS",
+              help="Add to the logit of a token id, as 15043+1 or 15043-1; may be repeated."),
+    Parameter("repeat_penalty", "number", 1 / LARGE, LARGE, "Penalties", "--repeat-penalty", _ENV + "REPEAT_PENALTY",
+              label="Repeat penalty", step=0.05, gguf="penalty_repeat", apis=_BOTH),
+    Parameter("penalty_last_n", "integer", -1, INT32, "Penalties", "--repeat-last-n", label="Looks back", step=1,
+              apis="llama_server:repeat_last_n ollama:repeat_last_n", gguf="penalty_last_n"),
+    Parameter("presence_penalty", "number", -LARGE, LARGE, "Penalties", "--presence-penalty", _ENV + "PRESENCE_PENALTY",
+              label="Presence penalty", slider=(-2, 2), step=0.05, apis=_BOTH),
+    Parameter("frequency_penalty", "number", -LARGE, LARGE, "Penalties", "--frequency-penalty", _ENV + "FREQUENCY_PENALTY",
+              label="Frequency penalty", slider=(-2, 2), step=0.05, apis=_BOTH),
+    Parameter("dry_multiplier", "number", 0, LARGE, "Penalties", "--dry-multiplier",
+              label="DRY multiplier", step=0.05, apis=_LLAMA),
+    Parameter("dry_base", "number", 0, LARGE, "Penalties", "--dry-base",
+              label="DRY base", slider=(1, LARGE), step=0.05, apis=_LLAMA),
+    Parameter("dry_allowed_length", "integer", 0, INT32, "Penalties", "--dry-allowed-length",
+              label="DRY allowed length", step=1, apis=_LLAMA),
+    Parameter("dry_penalty_last_n", "integer", -1, 1_000_000, "Penalties", "--dry-penalty-last-n",
+              label="DRY looks back", step=1, apis=_LLAMA),
+    Parameter("dry_sequence_breakers", "texts", group="Penalties", flags="--dry-sequence-breaker", metavar="TEXT",
+              help="A text at which DRY counts anew, in place of the default ones; may be repeated; none: no text."),
+    Parameter("json_schema", "json", group="Output", flags="-j --json-schema", file_flags="-jf --json-schema-file",
+              metavar="JSON", label="JSON schema", help="Generate only JSON that this JSON schema allows."),
+    Parameter("disable_any_whitespace", "boolean", group="Output", flags="--disable-any-whitespace", ours=True,
+              help="Generate the JSON of a schema without whitespace between its tokens."),
+    Parameter("regex", "text", group="Output", metavar="REGEX", label="Regular expression",
+              help="Generate only text that this regular expression matches."),
+    Parameter("choice", "texts", group="Output", metavar="TEXT",
+              help="Generate one of the texts that are given in this way; may be repeated."),
+    Parameter("lark", "text", group="Output", metavar="LARK", help="Generate only text that this Lark grammar allows."),
+    Parameter("grammar", "text", group="Output", flags="--grammar", file_flags="--grammar-file", metavar="GBNF",
+              label="Grammar", help="Generate only text that this GBNF grammar allows."),
+    Parameter("bad_words", "texts", group="Output", metavar="TEXT",
+              help="A text that the model must not generate; may be repeated."),
+    Parameter("n", "integer", 1, 256),
+    Parameter("logprobs", "integer", 0, 1000, is_optional=True),
+    Parameter("prompt_logprobs", "integer", 0, 1000, is_optional=True),
+    Parameter("echo", "boolean"),
+    Parameter("grammar_lazy", "boolean"),
+    *(
+        Parameter(name, "object")
+        for name in (
+            "stop_token_ids", "logprobs_mode", "grammar_root", "grammar_prefix", "grammar_triggers", "constraint",
+            "call_grammar", "thinking", "logits_processors", "allowed_token_ids",
+        )
+    ),
+)
+# fmt: on
+
+BY_NAME: Final[Mapping[str, Parameter]] = {row.name: row for row in PARAMETERS}
+
+LLAMA_NAMES: Final[Mapping[str, str]] = {
+    name[2:]: row.option[2:]
+    for row in PARAMETERS
+    for name in row.flags.split()
+    if name.startswith("--") and name != row.option
+}
+"""llama.cpp's long names of options that are called otherwise here, without dashes."""
+
+
+def names_in(api: Api) -> dict[str, str]:
+    """Return the parameters in the bodies of an API: their names there, and the fields of `SamplingParams`."""
+    return {row.name_in(api): row.name for row in PARAMETERS if row.name_in(api)}
