@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
@@ -325,11 +325,6 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def is_anthropic_route(path: str) -> bool:
-    """Return whether a path, without the server's prefix, is of Anthropic's API."""
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
-
-
 def ollama_error_body(api_error: ApiError) -> dict[str, Any]:
     """Return Ollama's error object."""
     return {"error": api_error.message}
@@ -340,35 +335,38 @@ def ollama_status(api_error: ApiError) -> int:
     return {429: 503, 501: 400}.get(api_error.status, api_error.status)
 
 
-def is_ollama_route(path: str) -> bool:
-    """Return whether a path, without the server's prefix, is of Ollama's API."""
-    return path == "/api" or path.startswith("/api/")
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """The form in which an API reports errors.
+
+    Attributes:
+        body: Returns the body of a response.
+        status: Returns its status.
+        paths: Paths; they and all paths below have errors of this form, if they have no route. A path that ends with a slash
+            stands for the paths below alone.
+        id_header: The name of a header that repeats X-Request-Id; empty: none.
+    """
+
+    body: Callable[[ApiError], dict[str, Any]]
+    status: Callable[[ApiError], int]
+    paths: tuple[str, ...] = ()
+    id_header: bytes = b""
 
 
-def is_openai_route(path: str) -> bool:
-    """Return whether errors of a path, without the server's prefix, have OpenAI's shape."""
-    is_openai = path in ("/v1", "/responses", "/classify", "/score") or path.startswith(
-        ("/v1/", "/chat/", "/audio/", "/responses/")
-    )
-    return is_openai and not is_anthropic_route(path)
+OPENAI_FORM: Final = ErrorForm(openai_error_body, openai_status, ("/v1", "/chat/", "/audio/", "/responses"))
+ANTHROPIC_FORM: Final = ErrorForm(anthropic_error_body, anthropic_status, ("/v1/messages",), b"request-id")
+OLLAMA_FORM: Final = ErrorForm(ollama_error_body, ollama_status, ("/api",))
+LLAMA_FORM: Final = ErrorForm(llama_error_body, lambda api_error: api_error.status)
 
 
-def _body_and_status(api_error: ApiError, path: str) -> tuple[dict[str, Any], int]:
-    if is_anthropic_route(path):
-        return anthropic_error_body(api_error), anthropic_status(api_error)
-    if is_ollama_route(path):
-        return ollama_error_body(api_error), ollama_status(api_error)
-    if is_openai_route(path):
-        return openai_error_body(api_error), openai_status(api_error)
-    return llama_error_body(api_error), api_error.status
-
-
-def error_response(api_error: ApiError, path: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response that reports an error to a request of this path, without the server's prefix."""
-    body, status = _body_and_status(api_error, path)
+def error_body_response(api_error: ApiError, form: ErrorForm, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the response that reports an error in the form of an API."""
     retry = {} if api_error.retry_after_s is None else {"retry-after": str(api_error.retry_after_s)}
     return Response(
-        msgspec.json.encode(body), status, headers={**(headers or {}), **retry}, media_type="application/json"
+        msgspec.json.encode(form.body(api_error)),
+        form.status(api_error),
+        headers={**(headers or {}), **retry},
+        media_type="application/json",
     )
 
 

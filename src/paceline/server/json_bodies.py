@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -35,19 +34,6 @@ class JsonRequest(Request):
             body = await self.body()
             self._decoded = decode_json(body) if len(body) <= _SMALL else await asyncio.to_thread(decode_json, body)
         return self._decoded
-
-
-class JsonRoute(APIRoute):
-    """A route that reads its body with `JsonRequest`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, called with a `JsonRequest`."""
-        handle = super().get_route_handler()
-
-        async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
-
-        return handle_json
 
 
 def decode_json(body: bytes) -> Any:

@@ -1,28 +1,35 @@
-"""What middleware and routes share of one HTTP request: its context, its route, its disconnection. On the event loop."""
+"""What middleware and routes share of one HTTP request: its context and its disconnection. On the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fastapi import Depends
-from starlette.requests import Request
-from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope
 
 from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, api_error_of_finish
 from paceline.streaming import FinishReason, Usage
 
 if TYPE_CHECKING:
-    from paceline.server.dialects.responses.response_output import ResponseEvents
     from paceline.server.resumable_streams import ResumableStream
 
 _KEY = "paceline.request_context"
-_MAX_KNOWN = 512  # pairs of method and path that are remembered: clients choose paths
-_MAX_KNOWN_PATH = 128  # characters of a path that is remembered
+
+
+class EarlyResponse(Protocol):
+    """The first events of a response whose model is still being loaded."""
+
+    def opening(self) -> bytes:
+        """Return the events that begin the stream, framed."""
+
+    def heartbeat(self) -> bytes:
+        """Return the event that is sent while there is nothing else to send, framed."""
+
+    def failure(self, api_error: ApiError) -> bytes:
+        """Return the last events of a response that failed, framed."""
 
 
 @dataclass(slots=True)
@@ -49,7 +56,7 @@ class RequestContext:
     status: int = 0
     finished: list[tuple[FinishReason, Usage]] = field(default_factory=list)
     resumable_stream: ResumableStream | None = None
-    early_response: ResponseEvents | None = None
+    early_response: EarlyResponse | None = None
     is_discarded: bool = False
     stop_waiting: Callable[[], object] = lambda: None
     waited_s: float = 0.0
@@ -77,24 +84,6 @@ class RequestContext:
         scope[_KEY] = self
 
 
-def check_operator(request: Request) -> None:
-    """Raise `ApiException` (403) if the request's key is a tenant's and not the operator's."""
-    if not RequestContext.of(request.scope).is_operator:
-        raise ApiException(_OPERATOR_ONLY)
-
-
-OPERATOR_ONLY: Final = Depends(check_operator)
-"""The dependency of routes that change the server for all tenants, or show the requests of all."""
-
-_OPERATOR_ONLY: Final = ApiError(
-    403,
-    "permission_error",
-    "operator_key_required",
-    "this request acts on all tenants of the server, and the API key belongs to one of them; send an operator's key, which is "
-    "one of --api-key or --api-key-file",
-)
-
-
 class SpelledHeader(bytes):
     """A header name that is sent as spelled. HTTP ignores its case; uvicorn sends all others in lower case."""
 
@@ -103,33 +92,6 @@ class SpelledHeader(bytes):
     def lower(self) -> SpelledHeader:
         """Return itself: uvicorn calls this before it writes a name."""
         return self
-
-
-def route_path(scope: Scope) -> str:
-    """Return the path without the server's prefix."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    if root and (path == root or path.startswith(root + "/")):
-        return path[len(root) :] or "/"
-    return path
-
-
-class RouteTable:
-    """Routes, and which pairs of method and path they serve."""
-
-    def __init__(self, routes: Sequence[BaseRoute] = ()) -> None:
-        self._routes = routes
-        self._known: dict[tuple[str, str], bool] = {}
-
-    def serves(self, method: str, path: str) -> bool:
-        """Return whether there is a route for this method and this path without the server's prefix."""
-        known = self._known.get((method, path))
-        if known is None:
-            scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
-            known = any(route.matches(scope)[0] is Match.FULL for route in self._routes)
-            if len(self._known) < _MAX_KNOWN and len(path) <= _MAX_KNOWN_PATH:
-                self._known[method, path] = known
-        return known
 
 
 class DisconnectWatcher:

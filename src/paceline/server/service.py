@@ -10,9 +10,9 @@ import gc
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
@@ -63,6 +63,10 @@ _log = logging.getLogger("paceline.server")
 _NO_TEMPLATE = "the model has no chat template; give one, or send a prompt instead of messages"
 _LONGEST_WAIT_S = 10.0  # between attempts to load a model whose file was replaced
 _DEFAULT_BODIES = 4  # bodies of the largest size that fit at once
+
+
+_KEY = "paceline.service"  # a member of a request's scope
+P = TypeVar("P")
 
 
 class Front(Protocol):
@@ -132,6 +136,22 @@ class Service:
         self._model_sampling: dict[str, Any] = {}
         self._chat: ChatFormat | None = None
         self._why_no_chat = _NO_TEMPLATE
+        self._parts: dict[object, Any] = {}
+
+    @staticmethod
+    def of(scope: MutableMapping[str, Any]) -> Service:
+        """Return the service of the model that a request is for."""
+        found: Service = scope[_KEY]
+        return found
+
+    def attach(self, scope: MutableMapping[str, Any]) -> None:
+        """Make this the service of a request."""
+        scope[_KEY] = self
+
+    def part(self, make: Callable[[Service], P]) -> P:
+        """Return what `make` has made of this service, once: state of the routes of an API."""
+        found: P = self._parts[make] if make in self._parts else self._parts.setdefault(make, make(self))
+        return found
 
     # ---- life
 

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -14,8 +14,9 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.request import cache_scope
-from paceline.server.api_errors import ApiError, clean_message, error_response
-from paceline.server.request_context import RequestContext, SpelledHeader, route_path
+from paceline.server.api_errors import ApiError, clean_message
+from paceline.server.request_context import RequestContext, SpelledHeader
+from paceline.server.routes import error_response, facts_of
 from paceline.server.settings import ApiKey, has_tenants
 
 ANY, LOCALHOST = "*", "localhost"
@@ -35,7 +36,7 @@ class RoutePrefix:
         path, prefix = scope["path"], self._prefix
         if path != prefix and not path.startswith(prefix + "/"):
             api_error = ApiError(404, "not_found_error", "not_found", "Not Found")
-            await error_response(api_error, path)(scope, receive, send)
+            await error_response(api_error, scope)(scope, receive, send)
             return
         if path == prefix and scope["method"] in ("GET", "HEAD"):  # the links of the web page are relative
             await RedirectResponse(f"{prefix}/", 308)(scope, receive, send)
@@ -68,8 +69,8 @@ class AllowedHosts:
         if scope["type"] == "http" and not self._allows_any:
             for name, value in scope["headers"]:
                 if name == b"host" and not self._allows(host := _host_name(value.decode("latin-1"))):
-                    path = route_path(scope)
-                    await error_response(_host_not_allowed(host), path, {"connection": "close"})(scope, receive, send)
+                    response = error_response(_host_not_allowed(host), scope, {"connection": "close"})
+                    await response(scope, receive, send)
                     return
         await self._app(scope, receive, send)
 
@@ -224,9 +225,6 @@ def _host_of_page(address: bytes) -> bytes:
     return address.partition(b"://")[2].partition(b"/")[0]
 
 
-PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
-"""Paths whose GET, and with it HEAD, needs no key: they reveal nothing of any request."""
-
 _INVALID_KEY = ApiError(
     401,
     "authentication_error",
@@ -236,18 +234,14 @@ _INVALID_KEY = ApiError(
 
 
 class ApiKeys:
-    """Require one of `keys`, except to read public paths; without keys all requests pass. Sets the key's tenant.
+    """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant.
 
     A key without a tenant is an operator's key. So is each key of a server with a single tenant, and no key at all where none is
     needed.
-
-    is_page: whether a request is for a file of the web page, which is public too: it asks for a key itself.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Sequence[ApiKey], is_page: Callable[[Scope], bool] = lambda _: False
-    ) -> None:
-        self._app, self._is_page = app, is_page
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
+        self._app = app
         self._keys = [(_digest(key.secret.encode()), key.tenant) for key in keys]
         self._has_tenants = has_tenants(keys)
 
@@ -260,7 +254,6 @@ class ApiKeys:
             RequestContext.of(scope).is_operator = True
             await self._app(scope, receive, send)
             return
-        path = route_path(scope)
         found = self._find(_given_key(scope))
         if found is not None:
             context = RequestContext.of(scope)
@@ -269,8 +262,9 @@ class ApiKeys:
             with cache_scope(context.tenant):
                 await self._app(scope, receive, send)
             return
-        if not (scope["method"] == "GET" and path in PUBLIC) and not self._is_page(scope):
-            await error_response(_INVALID_KEY, path, {"www-authenticate": "Bearer"})(scope, receive, send)
+        facts = facts_of(scope)
+        if facts is None or not facts.public:
+            await error_response(_INVALID_KEY, scope, {"www-authenticate": "Bearer"})(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.api_errors import CLIENT_CLOSED, api_error_of, error_response, is_anthropic_route
-from paceline.server.request_context import RequestContext, route_path
+from paceline.server.api_errors import CLIENT_CLOSED, api_error_of
+from paceline.server.request_context import RequestContext
+from paceline.server.routes import error_form_of, error_response
 from paceline.server.server_metrics import OTHER, HttpMetrics
 from paceline.server.settings import ACCESS_LOGGER
 
@@ -42,8 +43,8 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
-                names = [b"x-request-id", *([b"request-id"] if is_anthropic_route(route_path(scope)) else [])]
-                headers = [(name, request_id.encode()) for name in names]
+                names = (b"x-request-id", error_form_of(scope).id_header)
+                headers = [(name, request_id.encode()) for name in names if name]
                 message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
 
@@ -186,7 +187,7 @@ class ErrorBoundary:
             _log.exception("request %s: internal server error", context.request_id)
             if context.status:
                 raise
-            await error_response(api_error_of(error), route_path(scope))(scope, receive, send)
+            await error_response(api_error_of(error), scope)(scope, receive, send)
         finally:
             stream = RequestContext.of(scope).resumable_stream if scope["type"] == "http" else None
             if stream is not None and not stream.is_done:

@@ -8,15 +8,14 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining, error_response
+from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining
 from paceline.server.in_flight import ByteBudget, ByteReservation, InFlight
 from paceline.server.middleware.content_encoding import content_encoding, decoded_parts
-from paceline.server.request_context import RequestContext, RouteTable, route_path
+from paceline.server.request_context import RequestContext
+from paceline.server.routes import RouteFacts, error_response, facts_of
 
 _CLOSE = {"connection": "close"}
 _SHARE = 3  # requests in flight that a tenant may have for each free place
-_UNCOUNTED = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
-_WITH_FORMS = frozenset({"/v1/audio/transcriptions", "/audio/transcriptions"})
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -31,7 +30,7 @@ class HeaderLimit:
         if scope["type"] == "http" and (size := _head_bytes(scope)) > self._max_bytes:
             message = f"path and headers have {size} bytes, more than the limit of {self._max_bytes}; send less"
             api_error = ApiError(431, "invalid_request_error", "headers_too_large", message)
-            await error_response(api_error, route_path(scope), _CLOSE)(scope, receive, send)
+            await error_response(api_error, scope, _CLOSE)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -63,19 +62,20 @@ class RequestLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application or respond with an error."""
-        if scope["type"] != "http" or (path := route_path(scope)) in _UNCOUNTED:
+        facts = facts_of(scope) if scope["type"] == "http" else None
+        if scope["type"] != "http" or (facts is not None and not facts.is_counted):
             await self._app(scope, receive, send)
             return
         tenant = RequestContext.of(scope).tenant
-        api_error = self._rejection(scope["method"], path, tenant)
+        api_error = self._rejection(scope["method"], facts, tenant)
         if api_error is not None:
-            await error_response(api_error, path, _CLOSE)(scope, receive, send)
+            await error_response(api_error, scope, _CLOSE)(scope, receive, send)
             return
         with self._service.in_flight.counting(tenant):
             await self._app(scope, receive, send)
 
-    def _rejection(self, method: str, path: str, tenant: str) -> ApiError | None:
-        if self._service.is_draining and method == "POST" and not path.startswith("/v1/requests/"):
+    def _rejection(self, method: str, facts: RouteFacts | None, tenant: str) -> ApiError | None:
+        if self._service.is_draining and method == "POST" and not (facts is not None and facts.while_draining):
             return ServerDraining().api_error
         count, num_own = self._service.in_flight.count, self._service.in_flight.count_of(tenant)
         num_free = self._max_requests - count
@@ -109,18 +109,17 @@ class BodyReader:
     ) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
         self._budget, self._retry_after_s = budget, retry_after_s
-        self._routes: RouteTable | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application with the whole body. Its bytes stay reserved until the response is complete."""
-        if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY or not self._has_route(scope):
+        if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY or (facts := facts_of(scope)) is None:
             await self._app(scope, receive, send)
             return
         with self._budget.reserve(RequestContext.of(scope).tenant) as reservation:
             try:
                 self._check_length(scope, reservation)
                 encoding = content_encoding(scope["headers"])
-                _declare_json(scope)
+                _declare_json(scope, takes_forms=facts.takes_forms)
                 body = await self._read(receive, reservation)
                 if encoding is not None and body:
                     body = await self._decode(encoding, body, reservation)
@@ -133,12 +132,7 @@ class BodyReader:
                 await self._app(scope, whole, send)
                 return
         headers = {**_CLOSE, **(rejected.headers or {})}
-        await error_response(rejected.api_error, route_path(scope), headers)(scope, receive, send)
-
-    def _has_route(self, scope: Scope) -> bool:
-        if self._routes is None:
-            self._routes = RouteTable(scope["app"].routes)
-        return self._routes.serves(scope["method"], route_path(scope))
+        await error_response(rejected.api_error, scope, headers)(scope, receive, send)
 
     def _check_length(self, scope: Scope, reservation: ByteReservation) -> None:
         """Reject a declared length that is too large before the body is sent."""
@@ -212,7 +206,7 @@ class BufferedReceive:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-def _declare_json(scope: Scope) -> None:
+def _declare_json(scope: Scope, *, takes_forms: bool) -> None:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     kind = _first_header(headers, b"content-type")
     plain = kind.partition(b";")[0].strip().lower()
@@ -222,7 +216,7 @@ def _declare_json(scope: Scope) -> None:
         shown = repr(kind.decode("latin-1"))[:80] if kind else "missing"
         text = f"the content type of a cross-origin request must be application/json, and it is {shown}"
         raise ApiException(ApiError(415, "invalid_request_error", "unsupported_media_type", text))
-    if plain == b"multipart/form-data" and route_path(scope) in _WITH_FORMS:
+    if plain == b"multipart/form-data" and takes_forms:
         return
     others = [pair for pair in headers if pair[0] != b"content-type"]
     scope["headers"] = [*others, (b"content-type", b"application/json")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.request_context import route_path
+from paceline.server.routes import route_path
 from paceline.server.web_page import WebPage
 
 

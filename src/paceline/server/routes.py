@@ -1,0 +1,279 @@
+"""Routes with the facts that middleware needs of them, and which route a request matches.
+
+A route states its facts where it is defined:
+
+    ROUTES = RouteFacts(errors=OPENAI_FORM, model="required")
+
+    def routes() -> Routes:
+        routes = Routes(ROUTES, tags=["OpenAI"])
+
+        @routes.post("/v1/completions", summary="Complete a text", facts=replace(ROUTES, early=EVENTS))
+        async def complete(body: CompletionBody, request: Request) -> Response:
+            service = Service.of(request.scope)  # of the model that the request names, which is loaded
+            ...
+
+Middleware reads `facts_of(scope)`. No other module compares paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+from fastapi import Depends
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from paceline.server.api_errors import LLAMA_FORM, ApiError, ApiException, ErrorForm, error_body_response
+from paceline.server.json_bodies import LLAMA_ERRORS, JsonRequest, Responses
+from paceline.server.request_context import EarlyResponse, RequestContext
+from paceline.server.sse import SSE, Framing
+
+_MAX_KNOWN = 512  # pairs of method and path that are remembered: clients choose paths
+_MAX_KNOWN_PATH = 128  # characters of a path that is remembered
+_TABLE = "paceline_routes"  # a member of the application's state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStream:
+    """The format of a stream that may begin before its model is loaded, with heartbeats until the model replies.
+
+    Attributes:
+        framing: How events are sent.
+        error_event: Makes an event of the body of an error.
+        done: The last event; empty: there is none.
+        begin: Returns the first events of a response, which the model's own stream continues, by the model's name; None: a
+            heartbeat is the framing's ping.
+    """
+
+    framing: Framing
+    error_event: Callable[[bytes], bytes] = lambda body: body
+    done: bytes = b""
+    begin: Callable[[str], EarlyResponse] | None = None
+
+
+EVENTS: Final = EarlyStream(framing=SSE, done=b"[DONE]")
+"""Events without names, of OpenAI's and llama-server's completions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteFacts:
+    """Facts of a route that middleware needs.
+
+    Attributes:
+        errors: The form of its errors.
+        public: Whether a request needs no API key.
+        operator: Whether the key must be an operator's if the server has tenants.
+        model: "required": the route runs with the `Service` of the model that the request names. "named": so it does if the
+            request names a model by ?model=, else with none. "none": the route is about the whole server.
+        loads_model: Whether a request loads its model if it is not loaded. ?autoload= overrides this.
+        is_counted: Whether a request counts as one in flight, which a server that drains waits for.
+        while_draining: Whether a POST request is accepted while the server drains.
+        takes_forms: Whether the body may be multipart/form-data; other bodies are read as JSON.
+        early: The format of its stream, which then may begin before the model is loaded; None: it does not.
+    """
+
+    errors: ErrorForm = LLAMA_FORM
+    public: bool = False
+    operator: bool = False
+    model: Literal["required", "named", "none"] = "none"
+    loads_model: bool = True
+    is_counted: bool = True
+    while_draining: bool = False
+    takes_forms: bool = False
+    early: EarlyStream | None = None
+
+
+_NO_FACTS: Final = RouteFacts()
+
+
+class ApiRoute(APIRoute):
+    """A route of the API. It reads its body with `JsonRequest`."""
+
+    facts: RouteFacts = _NO_FACTS
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        """Return FastAPI's handler, called with a `JsonRequest`."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+class Routes(list[BaseRoute]):
+    """A list of routes that have some properties in common.
+
+    Args:
+        facts: Of each route that has none of its own.
+        tags: Groups of the API's document.
+        responses: Descriptions of responses for the API's document, beside the default.
+    """
+
+    def __init__(self, facts: RouteFacts, *, tags: Sequence[str] = (), responses: Responses | None = None) -> None:
+        super().__init__()
+        self._facts, self._tags = facts, tags
+        self._responses: Responses = {**LLAMA_ERRORS, **(responses or {})}
+
+    def get(self, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        """Return a decorator that adds a GET route. options: as `add` has them."""
+        return lambda endpoint: self.add("GET", path, endpoint, **options)
+
+    def post(self, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        """Return a decorator that adds a POST route. options: as `add` has them."""
+        return lambda endpoint: self.add("POST", path, endpoint, **options)
+
+    def delete(self, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        """Return a decorator that adds a DELETE route. options: as `add` has them."""
+        return lambda endpoint: self.add("DELETE", path, endpoint, **options)
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        endpoint: Endpoint,
+        *,
+        facts: RouteFacts | None = None,
+        responses: Responses | None = None,
+        **options: Any,
+    ) -> Endpoint:
+        """Add a route, and return its endpoint. facts: None for those of the list. options: of FastAPI's `APIRoute`."""
+        facts = self._facts if facts is None else facts
+        route = ApiRoute(
+            path,
+            endpoint,
+            methods=[method],
+            tags=list(self._tags),
+            responses={**self._responses, **(responses or {})},
+            dependencies=[_OPERATOR_ONLY] if facts.operator else None,
+            **options,
+        )
+        route.facts = facts
+        self.append(route)
+        return endpoint
+
+
+def check_operator(request: Request) -> None:
+    """Raise `ApiException` (403) if the request's key is a tenant's and not the operator's."""
+    if not RequestContext.of(request.scope).is_operator:
+        raise ApiException(_OPERATOR_KEY_REQUIRED)
+
+
+_OPERATOR_ONLY: Final = Depends(check_operator)
+_OPERATOR_KEY_REQUIRED: Final = ApiError(
+    403,
+    "permission_error",
+    "operator_key_required",
+    "this request acts on all tenants of the server, and the API key belongs to one of them; send an operator's key, which is "
+    "one of --api-key or --api-key-file",
+)
+
+
+# ---- which route a request matches
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The result of a look-up. facts: of the route that serves the request, if any; errors: the form of errors."""
+
+    facts: RouteFacts | None
+    errors: ErrorForm
+
+
+class RouteTable:
+    """Finds the route of a method and a path. Results are remembered, except for files of a web page, which may change."""
+
+    def __init__(self, routes: Sequence[BaseRoute] = ()) -> None:
+        self._routes = [route for route in routes if not getattr(route, "is_dynamic", False)]
+        self._dynamic = [route for route in routes if getattr(route, "is_dynamic", False)]
+        self._known: dict[tuple[str, str], _Found] = {}
+        forms = {_facts(route).errors for route in routes}
+        self._prefixes = sorted(((prefix, form) for form in forms for prefix in form.paths), key=lambda pair: pair[0])
+
+    def facts(self, method: str, path: str) -> RouteFacts | None:
+        """Return the facts of the route of this method and this path without the server's prefix; None if there is none."""
+        found = self._find(method, path).facts
+        if found is None and self._dynamic and self._match(self._dynamic, method, path)[0] is Match.FULL:
+            return self._match(self._dynamic, method, path)[1]
+        return found
+
+    def errors(self, method: str, path: str) -> ErrorForm:
+        """Return the form of errors of a request: its route's, else that of a route of the path, else that of similar paths."""
+        return self._find(method, path).errors
+
+    def _find(self, method: str, path: str) -> _Found:
+        found = self._known.get((method, path))
+        if found is None:
+            match, facts = self._match(self._routes, method, path)
+            errors = self._errors_of_unknown(path) if match is Match.NONE else facts.errors
+            found = _Found(facts if match is Match.FULL else None, errors)
+            if len(self._known) < _MAX_KNOWN and len(path) <= _MAX_KNOWN_PATH:
+                self._known[method, path] = found
+        return found
+
+    def _match(self, routes: Sequence[BaseRoute], method: str, path: str) -> tuple[Match, RouteFacts]:
+        scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+        best, facts = Match.NONE, _NO_FACTS
+        for route in routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return match, _facts(route)
+            if match is Match.PARTIAL and best is Match.NONE:
+                best, facts = match, _facts(route)
+        return best, facts
+
+    def _errors_of_unknown(self, path: str) -> ErrorForm:
+        """Return the form of the longest prefix of a path."""
+        forms = [
+            form for prefix, form in self._prefixes if path == prefix or path.startswith(f"{prefix.rstrip('/')}/")
+        ]
+        return forms[-1] if forms else LLAMA_FORM
+
+
+def _facts(route: BaseRoute) -> RouteFacts:
+    facts = getattr(route, "facts", _NO_FACTS)
+    return facts if isinstance(facts, RouteFacts) else _NO_FACTS
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path without the server's prefix."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and (path == root or path.startswith(root + "/")):
+        return path[len(root) :] or "/"
+    return path
+
+
+def facts_of(scope: Scope) -> RouteFacts | None:
+    """Return the facts of the route that a request matches; None if no route serves it."""
+    return _table_of(scope).facts(scope["method"], route_path(scope))
+
+
+def error_form_of(scope: Scope) -> ErrorForm:
+    """Return the form of errors of a request."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return _table_of(scope).errors(method, route_path(scope))
+
+
+def error_response(api_error: ApiError, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the response that reports an error to a request, in the form of its route."""
+    return error_body_response(api_error, error_form_of(scope), headers)
+
+
+def _table_of(scope: Scope) -> RouteTable:
+    app = scope.get("app")
+    if app is None:  # an application that is only middleware
+        return RouteTable()
+    table = getattr(app.state, _TABLE, None)
+    if not isinstance(table, RouteTable):
+        table = RouteTable(app.routes)
+        setattr(app.state, _TABLE, table)
+    return table
