@@ -17,7 +17,7 @@ from paceline import demo_model_path
 from paceline.hub.found_models import find_models
 from paceline.hub.hub_settings import hub_settings
 from paceline.server.flags import DiskFiles, ModelPresets, resolve
-from paceline.server.router.router_application import build_router_app
+from paceline.server.router.router_app import build_router_app
 
 pytestmark = pytest.mark.native
 NAME = "user/demo:Q8_0"

@@ -16,7 +16,7 @@ from tests.unit.server.flags.world import FakeFiles
 from paceline.errors import EngineStopped, ModelLoadError
 from paceline.model_manager import ModelEntry, PreparedModel
 from paceline.server.flags import ModelPresets, resolve
-from paceline.server.router.router_application import build_router_app
+from paceline.server.router.router_app import build_router_app
 
 PRESETS = "[small]\nmodel = small.gguf\nalias = s\n[large]\nmodel = large.gguf\n[other]\nmodel = other.gguf\n"
 

@@ -15,7 +15,7 @@ import pytest
 from tests.server.running import RunningServer
 
 from paceline.server.flags import DiskFiles, ModelPresets, resolve
-from paceline.server.router.router_application import build_router_app
+from paceline.server.router.router_app import build_router_app
 from paceline.server.settings import ServerSettings
 from paceline.testing.models import CHAT_TEMPLATE, LlamaSpec, numbered, write_lora, write_model
 

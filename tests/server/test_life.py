@@ -23,9 +23,9 @@ from paceline.errors import InvalidParams, ModelLoadError, WorkerUnresponsive
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.server.application import build_app
-from paceline.server.json_bodies import JsonRoute
 from paceline.server.listeners import Listeners
 from paceline.server.log_queue import STDERR
+from paceline.server.routes import ApiRoute
 from paceline.server.serving import ENGINE_ENDED, ServerConfig, Serving
 from paceline.server.settings import ServerSettings
 from paceline.server.startup import prepare_loop
@@ -251,10 +251,10 @@ def test_routes_are_made_before_a_request_comes(worlds: Any, monkeypatch: Any) -
     """With the application."""
     world = worlds()
 
-    def late(self: JsonRoute) -> Any:
+    def late(self: ApiRoute) -> Any:
         raise AssertionError("a route was made for a request")
 
-    monkeypatch.setattr(JsonRoute, "get_route_handler", late)
+    monkeypatch.setattr(ApiRoute, "get_route_handler", late)
     for path in ("/tokenize", "/v1/completions", "/completion"):
         assert world.client.post(path, json=[]).status_code == 400
 

@@ -18,7 +18,7 @@ from tests.server.running import RunningServer
 from paceline.demo import demo_model_path
 from paceline.model_manager.engine_loader import resident_bytes
 from paceline.server.flags import DiskFiles, ModelPresets, resolve
-from paceline.server.router.router_application import build_router_app
+from paceline.server.router.router_app import build_router_app
 from paceline.testing.models import LlamaSpec, write_lora, write_model
 
 BODY = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}

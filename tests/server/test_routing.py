@@ -17,8 +17,6 @@ import pytest
 from tests.server.router_world import PRESETS
 from tests.server.running import LONG_S
 
-from paceline.server.router import routed_models
-
 BODY = {"prompt": "once", "n_predict": 3}
 STREAM = {"prompt": "once", "max_tokens": 3, "stream": True}
 
@@ -195,90 +193,17 @@ def test_a_stream_gets_comments_while_its_model_is_loaded(routers: Any) -> None:
     assert events[-1] == "data: [DONE]"
 
 
-def test_the_application_of_a_model_is_built_while_it_is_loaded(routers: Any, monkeypatch: Any) -> None:
-    """Once for each load."""
-    built: list[str] = []
-    begun = threading.Event()
-    model_app = routed_models.model_app
-
-    def noting(service: Any) -> Any:
-        built.append(service.names[0])
-        begun.set()
-        return model_app(service)
-
-    monkeypatch.setattr(routed_models, "model_app", noting)
-    world = routers("--heartbeat-s", "0.02")
-    world.loader.gate.clear()
-    with world.client.stream("POST", "/v1/completions", json={**STREAM, "model": "small"}) as response:
-        assert begun.wait(LONG_S)
-        world.loader.gate.set()
-        response.read()
-    assert world.client.post("/v1/completions", json={"prompt": "x", "model": "small"}).status_code == 200
-    assert built == ["small"]
-    world.fail("large")
-    body = {"prompt": "x", "model": "large"}
-    assert world.client.post("/v1/completions", json=body).status_code == 503
-    world.loader.failures.clear()
-    assert world.client.post("/v1/completions", json=body).status_code == 200
-    assert built == ["small", "large", "large"]
-
-
-def test_an_application_whose_model_is_not_loaded_in_the_end_is_let_go(
-    routers: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of a load that fails, is cancelled, or whose model is removed; what was wrong with it is logged."""
-
-    def failing(service: Any) -> Any:
-        raise ZeroDivisionError(service.names[0])
-
-    monkeypatch.setattr(routed_models, "model_app", failing)
-    world = routers()
-    models: Any = world.server.app.state.service.models
-
-    def has_drafts(*names: str) -> None:
-        world.server.until(lambda: set(models._drafts) == set(names))
-
-    world.fail("small")
-    assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 503
-    has_drafts()
-    world.loader.gate.clear()
-    assert world.client.post("/models/load", json={"model": "other"}).status_code == 200
-    assert world.client.post("/models/load", json={"model": "large"}).status_code == 200
-    has_drafts("other", "large")
-    assert world.client.post("/models/unload", json={"model": "other"}).status_code == 200
-    has_drafts("large")
-    world.files.contents["p.ini"] = PRESETS.replace("large", "new")
-    assert world.client.get("/models?reload=1").status_code == 200
-    has_drafts()
-    said = "an application of the model {}, which is not served, could not be built"
-    for name in ("small", "other", "large"):
-        world.server.until(lambda name=name: said.format(name) in caplog.text)
-
-
-def test_an_application_is_built_with_the_settings_of_its_load(routers: Any, monkeypatch: Any) -> None:
-    """Of a model that was changed while it was loaded, beside the load that follows too."""
-    built: list[str] = []
-    model_app = routed_models.model_app
-
-    def noting(service: Any) -> Any:
-        built.append(service.names[0])
-        return model_app(service)
-
-    monkeypatch.setattr(routed_models, "model_app", noting)
+def test_a_model_that_is_changed_while_it_is_loaded_is_served_with_its_new_settings(routers: Any) -> None:
+    """The request that waits for it as well."""
     world = routers()
     world.loader.gate.clear()
-    models: Any = world.server.app.state.service.models
     assert world.client.post("/models/load", json={"model": "small"}).status_code == 200
-    world.server.until(lambda: built == ["small"])
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(world.client.post, "/completion", json={"prompt": "x", "model": "small"})
         world.files.contents["p.ini"] = PRESETS.replace("small.gguf", "smaller.gguf\npredict = 2")
         assert world.client.get("/models?reload=1").status_code == 200
-        world.server.until(lambda: built == ["small"] * 2)
         world.loader.gate.set()
         assert waiting.result().json()["tokens_predicted"] == 2
-    assert built == ["small"] * 2
-    assert models._drafts == {}
 
 
 @pytest.mark.parametrize(
@@ -714,7 +639,6 @@ def test_a_model_that_wakes_keeps_its_application(routers: Any) -> None:
         assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
         assert models.ready("small") is before
         assert before.service.closing_error is None
-        assert models._drafts == {}
 
 
 def test_a_model_of_the_cache_is_deleted_by_any_of_its_names(routers: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
 from paceline.cluster.cluster_engine import ClusterEngine
@@ -26,12 +26,12 @@ from paceline.model_manager import ModelEntry, PreparedModel
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel
 from paceline.server.api_errors import ApiException, invalid_request, not_supported
-from paceline.server.application import build_app, build_routes
+from paceline.server.application import build_app
 from paceline.server.dialects.llama_server.slots import SLOTS_OFF
 from paceline.server.exposition import METRICS_OFF
 from paceline.server.flags import ModelPreset
-from paceline.server.request_context import OPERATOR_ONLY
-from paceline.server.router.router_application import build_router_app
+from paceline.server.router.router_app import build_router_app
+from paceline.server.routes import RouteFacts, Routes
 
 MakeCalls = Callable[[], ReplicaCalls]
 OpenEngine = Callable[[threading.Event], ClusterEngine]
@@ -57,8 +57,7 @@ def cluster_app(config: ClusterConfig, calls: Mapping[str, MakeCalls]) -> FastAP
         presets: Any = ClusterPresets(config.models)
         loader: Any = ClusterLoader(open_engines)
         app = build_router_app(settings, presets, loader)
-    app.include_router(cluster_routes(app.state.service))
-    build_routes(app)
+    app.router.routes.extend(cluster_routes(app.state.service))
     return app
 
 
@@ -181,9 +180,9 @@ class ClusterPresets:
         ]
 
 
-def cluster_routes(service: Any) -> APIRouter:
+def cluster_routes(service: Any) -> Routes:
     """Return the routes of /cluster. service: the `Service` of one model, or the `RouterService` of several."""
-    router = APIRouter(tags=["cluster"], dependencies=[OPERATOR_ONLY])
+    router = Routes(RouteFacts(operator=True), tags=["cluster"])
 
     @router.get("/cluster", summary="The replicas of each model")
     async def cluster() -> Response:
@@ -225,7 +224,7 @@ def cluster_routes(service: Any) -> APIRouter:
 
 def _engines(service: Any) -> dict[str, ClusterEngine]:
     if hasattr(service, "models"):
-        return {name: ready.llm.engine for name, ready in service.models.all_ready().items()}
+        return {name: model.engine() for name, model in service.models.all_ready().items()}
     return {service.names[0]: service.engine()}
 
 

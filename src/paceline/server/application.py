@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from fastapi import APIRouter, Depends, FastAPI
-from fastapi.dependencies import models as endpoint_caches
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server.api_errors import (
+    OPENAI_FORM,
     ApiError,
     ApiException,
     ModelLoadFailed,
     ModelLoading,
     WorkerCrashLoop,
     WorkerHung,
-    error_response,
     llama_error_body,
 )
 from paceline.server.dialects.anthropic import anthropic_routes
@@ -34,14 +34,14 @@ from paceline.server.dialects.responses import responses_routes
 from paceline.server.engine_events import engine_routes, page_facts
 from paceline.server.exposition import metrics_routes
 from paceline.server.in_flight import ByteBudget
-from paceline.server.json_bodies import LLAMA_ERRORS
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
 from paceline.server.middleware.awaited_streams import AwaitedStreams
 from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
 from paceline.server.middleware.rewriting import HeadAsGet, TrailingSlashes
-from paceline.server.pages import PageRoute, document_routes, server_facts, serves_page_file, start_page_routes
-from paceline.server.request_context import route_path
+from paceline.server.pages import PageRoute, document_routes, server_facts, start_page_routes
+from paceline.server.request_context import SERVICE
+from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.service import Front, KeptForClients, Service
 from paceline.server.settings import ServerSettings, has_tenants
@@ -51,19 +51,57 @@ _ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has
 
 
 def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
-    """Return the application; `app.state.service` is its `Service`, which starts loading when the app starts.
+    """Return the application of one model; `app.state.service` is its `Service`, which starts loading when the app starts.
 
     llm: the model; None for a `ModelFront` of the settings. Raises `InvalidParams` for invalid engine options.
     """
     service = Service(settings, llm)
+    own = (
+        health_routes(service),
+        start_page_routes(settings, service.page, lambda: server_facts(service)),
+        page_facts.page_routes(settings, lambda: [page_facts.model_entry(service)], is_router=False),
+        openai_routes.cancel_routes(service.request_registry.cancel, openai_routes.CANCEL),
+        stream_routes.routes(service.resumable_streams),
+    )
+    return server_app(service, own, Middleware(OneModel, service))
+
+
+class Server(LimitedServer, Protocol):
+    """The state of a server: the `Service` of one model, or the `RouterService` of several."""
+
+    settings: ServerSettings
+    page: WebPage
+    http_metrics: HttpMetrics
+    body_budget: ByteBudget
+    kept: KeptForClients
+
+    async def start(self) -> None:
+        """Begin to load models."""
+
+    async def aclose(self) -> None:
+        """End running requests, and free what they use."""
+
+    def api_error_of(self, error: BaseException) -> ApiError:
+        """Return an error of a route without a model."""
+
+
+def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> FastAPI:
+    """Return the application of a server.
+
+    Args:
+        server: Its state, which becomes `app.state.service`.
+        own: The routes about the server itself; they win over routes of a model.
+        dispatch: The innermost middleware, which gives a request the `Service` of its model.
+    """
+    settings = server.settings
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.start_loading()
+        await server.start()
         try:
             yield
         finally:
-            await service.aclose()
+            await server.aclose()
 
     app = FastAPI(
         title="paceline",
@@ -72,105 +110,48 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
         redirect_slashes=False,
-        middleware=server_middleware(service),
+        middleware=[*server_middleware(server), dispatch],
         lifespan=lifespan,
-        responses=LLAMA_ERRORS,
     )
-    app.state.service = service
-    add_error_handlers(app, service.api_error_of)
-    for own_routes in (
-        health_routes(service),
-        start_page_routes(settings, service.page, lambda: server_facts(service)),
-        page_facts.page_routes(settings, lambda: [page_facts.model_entry(service)], is_router=False),
-        openai_routes.cancel_routes(service),
-        stream_routes.routes(service.resumable_streams),
-    ):
-        app.include_router(own_routes)
-    add_model_routes(app, service)
-    add_documents(app, settings, service.page)
-    build_routes(app)
-    return app
-
-
-def add_documents(app: FastAPI, settings: ServerSettings, page: WebPage) -> None:
-    """Add the pages of the API before all other routes, and the files of the web page behind them."""
-    if settings.docs:
-        app.router.routes[:0] = document_routes(app, strict_fields=settings.strict_fields)
-    if page.files is not None:
-        app.router.routes.append(PageRoute(page.files))
-
-
-def model_app(service: Service) -> FastAPI:
-    """Return the application of one of several models: its routes without middleware. The service is closed elsewhere."""
-    app = FastAPI(
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-        middleware=[Middleware(ErrorBoundary)],
-        responses=LLAMA_ERRORS,
-    )
-    app.state.service = service
-    add_error_handlers(app, service.api_error_of)
-    add_model_routes(app, service)
-    build_routes(app)
-    return app
-
-
-def add_error_handlers(app: FastAPI, api_error_of: Callable[[BaseException], ApiError]) -> None:
-    """Have errors of routes reported in the shape of the route's API."""
+    app.state.service = server
 
     async def handle_error(request: Request, error: Exception) -> Response:
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        return error_response(api_error_of(error), route_path(request.scope), headers)
+        model: Service | None = request.scope.get(SERVICE)
+        return error_response((server if model is None else model).api_error_of(error), request.scope, headers)
 
     for kind in (PacelineError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, handle_error)
-
-
-def add_model_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes that need the model. A POST to one of them wakes a sleeping engine."""
-
-    async def wake(request: Request) -> None:
-        if request.method == "POST":
-            service.wake()
-
-    app.include_router(metrics_routes(service))
-    app.include_router(engine_routes.routes(service))
-    app.include_router(page_facts.model_routes(service))
-    sleeps = bool(service.settings.engine_options.get("sleep_idle_s"))
+    routes = app.router.routes
+    for some in (*own, metrics_routes(), engine_routes.routes(), page_facts.model_routes()):
+        routes.extend(some)
     for api in (openai_routes, responses_routes, anthropic_routes, ollama_routes, llama_routes):
-        app.include_router(api.routes(service), dependencies=[Depends(wake)] if sleeps else None)
+        routes.extend(api.routes())
+    routes[:0] = document_routes(app, strict_fields=settings.strict_fields)
+    if server.page.files is not None:
+        routes.append(PageRoute(server.page.files))
+    return app
 
 
-def build_routes(app: FastAPI) -> None:
-    """Have FastAPI build the routers' routes now, which it otherwise does, slowly, at the first request."""
-    for route in app.routes:
-        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
+class OneModel:
+    """Gives each request the service of the only model. A POST request wakes an engine that sleeps."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        self._sleeps = bool(service.settings.engine_options.get("sleep_idle_s"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] == "http":
+            self._service.attach(scope)
+            if self._sleeps and scope["method"] == "POST":
+                facts = facts_of(scope)
+                if facts is not None and facts.model != "none":
+                    self._service.wake()
+        await self._app(scope, receive, send)
 
 
-def release_endpoints() -> None:
-    """Clear FastAPI's caches of endpoints.
-
-    The caches are global, and their keys are the endpoints' functions, which hold the `Service` of their application.
-    An application of an unloaded model would be kept until thousands of further endpoints displace it.
-    """
-    for cached in vars(endpoint_caches).values():
-        if callable(clear := getattr(cached, "cache_clear", None)):
-            clear()
-
-
-class ServedState(LimitedServer, Protocol):
-    """What the middleware needs to know of a server."""
-
-    settings: ServerSettings
-    page: WebPage
-    http_metrics: HttpMetrics
-    body_budget: ByteBudget
-    kept: KeptForClients
-
-
-def server_middleware(service: ServedState) -> list[Middleware]:
+def server_middleware(service: Server) -> list[Middleware]:
     """Return the middleware from the outermost to the innermost."""
     settings = service.settings
     cors = Middleware(
@@ -190,7 +171,7 @@ def server_middleware(service: ServedState) -> list[Middleware]:
         Middleware(HeaderLimit, settings.max_header_bytes),
         Middleware(HeadAsGet),
         Middleware(TrailingSlashes, service.page),
-        Middleware(ApiKeys, settings.api_keys, serves_page_file),
+        Middleware(ApiKeys, settings.api_keys),
         Middleware(AwaitedStreams, service.kept.resumable_streams),
         Middleware(RequestLimit, service, settings.max_connections, is_shared=has_tenants(settings.api_keys)),
         Middleware(
@@ -204,9 +185,9 @@ def server_middleware(service: ServedState) -> list[Middleware]:
     ]
 
 
-def health_routes(service: Service) -> APIRouter:
+def health_routes(service: Service) -> Routes:
     """Return /health, /v1/health, /health/live and /health/ready."""
-    router = APIRouter(tags=["health"])
+    router = Routes(RouteFacts(public=True, is_counted=False), tags=["health"])
 
     async def health() -> Response:
         """200 once the model is loaded; 503 with the progress before, in a crash loop, and while a worker hangs."""
@@ -232,13 +213,10 @@ def health_routes(service: Service) -> APIRouter:
             return _unavailable(error.api_error)
         return JSONResponse({"status": "ok"})
 
-    for path, endpoint, summary in (
-        ("/health", health, "Whether the model is loaded"),
-        ("/v1/health", health, "As /health"),
-        ("/health/live", live, "Whether the engine is alive"),
-        ("/health/ready", ready, "Whether a request would be accepted"),
-    ):
-        router.add_api_route(path, endpoint, methods=["GET"], summary=summary)
+    router.add("GET", "/health", health, summary="Whether the model is loaded")
+    router.add("GET", "/v1/health", health, errors=OPENAI_FORM, summary="As /health")
+    router.add("GET", "/health/live", live, summary="Whether the engine is alive")
+    router.add("GET", "/health/ready", ready, summary="Whether a request would be accepted")
     return router
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
-from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -30,6 +29,7 @@ from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, 
 from paceline.server.api_errors import ApiError, ApiException
 from paceline.server.json_bodies import PLAIN_TEXT
 from paceline.server.request_context import SpelledHeader
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.server_metrics import (
     HTTP_HELP,
     LLAMA_METRICS,
@@ -182,23 +182,24 @@ def start_time_header(created: int) -> tuple[bytes, bytes]:
     return (_START, b"%d" % created)
 
 
-def metrics_routes(service: Service) -> APIRouter:
-    """Return /metrics: 501 where the settings disable it, 503 before the model is loaded."""
-    router = APIRouter(tags=["observability"])
+def _exposition(service: Service) -> Exposition:
+    return Exposition(lambda: service.engine().stats(), lambda: service.engine().heartbeat(), service.http_metrics)
 
-    exposition = Exposition(
-        lambda: service.engine().stats(), lambda: service.engine().heartbeat(), service.http_metrics
-    )
+
+def metrics_routes() -> Routes:
+    """Return /metrics: 501 where the settings disable it, 503 before the model is loaded."""
+    router = Routes(RouteFacts(model="required", loads_model=False), tags=["observability"])
 
     @router.get(
         "/metrics", summary="Counters and histograms for Prometheus", responses=PLAIN_TEXT, response_class=Response
     )
     async def metrics(request: Request) -> Response:
         """Prometheus's text format, or OpenMetrics where Accept asks for it; docs/prometheus.md lists the names."""
+        service = Service.of(request.scope)
         if not service.settings.metrics:
             raise ApiException(METRICS_OFF)
         service.engine()
-        scraped = await asyncio.to_thread(exposition.scrape, request.headers.get("accept", ""))
+        scraped = await asyncio.to_thread(service.part(_exposition).scrape, request.headers.get("accept", ""))
         response = Response(scraped.body, headers={"content-type": scraped.content_type})
         response.raw_headers.append(start_time_header(service.created))
         return response

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
@@ -17,18 +17,17 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from paceline import __version__
-from paceline.server.request_context import route_path
+from paceline.server.routes import RouteFacts, Routes, route_path
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 from paceline.server.web_page import PageFiles, WebPage
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-_IS_PAGE_FILE = "paceline.is_page_file"  # a member of a matched request's scope
 
 
-def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[], list[tuple[str, str]]]) -> APIRouter:
+def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[], list[tuple[str, str]]]) -> Routes:
     """Return /: the web page, or where there is none a page of links. facts: about the server, by their names."""
-    router = APIRouter()
+    router = Routes(RouteFacts(public=True))
 
     @router.get("/", include_in_schema=False)
     async def start_page(request: Request) -> Response:
@@ -64,7 +63,13 @@ async def file_response(files: PageFiles, path: str, request: Request) -> Respon
 
 
 class PageRoute(Route):
-    """The route of all files of a web page but /, and of its folders without a slash. It goes last: other routes win."""
+    """The route of all files of a web page but /, and of its folders without a slash. It goes last: other routes win.
+
+    The files are public: the page itself asks for a key.
+    """
+
+    facts = RouteFacts(public=True)
+    is_dynamic = True  # files come and go
 
     def __init__(self, files: PageFiles) -> None:
         self._files = files
@@ -77,7 +82,7 @@ class PageRoute(Route):
         path = route_path(scope)
         if not self._files.has(path) and not self._files.has(path + "/"):
             return Match.NONE, {}
-        return Match.FULL, {"endpoint": self.endpoint, "path_params": {}, _IS_PAGE_FILE: True}
+        return Match.FULL, {"endpoint": self.endpoint, "path_params": {}}
 
     async def _send(self, request: Request) -> Response:
         path = route_path(request.scope)
@@ -86,17 +91,6 @@ class PageRoute(Route):
         root = request.scope.get("root_path", "")  # without scheme and host, which a proxy may have changed
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"{root}/{path.strip('/')}/{query}", 307)
-
-
-def serves_page_file(scope: Scope) -> bool:
-    """Return whether a request is for a file of the web page: a file that has the path of another route is not one."""
-    if scope["method"] not in ("GET", "HEAD"):
-        return False
-    for route in scope["app"].routes:
-        match, found = route.matches(scope)
-        if match is Match.FULL:
-            return _IS_PAGE_FILE in found
-    return False
 
 
 def server_facts(service: Service) -> list[tuple[str, str]]:
@@ -109,12 +103,18 @@ def server_facts(service: Service) -> list[tuple[str, str]]:
     return [*facts, ("state", state)]
 
 
+class DocumentRoute(Route):
+    """A route of the API's document, which is public."""
+
+    facts = RouteFacts(public=True)
+
+
 def document_routes(app: FastAPI, *, strict_fields: bool = False) -> list[Route]:
-    """Return /openapi.json and /docs of an application with an `openapi_url`; they go before its own routes.
+    """Return /openapi.json and /docs of an application, which go before its own routes. They are 404 without `openapi_url`.
 
     strict_fields: whether bodies with unknown fields are refused.
     """
-    openapi = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url)
+    routes = [route for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url]
 
     def described() -> dict[str, Any]:
         """Return the document. It is built once, which takes a while: not for the event loop."""
@@ -125,17 +125,21 @@ def document_routes(app: FastAPI, *, strict_fields: bool = False) -> list[Route]
         return found
 
     async def document(request: Request) -> Response:
+        if not routes:
+            raise HTTPException(404)
         await asyncio.to_thread(described)
-        response: Response = await openapi(request)
+        response: Response = await routes[0].endpoint(request)
         return response
 
     async def page(request: Request) -> Response:
+        if not routes:
+            raise HTTPException(404)
         root = request.scope.get("root_path", "")
         return HTMLResponse(await asyncio.to_thread(lambda: api_page(described(), root)), headers=_HEADERS)
 
     return [
-        Route("/openapi.json", document, include_in_schema=False),
-        Route("/docs", page, include_in_schema=False),
+        DocumentRoute("/openapi.json", document, include_in_schema=False),
+        DocumentRoute("/docs", page, include_in_schema=False),
     ]
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from starlette.types import Receive, Scope
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from paceline.server.resumable_streams import ResumableStream
 
 _KEY = "paceline.request_context"
+SERVICE: Final = "paceline.service"
+"""The member of a request's scope that is the `Service` of its model."""
 
 
 class EarlyResponse(Protocol):

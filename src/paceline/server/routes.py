@@ -2,12 +2,10 @@
 
 A route states its facts where it is defined:
 
-    ROUTES = RouteFacts(errors=OPENAI_FORM, model="required")
-
     def routes() -> Routes:
-        routes = Routes(ROUTES, tags=["OpenAI"])
+        router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
 
-        @routes.post("/v1/completions", summary="Complete a text", facts=replace(ROUTES, early=EVENTS))
+        @router.post("/v1/completions", summary="Complete a text", early=EVENTS)
         async def complete(body: CompletionBody, request: Request) -> Response:
             service = Service.of(request.scope)  # of the model that the request names, which is loaded
             ...
@@ -18,7 +16,7 @@ Middleware reads `facts_of(scope)`. No other module compares paths.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeVar
 
 from fastapi import Depends
@@ -30,7 +28,7 @@ from starlette.types import Scope
 
 from paceline.server.api_errors import LLAMA_FORM, ApiError, ApiException, ErrorForm, error_body_response
 from paceline.server.json_bodies import LLAMA_ERRORS, JsonRequest, Responses
-from paceline.server.request_context import EarlyResponse, RequestContext
+from paceline.server.request_context import SERVICE, EarlyResponse, RequestContext
 from paceline.server.sse import SSE, Framing
 
 _MAX_KNOWN = 512  # pairs of method and path that are remembered: clients choose paths
@@ -68,8 +66,8 @@ class RouteFacts:
         errors: The form of its errors.
         public: Whether a request needs no API key.
         operator: Whether the key must be an operator's if the server has tenants.
-        model: "required": the route runs with the `Service` of the model that the request names. "named": so it does if the
-            request names a model by ?model=, else with none. "none": the route is about the whole server.
+        model: "required": the route runs with the `Service` of the model that the request names. "none": the route is about the
+            whole server. "named": so is this one, but a request with ?model= goes to the model's own route of the same path.
         loads_model: Whether a request loads its model if it is not loaded. ?autoload= overrides this.
         is_counted: Whether a request counts as one in flight, which a server that drains waits for.
         while_draining: Whether a POST request is accepted while the server drains.
@@ -89,12 +87,19 @@ class RouteFacts:
 
 
 _NO_FACTS: Final = RouteFacts()
+_FACTS: Final = frozenset(field.name for field in fields(RouteFacts))
 
 
 class ApiRoute(APIRoute):
     """A route of the API. It reads its body with `JsonRequest`."""
 
     facts: RouteFacts = _NO_FACTS
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match a request, unless it names a model and a later route is about models."""
+        if self.facts.model == "named" and SERVICE in scope:
+            return Match.NONE, {}
+        return super().matches(scope)
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         """Return FastAPI's handler, called with a `JsonRequest`."""
@@ -113,7 +118,7 @@ class Routes(list[BaseRoute]):
     """A list of routes that have some properties in common.
 
     Args:
-        facts: Of each route that has none of its own.
+        facts: Of each route, if it does not change them.
         tags: Groups of the API's document.
         responses: Descriptions of responses for the API's document, beside the default.
     """
@@ -141,12 +146,11 @@ class Routes(list[BaseRoute]):
         path: str,
         endpoint: Endpoint,
         *,
-        facts: RouteFacts | None = None,
         responses: Responses | None = None,
         **options: Any,
     ) -> Endpoint:
-        """Add a route, and return its endpoint. facts: None for those of the list. options: of FastAPI's `APIRoute`."""
-        facts = self._facts if facts is None else facts
+        """Add a route, and return its endpoint. options: of FastAPI's `APIRoute`, and fields of `RouteFacts` that differ."""
+        facts = replace(self._facts, **{name: options.pop(name) for name in _FACTS if name in options})
         route = ApiRoute(
             path,
             endpoint,
@@ -213,7 +217,7 @@ class RouteTable:
         found = self._known.get((method, path))
         if found is None:
             match, facts = self._match(self._routes, method, path)
-            errors = self._errors_of_unknown(path) if match is Match.NONE else facts.errors
+            errors = self._errors_of_unknown(path) if facts is _NO_FACTS else facts.errors
             found = _Found(facts if match is Match.FULL else None, errors)
             if len(self._known) < _MAX_KNOWN and len(path) <= _MAX_KNOWN_PATH:
                 self._known[method, path] = found
@@ -232,9 +236,7 @@ class RouteTable:
 
     def _errors_of_unknown(self, path: str) -> ErrorForm:
         """Return the form of the longest prefix of a path."""
-        forms = [
-            form for prefix, form in self._prefixes if path == prefix or path.startswith(f"{prefix.rstrip('/')}/")
-        ]
+        forms = [form for prefix, form in self._prefixes if path == prefix or path.startswith(f"{prefix.rstrip('/')}/")]
         return forms[-1] if forms else LLAMA_FORM
 
 

@@ -48,7 +48,7 @@ from paceline.server.media_input.media_fetcher import MediaFetcher
 from paceline.server.media_input.remote_urls import remote_urls
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.model_front import ModelFront
-from paceline.server.request_context import RequestContext
+from paceline.server.request_context import SERVICE, RequestContext
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.server_metrics import HttpMetrics
 from paceline.server.settings import ServerSettings, has_tenants
@@ -65,20 +65,17 @@ _LONGEST_WAIT_S = 10.0  # between attempts to load a model whose file was replac
 _DEFAULT_BODIES = 4  # bodies of the largest size that fit at once
 
 
-_KEY = "paceline.service"  # a member of a request's scope
 P = TypeVar("P")
 
 
 class Front(Protocol):
-    """The model that a service needs: a `ModelFront`, or one that a router has loaded. progress: of loading, 0 to 1."""
-
-    progress: float
+    """The model of a service: a `ModelFront`, or an `AsyncLLM` that a router has loaded."""
 
     @property
     def engine(self) -> EngineClient:
         """The engine, once started."""
 
-    async def start(self) -> None:
+    async def start(self) -> object:
         """Load the model, unless that has begun, and wait for it. Raises what loading raises."""
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
@@ -95,6 +92,12 @@ class KeptForClients:
             settings.responses_store, settings.responses_store_bytes, settings.responses_store_total_bytes
         )
 
+    @staticmethod
+    def of(scope: MutableMapping[str, Any]) -> KeptForClients:
+        """Return the state of the server that a request came to."""
+        found: KeptForClients = scope["app"].state.service.kept
+        return found
+
 
 class Service:
     """The state of one model's app. settings: as resolved. created: Unix seconds. names: the first is the model's id.
@@ -104,9 +107,14 @@ class Service:
     """
 
     def __init__(
-        self, settings: ServerSettings, llm: Front | None = None, *, kept: KeptForClients | None = None
+        self,
+        settings: ServerSettings,
+        llm: Front | None = None,
+        *,
+        kept: KeptForClients | None = None,
+        is_managed: bool = False,
     ) -> None:
-        """llm: None for a `ModelFront` of the settings. kept: None for one of its own.
+        """llm: None for a `ModelFront` of the settings. kept: None for one of its own. is_managed: whether llm is loaded already.
 
         Raises `InvalidParams` for invalid engine options.
         """
@@ -127,6 +135,7 @@ class Service:
         self.is_draining = False
         self.loaded = asyncio.Event()
         self._front: Front = ModelFront(settings) if llm is None else llm
+        self._is_managed = is_managed
         self._loading: asyncio.Task[None] | None = None
         self._following: asyncio.Task[EngineStopped | None] | None = None
         self._lost_adapters: set[str] = set()  # that could not be loaded with the model's next version
@@ -141,12 +150,12 @@ class Service:
     @staticmethod
     def of(scope: MutableMapping[str, Any]) -> Service:
         """Return the service of the model that a request is for."""
-        found: Service = scope[_KEY]
+        found: Service = scope[SERVICE]
         return found
 
     def attach(self, scope: MutableMapping[str, Any]) -> None:
         """Make this the service of a request."""
-        scope[_KEY] = self
+        scope[SERVICE] = self
 
     def part(self, make: Callable[[Service], P]) -> P:
         """Return what `make` has made of this service, once: state of the routes of an API."""
@@ -154,6 +163,10 @@ class Service:
         return found
 
     # ---- life
+
+    async def start(self) -> None:
+        """Begin to load the model."""
+        self.start_loading()
 
     def start_loading(self) -> None:
         """Start loading in the background. Idempotent. `loaded` is set at the end, also after a failure."""
@@ -175,7 +188,8 @@ class Service:
             self.loaded.set()
 
     async def _start(self, front: Front) -> None:
-        await front.start()
+        if not self._is_managed:
+            await front.start()
         front.engine.expect_tenants(self.kept.tenants)
         await asyncio.to_thread(self._read_model, front.engine.model)
 
@@ -277,7 +291,7 @@ class Service:
     @property
     def progress(self) -> float:
         """How much of the model is loaded, 0 to 1."""
-        return 1.0 if self._is_loaded else self._front.progress
+        return 1.0 if self._is_loaded else getattr(self._front, "progress", 0.0)
 
     @property
     def is_loaded(self) -> bool:

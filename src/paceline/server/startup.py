@@ -114,7 +114,7 @@ def _application(
 
 def _serve_models(settings: ServerSettings, presets: ModelPresets) -> int:
     with uncollected():
-        from paceline.server.router.router_application import build_router_app
+        from paceline.server.router.router_app import build_router_app
         from paceline.server.serving import ServerConfig, Serving
 
         app = build_router_app(settings, presets)

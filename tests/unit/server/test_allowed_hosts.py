@@ -7,9 +7,12 @@ import json
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
+from paceline.server.api_errors import OPENAI_FORM
 from paceline.server.middleware.access import AllowedHosts
+from paceline.server.routes import RouteFacts, Routes
 
 
 def ask(names: tuple[str, ...], *hosts: str) -> list[Message]:
@@ -26,7 +29,10 @@ def ask(names: tuple[str, ...], *hosts: str) -> list[Message]:
         sent.append(message)
 
     headers = [(b"host", host.encode("latin-1")) for host in hosts]
-    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/models", "headers": headers}
+    routes = Routes(RouteFacts(errors=OPENAI_FORM))
+    routes.add("POST", "/v1/models", lambda: None)
+    with_routes = Starlette(routes=routes)
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/models", "headers": headers, "app": with_routes}
     asyncio.run(AllowedHosts(app, names)(scope, receive, send))
     return sent
 

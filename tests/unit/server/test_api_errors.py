@@ -9,14 +9,17 @@ from starlette.exceptions import HTTPException
 from paceline import errors
 from paceline.errors import PacelineError
 from paceline.server.api_errors import (
+    ANTHROPIC_FORM,
     FAILED_FINISH_REASONS,
+    OLLAMA_FORM,
+    OPENAI_FORM,
     ApiError,
     ModelLoadFailed,
     anthropic_error_event,
     api_error_of,
     api_error_of_finish,
     clean_message,
-    error_response,
+    error_body_response,
     llama_error_body,
     ollama_error_event,
     openai_error_body,
@@ -73,14 +76,10 @@ def test_errors_of_anthropics_routes_have_its_types(status: int, expected: int, 
     """As a response and as an event; no room is 529, since 429 is a caller's own limit."""
     api_error = ApiError(status, "any", "code", "words")
     body = {"type": "error", "error": {"type": kind, "message": "words"}}
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        response = error_response(api_error, path)
-        assert (response.status_code, msgspec.json.decode(response.body)) == (expected, body)
+    response = error_body_response(api_error, ANTHROPIC_FORM)
+    assert (response.status_code, msgspec.json.decode(response.body)) == (expected, body)
     assert anthropic_error_event(api_error) == b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
-    assert "param" in msgspec.json.decode(error_response(api_error, "/v1/messagesx").body)["error"]
-    too_long = msgspec.json.decode(
-        error_response(api_error_of(errors.PromptTooLong("long", 10, 5)), "/v1/messages").body
-    )
+    too_long = ANTHROPIC_FORM.body(api_error_of(errors.PromptTooLong("long", 10, 5)))
     assert too_long["error"]["message"] == "prompt is too long: 10 tokens > 5 maximum"
 
 
@@ -90,11 +89,9 @@ def test_errors_of_anthropics_routes_have_its_types(status: int, expected: int, 
 def test_errors_of_ollamas_routes_are_a_text(status: int, expected: int) -> None:
     """As a response and as a line; a full queue is 503 there."""
     api_error = ApiError(status, "any", "code", "words")
-    for path in ("/api/chat", "/api"):
-        response = error_response(api_error, path)
-        assert (response.status_code, msgspec.json.decode(response.body)) == (expected, {"error": "words"})
+    response = error_body_response(api_error, OLLAMA_FORM)
+    assert (response.status_code, msgspec.json.decode(response.body)) == (expected, {"error": "words"})
     assert ollama_error_event(api_error) == b'{"error":"words"}'
-    assert error_response(api_error, "/apix").body != response.body
 
 
 def test_a_prompt_that_is_too_long_has_the_error_of_either_api() -> None:
@@ -155,7 +152,7 @@ def test_every_failed_finish_reason_is_an_error_code() -> None:
 def test_statuses_of_the_framework_have_types_and_codes() -> None:
     """404 and 405 have the shape of their API."""
     for status, code in ((404, "not_found"), (405, "method_not_allowed")):
-        response = error_response(api_error_of(HTTPException(status)), "/v1/x")
+        response = error_body_response(api_error_of(HTTPException(status)), OPENAI_FORM)
         assert response.status_code == status
         assert msgspec.json.decode(response.body)["error"]["code"] == code
 

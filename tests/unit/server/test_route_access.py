@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from fastapi.routing import APIRoute
+import pytest
 from starlette.routing import BaseRoute, Route
 from tests.unit.server.flags.world import FakeFiles
 
 from paceline.ray_serve.cluster_app import cluster_routes
+from paceline.server.api_errors import ANTHROPIC_FORM, LLAMA_FORM, OLLAMA_FORM, OPENAI_FORM, ErrorForm
 from paceline.server.application import build_app
 from paceline.server.flags import ModelPresets, resolve
-from paceline.server.middleware.access import PUBLIC
 from paceline.server.pages import PageRoute
-from paceline.server.request_context import OPERATOR_ONLY
-from paceline.server.router.router_application import build_router_app
+from paceline.server.router.router_app import build_router_app
+from paceline.server.routes import RouteFacts, RouteTable
 from paceline.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "tenants.md"
@@ -34,37 +33,32 @@ def router_routes() -> Iterable[BaseRoute]:
 
 
 def cluster_only_routes() -> Iterable[BaseRoute]:
-    return cluster_routes(None).routes
-
-
-def all_routes(routes: Iterable[Any]) -> Iterator[Route]:
-    """Yield the routes, those of included routers as well."""
-    for route in routes:
-        included = getattr(route, "original_router", None)
-        if included is not None:
-            yield from all_routes(included.routes)
-        elif not isinstance(route, PageRoute):
-            assert isinstance(route, Route), route
-            yield route
-
-
-def access_of(method: str, route: Route) -> str:
-    if method == "GET" and route.path in PUBLIC:
-        return "public"
-    is_operators = isinstance(route, APIRoute) and OPERATOR_ONLY in route.dependencies
-    return "operator" if is_operators else "tenant"
+    return cluster_routes(None)
 
 
 def found_routes() -> dict[str, str]:
     """Return who may call each route of any application; HEAD is as GET."""
     found: dict[str, str] = {}
     for routes in (single_routes(), router_routes(), cluster_only_routes()):
-        for route in all_routes(routes):
+        for route in routes:
+            if isinstance(route, PageRoute):
+                continue
+            assert isinstance(route, Route), route
+            facts = facts_of_route(route)
             for method in (route.methods or set()) - {"HEAD"}:
-                access = access_of(method, route)
+                access = "public" if facts.public else "operator" if facts.operator else "tenant"
                 name = f"{method} {route.path}"
                 assert found.setdefault(name, access) == access, name
     return found
+
+
+def facts_of_route(route: Route) -> RouteFacts:
+    """FastAPI's own route of the document comes after ours of the same path."""
+    facts = getattr(route, "facts", None)
+    if route.path == "/openapi.json":
+        return RouteFacts(public=True)
+    assert isinstance(facts, RouteFacts), route
+    return facts
 
 
 def documented_routes() -> dict[str, str]:
@@ -92,3 +86,27 @@ def test_routes_that_change_the_server_need_an_operators_key() -> None:
         "GET /cluster/{model}/{replica}/slots",
         "GET /cluster/{model}/{replica}/metrics",
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/v1/messages", ANTHROPIC_FORM),
+        ("/v1/messages/nothing", ANTHROPIC_FORM),
+        ("/v1/messagesx", OPENAI_FORM),
+        ("/v1", OPENAI_FORM),
+        ("/v1/rerank", OPENAI_FORM),
+        ("/rerank", LLAMA_FORM),
+        ("/chat/completions", OPENAI_FORM),
+        ("/chat", LLAMA_FORM),
+        ("/api", OLLAMA_FORM),
+        ("/api/nothing", OLLAMA_FORM),
+        ("/apix", LLAMA_FORM),
+        ("/nothing", LLAMA_FORM),
+    ],
+)
+def test_errors_have_the_form_of_the_route_or_of_routes_with_a_similar_path(path: str, form: ErrorForm) -> None:
+    """For any method."""
+    for routes in (single_routes(), router_routes()):
+        table = RouteTable(list(routes))
+        assert [table.errors(method, path) is form for method in ("GET", "POST", "PUT")] == [True] * 3

@@ -7,22 +7,24 @@ import math
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.scheduling.records import MAX_NODES
 from paceline.scheduling.telemetry import MOST_TICKS
+from paceline.server.api_errors import OPENAI_FORM
 from paceline.server.engine_events.event_reader import EngineEvent, EventReader, engine_facts
 from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import NAMED_SSE, named_event, stream_start
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes."""
-    router = APIRouter(tags=["engine"])
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required", loads_model=False), tags=["engine"])
 
     @router.get(
         "/v1/engine/events",
@@ -42,6 +44,7 @@ def routes(service: Service) -> APIRouter:
 
         The tenant of the key sees its own requests, and sums of the rest. Nothing is recorded while no client reads.
         """
+        service = Service.of(request.scope)
         engine, tenant = service.engine(), RequestContext.of(request.scope).tenant
         reader = EventReader(
             service.engine_watch,

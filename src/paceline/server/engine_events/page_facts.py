@@ -7,16 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
 from paceline.errors import PacelineError
+from paceline.server.api_errors import OPENAI_FORM
 from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.engine_events.chat_parameters import chat_parameters
-from paceline.server.json_bodies import JsonRoute, json_response
+from paceline.server.json_bodies import json_response
 from paceline.server.request_context import RequestContext
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 
@@ -28,9 +29,9 @@ _LISTENED_TO: Final = "loaded"
 
 def page_routes(
     settings: ServerSettings, models: Callable[[], Sequence[Mapping[str, Any]]], *, is_router: bool
-) -> APIRouter:
+) -> Routes:
     """Return the route of the server. models: as the page lists them, at the moment."""
-    router = APIRouter(tags=["engine"], route_class=JsonRoute)
+    router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["engine"])
 
     @router.get("/v1/engine/page", summary="What the web page needs to know of the server")
     async def page(request: Request) -> Response:
@@ -91,13 +92,14 @@ def known_modalities(model: object) -> list[str]:
     return [name for name in _MODALITIES if name == "text" or name in found]
 
 
-def model_routes(service: Service) -> APIRouter:
+def model_routes() -> Routes:
     """Return the route of one model."""
-    router = APIRouter(tags=["engine"], route_class=JsonRoute)
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required", loads_model=False), tags=["engine"])
 
     @router.get("/v1/engine/model", summary="What may be set in a request to the model")
-    async def model() -> Response:
+    async def model(request: Request) -> Response:
         """Return the model's modalities and limits, and the fields of a chat completion with the server's defaults."""
+        service = Service.of(request.scope)
         return json_response(await asyncio.to_thread(_model_body, service))
 
     return router

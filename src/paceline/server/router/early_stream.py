@@ -5,57 +5,24 @@ Once it has begun, an error can no longer be a status: it becomes the stream's e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
 
 import msgspec
 from starlette.types import Message, Scope, Send
 
-from paceline.server.api_errors import ApiError, error_response
-from paceline.server.dialects.anthropic.message_events import MESSAGE_FRAMING
-from paceline.server.dialects.responses.response_output import ResponseEvents, early_events
-from paceline.server.request_context import RequestContext, route_path
-from paceline.server.sse import NAMED_SSE, SSE, Framing, named_event, stream_start
+from paceline.server.api_errors import ApiError
+from paceline.server.request_context import EarlyResponse, RequestContext
+from paceline.server.routes import EarlyStream, error_response
+from paceline.server.sse import stream_start
 
 
-@dataclass(frozen=True, slots=True)
-class StreamStyle:
-    """The format of an API's streams.
-
-    Attributes:
-        framing: How events are sent.
-        error_event: Makes an event of the body of an error.
-        done: The last event; empty: there is none.
-        has_response: Whether heartbeats are events of a response, which the model's own stream continues.
-    """
-
-    framing: Framing
-    error_event: Callable[[bytes], bytes]
-    done: bytes = b""
-    has_response: bool = False
-
-
-_PLAIN: Final = StreamStyle(SSE, lambda body: body, b"[DONE]")
-_MESSAGES: Final = StreamStyle(MESSAGE_FRAMING, lambda body: named_event(b"error", body))
-_RESPONSES: Final = StreamStyle(NAMED_SSE, lambda body: body, has_response=True)
-
-STYLES: Final[Mapping[str, StreamStyle]] = {
-    **dict.fromkeys(("/v1/chat/completions", "/chat/completions", "/v1/completions"), _PLAIN),
-    **dict.fromkeys(("/completion", "/completions", "/infill"), _PLAIN),
-    **dict.fromkeys(("/v1/responses", "/responses"), _RESPONSES),
-    "/v1/messages": _MESSAGES,
-}
-"""The routes that send heartbeats. Ollama's streams of lines have none."""
-
-
-class EarlyStream:
+class BegunStream:
     """The `send` of one request. Its response may begin before its model is loaded. model: the model's name."""
 
-    def __init__(self, send: Send, scope: Scope, style: StreamStyle, model: str) -> None:
+    def __init__(self, send: Send, scope: Scope, style: EarlyStream, model: str) -> None:
         self._send, self._scope, self._style, self._model = send, scope, style, model
         self._is_open = self._has_begun = False
-        self._response: ResponseEvents | None = None
+        self._response: EarlyResponse | None = None
         self._status = 200
         self._error_body: bytearray | None = None  # of a response that is no stream
 
@@ -72,16 +39,16 @@ class EarlyStream:
         await self._send({"type": "http.response.body", "body": self._heartbeat(), "more_body": True})
 
     def _heartbeat(self) -> bytes:
-        if not self._style.has_response:
+        if self._style.begin is None:
             return self._style.framing.ping
         if self._response is not None:
             return self._response.heartbeat()
-        self._response = RequestContext.of(self._scope).early_response = early_events(self._model)
+        self._response = RequestContext.of(self._scope).early_response = self._style.begin(self._model)
         return self._response.opening()
 
     async def fail(self, api_error: ApiError) -> None:
         """End the stream with an error."""
-        response = error_response(api_error, route_path(self._scope))
+        response = error_response(api_error, self._scope)
         await self._end(response.status_code, bytes(response.body))
 
     async def __call__(self, message: Message) -> None:

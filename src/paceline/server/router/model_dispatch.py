@@ -1,4 +1,4 @@
-"""Hands each request to the application of the model that it names, which is loaded first. Innermost middleware.
+"""Gives each request the `Service` of the model that it names, which is loaded first. Innermost middleware.
 
 POST requests name their model in the body, or like all others in the query: ?model=NAME. ?autoload= decides for one request
 whether the model is loaded. On the event loop.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +16,6 @@ from urllib.parse import parse_qs
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.errors import CapacityError, EngineStopped, ModelChanged, ModelNotFound, ModelNotLoaded, PacelineError
@@ -27,24 +25,22 @@ from paceline.server.api_errors import (
     ClientDisconnected,
     ModelLoadFailed,
     api_error_of,
-    error_response,
     invalid_request,
 )
 from paceline.server.flags import ModelPreset
 from paceline.server.middleware.access import may_be_forged
 from paceline.server.middleware.request_limits import BufferedReceive
-from paceline.server.request_context import DisconnectWatcher, RequestContext, RouteTable, route_path
+from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
-from paceline.server.router.early_stream import STYLES, EarlyStream
-from paceline.server.router.routed_models import RoutedModels, ServedModel
+from paceline.server.router.early_stream import BegunStream
+from paceline.server.router.routed_models import RoutedModels
+from paceline.server.routes import EarlyStream, RouteFacts, error_response, facts_of
+from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 
 _log = logging.getLogger("paceline.server")
 
 _TRUE: Final = ("true", "1")
-_ALSO_OF_MODELS: Final = ("/props", "/metrics")  # without ?model= they are about the server
-_STORED: Final = "/v1/responses/"  # stored responses are handed out without their model
-_NEVER_LOAD: Final = ("/metrics", "/v1/engine/events", "/v1/engine/model")  # looking on loads nothing
 
 
 class NamedModel(msgspec.Struct):
@@ -55,47 +51,30 @@ class NamedModel(msgspec.Struct):
     stream: Any = None
 
 
-class ModelRoutes:
-    """The routes that are a model's: what is not among them is the server's own, or does not exist."""
-
-    def __init__(self) -> None:
-        self._models = self._own = RouteTable()
-
-    def set(self, models: Sequence[BaseRoute], own: Sequence[BaseRoute]) -> None:
-        """Set the routes, once they are there. own: win over a model's of the same path and method."""
-        self._models, self._own = RouteTable(models), RouteTable(own)
-
-    def has(self, method: str, path: str, *, names_model: bool) -> bool:
-        """Return whether a request is for a model."""
-        if path in _ALSO_OF_MODELS:
-            return names_model and method == "GET"
-        if method in ("GET", "DELETE") and path.startswith(_STORED):
-            return False
-        return self._models.serves(method, path) and not self._own.serves(method, path)
-
-
 class ModelDispatch:
-    """Runs a request's model's application, or the server's own."""
+    """Loads the model that a request names, and gives the request its `Service`, unless the route needs none."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, models: RoutedModels, routes: ModelRoutes) -> None:
-        self._app, self._settings, self._models, self._routes = app, settings, models, routes
+    def __init__(self, app: ASGIApp, settings: ServerSettings, models: RoutedModels) -> None:
+        self._app, self._settings, self._models = app, settings, models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, or respond with an error in the shape of the route's API."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, query = route_path(scope), parse_qs(scope["query_string"].decode("latin-1"))
-        if not self._routes.has(scope["method"], path, names_model="model" in query):
+        facts, query = facts_of(scope), parse_qs(scope["query_string"].decode("latin-1"))
+        if facts is None or facts.model == "none" or (facts.model == "named" and "model" not in query):
             await self._app(scope, receive, send)
             return
         try:
-            request = await self._named(scope, receive, query)
+            request = await self._named(facts, scope, receive, query)
             await self._dispatch(request, scope, receive, send)
         except (PacelineError, ApiException) as error:
-            await error_response(routing_error(error), path)(scope, receive, send)
+            await error_response(routing_error(error), scope)(scope, receive, send)
 
-    async def _named(self, scope: Scope, receive: Receive, query: dict[str, list[str]]) -> _NamedRequest:
+    async def _named(
+        self, facts: RouteFacts, scope: Scope, receive: Receive, query: dict[str, list[str]]
+    ) -> _NamedRequest:
         body = None if scope["method"] in ("GET", "HEAD") else await _whole_body(receive)
         found = NamedModel() if body is None else _named_in(body)
         name = found.model or found.name or query.get("model", [""])[0]
@@ -104,25 +83,25 @@ class ModelDispatch:
         if not name:
             message = "model name is missing from the request: give model in the body, or ?model=NAME"
             raise invalid_request(message, "model", "model_missing")
-        path = route_path(scope)
-        loads = self._settings.models_autoload and path not in _NEVER_LOAD
+        loads = self._settings.models_autoload and facts.loads_model
         if "autoload" in query:
             loads = query["autoload"][0].lower() in _TRUE
-        return _NamedRequest(self._models.preset(name), body, loads=loads, streams=bool(found.stream))
+        return _NamedRequest(self._models.preset(name), body, loads=loads, early=facts.early if found.stream else None)
 
     async def _dispatch(self, request: _NamedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         if request.body is None and (ready := self._models.ready(request.preset.name)) is not None:
-            await ready.app(scope, receive, send)  # reading neither wakes a model nor keeps it loaded
+            ready.attach(scope)
+            await self._app(scope, receive, send)  # reading neither wakes a model nor keeps it loaded
             return
         if request.body is None and may_be_forged(scope["headers"]):
             raise _not_loaded_for_pages(request.preset.name)
-        style = STYLES.get(route_path(scope)) if request.streams else None
-        early = None if style is None else EarlyStream(send, scope, style, request.preset.name)
+        early = None if request.early is None else BegunStream(send, scope, request.early, request.preset.name)
         replay = BufferedReceive(request.body or b"", receive)
         async with AsyncExitStack() as stack:
             try:
-                served = await self._loaded(request, stack, scope, receive, early)
-                await served.app(scope, replay, send if early is None else early)
+                service = await self._loaded(request, stack, scope, receive, early)
+                service.attach(scope)
+                await self._app(scope, replay, send if early is None else early)
             except Exception as error:
                 if early is None or not early.waits:
                     raise
@@ -131,8 +110,8 @@ class ModelDispatch:
                 await early.fail(routing_error(error))
 
     async def _loaded(
-        self, request: _NamedRequest, stack: AsyncExitStack, scope: Scope, receive: Receive, early: EarlyStream | None
-    ) -> ServedModel:
+        self, request: _NamedRequest, stack: AsyncExitStack, scope: Scope, receive: Receive, early: BegunStream | None
+    ) -> Service:
         """Wait for the model, with heartbeats; a client that leaves gives up, unless its stream can be resumed."""
         conversation_id = None if early is None else conversation_id_of(HttpRequest(scope))
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -150,10 +129,10 @@ class ModelDispatch:
         self,
         request: _NamedRequest,
         stack: AsyncExitStack,
-        early: EarlyStream | None,
+        early: BegunStream | None,
         watcher: DisconnectWatcher,
         gone: asyncio.Future[None],
-    ) -> ServedModel:
+    ) -> Service:
         """Wait for the model. gone: cancelled where the request is not wanted any more, by the watcher or otherwise."""
         watcher.on_disconnect(gone.cancel)
         entering = asyncio.ensure_future(self._entered(request, stack))
@@ -173,7 +152,7 @@ class ModelDispatch:
             raise ClientDisconnected
         return entering.result()
 
-    async def _entered(self, request: _NamedRequest, stack: AsyncExitStack) -> ServedModel:
+    async def _entered(self, request: _NamedRequest, stack: AsyncExitStack) -> Service:
         name = request.preset.name
         error = self._models.status(request.preset).error
         if request.preset.settings.model_changed == "refuse" and isinstance(error, ModelChanged):
@@ -189,12 +168,19 @@ class ModelDispatch:
 
 @dataclass(frozen=True, slots=True)
 class _NamedRequest:
-    """A request and its model. body: None for a method without one; loads: whether the model may be loaded for it."""
+    """A request and its model.
+
+    Attributes:
+        preset: The model.
+        body: None for a method without one.
+        loads: Whether the model may be loaded for it.
+        early: The format of its stream, if that may begin before the model is loaded.
+    """
 
     preset: ModelPreset
     body: bytes | None
     loads: bool
-    streams: bool
+    early: EarlyStream | None
 
 
 def _not_loaded_for_pages(name: str) -> ModelNotLoaded:

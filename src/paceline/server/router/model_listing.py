@@ -60,7 +60,7 @@ def page_entries(models: RoutedModels) -> list[dict[str, Any]]:
 
 def _page_entry(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
     status, served = models.status(preset), models.ready(preset.name)
-    modalities = _modalities_of_files(preset) if served is None else served.service.engine().model.modalities
+    modalities = _modalities_of_files(preset) if served is None else served.engine().model.modalities
     return {
         "id": preset.name,
         "aliases": list(preset.settings.aliases[1:]),
@@ -104,14 +104,14 @@ def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
         "created": now,
         "status": _status_body(preset, status),
         "architecture": _architecture(
-            _modalities_of_files(preset) if served is None else served.service.engine().model.modalities
+            _modalities_of_files(preset) if served is None else served.engine().model.modalities
         ),
         "source": preset.source,
         "can_remove": preset.is_removable,
         "type": "model",
         "display_name": preset.name,
         "created_at": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "meta": None if served is None else model_facts(served.service),
+        "meta": None if served is None else model_facts(served),
     }
 
 
@@ -189,7 +189,7 @@ def tags_body(models: RoutedModels) -> dict[str, Any]:
 def _tagged(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
     served = models.ready(preset.name)
     if served is not None:
-        return listed_model(served.service)
+        return listed_model(served)
     size, modified = 0, time.time()
     if preset.settings.model is not None and preset.reference is None:
         with suppress(OSError):
@@ -208,7 +208,7 @@ def _tagged(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
 
 def running_body(models: RoutedModels) -> dict[str, Any]:
     """Return the body of Ollama's /api/ps: the models that are loaded."""
-    return {"models": [one for served in models.all_ready().values() for one in loaded_models(served.service)]}
+    return {"models": [one for served in models.all_ready().values() for one in loaded_models(served)]}
 
 
 def file_description(preset: ModelPreset, *, verbose: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The models of a router: presets as entries of a model manager, and the application of each one that is loaded.
+"""The models of a router: presets as entries of a model manager, and the `Service` of each loaded model.
 
-On the event loop; presets are read and applications built in threads.
+On the event loop; presets are read in threads.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ import logging
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
-
-from fastapi import FastAPI
+from typing import Final
 
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, ModelUnloaded, PacelineError
@@ -30,7 +27,6 @@ from paceline.model_manager import (
 )
 from paceline.model_manager.engine_loader import AsyncLLMLoader
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
-from paceline.server.application import model_app, release_endpoints
 from paceline.server.flags import ModelPreset, ModelPresets
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.router.event_feed import EventFeed
@@ -41,47 +37,6 @@ from paceline.server.settings import ServerSettings
 _log = logging.getLogger("paceline.server")
 _LATEST: Final = ":latest"  # Ollama's default tag
 _KEEPING: Final[tuple[ModelState, ...]] = ("queued", "loading", "loaded", "sleeping")  # a sleeping one queues to wake
-
-
-class LoadedFront:
-    """A `Front` around a model that the manager has loaded and will close."""
-
-    progress = 1.0
-
-    def __init__(self) -> None:
-        self.llm: AsyncLLM | None = None  # until it is loaded
-
-    @property
-    def engine(self) -> Any:
-        """The engine."""
-        assert self.llm is not None  # noqa: S101 - the service begins after that
-        return self.llm.engine
-
-    async def start(self) -> None:
-        """Do nothing: it is loaded."""
-
-    async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """Do nothing: the manager closes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A loaded model with its application. preset: with whose settings it is served."""
-
-    preset: ModelPreset
-    llm: AsyncLLM
-    service: Service
-    app: FastAPI
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """An application that is built while its model is being loaded."""
-
-    preset: ModelPreset
-    front: LoadedFront
-    service: Service
-    app: asyncio.Task[FastAPI]
 
 
 class RoutedModels:
@@ -101,12 +56,11 @@ class RoutedModels:
         self._presets = found.presets
         own = AsyncLLMLoader(keeps_spare=settings.spare_worker) if loader is None else loader
         self.manager = AsyncModelManager(_settings_of(found), loader=own)
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[
+            str, tuple[ModelPreset, AsyncLLM, Service]
+        ] = {}  # with the preset and the model of each service
         self._services: weakref.WeakSet[Service] = weakref.WeakSet()  # also of models whose last requests end
         self._preparing: set[asyncio.Task[None]] = set()
-        self._building: dict[str, asyncio.Lock] = {}
-        self._drafts: dict[str, _Draft] = {}
-        self._one_at_a_time = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
 
@@ -124,8 +78,6 @@ class RoutedModels:
             self._following.cancel()
             await asyncio.wait((self._following,))
         await self.manager.aclose()
-        for name in tuple(self._drafts):
-            self._drop_draft(name)
 
     async def reload(self) -> None:
         """Read the presets and limits again, and return when models that are gone or changed have been unloaded.
@@ -146,8 +98,8 @@ class RoutedModels:
         except PacelineError:
             self._presets = before
             raise
-        for name, served in tuple(self._served.items()):
-            if served.preset != self._presets.get(name):  # in what its engine does not have
+        for name, (preset, _, _) in tuple(self._served.items()):
+            if preset != self._presets.get(name):  # in a setting that its engine does not have
                 del self._served[name]
                 self._begin_preparing(name)
 
@@ -193,9 +145,9 @@ class RoutedModels:
 
     def adapters(self, preset: ModelPreset) -> Mapping[str, str]:
         """Return the paths of a model's LoRA adapters by their names; those that it begins with where it is not loaded."""
-        served = self._served.get(preset.name)
-        if served is not None:
-            return {one.name: one.path for one in served.service.adapters()}
+        service = self.ready(preset.name)
+        if service is not None:
+            return {adapter.name: adapter.path for adapter in service.adapters()}
         configured = preset.settings.engine_options.get("lora")
         return dict(configured) if isinstance(configured, Mapping) else {}
 
@@ -207,13 +159,13 @@ class RoutedModels:
         """Return the status of a model."""
         return self.manager.status(preset.name)
 
-    def ready(self, name: str) -> ServedModel | None:
-        """Return a model whose application is there already; None where it is not loaded, or was not used yet."""
-        return self._served.get(name)
+    def ready(self, name: str) -> Service | None:
+        """Return the service of a model; None if the model is not loaded, or its service is not ready yet."""
+        return self.all_ready().get(name)
 
-    def all_ready(self) -> Mapping[str, ServedModel]:
-        """Return all models with an application."""
-        return self._served
+    def all_ready(self) -> Mapping[str, Service]:
+        """Return the services that are ready, by the names of their models."""
+        return {name: service for name, (_, _, service) in self._served.items() if service.is_loaded}
 
     @property
     def streams(self) -> ResumableStreams:
@@ -226,66 +178,32 @@ class RoutedModels:
 
     # ---- serving
 
-    async def serve(self, preset: ModelPreset, llm: AsyncLLM) -> ServedModel:
-        """Return the application of a model that was loaded just now or before. Raises `ModelLoadFailed`.
+    async def serve(self, preset: ModelPreset, llm: AsyncLLM) -> Service:
+        """Return the service of a model that was loaded just now or before. Raises `ModelLoadFailed`.
 
         preset: of the request. A model that was changed while the request waited is served as it is now.
         """
         name = preset.name
-        async with self._building.setdefault(name, asyncio.Lock()):
-            now = self._presets[name] if self._is_loaded(name) else preset
-            found = self._served.get(name)
-            if found is None or found.llm is not llm or found.preset != now:
-                found = await self._built(now, llm)
-                if self._is_loaded(name) and now == self._presets[name]:
-                    self._served[name] = found
-            return found
+        now = self._presets[name] if self._is_loaded(name) else preset
+        served = self._served.get(name)
+        if served is None or served[1] is not llm or served[0] != now:
+            service = Service(_shown_settings(now), llm, kept=self._kept, is_managed=True)
+            served = now, llm, service
+            self._services.add(service)
+            if self._is_loaded(name):
+                self._served[name] = served
+            service.start_loading()
+        service = served[2]
+        await service.loaded.wait()
+        if service.failure is not None:
+            if self._served.get(name) is served:
+                del self._served[name]  # the next request tries again
+            raise ModelLoadFailed(service.failure)
+        return service
 
     def _is_loaded(self, name: str) -> bool:
         """Return whether a model is loaded, and neither removed nor being unloaded."""
         return name in self._presets and self.manager.status(name).is_loaded
-
-    async def _built(self, preset: ModelPreset, llm: AsyncLLM) -> ServedModel:
-        draft = self._drafts.get(preset.name)
-        if draft is not None and draft.preset == preset:
-            del self._drafts[preset.name]
-        else:
-            self._drop_draft(preset.name)
-            draft = self._draft(preset)
-        draft.front.llm, service = llm, draft.service
-        self._services.add(service)
-        service.start_loading()
-        app = await draft.app
-        await service.loaded.wait()
-        if service.failure is not None:
-            raise ModelLoadFailed(service.failure)
-        return ServedModel(preset, llm, service, app)
-
-    def _draft(self, preset: ModelPreset) -> _Draft:
-        """Begin to build the application of a model, loaded or not."""
-        front = LoadedFront()
-        service = Service(_shown_settings(preset), front, kept=self._kept)
-        return _Draft(preset, front, service, asyncio.create_task(self._build(service)))
-
-    def _begin_draft(self, name: str) -> None:
-        """Begin to build the application of a model that is being loaded, unless it has one."""
-        # One that wakes has it still; one that is loaded by now, since this is noticed late, gets it from its first user.
-        if name not in self._presets or name in self._served or self._is_loaded(name):
-            return
-        draft, preset = self._drafts.get(name), self._presets[name]
-        if draft is None or draft.preset != preset:
-            self._drop_draft(name)
-            self._drafts[name] = self._draft(preset)
-
-    def _drop_draft(self, name: str) -> None:
-        """Let go of an application that will not be served, if there is one. Its build may run in a thread, and ends there."""
-        draft = self._drafts.pop(name, None)
-        if draft is not None:
-            draft.app.add_done_callback(partial(_report_dropped, name))
-
-    async def _build(self, service: Service) -> FastAPI:
-        async with self._one_at_a_time:  # FastAPI silences warnings meanwhile, which threads would do to each other
-            return await asyncio.to_thread(model_app, service)
 
     async def _follow(self) -> None:
         """Follow the models. An event that cannot be handled is logged, and the next ones are handled."""
@@ -299,15 +217,11 @@ class RoutedModels:
                     _log.exception("the state %r of the model %s could not be followed", status.state, status.name)
 
     def _changed(self, status: ModelStatus, before: ModelState | None) -> None:
-        """Prepare the application of a model that is or was loaded, forget that of one that is unloaded, and report it."""
-        if status.state == "loading" != before:
-            self._begin_draft(status.name)
+        """Make the service of a loaded model, drop the service of an unloaded one, and report the state."""
         if status.state == "loaded" != before and status.name not in self._served:
             self._begin_preparing(status.name)
         elif status.state not in _KEEPING:
-            self._drop_draft(status.name)
             self._forget(status)
-            release_endpoints()
         self._feed.report(status)
 
     def _begin_preparing(self, name: str) -> None:
@@ -316,7 +230,7 @@ class RoutedModels:
         task.add_done_callback(self._preparing.discard)
 
     async def _prepare(self, name: str) -> None:
-        """Build the application of a model that was loaded, so that its first request need not wait for that."""
+        """Make the service of a loaded model, so that its first request need not wait for that."""
         with suppress(PacelineError, ApiException):  # reported to the next request; one that leaves is not waited for
             if self.manager.status(name).state != "loaded":
                 return
@@ -326,14 +240,7 @@ class RoutedModels:
     def _forget(self, status: ModelStatus) -> None:
         served = self._served.pop(status.name, None)
         if served is not None:
-            served.service.unload(ModelUnloaded(f"the model {status.name!r} was unloaded while the request ran"))
-
-
-def _report_dropped(name: str, app: asyncio.Task[FastAPI]) -> None:
-    release_endpoints()
-    error = None if app.cancelled() else app.exception()
-    if error is not None:
-        _log.warning("an application of the model %s, which is not served, could not be built", name, exc_info=error)
+            served[2].unload(ModelUnloaded(f"the model {status.name!r} was unloaded while the request ran"))
 
 
 def _spellings(name: str) -> tuple[str, str]:

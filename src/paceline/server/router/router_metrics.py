@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
@@ -22,8 +21,8 @@ from paceline.observability.metrics_snapshot import Sample
 from paceline.server.api_errors import ApiException
 from paceline.server.exposition import METRICS_OFF, ScrapeResponse, family, heartbeat_samples, start_time_header
 from paceline.server.json_bodies import PLAIN_TEXT
-from paceline.server.router.routed_models import ServedModel
 from paceline.server.router.router_service import RouterService
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.server_metrics import (
     MODEL_BYTES,
     MODEL_LOADED,
@@ -31,6 +30,7 @@ from paceline.server.server_metrics import (
     MODEL_WAITING,
     LlamaMetrics,
 )
+from paceline.server.service import Service
 
 
 class RouterExposition:
@@ -46,18 +46,16 @@ class RouterExposition:
         The manager is read on the event loop, its own; engines, which may wait for their workers, in a thread.
         """
         models = self._service.models
-        return await asyncio.to_thread(self._encoded, accept, models.manager.statuses(), dict(models.all_ready()))
+        return await asyncio.to_thread(self._encoded, accept, models.manager.statuses(), models.all_ready())
 
-    def _encoded(
-        self, accept: str, statuses: Sequence[ModelStatus], ready: Mapping[str, ServedModel]
-    ) -> ScrapeResponse:
+    def _encoded(self, accept: str, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> ScrapeResponse:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Families(partial(self._families, statuses, ready)))
         ProcessCollector(registry=registry)
         encode, content_type = choose_encoder(accept)
         return ScrapeResponse(encode(registry), content_type)
 
-    def _families(self, statuses: Sequence[ModelStatus], ready: Mapping[str, ServedModel]) -> Iterator[Family]:
+    def _families(self, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Family]:
         """Yield all metrics, each with the samples of all models."""
         by_name: dict[str, list[Sample]] = {}
         for sample in self._samples(statuses, ready):
@@ -66,7 +64,7 @@ class RouterExposition:
             yield family(samples)
         yield from _worker_families(statuses)
 
-    def _samples(self, statuses: Sequence[ModelStatus], ready: Mapping[str, ServedModel]) -> Iterator[Sample]:
+    def _samples(self, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Sample]:
         for status in statuses:
             label = (("model", status.name),)
             yield Sample(MODEL_LOADED, "gauge", label, status.is_loaded)
@@ -74,9 +72,9 @@ class RouterExposition:
             yield Sample(MODEL_WAITING, "gauge", label, status.num_waiting)
             yield Sample(MODEL_BYTES, "gauge", label, status.taken_bytes or 0)
         yield from self._service.http_metrics.samples()
-        for name, served in ready.items():
+        for name, service in ready.items():
             with suppress(PacelineError, ApiException):  # it has ended meanwhile
-                engine = served.service.engine()
+                engine = service.engine()
                 snapshot, heartbeat = engine.stats(), engine.heartbeat()
                 llama = self._llama.setdefault(name, LlamaMetrics()).samples(snapshot)
                 for sample in (*snapshot, *heartbeat_samples(heartbeat), *llama):
@@ -109,9 +107,9 @@ class _Families(Collector):
         yield from self._families()
 
 
-def router_metrics_routes(service: RouterService) -> APIRouter:
+def router_metrics_routes(service: RouterService) -> Routes:
     """Return /metrics, which loads no model."""
-    router = APIRouter(tags=["observability"])
+    router = Routes(RouteFacts(model="named", loads_model=False), tags=["observability"])
     exposition = RouterExposition(service)
 
     @router.get(

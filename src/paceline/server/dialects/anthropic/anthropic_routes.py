@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.chat import Turn, next_turn, prepare_chat
 from paceline.params import SamplingParams
-from paceline.server.api_errors import anthropic_error_event
+from paceline.server.api_errors import ANTHROPIC_FORM, anthropic_error_event
 from paceline.server.dialects.anthropic.anthropic_requests import (
     MESSAGE_DEFAULTS,
     MessageBody,
@@ -22,20 +22,26 @@ from paceline.server.dialects.anthropic.anthropic_requests import (
 from paceline.server.dialects.anthropic.message_events import MESSAGE_FRAMING, MessageEvents, MessageReply, message_body
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.running_chat import count_prompt_tokens, start_chat
-from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, JsonRoute, json_response
+from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, json_response
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
+from paceline.server.routes import EarlyStream, RouteFacts, Routes
 from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
-from paceline.server.sse import EventStream
+from paceline.server.sse import EventStream, named_event
+
+_EARLY: Final = EarlyStream(framing=MESSAGE_FRAMING, error_event=lambda body: named_event(b"error", body))
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes /v1/messages and /v1/messages/count_tokens."""
-    router = APIRouter(tags=["Anthropic"], route_class=JsonRoute)
+    router = Routes(RouteFacts(errors=ANTHROPIC_FORM, model="required"), tags=["Anthropic"])
 
-    @router.post("/v1/messages", summary="Generate the next message of a conversation", responses=ANTHROPIC_STREAMS)
+    @router.post(
+        "/v1/messages", early=_EARLY, summary="Generate the next message of a conversation", responses=ANTHROPIC_STREAMS
+    )
     async def messages(body: MessageBody, request: Request) -> Response:
         """Generate the assistant's next message, as Anthropic's endpoint; with `stream` as server-sent events."""
+        service = Service.of(request.scope)
         base, streaming = service.sampling(MESSAGE_DEFAULTS), bool(body.stream)
         media = await service.request_media(body.messages, in_chat=True)
         parsed = await asyncio.to_thread(_parsed, service, body, base, media)
@@ -75,6 +81,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens", summary="Count a conversation's tokens", responses=ANTHROPIC_ERRORS)
     async def count_tokens(body: TokenCountBody, request: Request) -> Response:
         """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
+        service = Service.of(request.scope)
         service.check_accepting()
         chat_format, media = service.chat_format(), await service.request_media(body.messages, in_chat=True)
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -32,10 +31,11 @@ from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, I
 from paceline.server.dialects.llama_server.slots import LlamaServerState, SlotContent
 from paceline.server.dialects.request_fields import MarkedImages, merge_options
 from paceline.server.flags.spec_types import spec_type_names
-from paceline.server.json_bodies import LLAMA_STREAMS, JsonRoute, json_response, large_json_response
+from paceline.server.json_bodies import LLAMA_STREAMS, json_response, large_json_response
 from paceline.server.prefill_progress import ProgressSource
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
+from paceline.server.routes import EVENTS, RouteFacts, Routes
 from paceline.server.running_request import (
     ChunkSource,
     RunningRequest,
@@ -54,19 +54,23 @@ _MANY_TOKENS = 1 << 14  # of prompts: a response that repeats more of them takes
 _MANY_CHOICES = 8  # in one response
 
 
-def routes(service: Service, state: LlamaServerState) -> APIRouter:
+def routes() -> Routes:
     """Return the routes."""
-    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
-    @router.post("/completion", summary="Complete a text, as llama-server does", responses=LLAMA_STREAMS)
-    @router.post("/completions", include_in_schema=False)
+    @router.post("/completion", early=EVENTS, summary="Complete a text, as llama-server does", responses=LLAMA_STREAMS)
+    @router.post("/completions", early=EVENTS, include_in_schema=False)
     async def complete(body: CompletionBody, request: Request) -> Response:
         """Complete a prompt: one result, a list for several prompts or choices, or their events with `stream`."""
+        service = Service.of(request.scope)
+        state = service.part(LlamaServerState)
         return await _complete(service, state, request, body)
 
-    @router.post("/infill", summary="Fill the gap between two texts", responses=LLAMA_STREAMS)
+    @router.post("/infill", early=EVENTS, summary="Fill the gap between two texts", responses=LLAMA_STREAMS)
     async def infill(body: InfillBody, request: Request) -> Response:
         """Fill a gap: the prompt is made of `input_prefix`, `input_suffix`, `input_extra` and `prompt`."""
+        service = Service.of(request.scope)
+        state = service.part(LlamaServerState)
         return await _complete(service, state, request, body)
 
     return router

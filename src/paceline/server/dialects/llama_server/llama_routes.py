@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,9 +31,9 @@ from paceline.server.dialects.llama_server.slots import LlamaServerState
 from paceline.server.dialects.request_body import cap_warnings, without_fractions
 from paceline.server.dialects.request_fields import tokenize_mixed
 from paceline.server.flags.spec_types import spec_type_names
-from paceline.server.json_bodies import JsonRoute, encode_in_parts, json_response, large_json_response
+from paceline.server.json_bodies import encode_in_parts, json_response, large_json_response
 from paceline.server.media_input.request_media import RequestMedia
-from paceline.server.request_context import OPERATOR_ONLY
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
 
@@ -46,37 +45,40 @@ MAX_TOKENS = 1 << 20
 _MAX_ADAPTER_ENTRIES = 1000  # that one request may set
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes of completions, tokens, embeddings, reranking, slots, adapters and properties."""
-    state = LlamaServerState(service)
-    router = APIRouter()
-    router.include_router(completion_routes.routes(service, state))
-    router.include_router(slots.routes(service, state))
-    router.include_router(_adapter_routes(state))
-    router.include_router(_token_routes(service))
-    router.include_router(vector_routes.routes(service))
-    router.include_router(_props_routes(service))
+    router = Routes(RouteFacts(model="required"))
+    router.extend(completion_routes.routes())
+    router.extend(slots.routes())
+    router.extend(_adapter_routes())
+    router.extend(_token_routes())
+    router.extend(vector_routes.routes())
+    router.extend(_props_routes())
     return router
 
 
-def _adapter_routes(state: LlamaServerState) -> APIRouter:
-    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+def _adapter_routes() -> Routes:
+    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
     @router.get("/lora-adapters", summary="The adapters and their scales")
-    async def adapters() -> list[dict[str, Any]]:
+    async def adapters(request: Request) -> list[dict[str, Any]]:
         """List the adapters by id. `path` is the file's name alone."""
+        state = Service.of(request.scope).part(LlamaServerState)
         known = state.adapters
         return [
             {"id": index, "path": file, "scale": state.scales.get(name, 0.0), "task_name": "", "prompt_prefix": ""}
             for index, (name, file) in enumerate(zip(known.names, known.files, strict=True))
         ]
 
-    @router.post("/lora-adapters", summary="Set the adapters' scales", dependencies=[OPERATOR_ONLY])
-    async def set_adapters(body: Annotated[list[LoraScale], Field(max_length=_MAX_ADAPTER_ENTRIES)]) -> dict[str, Any]:
+    @router.post("/lora-adapters", summary="Set the adapters' scales", operator=True)
+    async def set_adapters(
+        body: Annotated[list[LoraScale], Field(max_length=_MAX_ADAPTER_ENTRIES)], request: Request
+    ) -> dict[str, Any]:
         """Set the scales of all later requests without a `lora` of their own; adapters that are not listed are off.
 
         Needs an operator's key if there are several tenants: the scales are those of all tenants.
         """
+        state = Service.of(request.scope).part(LlamaServerState)
         warnings: list[str] = []
         state.service.set_lora_scales(parse_lora_scales(body, state.adapters.names, warnings))
         return {"success": True} | ({"warnings": warnings} if warnings else {})
@@ -84,18 +86,20 @@ def _adapter_routes(state: LlamaServerState) -> APIRouter:
     return router
 
 
-def _props_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["llama-server"])
+def _props_routes() -> Routes:
+    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
     @router.get("/props", summary="Properties of the server and its model")
-    async def props() -> Response:
+    async def props(request: Request) -> Response:
         """Return the properties. `model_path` is the file's name alone."""
+        service = Service.of(request.scope)
         engine = service.engine()
         return json_response(_props(service, engine) | _chat_facts(service))
 
-    @router.post("/props", summary="Change properties", dependencies=[OPERATOR_ONLY])
-    async def set_props() -> dict[str, Any]:
+    @router.post("/props", summary="Change properties", operator=True)
+    async def set_props(request: Request) -> dict[str, Any]:
         """Change nothing: there is no property to change, as in llama-server."""
+        service = Service.of(request.scope)
         if not service.settings.props:
             raise not_supported("This server does not support changing global properties. Start it with `--props`")
         return {"success": True}
@@ -147,8 +151,8 @@ def _chat_facts(service: Service) -> dict[str, Any]:
     return {"chat_template": chat_format.source, "chat_template_caps": dict(chat_format.capabilities)}
 
 
-def _token_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+def _token_routes() -> Routes:
+    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
     @router.post("/tokenize", summary="Text to token ids")
     async def tokenize(body: TokenizeBody, request: Request) -> Response:
@@ -157,6 +161,7 @@ def _token_routes(service: Service) -> APIRouter:
         With `prompt` or `messages` in place of `content` return `count`, `max_model_len`, `tokens` and `token_strs`, as vLLM
         does.
         """
+        service = Service.of(request.scope)
         given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
         if len(given) > 1:
             raise invalid_request(f"{' and '.join(given)} exclude each other: set one of them", given[1])
@@ -169,20 +174,23 @@ def _token_routes(service: Service) -> APIRouter:
         return Response(content, media_type="application/json")
 
     @router.post("/detokenize", summary="Token ids to text")
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         """Return `content`: the text, control tokens included; and the same as `prompt`, the name that vLLM has for it."""
+        service = Service.of(request.scope)
         tokenizer = service.engine().tokenizer
         text = await asyncio.to_thread(_detokenize, tokenizer, body)
         return await large_json_response({"content": text, "prompt": text} | _warnings(service, body))
 
     @router.get("/tokenizer_info", summary="The tokenizer, as vLLM describes it")
-    async def tokenizer_info() -> Response:
+    async def tokenizer_info(request: Request) -> Response:
         """Return the special tokens and the chat template, which programs need that have no tokenizer of their own."""
+        service = Service.of(request.scope)
         return json_response(await asyncio.to_thread(_tokenizer_info, service))
 
     @router.post("/apply-template", summary="Messages to the text of a prompt")
     async def apply_template(body: TemplateBody, request: Request) -> Response:
         """Return `prompt`: the text that the chat template renders, with the media marker for each image."""
+        service = Service.of(request.scope)
         media = await service.request_media(body.messages, in_chat=True)
         render = partial(_render, service, body, media)
         rendered, warnings = await run_in_turn(service, request, render, service.options(request))

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,8 +27,9 @@ from paceline.request import RequestOptions
 from paceline.scheduling.records import SlotView
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, not_supported
 from paceline.server.dialects.llama_server.llama_bodies import SlotBody
-from paceline.server.json_bodies import JsonRoute, json_response
+from paceline.server.json_bodies import json_response
 from paceline.server.request_context import RequestContext
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
@@ -157,9 +157,9 @@ SLOTS_OFF = "This server does not support slots endpoint. Start it with `--slots
 _TENANT_FILE = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
 
 
-def routes(service: Service, state: LlamaServerState) -> APIRouter:
+def routes() -> Routes:
     """Return the routes."""
-    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
     @router.get("/slots", summary="What each slot does")
     async def slots(request: Request, fail_on_no_slot: str = "") -> Response:
@@ -167,6 +167,8 @@ def routes(service: Service, state: LlamaServerState) -> APIRouter:
 
         A slot with a request of another tenant shows only that it is busy, unless the key is an operator's.
         """
+        service = Service.of(request.scope)
+        state = service.part(LlamaServerState)
         if not service.settings.slots:
             raise not_supported(SLOTS_OFF)
         snapshot = await asyncio.wrap_future(service.engine().ask_slots())
@@ -186,6 +188,8 @@ def routes(service: Service, state: LlamaServerState) -> APIRouter:
     @router.post("/slots/{id_slot}", summary="Save, restore or erase what a slot holds")
     async def act(id_slot: str, request: Request, action: str = "", body: SlotBody | None = None) -> Response:
         """Save, restore or erase a slot, by `action`; the first two need `filename`, a name without folders."""
+        service = Service.of(request.scope)
+        state = service.part(LlamaServerState)
         if service.engine().config.state_folder is None:
             raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
         if not id_slot.isascii() or not id_slot.isdigit() or len(id_slot) > 9:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.api_errors import DEFAULT_RETRY_S, ApiError, ApiException, invalid_request
-from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, Responses
+from paceline.server.api_errors import DEFAULT_RETRY_S, OPENAI_FORM, ApiError, ApiException, invalid_request
+from paceline.server.json_bodies import OPENAI_ERRORS, Responses
 from paceline.server.request_context import RequestContext
 from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream, ResumableStreams
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.sse import LOST, StreamReplay
 
 _MAX_IDS = 10_000  # of one lookup
@@ -36,9 +37,9 @@ class LookupBody(BaseModel):
     conversation_ids: list[str] = Field(default=[], max_length=_MAX_IDS)
 
 
-def routes(streams: ResumableStreams) -> APIRouter:
+def routes(streams: ResumableStreams) -> Routes:
     """Return the routes, which do not wake a sleeping engine."""
-    router = APIRouter(tags=["llama-server"], route_class=JsonRoute, responses=OPENAI_ERRORS)
+    router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["llama-server"], responses=OPENAI_ERRORS)
 
     @router.get("/v1/stream", summary="Read a stream again, and on", responses=_EVENTS)
     async def read(request: Request, conv_id: ConversationId = "", offset: Offset = "") -> Response:

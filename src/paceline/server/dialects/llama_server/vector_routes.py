@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.request import RequestOptions
-from paceline.server.api_errors import invalid_request, not_supported
+from paceline.server.api_errors import OPENAI_FORM, invalid_request, not_supported
 from paceline.server.dialects.llama_server.llama_bodies import EmbeddingBody, RerankBody
 from paceline.server.dialects.vectors import (
     can_embed,
@@ -28,14 +27,15 @@ from paceline.server.dialects.vectors import (
     truncate_side,
     vector_options,
 )
-from paceline.server.json_bodies import JsonRoute, large_json_response
+from paceline.server.json_bodies import large_json_response
 from paceline.server.request_context import RequestContext
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes."""
-    router = APIRouter(tags=["llama-server"], route_class=JsonRoute)
+    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
     @router.post("/embedding", summary="Turn texts and images into vectors, as llama-server does")
     @router.post("/embeddings", include_in_schema=False)
@@ -44,6 +44,7 @@ def routes(service: Service) -> APIRouter:
 
         `embedding` is a list of one vector or, without pooling, of one per token.
         """
+        service = Service.of(request.scope)
         if not can_embed(service):
             raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
         warnings = body.field_warnings(strict=service.settings.strict_fields)
@@ -61,14 +62,15 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/rerank", summary="Rank documents by how well they fit a query")
     @router.post("/reranking", include_in_schema=False)
-    @router.post("/v1/rerank", include_in_schema=False)
-    @router.post("/v1/reranking", include_in_schema=False)
+    @router.post("/v1/rerank", errors=OPENAI_FORM, include_in_schema=False)
+    @router.post("/v1/reranking", errors=OPENAI_FORM, include_in_schema=False)
     @router.post("/v2/rerank", include_in_schema=False)
     async def rerank(body: RerankBody, request: Request) -> Response:
         """Rank documents, best first, `top_n` of them. With `texts` in place of `documents` a plain list as in TEI.
 
         The response has the members of Jina's API, and the `id` of Cohere's.
         """
+        service = Service.of(request.scope)
         if not can_rerank(service):
             raise not_supported("This server does not support reranking. Start it with `--reranking`")
         warnings = body.field_warnings(strict=service.settings.strict_fields)

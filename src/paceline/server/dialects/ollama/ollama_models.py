@@ -9,17 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
 from paceline.chat import ChatFormat, Turn
 from paceline.errors import PacelineError
-from paceline.server.api_errors import ApiError, ollama_error_response
+from paceline.server.api_errors import OLLAMA_FORM, ApiError, ollama_error_response
 from paceline.server.dialects.ollama.ollama_events import timestamp
 from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
 from paceline.server.dialects.vectors import can_embed
-from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, JsonRoute, json_response
+from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, json_response
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import JSON_LINES
 
@@ -48,25 +49,27 @@ def is_model_name(service: Service, name: str) -> bool:
     return name in names or name.removesuffix(_LATEST) in names
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return /api/tags, /api/ps, /api/show, /api/version, /api/pull, and the refusals of `administration_routes`."""
-    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
-    _add_lists(router, service)
-    _add_named(router, service)
-    router.include_router(administration_routes())
+    router = Routes(RouteFacts(errors=OLLAMA_FORM, model="required"), tags=["Ollama"], responses=OLLAMA_ERRORS)
+    _add_lists(router)
+    _add_named(router)
+    router.extend(administration_routes())
     return router
 
 
-def _add_lists(router: APIRouter, service: Service) -> None:
+def _add_lists(router: Routes) -> None:
 
     @router.get("/api/tags", summary="The models")
-    async def tags() -> Response:
+    async def tags(request: Request) -> Response:
         """List the model under its first name, and its LoRA adapters."""
+        service = Service.of(request.scope)
         return json_response({"models": _all_listed(service)})
 
     @router.get("/api/ps", summary="The models that are loaded")
-    async def running() -> Response:
+    async def running(request: Request) -> Response:
         """List the model if it is loaded; it stays so."""
+        service = Service.of(request.scope)
         if not service.is_loaded:
             return json_response({"models": []})
         return json_response({"models": loaded_models(service)})
@@ -77,11 +80,12 @@ def _add_lists(router: APIRouter, service: Service) -> None:
         return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
 
 
-def _add_named(router: APIRouter, service: Service) -> None:
+def _add_named(router: Routes) -> None:
 
     @router.post("/api/show", summary="Describe the model")
-    async def show(body: OllamaModelBody) -> Response:
+    async def show(body: OllamaModelBody, request: Request) -> Response:
         """Describe the model under one of its names; 404 for any other."""
+        service = Service.of(request.scope)
         name = body.model or body.name
         if not name:
             return ollama_error_response(NAME_MISSING)
@@ -94,8 +98,9 @@ def _add_named(router: APIRouter, service: Service) -> None:
         return json_response(shown | ({"warnings": warnings} if warnings else {}))
 
     @router.post("/api/pull", summary="Check that the model is here", responses=OLLAMA_STREAMS)
-    async def pull(body: OllamaModelBody) -> Response:
+    async def pull(body: OllamaModelBody, request: Request) -> Response:
         """Report success for the model that is here, and 404 for any other: nothing is downloaded."""
+        service = Service.of(request.scope)
         name = body.model or body.name
         if not name:
             return ollama_error_response(NAME_MISSING)
@@ -114,9 +119,9 @@ def pull_response(body: OllamaModelBody) -> Response:
     return Response(lines, media_type=JSON_LINES.media_type.decode())
 
 
-def administration_routes() -> APIRouter:
+def administration_routes() -> Routes:
     """Return the routes that would change models. They respond with 501."""
-    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
+    router = Routes(RouteFacts(errors=OLLAMA_FORM), tags=["Ollama"], responses=OLLAMA_ERRORS)
 
     async def refuse() -> Response:
         """Refuse what would change models."""
@@ -124,7 +129,7 @@ def administration_routes() -> APIRouter:
         return ollama_error_response(ApiError(501, "not_supported_error", "unsupported", message))
 
     for method, path in _ADMINISTRATION:
-        router.add_api_route(path, refuse, methods=[method], include_in_schema=False)
+        router.add(method, path, refuse, include_in_schema=False)
     return router
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +15,7 @@ from paceline.chat import Turn, next_turn
 from paceline.engine.arguments import embedding_options
 from paceline.engine.results import checked_dimensions, vectors
 from paceline.errors import Unsupported
-from paceline.server.api_errors import invalid_request, ollama_error_event
+from paceline.server.api_errors import OLLAMA_FORM, invalid_request, ollama_error_event
 from paceline.server.dialects.ollama import ollama_models
 from paceline.server.dialects.ollama.ollama_events import (
     ChatLines,
@@ -46,28 +45,30 @@ from paceline.server.dialects.ollama.ollama_requests import (
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.running_chat import start_chat
 from paceline.server.dialects.vectors import can_embed, compute_vectors, tokenize_texts, vector_options
-from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, JsonRoute, encode_in_parts
+from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, encode_in_parts
 from paceline.server.media_input.request_media import known_attachment
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.running_request import start_request
 from paceline.server.service import Service
 from paceline.server.sse import JSON_LINES, EventStream, Render
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes under /api."""
-    router = APIRouter()
-    router.include_router(_generation_routes(service))
-    router.include_router(_embedding_routes(service))
-    router.include_router(ollama_models.routes(service))
+    router = Routes(RouteFacts(errors=OLLAMA_FORM, model="required"))
+    router.extend(_generation_routes())
+    router.extend(_embedding_routes())
+    router.extend(ollama_models.routes())
     return router
 
 
-def _generation_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Ollama"], route_class=JsonRoute)
+def _generation_routes() -> Routes:
+    router = Routes(RouteFacts(errors=OLLAMA_FORM, model="required"), tags=["Ollama"])
 
     @router.post("/api/chat", summary="Generate the next message of a conversation", responses=OLLAMA_STREAMS)
     async def chat(body: OllamaChatBody, request: Request) -> Response:
         """Generate the assistant's next message, as Ollama's endpoint: lines of JSON, or with `stream` false one object."""
+        service = Service.of(request.scope)
         parsed = await _parsed(service, body)
         reply = _reply(service, body, parsed, is_chat=True)
         if not body.messages and isinstance(body.messages, list | None):
@@ -80,6 +81,7 @@ def _generation_routes(service: Service) -> APIRouter:
     @router.post("/api/generate", summary="Complete a prompt", responses=OLLAMA_STREAMS)
     async def generate(body: OllamaGenerateBody, request: Request) -> Response:
         """Complete a prompt by the model's chat template, or with `raw` or `suffix` as it is."""
+        service = Service.of(request.scope)
         parsed = await _parsed(service, body)
         reply = _reply(service, body, parsed, is_chat=False)
         if not body.prompt and not body.suffix and not body.images:
@@ -170,12 +172,13 @@ def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _embedding_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
+def _embedding_routes() -> Routes:
+    router = Routes(RouteFacts(errors=OLLAMA_FORM, model="required"), tags=["Ollama"], responses=OLLAMA_ERRORS)
 
     @router.post("/api/embed", summary="Turn texts into vectors")
     async def embed(body: OllamaEmbedBody, request: Request) -> Response:
         """Compute embeddings of length 1, as Ollama's endpoint."""
+        service = Service.of(request.scope)
         began = time.monotonic()
         n_embd = service.engine().model.n_embd_out
         checked_dimensions(body.dimensions, n_embd)
@@ -200,6 +203,7 @@ def _embedding_routes(service: Service) -> APIRouter:
     @router.post("/api/embeddings", summary="Turn a text into a vector: the older form")
     async def embeddings(body: OllamaEmbeddingsBody, request: Request) -> Response:
         """Compute the embedding of one text, not normalised; long texts are cut."""
+        service = Service.of(request.scope)
         rows, _ = await _vectors(service, request, body.model, "prompt", body.prompt or [], truncates=True)
         warnings = _embedding_warnings(service, body)
         vector = vectors(rows, "none", 0)[0].tolist() if rows else []

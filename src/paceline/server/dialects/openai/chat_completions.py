@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +27,7 @@ from paceline.chat import (
     prepare_chat,
 )
 from paceline.params import SamplingParams
-from paceline.server.api_errors import COMPLETE_FINISH_REASONS, naming_param, openai_error_event
+from paceline.server.api_errors import COMPLETE_FINISH_REASONS, OPENAI_FORM, naming_param, openai_error_event
 from paceline.server.dialects.openai.openai_replies import (
     ChoiceBase,
     ChoiceStream,
@@ -41,8 +40,9 @@ from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS, OpenA
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.running_chat import ChatProgress, count_prompt_tokens, start_chat
 from paceline.server.dialects.token_reports import ChatLogprob, TokenAligner, chat_logprobs
-from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute
+from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS
 from paceline.server.media_input.request_media import RequestMedia
+from paceline.server.routes import EVENTS, RouteFacts, Routes
 from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
@@ -51,16 +51,20 @@ from paceline.streaming import TokenLogprobs
 _MAX_UNREAD_BYTES = 2**16  # of tokens that no text of a message has been found for
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the route."""
-    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
 
-    @router.post("/chat/completions", summary="As /v1/chat/completions", responses=OPENAI_STREAMS)
+    @router.post("/chat/completions", early=EVENTS, summary="As /v1/chat/completions", responses=OPENAI_STREAMS)
     @router.post(
-        "/v1/chat/completions", summary="Generate the next message of a conversation", responses=OPENAI_STREAMS
+        "/v1/chat/completions",
+        early=EVENTS,
+        summary="Generate the next message of a conversation",
+        responses=OPENAI_STREAMS,
     )
     async def chat(body: OpenAIChatBody, request: Request) -> Response:
         """Generate the next message of a conversation, as OpenAI's endpoint; with `stream` as server-sent events."""
+        service = Service.of(request.scope)
         base = service.sampling(CHAT_DEFAULTS)
         streaming = bool(body.stream)
         with _naming_field(body):
@@ -102,6 +106,7 @@ def routes(service: Service) -> APIRouter:
     )
     async def input_tokens(body: OpenAIChatBody, request: Request) -> dict[str, Any]:
         """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
+        service = Service.of(request.scope)
         base = service.sampling(CHAT_DEFAULTS)
         with _naming_field(body):
             options = service.options(request, body.model)

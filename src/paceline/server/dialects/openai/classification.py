@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.engine.arguments import embedding_options, reranking_options
 from paceline.engine.results import probabilities, vectors
 from paceline.errors import Unsupported
-from paceline.server.api_errors import invalid_request, naming_param
+from paceline.server.api_errors import OPENAI_FORM, invalid_request, naming_param
 from paceline.server.dialects.openai.openai_requests import ClassifyBody, OpenAIBody, ScoreBody, model_warning
 from paceline.server.dialects.vectors import (
     MAX_TEXTS,
@@ -26,18 +25,20 @@ from paceline.server.dialects.vectors import (
     truncate_side,
     vector_options,
 )
-from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, large_json_response
+from paceline.server.json_bodies import OPENAI_ERRORS, large_json_response
 from paceline.server.request_context import RequestContext
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes."""
-    router = APIRouter(tags=["vLLM"], route_class=JsonRoute, responses=OPENAI_ERRORS)
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["vLLM"], responses=OPENAI_ERRORS)
 
     @router.post("/classify", summary="Classify texts")
     async def classify(body: ClassifyBody, request: Request) -> Response:
         """Return the class of each text, with the probabilities of all classes. Needs a classification model."""
+        service = Service.of(request.scope)
         if not can_rerank(service):
             raise Unsupported("this model was not made to classify; start the server with --reranking if it can")
         with naming_param(ClassifyBody.model_fields):
@@ -67,6 +68,7 @@ def routes(service: Service) -> APIRouter:
 
         One text of `text_1` goes with each of `text_2`; lists of the same length pair by pair.
         """
+        service = Service.of(request.scope)
         with naming_param(ScoreBody.model_fields, query="text_1", documents="text_2"):
             pairs = _pairs(body)
             warnings = body.field_warnings(strict=service.settings.strict_fields)

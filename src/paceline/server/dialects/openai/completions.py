@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from paceline import validation
 from paceline.completion import Choice, Completion
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import InvalidParams, InvalidType
-from paceline.server.api_errors import COMPLETE_FINISH_REASONS, naming_param, openai_error_event
+from paceline.server.api_errors import COMPLETE_FINISH_REASONS, OPENAI_FORM, naming_param, openai_error_event
 from paceline.server.dialects.openai.openai_replies import (
     ChoiceBase,
     ChoiceStream,
@@ -29,20 +28,22 @@ from paceline.server.dialects.openai.openai_requests import COMPLETION_DEFAULTS,
 from paceline.server.dialects.request_body import without_fractions
 from paceline.server.dialects.request_fields import MarkedImages, segments_of
 from paceline.server.dialects.token_reports import LogprobColumns, LogprobColumnsBuilder
-from paceline.server.json_bodies import OPENAI_STREAMS, JsonRoute
+from paceline.server.json_bodies import OPENAI_STREAMS
+from paceline.server.routes import EVENTS, RouteFacts, Routes
 from paceline.server.running_request import check_num_prompts, start_request
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
 from paceline.streaming import StreamChunk, TokenLogprobs
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the route."""
-    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
 
-    @router.post("/v1/completions", summary="Complete a text", responses=OPENAI_STREAMS)
+    @router.post("/v1/completions", early=EVENTS, summary="Complete a text", responses=OPENAI_STREAMS)
     async def complete(body: OpenAICompletionBody, request: Request) -> Response:
         """Complete a prompt or several, as OpenAI's endpoint; with `stream` as server-sent events."""
+        service = Service.of(request.scope)
         base, engine = service.sampling(COMPLETION_DEFAULTS), service.engine()
         with naming_param(OpenAICompletionBody.model_fields):
             options, strict = service.options(request, body.model), service.settings.strict_fields

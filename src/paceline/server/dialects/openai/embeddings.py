@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +16,7 @@ from paceline.engine.arguments import embedding_options
 from paceline.engine.results import check_prompt_name, checked_dimensions, vectors
 from paceline.errors import InvalidParams, Unsupported
 from paceline.request import RequestOptions
-from paceline.server.api_errors import naming_param
+from paceline.server.api_errors import OPENAI_FORM, naming_param
 from paceline.server.dialects.openai.openai_requests import (
     EMBEDDING_OPTIONS,
     OpenAIEmbeddingBody,
@@ -32,7 +31,8 @@ from paceline.server.dialects.vectors import (
     read_embedding_inputs,
     truncate_side,
 )
-from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute, encode_in_parts
+from paceline.server.json_bodies import OPENAI_ERRORS, encode_in_parts
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 
 Vectors = npt.NDArray[np.float32]
@@ -40,13 +40,14 @@ Vectors = npt.NDArray[np.float32]
 _POOLINGS = ("mean", "cls", "last")
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the route."""
-    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
 
     @router.post("/v1/embeddings", summary="Turn texts and images into vectors", responses=OPENAI_ERRORS)
     async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
         """Compute embeddings, as OpenAI's endpoint. Vectors have length 1."""
+        service = Service.of(request.scope)
         engine = service.engine()
         if not can_embed(service):
             raise Unsupported(

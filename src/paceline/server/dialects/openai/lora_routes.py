@@ -9,40 +9,49 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, PacelineError
-from paceline.server.api_errors import ApiException, api_error_of, invalid_request, naming_param, not_supported
+from paceline.server.api_errors import (
+    OPENAI_FORM,
+    ApiException,
+    api_error_of,
+    invalid_request,
+    naming_param,
+    not_supported,
+)
 from paceline.server.dialects.openai.openai_requests import LoadLoraBody, UnloadLoraBody
-from paceline.server.json_bodies import OPENAI_ERRORS, JsonRoute
-from paceline.server.request_context import OPERATOR_ONLY
+from paceline.server.json_bodies import OPENAI_ERRORS
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 
-_MAX_CALLS = 4  # at once: an unload may wait for long, and other routes need the threads of the loop
+_THREADS = ThreadPoolExecutor(
+    4, "paceline-lora"
+)  # an unload may wait for long, and other routes need the loop's threads
 _PARAMS = {"name": "lora_name", "path": "lora_path", "in_place": "load_inplace"}
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes."""
-    router = APIRouter(tags=["LoRA"], route_class=JsonRoute, responses=OPENAI_ERRORS)
-    threads = ThreadPoolExecutor(_MAX_CALLS, "paceline-lora")
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["LoRA"], responses=OPENAI_ERRORS)
 
     @router.post(
         "/v1/load_lora_adapter",
         summary="Load a LoRA adapter",
         response_class=PlainTextResponse,
-        dependencies=[OPERATOR_ONLY],
+        operator=True,
     )
-    async def load(body: LoadLoraBody) -> Response:
+    async def load(body: LoadLoraBody, request: Request) -> Response:
         """Load a LoRA adapter, which requests may name as their `model` from then on. Needs --enable-lora-loading."""
+        service = Service.of(request.scope)
         _check_allowed(service)
         warnings = body.field_warnings(strict=service.settings.strict_fields)
         engine, name = service.engine(), body.lora_name
         if name in service.names or name.removesuffix(":latest") in service.names:
             raise invalid_request(f"lora_name: {name!r:.200} is the model's own name; take another one", "lora_name")
         try:
-            await _call(threads, lambda: engine.load_lora(name, body.lora_path, in_place=bool(body.load_inplace)))
+            await _call(lambda: engine.load_lora(name, body.lora_path, in_place=bool(body.load_inplace)))
         except AdapterError as error:
             is_there = await asyncio.to_thread(_is_file, body.lora_path)
             raise _with_status(error, 400 if is_there else 404, "lora_path") from error
@@ -52,20 +61,21 @@ def routes(service: Service) -> APIRouter:
         "/v1/unload_lora_adapter",
         summary="Unload a LoRA adapter",
         response_class=PlainTextResponse,
-        dependencies=[OPERATOR_ONLY],
+        operator=True,
     )
-    async def unload(body: UnloadLoraBody) -> Response:
+    async def unload(body: UnloadLoraBody, request: Request) -> Response:
         """Refuse new requests with a LoRA adapter, wait until the open ones have ended, and free it.
 
         409 if they do not end within `timeout_s`; then the adapter stays. Needs --enable-lora-loading.
         """
+        service = Service.of(request.scope)
         _check_allowed(service)
         warnings = body.field_warnings(strict=service.settings.strict_fields)
         engine, name, scales = service.engine(), body.lora_name, dict(service.settings.lora_scales)
         if name in scales:  # else requests that name no adapter would be refused, too
             service.set_lora_scales({one: scale for one, scale in scales.items() if one != name})
         try:
-            await _call(threads, lambda: engine.unload_lora(name, timeout_s=body.timeout_s))
+            await _call(lambda: engine.unload_lora(name, timeout_s=body.timeout_s))
         except Exception:
             if name in scales and any(one.name == name for one in engine.loras()):
                 service.set_lora_scales({name: scales[name], **service.settings.lora_scales})
@@ -79,11 +89,11 @@ def _done(message: str, warnings: list[str]) -> Response:
     return PlainTextResponse("\n".join([message, *(f"Warning: {warning}" for warning in warnings)]))
 
 
-async def _call(threads: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+async def _call(function: Callable[[], None]) -> None:
     """Call the engine in a thread. Raises with the field at fault, and the status of adapters that are not there or in use."""
     try:
         with naming_param(LoadLoraBody.model_fields, **_PARAMS):
-            await asyncio.get_running_loop().run_in_executor(threads, function)
+            await asyncio.get_running_loop().run_in_executor(_THREADS, function)
     except AdapterNotFound as error:
         raise _with_status(error, 404, "lora_name") from error
     except AdapterInUse as error:

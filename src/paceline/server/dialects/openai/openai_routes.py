@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 
-from paceline.server.api_errors import invalid_request
+from paceline.server.api_errors import LLAMA_FORM, OPENAI_FORM, invalid_request
 from paceline.server.dialects.openai import (
     chat_completions,
     classification,
@@ -20,42 +20,50 @@ from paceline.server.dialects.openai import (
 )
 from paceline.server.json_bodies import OPENAI_ERRORS
 from paceline.server.request_context import RequestContext
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 
 if TYPE_CHECKING:
     from paceline.engine.adapters import LoraAdapter
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes of models, LoRA adapters, completions, chat completions, embeddings and classification."""
-    router = APIRouter()
-    router.include_router(_model_routes(service))
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"))
+    router.extend(_model_routes())
     for module in (completions, chat_completions, embeddings, classification, lora_routes, transcriptions):
-        router.include_router(module.routes(service))
+        router.extend(module.routes())
     return router
 
 
-def cancel_routes(service: Service) -> APIRouter:
-    """Return the route /v1/requests/{id}/cancel, which does not wake a sleeping engine."""
-    router = APIRouter(tags=["requests"])
+CANCEL: Final = """Cancel by the X-Request-Id of a response, within the tenant of the API key.
 
-    @router.post("/v1/requests/{request_id:path}/cancel", summary="Cancel a running request", responses=OPENAI_ERRORS)
+`cancelled` is whether there was such a request; its stream ends with the code "cancelled"."""
+
+
+def cancel_routes(cancel_all: Callable[[str, str], bool], description: str) -> Routes:
+    """Return the route /v1/requests/{id}/cancel, which does not wake a sleeping engine.
+
+    Args:
+        cancel_all: Cancels all requests of an id and a tenant, and returns whether there was any.
+        description: For the API's document.
+    """
+    router = Routes(RouteFacts(errors=OPENAI_FORM, while_draining=True), tags=["requests"], responses=OPENAI_ERRORS)
+
+    @router.post("/v1/requests/{request_id:path}/cancel", summary="Cancel a running request", description=description)
     async def cancel(request_id: str, request: Request) -> dict[str, Any]:
-        """Cancel by the X-Request-Id of a response, within the tenant of the API key.
-
-        `cancelled` is whether there was such a request; its stream ends with the code "cancelled".
-        """
         tenant = RequestContext.of(request.scope).tenant
-        return {"id": request_id, "cancelled": service.request_registry.cancel(request_id, tenant)}
+        return {"id": request_id, "cancelled": cancel_all(request_id, tenant)}
 
     return router
 
 
-def _model_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"], responses=OPENAI_ERRORS)
+def _model_routes() -> Routes:
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"], responses=OPENAI_ERRORS)
 
-    async def models() -> dict[str, Any]:
+    async def models(request: Request) -> dict[str, Any]:
         """List the model under its first name, with facts of its file, and its LoRA adapters."""
+        service = Service.of(request.scope)
         name = service.names[0]
         adapters = service.adapters()
         is_multimodal = service.is_loaded and bool(set(service.engine().model.modalities) - {"text"})
@@ -68,12 +76,13 @@ def _model_routes(service: Service) -> APIRouter:
         page = {"has_more": False, "first_id": name, "last_id": data[-1]["id"]}
         return {"models": listed, "object": "list", "data": data, **page}
 
-    router.add_api_route("/v1/models", models, methods=["GET"], summary="The models")
-    router.add_api_route("/models", models, methods=["GET"], summary="As /v1/models")
+    router.add("GET", "/v1/models", models, summary="The models")
+    router.add("GET", "/models", models, errors=LLAMA_FORM, summary="As /v1/models")
 
     @router.get("/v1/models/{model_id:path}", summary="One model")
-    async def model(model_id: str) -> dict[str, Any]:
+    async def model(model_id: str, request: Request) -> dict[str, Any]:
         """Describe the model under one of its names, or an adapter; 404 for any other."""
+        service = Service.of(request.scope)
         adapter = next((one for one in service.adapters() if one.name == model_id), None)
         if adapter is not None:
             return _adapter_body(service, adapter)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -22,12 +21,13 @@ from paceline import validation
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, Turn, next_turn
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.media import Audio
-from paceline.server.api_errors import invalid_request, openai_error_event
+from paceline.server.api_errors import OPENAI_FORM, invalid_request, openai_error_event
 from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.request_body import FieldRules, cap_warnings, check_fields, without_fractions
 from paceline.server.dialects.running_chat import RunningChat, start_chat
 from paceline.server.json_bodies import OPENAI_STREAMS
 from paceline.server.media_input.request_media import known_attachment
+from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import EventStream
 from paceline.streaming import Usage
@@ -163,9 +163,9 @@ _BODY: Final[dict[str, Any]] = {
 }
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the route, under both of llama-server's paths."""
-    router = APIRouter(tags=["OpenAI"])
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required", takes_forms=True), tags=["OpenAI"])
 
     @router.post(
         "/audio/transcriptions", summary="As /v1/audio/transcriptions", responses=OPENAI_STREAMS, openapi_extra=_BODY
@@ -175,6 +175,7 @@ def routes(service: Service) -> APIRouter:
     )
     async def transcribe(request: Request) -> Response:
         """Have the model write down what is said, as OpenAI's endpoint, for models that take audio."""
+        service = Service.of(request.scope)
         form = await read_form(request, strict=service.settings.strict_fields)
         if "audio" not in service.engine().model.modalities:
             message = "this model takes no audio; start the server with one that hears and its multimodal projector (--mmproj)"

@@ -6,15 +6,15 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.chat import ChatFormat, Turn, prepare_chat
 from paceline.engine.prompts import Prompt
-from paceline.server.api_errors import ApiError, ApiException, invalid_request, naming_param
+from paceline.server.api_errors import OPENAI_FORM, ApiError, ApiException, invalid_request, naming_param
 from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS, model_warning
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.responses.input_items import Item
@@ -22,6 +22,7 @@ from paceline.server.dialects.responses.response_output import (
     Keep,
     ResponseEvents,
     ResponseHead,
+    early_events,
     echo_of,
     new_response_id,
     no_store,
@@ -37,11 +38,12 @@ from paceline.server.dialects.responses.responses_request import (
 )
 from paceline.server.dialects.running_chat import RunningChat, count_prompt_tokens, start_chat
 from paceline.server.in_flight import ByteReservation
-from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, JsonRoute, large_json_response
+from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, large_json_response
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_context import RequestContext
+from paceline.server.routes import EarlyStream, RouteFacts, Routes
 from paceline.server.running_request import run_in_turn
-from paceline.server.service import Service
+from paceline.server.service import KeptForClients, Service
 from paceline.server.sse import NAMED_SSE, EventStream
 
 if TYPE_CHECKING:
@@ -51,21 +53,26 @@ _NO_STORE = "this server keeps no responses: start it with --responses-store N, 
 _NOT_STORED = "store: this server keeps no responses; --responses-store N switches it on"
 
 
-def routes(service: Service) -> APIRouter:
+def routes() -> Routes:
     """Return the routes that make responses, count their tokens, and return stored responses."""
-    router = APIRouter()
-    router.include_router(_create_routes(service, service.response_store))
-    router.include_router(stored_routes(service.response_store))
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"))
+    router.extend(_create_routes())
+    router.extend(stored_routes())
     return router
 
 
-def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
+EVENTS_OF_RESPONSE: Final = EarlyStream(framing=NAMED_SSE, begin=early_events)
 
-    @router.post("/responses", summary="As /v1/responses", responses=OPENAI_STREAMS)
-    @router.post("/v1/responses", summary="Generate a response", responses=OPENAI_STREAMS)
+
+def _create_routes() -> Routes:
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
+
+    @router.post("/responses", early=EVENTS_OF_RESPONSE, summary="As /v1/responses", responses=OPENAI_STREAMS)
+    @router.post("/v1/responses", early=EVENTS_OF_RESPONSE, summary="Generate a response", responses=OPENAI_STREAMS)
     async def create(body: ResponsesBody, request: Request) -> Response:
         """Generate a response, as OpenAI's endpoint; with `stream` as server-sent events with names."""
+        service = Service.of(request.scope)
+        store = service.response_store
         streaming = bool(body.stream)
         with _naming_fields(body):
             asked, items, media, num_bytes = await _parse(service, store, body, request)
@@ -86,7 +93,8 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
             return store.put(running.tenant, response, before=items, output=output)
 
         warnings = [*((_NOT_STORED,) if body.store and not store.is_on else ()), *turns.warnings, *running.warnings]
-        begun = RequestContext.of(request.scope).early_response
+        early = RequestContext.of(request.scope).early_response
+        begun = early if isinstance(early, ResponseEvents) else None
         stored = keep if _is_stored(store, body) else None
         head = _head(service, body, asked, running, warnings, keep=stored, begun=begun)
         if streaming:
@@ -110,6 +118,8 @@ def _create_routes(service: Service, store: ResponseStore) -> APIRouter:
     @router.post("/v1/responses/input_tokens", summary="Count the tokens of an input", responses=OPENAI_ERRORS)
     async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
         """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
+        service = Service.of(request.scope)
+        store = service.response_store
         with _naming_fields(body):
             asked, _, media, num_bytes = await _parse(service, store, body, request)
             engine = service.engine()
@@ -272,11 +282,12 @@ class _TurnMaker:
         return count_prompt_tokens(self._engine, prompt) <= max_positions - reserved
 
 
-def stored_routes(store: ResponseStore) -> APIRouter:
+def stored_routes() -> Routes:
     """Return the routes that hand out stored responses, which need no model."""
-    router = APIRouter(tags=["OpenAI"], responses=OPENAI_ERRORS)
+    router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["OpenAI"], responses=OPENAI_ERRORS)
 
     def stored(request: Request, response_id: str) -> StoredResponse:
+        store = KeptForClients.of(request.scope).response_store
         found = store.get(RequestContext.of(request.scope).tenant, response_id)
         if found is None:
             raise _not_found(store, response_id)
@@ -293,6 +304,7 @@ def stored_routes(store: ResponseStore) -> APIRouter:
     @router.delete("/v1/responses/{response_id}", summary="Delete a stored response")
     async def delete(response_id: str, request: Request) -> dict[str, Any]:
         """Delete a stored response. Responses that continue it keep its items."""
+        store = KeptForClients.of(request.scope).response_store
         if not store.delete(RequestContext.of(request.scope).tenant, response_id):
             raise _not_found(store, response_id)
         return {"id": response_id, "object": "response", "deleted": True}

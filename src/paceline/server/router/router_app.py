@@ -7,15 +7,19 @@ import logging
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import FastAPI, Query
 from pydantic import Field
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paceline import __version__
+from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, PacelineError
-from paceline.model_manager import ModelState
+from paceline.model_manager import ModelLoader, ModelState
 from paceline.server.api_errors import (
+    OLLAMA_FORM,
+    OPENAI_FORM,
     ApiError,
     ApiException,
     ServerDraining,
@@ -23,6 +27,7 @@ from paceline.server.api_errors import (
     llama_error_body,
     ollama_error_response,
 )
+from paceline.server.application import server_app
 from paceline.server.dialects.llama_server import stream_routes
 from paceline.server.dialects.ollama.ollama_models import (
     FOLLOWED_VERSION,
@@ -32,20 +37,19 @@ from paceline.server.dialects.ollama.ollama_models import (
     shown_model,
 )
 from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
+from paceline.server.dialects.openai.openai_routes import cancel_routes
 from paceline.server.dialects.request_body import RequestBody
 from paceline.server.engine_events.page_facts import page_routes
+from paceline.server.flags import ModelPresets
 from paceline.server.json_bodies import (
-    LLAMA_ERRORS,
     OLLAMA_ERRORS,
     OLLAMA_STREAMS,
     OPENAI_ERRORS,
-    JsonRoute,
     json_response,
 )
 from paceline.server.middleware.access import may_be_forged
 from paceline.server.pages import start_page_routes
-from paceline.server.request_context import OPERATOR_ONLY, RequestContext, check_operator
-from paceline.server.router.model_dispatch import routing_error
+from paceline.server.router.model_dispatch import ModelDispatch, routing_error
 from paceline.server.router.model_listing import (
     file_description,
     list_body,
@@ -56,9 +60,12 @@ from paceline.server.router.model_listing import (
 )
 from paceline.server.router.router_metrics import router_metrics_routes
 from paceline.server.router.router_service import RouterService
+from paceline.server.routes import RouteFacts, Routes, check_operator
+from paceline.server.settings import ServerSettings
 
 _log = logging.getLogger("paceline.server")
 _RUNNING: Final[tuple[ModelState, ...]] = ("preparing", "queued", "loading", "loaded", "sleeping", "unloading")
+_CANCEL: Final = "Cancel by the X-Request-Id of a response, whichever model runs it, within the tenant of the API key."
 _FORGED_RELOAD: Final = ApiError(
     403,
     "permission_error",
@@ -85,13 +92,24 @@ def _warned(service: RouterService, body: RequestBody) -> dict[str, Any]:
     return {"warnings": warnings} if warnings else {}
 
 
-def own_routers(service: RouterService) -> list[APIRouter]:
+def build_router_app(
+    settings: ServerSettings, presets: ModelPresets, loader: ModelLoader[AsyncLLM] | None = None
+) -> FastAPI:
+    """Return the application of several models; `app.state.service` is its `RouterService`.
+
+    loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets.
+    """
+    service = RouterService(settings, presets, loader)
+    return server_app(service, _own_routes(service), Middleware(ModelDispatch, settings, service.models))
+
+
+def _own_routes(service: RouterService) -> list[Routes]:
     """Return the routes that are no model's."""
     return [
         _health_routes(service),
         start_page_routes(service.settings, service.page, lambda: _facts(service)),
         page_routes(service.settings, lambda: page_entries(service.models), is_router=True),
-        _cancel_routes(service),
+        cancel_routes(service.cancel, _CANCEL),
         stream_routes.routes(service.kept.resumable_streams),
         router_metrics_routes(service),
         _list_routes(service),
@@ -110,8 +128,8 @@ def _facts(service: RouterService) -> list[tuple[str, str]]:
     return [("version", __version__), ("models", ", ".join(listed) or "none"), ("state", state)]
 
 
-def _health_routes(service: RouterService) -> APIRouter:
-    router = APIRouter(tags=["health"])
+def _health_routes(service: RouterService) -> Routes:
+    router = Routes(RouteFacts(public=True, is_counted=False), tags=["health"])
 
     async def health() -> Response:
         """200: a model that is not loaded or has failed leaves the server healthy."""
@@ -128,33 +146,18 @@ def _health_routes(service: RouterService) -> APIRouter:
             return JSONResponse(llama_error_body(api_error), api_error.status)
         return JSONResponse({"status": "ok"})
 
-    for path, endpoint, summary in (
-        ("/health", health, "Whether the server runs"),
-        ("/v1/health", health, "As /health"),
-        ("/health/live", live, "Whether the server is alive"),
-        ("/health/ready", ready, "Whether a request would be accepted"),
-    ):
-        router.add_api_route(path, endpoint, methods=["GET"], summary=summary)
+    router.add("GET", "/health", health, summary="Whether the server runs")
+    router.add("GET", "/v1/health", health, errors=OPENAI_FORM, summary="As /health")
+    router.add("GET", "/health/live", live, summary="Whether the server is alive")
+    router.add("GET", "/health/ready", ready, summary="Whether a request would be accepted")
     return router
 
 
-def _cancel_routes(service: RouterService) -> APIRouter:
-    router = APIRouter(tags=["requests"])
-
-    @router.post("/v1/requests/{request_id:path}/cancel", summary="Cancel a running request", responses=OPENAI_ERRORS)
-    async def cancel(request_id: str, request: Request) -> dict[str, Any]:
-        """Cancel by the X-Request-Id of a response, whichever model runs it, within the tenant of the API key."""
-        tenant = RequestContext.of(request.scope).tenant
-        return {"id": request_id, "cancelled": service.cancel(request_id, tenant)}
-
-    return router
-
-
-def _list_routes(service: RouterService) -> APIRouter:
-    router = APIRouter(tags=["models"], responses=OPENAI_ERRORS)
+def _list_routes(service: RouterService) -> Routes:
+    router = Routes(RouteFacts(), tags=["models"], responses=OPENAI_ERRORS)
     models = service.models
 
-    @router.get("/v1/models", summary="As /models")
+    @router.get("/v1/models", errors=OPENAI_FORM, summary="As /models")
     @router.get("/models", summary="The models and their status")
     async def list_models(request: Request, reload: str = "") -> dict[str, Any]:
         """List all models. With ?reload=1 presets, folder and caches are read again.
@@ -174,7 +177,7 @@ def _list_routes(service: RouterService) -> APIRouter:
         """Send an event whenever the status of a model changes, and on the progress of downloads."""
         return service.feed.stream(service.settings.heartbeat_s)
 
-    @router.get("/v1/models/{model_id:path}", summary="One model")
+    @router.get("/v1/models/{model_id:path}", errors=OPENAI_FORM, summary="One model")
     async def one_model(model_id: str) -> dict[str, Any]:
         """Describe the model under one of its names; 404 for any other."""
         return named_body(models, model_id)
@@ -182,11 +185,11 @@ def _list_routes(service: RouterService) -> APIRouter:
     return router
 
 
-def _management_routes(service: RouterService) -> APIRouter:
-    router = APIRouter(tags=["models"], route_class=JsonRoute, responses=LLAMA_ERRORS)
+def _management_routes(service: RouterService) -> Routes:
+    router = Routes(RouteFacts(operator=True), tags=["models"])
     models = service.models
 
-    @router.post("/models/load", summary="Load a model", dependencies=[OPERATOR_ONLY])
+    @router.post("/models/load", summary="Load a model")
     async def load(body: ModelBody) -> dict[str, Any]:
         """Begin to load a model. Its status and the events report how that goes on."""
         warned, preset = _warned(service, body), models.preset(body.model)
@@ -196,7 +199,7 @@ def _management_routes(service: RouterService) -> APIRouter:
         await asyncio.sleep(0)  # so that the status is that of a load
         return {"success": True} | warned
 
-    @router.post("/models/unload", summary="Unload a model", dependencies=[OPERATOR_ONLY])
+    @router.post("/models/unload", summary="Unload a model")
     async def unload(body: ModelBody) -> dict[str, Any]:
         """Begin to unload a model, or end its download. Its requests have some time to end, then end with an error."""
         warned = _warned(service, body)
@@ -212,11 +215,11 @@ def _management_routes(service: RouterService) -> APIRouter:
     return router
 
 
-def _download_routes(service: RouterService) -> APIRouter:
-    router = APIRouter(tags=["models"], route_class=JsonRoute, responses=LLAMA_ERRORS)
+def _download_routes(service: RouterService) -> Routes:
+    router = Routes(RouteFacts(operator=True), tags=["models"])
     models = service.models
 
-    @router.post("/models", summary="Download a model", dependencies=[OPERATOR_ONLY])
+    @router.post("/models", summary="Download a model")
     async def download(body: ModelBody) -> dict[str, Any]:
         """Begin to download a model of the Hugging Face Hub into the cache. The events report its progress."""
         warned = _warned(service, body)
@@ -225,7 +228,7 @@ def _download_routes(service: RouterService) -> APIRouter:
         await service.downloads.start(body.model, models.reload)
         return {"success": True} | warned
 
-    @router.delete("/models", summary="Delete a model from the cache", dependencies=[OPERATOR_ONLY])
+    @router.delete("/models", summary="Delete a model from the cache")
     async def delete(model: ModelQuery) -> dict[str, Any]:
         """Unload a model and delete its files, if it is one of the cache and of no preset; or end its download."""
         preset = None if service.downloads.is_running(model) else models.model(model)
@@ -243,8 +246,8 @@ def _download_routes(service: RouterService) -> APIRouter:
     return router
 
 
-def _props_routes(service: RouterService) -> APIRouter:
-    router = APIRouter(tags=["llama-server"])
+def _props_routes(service: RouterService) -> Routes:
+    router = Routes(RouteFacts(model="named"), tags=["llama-server"])
     settings = service.settings
 
     @router.get("/props", summary="Properties of the server, or with ?model= of a model")
@@ -265,8 +268,8 @@ def _props_routes(service: RouterService) -> APIRouter:
     return router
 
 
-def _ollama_routes(service: RouterService) -> APIRouter:
-    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
+def _ollama_routes(service: RouterService) -> Routes:
+    router = Routes(RouteFacts(errors=OLLAMA_FORM), tags=["Ollama"], responses=OLLAMA_ERRORS)
     models = service.models
 
     @router.get("/api/tags", summary="The models")
@@ -287,8 +290,8 @@ def _ollama_routes(service: RouterService) -> APIRouter:
     return router
 
 
-def _ollama_model_routes(service: RouterService) -> APIRouter:
-    router = APIRouter(tags=["Ollama"], route_class=JsonRoute, responses=OLLAMA_ERRORS)
+def _ollama_model_routes(service: RouterService) -> Routes:
+    router = Routes(RouteFacts(errors=OLLAMA_FORM), tags=["Ollama"], responses=OLLAMA_ERRORS)
     models = service.models
 
     @router.post("/api/show", summary="Describe a model")
@@ -303,7 +306,7 @@ def _ollama_model_routes(service: RouterService) -> APIRouter:
             return ollama_error_response(routing_error(error))
         served, verbose = models.ready(preset.name), bool(body.verbose)
         if served is not None:
-            shown = await asyncio.to_thread(shown_model, served.service, verbose=verbose)
+            shown = await asyncio.to_thread(shown_model, served, verbose=verbose)
         else:
             shown = await asyncio.to_thread(file_description, preset, verbose=verbose)
         return json_response(shown | _warned(service, body))
