@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from paceline.server.router.router_application import build_router_app
+from paceline.server.router.router_app import build_router_app
 from tests.cluster_world import ClusterWorld
 from tests.frozen.errors import reported_errors
 from tests.frozen.exchanges import EXCHANGES
