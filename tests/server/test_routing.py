@@ -624,7 +624,7 @@ def test_an_application_that_cannot_be_built_is_tried_once_a_request(routers: An
     assert tries <= 2
 
 
-def test_a_model_that_wakes_keeps_its_application(routers: Any) -> None:
+def test_a_model_that_wakes_keeps_its_service(routers: Any) -> None:
     """Scales of adapters that were set, for instance; a stream of it does not count as one that was unloaded."""
     world = routers()
     assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
@@ -638,7 +638,7 @@ def test_a_model_that_wakes_keeps_its_application(routers: Any) -> None:
         assert world.state("small") == "sleeping"
         assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
         assert models.ready("small") is before
-        assert before.service.closing_error is None
+        assert before.closing_error is None
 
 
 def test_a_model_of_the_cache_is_deleted_by_any_of_its_names(routers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
