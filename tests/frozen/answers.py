@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from paceline.server.router.router_app import build_router_app
 from tests.cluster_world import ClusterWorld
 from tests.frozen.errors import reported_errors
 from tests.frozen.exchanges import EXCHANGES
@@ -21,6 +20,7 @@ from paceline.ray_serve.cluster_app import cluster_app
 from paceline.ray_serve.cluster_config import parse_cluster_config
 from paceline.server.application import build_app
 from paceline.server.flags import ModelPresets, resolve
+from paceline.server.router.router_app import build_router_app
 from paceline.server.settings import ServerSettings
 
 FOLDER = Path(__file__).parent
