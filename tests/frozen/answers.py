@@ -1,4 +1,4 @@
-"""All that is frozen: the name of each file, and the function that makes its text."""
+"""The table of frozen files: the name of each, and the function that makes its text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_app() -> FastAPI:
 
 
 def router_app() -> FastAPI:
-    """Return the application of several models, none of which is loaded."""
+    """Return the application of several models; none is loaded."""
     files = FakeFiles({"p.ini": PRESETS})
     found = resolve(["--models-preset", "p.ini"], {}, files)
     return build_router_app(found.settings, ModelPresets(found, files), FakeLoader())  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def _of_model() -> str:
 
 
 def _beside_model(make: Callable[[], FastAPI]) -> str:
-    """Return a document in which each path and schema that is the same as in the document of one model is said to be so."""
+    """Return a document. A path or schema that is equal in the document of one model is replaced by a remark."""
     same, document = _document(model_app), _document(make)
     for there, here in (
         (same["paths"], document["paths"]),

@@ -1,4 +1,4 @@
-"""Every error that a request can end with, as each dialect reports it before and within a stream."""
+"""Make the frozen table of errors: the report of each error in each dialect, before and within a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _line(response: httpx.Response) -> str:
 
 
 def reported_errors() -> str:
-    """Return the status and the body of each error of the engine and of the server's own limits, for each dialect."""
+    """Return status and body of each error of the engine, and of the server's own limits, in each dialect."""
     script, lines = Script(), []
     with scripted_server(script) as server, server.client() as client:
         engine = server.engine

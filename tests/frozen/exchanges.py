@@ -1,4 +1,4 @@
-"""Requests to every route that generates or describes, and the bytes that come back, from a model that writes a given text."""
+"""Send requests to every dialect of a server and return the bytes of its responses. The model writes a given text."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ CHATS: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": ASKED, "stream": False},
     "/completion": {"prompt": "Once"},
 }
-"""A path of each dialect, with the least that a body has."""
+"""A path of each dialect with its smallest body."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request. says: what the model writes; fails_at: the token whose draw fails."""
+    """One request. says: the text that the model writes; fails_at: index of the token whose draw fails."""
 
     title: str
     path: str
@@ -52,7 +52,7 @@ class Exchange:
 
 
 class Script:
-    """A logits processor by which the model writes a text. Each token waits until the stream's reader has the one before."""
+    """A logits processor that makes the model write a text. Before each token it waits until the earlier chunks are read."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
@@ -61,7 +61,7 @@ class Script:
         self._channels: list[weakref.ref[StreamChannel]] = []
 
     def watch(self, engine: Any) -> None:
-        """Know the streams of an engine."""
+        """Record the streams of this engine."""
         self._engine, accept = engine, engine.accept
 
         def accepted(*args: Any) -> StreamChannel:
@@ -72,14 +72,14 @@ class Script:
         engine.accept = accepted
 
     def begin(self, text: str, fails_at: int = -1, failure: Exception | None = None) -> None:
-        """Write this in answer to the next request; the draw of a token may fail."""
+        """Set the text of the next request, and the token whose draw fails."""
         encode = self._engine.tokenizer.encode
         self._ids = encode(text + "<|im_end|>", add_special=False, parse_special=True)
         self._fails_at, self._channels = fails_at, []
         self._failure = failure
 
     def __call__(self, token_ids: Sequence[int], logits: Any) -> Any:
-        channels = [channel for one in self._channels if (channel := one()) is not None]
+        channels = [channel for ref in self._channels if (channel := ref()) is not None]
         until_s = time.monotonic() + LONG_S
         while any(channel.interval == 1 and channel.num_buffered for channel in channels):
             assert time.monotonic() < until_s, "the stream is not read"
@@ -93,7 +93,7 @@ class Script:
 
 @contextmanager
 def scripted_server(script: Script, **settings: Any) -> Iterator[RunningServer]:
-    """Serve the demo model, with every feature switched on, which writes as the script says."""
+    """Serve the demo model with all features on; the script sets its text."""
     engine = {**EXACT, "isolation": "thread", "num_slots": 2, "n_ctx": 1024, "cache_prompt": False}
     features = {"props": True, "embeddings": True, "lora_loading": True, "responses_store": 4, "heartbeat_s": LONG_S}
     options = {
@@ -107,7 +107,7 @@ def scripted_server(script: Script, **settings: Any) -> Iterator[RunningServer]:
 
 
 def asked(client: httpx.Client, exchange: Exchange) -> str:
-    """Send a request and return it with its response, as text."""
+    """Send a request; return request and response as text."""
     normalise, body = Normaliser(), exchange.body
     headers = {"x-request-id": "frozen", **exchange.headers}
     content = {"content": body} if isinstance(body, str) else {"json": body} if body is not None else {}
@@ -123,7 +123,7 @@ def asked(client: httpx.Client, exchange: Exchange) -> str:
 
 
 def exchanged(exchanges: Sequence[Exchange]) -> str:
-    """Return requests with their responses, of a server of their own."""
+    """Send requests to a new server; return them with their responses."""
     script, found = Script(), []
     with scripted_server(script) as server, server.client() as client:
         for exchange in exchanges:
@@ -135,7 +135,7 @@ def exchanged(exchanges: Sequence[Exchange]) -> str:
 def generating(
     path: str, body: dict[str, Any], more: dict[str, dict[str, Any]], wrong: dict[str, Any]
 ) -> list[Exchange]:
-    """Return the exchanges that every route has: whole and streamed, each with more fields, and two errors."""
+    """Return the exchanges of a route that generates: whole and streamed, each also with more fields, and two errors."""
     variants = {"plain": {}, **more}
     found = []
     for stream in (False, True):

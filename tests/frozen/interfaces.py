@@ -1,4 +1,4 @@
-"""What the command line takes, what /metrics has, what a trace and a stream of engine events hold."""
+"""Make the frozen texts of the command line, of /metrics, of traces and of engine events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TRIED = ("1", "x?")  # values that show the type of a flag and its choices
 
 
 def flags_of_serve() -> str:
-    """Return every flag with its names, variables and default, and what comes of some values."""
+    """Return every flag of `paceline serve`: names, variables, default, and the result of some values."""
     lines = []
     for flag in FLAGS:
         variables = [name for name in (flag.env, flag.off_env, *flag.own_envs) if name is not None]
@@ -52,7 +52,7 @@ def flags_of_serve() -> str:
 
 
 def _resolved(words: tuple[str, ...]) -> str:
-    """Return the settings that are not the default, the notes, or the error."""
+    """Return the settings that these words change, with the notes, or the error."""
     try:
         found = resolve(words, {}, FakeFiles(FILES))
     except PacelineError as error:
@@ -118,13 +118,13 @@ def metrics() -> str:
 def _families(text: str) -> Iterator[str]:
     for family in text_string_to_metric_families(text):
         if "process_" in family.name or family.name.startswith("python_"):
-            continue  # the library's own, and only where the system has them
+            continue  # prometheus_client adds these, if the system has their values
         labels = {label for sample in family.samples for label in sample.labels}
         yield f"{family.name} {family.type} {{{', '.join(sorted(labels))}}} {family.documentation}"
 
 
 def trace() -> str:
-    """Return a line of each kind of event, and the trace of three requests on the fake backend."""
+    """Return one line for each kind of event, then the trace of three requests on the fake backend."""
     each, engine_trace = io.StringIO(), io.StringIO()
     with TraceRecorder(each, start_s=0.0) as recorder:
         Trace(ONE_OF_EACH).replay(recorder)
@@ -153,8 +153,10 @@ def engine_events() -> str:
         with watching(world.client) as events:
             world.post(prompts=["a prompt of many words"])
             streams = [world.raw(prompts=["another prompt"], sampling=ENDLESS, stream=True) for _ in range(3)]
-            while not all(_has(found, path.split()) for path in seen):
+            for _ in range(100):  # events, of which one has them all as a rule
                 found = _merged(found, _shape(events.next()[1]))
+                if all(_has(found, path.split()) for path in seen):
+                    break
             for stream in streams:
                 stream.close()
             world.server.call(world.server.service.drain)
@@ -176,7 +178,7 @@ def _has(shape: Any, path: list[str]) -> bool:
 
 
 def _shape(value: Any) -> Any:
-    """Return the names of members; of a list those of all its items."""
+    """Return the names of all members; the items of a list are merged into one."""
     if isinstance(value, dict):
         return {name: _shape(member) for name, member in value.items()}
     return [reduce(_merged, map(_shape, value), "")] if isinstance(value, list) else ""

@@ -1,4 +1,4 @@
-"""The program answers as it did when the files beside this were written; see the package."""
+"""The program gives the answers that are stored in this folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ pytestmark = pytest.mark.native
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_an_answer_is_as_it_was(name: str) -> None:
-    """Line by line; a change that is meant is written by `python -m tests.frozen --write`."""
+    """All lines are equal; `python -m tests.frozen --write` stores an intended change."""
     before, now = (FOLDER / name).read_text(encoding="utf-8"), FROZEN[name]()
     changed = unified_diff(before.splitlines(), now.splitlines(), f"tests/frozen/{name}", "now", lineterm="", n=4)
     if before != now:
-        pytest.fail("\n".join([*changed, f"if that is meant: python -m tests.frozen --write {name}"]), pytrace=False)
+        pytest.fail(
+            "\n".join([*changed, f"if this change is intended: python -m tests.frozen --write {name}"]), pytrace=False
+        )
 
 
 def test_no_file_is_left_over() -> None:
-    """Each is compared."""
+    """A test compares each stored file."""
     assert {path.name for path in FOLDER.iterdir() if path.suffix in (".json", ".txt")} == set(FROZEN)

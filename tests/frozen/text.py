@@ -1,4 +1,4 @@
-"""Turn answers into text that is the same on every machine and that a reviewer can read."""
+"""Turn responses into text that is the same on every machine and readable in a review."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ID = re.compile(r"(?<=[\"_-])(?=[a-zA-Z]*\d)(?:[0-9a-f]{12,64}|[0-9a-zA-Z]{24,4
 
 
 class Normaliser:
-    """Replaces values of one answer. An id becomes its number, so that the same id is seen to be the same."""
+    """Replaces the values of one response by placeholders. Equal ids get equal numbers."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
 
     def __call__(self, text: str) -> str:
-        """Return the text of JSON or headers with placeholders in place of ids, times, speeds and versions."""
+        """Replace ids, times, speeds, probabilities and versions in the text of JSON or headers."""
         text = _MEASURED.sub(rf'\1"{NUMBER}"', text)
         text = _FRACTION.sub(f'"{NUMBER}"', text)
         text = _BASE64.sub(r'\1"<base64>"', text)
@@ -38,7 +38,7 @@ class Normaliser:
 
 
 def body_lines(text: str, normalise: Normaliser) -> Iterator[str]:
-    """Yield the lines of a response's body; JSON in a line is laid out over several, which says if it was not compact."""
+    """Yield the lines of a response's body. JSON is laid out over several lines, and marked if it was not compact."""
     for line in normalise(text).split("\n"):
         prefix = "data: " if line.startswith("data: ") else ""
         try:
@@ -55,14 +55,16 @@ def body_lines(text: str, normalise: Normaliser) -> Iterator[str]:
 
 
 def laid_out(value: Any, width: int, indent: int = 0) -> str:
-    """Return JSON with a line for each member of what does not fit into one; the order of members stays."""
-    if isinstance(value, list) and len(value) > 8 and all(one == NUMBER or isinstance(one, float) for one in value):
+    """Return JSON in lines of at most `width` characters. Members keep their order."""
+    if isinstance(value, list) and len(value) > 8 and all(item == NUMBER or isinstance(item, float) for item in value):
         return f'"<{len(value)} numbers>"'
     flat = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, (dict, list)) or len(flat) + indent <= width:
         return flat
     inner = "\n" + " " * (indent + 2)
     if isinstance(value, list):
-        return f"[{inner}" + f",{inner}".join(laid_out(one, width, indent + 2) for one in value) + f"\n{' ' * indent}]"
-    members = (f"{json.dumps(name)}: {laid_out(one, width, indent + 2)}" for name, one in value.items())
+        return (
+            f"[{inner}" + f",{inner}".join(laid_out(item, width, indent + 2) for item in value) + f"\n{' ' * indent}]"
+        )
+    members = (f"{json.dumps(name)}: {laid_out(member, width, indent + 2)}" for name, member in value.items())
     return f"{{{inner}" + f",{inner}".join(members) + f"\n{' ' * indent}}}"
