@@ -12,7 +12,7 @@ from tests.native.test_chat_completion import CALL, USAGE, message_of, rendered
 
 from paceline import SamplingParams
 from paceline.chat import ChatChunk, ChatRequest, MessageParser, ParsedMessage
-from paceline.server.dialects.running_chat import RunningChat
+from paceline.server.dialects.dialect import RunningChat
 from paceline.streaming import FinishReason, StreamChunk
 
 

@@ -13,27 +13,32 @@ from starlette.responses import JSONResponse, Response
 from paceline.server.api_errors import ApiError, openai_error_body
 from paceline.server.running_request import start_request
 from paceline.server.service import Service
-from paceline.server.sse import EventStream
+from paceline.server.sse import EventStream, EventWriter
 from paceline.streaming import StreamChunk
 
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
 ENDLESS = {"temperature": 0.0, "max_tokens": None, "ignore_eos": True}
 
 
-def probe_events(index: int, chunk: StreamChunk) -> Iterable[bytes]:
+class ProbeWriter(EventWriter):
     """One event a chunk."""
-    reason = None if chunk.finish_reason is None else chunk.finish_reason.value
-    yield msgspec.json.encode(
-        {"prompt": index, "choice": chunk.choice, "text": chunk.text, "ids": chunk.token_ids, "reason": reason}
-    )
 
+    def __init__(self, opening: str, *, is_broken: bool) -> None:
+        self._opening, self._is_broken = opening.encode(), is_broken
 
-def broken(index: int, chunk: StreamChunk) -> Iterable[bytes]:
-    raise RuntimeError(f"no event for {index} {chunk.index}")
+    def opening(self) -> bytes:
+        return self._opening
 
+    def __call__(self, prompt: int, chunk: StreamChunk) -> Iterable[bytes]:
+        if self._is_broken:
+            raise RuntimeError(f"no event for {prompt} {chunk.index}")
+        reason = None if chunk.finish_reason is None else chunk.finish_reason.value
+        yield msgspec.json.encode(
+            {"prompt": prompt, "choice": chunk.choice, "text": chunk.text, "ids": chunk.token_ids, "reason": reason}
+        )
 
-def failure(api_error: ApiError) -> bytes:
-    return msgspec.json.encode(openai_error_body(api_error))
+    def failure(self, api_error: ApiError) -> bytes:
+        return msgspec.json.encode(openai_error_body(api_error))
 
 
 def routes(service: Service) -> APIRouter:
@@ -47,9 +52,7 @@ def routes(service: Service) -> APIRouter:
         streaming = bool(body.get("stream"))
         generation = await start_request(service, request, body["prompts"], params, options, streaming=streaming)
         if streaming:
-            opening = body.get("opening", "").encode()
-            render = broken if body.get("broken") else probe_events
-            return EventStream(generation, render, failure=failure, opening=opening)
+            return EventStream(generation, ProbeWriter(body.get("opening", ""), is_broken=bool(body.get("broken"))))
         async with generation:
             completions = await generation.collect()
         return JSONResponse({"texts": [one.text for one in completions]})

@@ -29,12 +29,11 @@ from paceline.server import (
     json_bodies,
     listeners,
     log_queue,
-    request_fields,
     resumable_streams,
     running_request,
     service,
-    vectors,
 )
+from paceline.server.dialects import request_fields, vectors
 from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.flags import flag
 from paceline.server.flags.table import FLAGS

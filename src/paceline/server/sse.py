@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,6 @@ from paceline.server.running_request import ChunkSource
 from paceline.streaming import StreamChunk
 
 _log = logging.getLogger("paceline.server")
-
-Render = Callable[[int, Any], Iterable[bytes]]
-"""Encodes a chunk of the source, a `StreamChunk` or a `ChatChunk`, of a prompt as events."""
 
 _MANY_LOGPROBS = 2000  # take milliseconds to encode
 
@@ -76,14 +74,38 @@ def named_event(name: bytes, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name, data)
 
 
+class EventWriter(ABC):
+    """Encodes the events of one stream: called with each chunk of the source in order.
+
+    Attributes:
+        framing: How events follow each other.
+        done: The last event; empty: none.
+        in_threads: Whether every chunk is encoded in a thread, not only chunks with many log-probabilities.
+    """
+
+    framing: Framing = SSE
+    done: bytes = b"[DONE]"
+    in_threads: bool = False
+
+    @abstractmethod
+    def __call__(self, prompt: int, chunk: Any) -> Iterable[bytes]:
+        """Return the events of a chunk, a `StreamChunk` or a `ChatChunk`, of a prompt."""
+
+    @abstractmethod
+    def failure(self, api_error: ApiError) -> bytes:
+        """Return the event that reports an error."""
+
+    def opening(self) -> bytes:
+        """Return the framed events before the first chunk."""
+        return b""
+
+    def heartbeat(self) -> bytes:
+        """Return the framed event that is sent while there is nothing else to send, after all events before it."""
+        return self.framing.ping
+
+
 class EventStream(Response):
     """Writes a source's chunks as server-sent events, and closes the source; leaving it in any way cancels the source.
-
-    failure: encodes the event that reports an error. opening: what is sent before the first chunk, framed. done: the last
-    event; empty: none. heartbeat: encodes the framed event that is sent while there is nothing else to send, after all earlier
-    events have been encoded; None: the framing's ping.
-
-    in_threads: whether every chunk is encoded in a thread, not only one with many log-probabilities.
 
     A resumable request is not cancelled when its client leaves: the events go to its `ResumableStream`, of which the client is
     one reader.
@@ -91,23 +113,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(  # noqa: PLR0913 - how one API's stream looks
-        self,
-        source: ChunkSource[Any],
-        render: Render,
-        *,
-        failure: Callable[[ApiError], bytes],
-        opening: bytes = b"",
-        done: bytes = b"[DONE]",
-        framing: Framing = SSE,
-        heartbeat: Callable[[], bytes] | None = None,
-        in_threads: bool = False,
-    ) -> None:
+    def __init__(self, source: ChunkSource[Any], writer: EventWriter) -> None:
         super().__init__()
-        self._in_threads = in_threads
-        self._source, self._render, self._failure, self._done = source, render, failure, done
-        self._opening, self._framing = opening, framing
-        self._heartbeat = heartbeat or (lambda: framing.ping)
+        self._source, self._writer = source, writer
+        self._opening = writer.opening()
         self._api_error: ApiError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,11 +124,11 @@ class EventStream(Response):
         stream = RequestContext.of(scope).resumable_stream
         if stream is None:
             async with self._source:
-                await send(_start(self._framing.media_type, self._own_headers()))
+                await send(_start(self._writer.framing.media_type, self._own_headers()))
                 await self._write_to(send)
             return
-        stream.media_type = self._framing.media_type
-        stream.lost_event = self._framing.frame(self._failure(LOST))
+        stream.media_type = self._writer.framing.media_type
+        stream.lost_event = self._writer.framing.frame(self._writer.failure(LOST))
         client = StreamReplay(stream, 0, self._own_headers())
         reading = asyncio.create_task(client(scope, receive, send))
         try:
@@ -131,7 +140,7 @@ class EventStream(Response):
             reading.cancel()
 
     async def _write_to(self, send: Send) -> None:
-        wire = _Wire(send, self._source.heartbeat_s if self._framing.ping else math.inf, self._heartbeat)
+        wire = _Wire(send, self._source.heartbeat_s if self._writer.framing.ping else math.inf, self._writer.heartbeat)
         try:
             await self._write(wire)
         finally:
@@ -145,7 +154,7 @@ class EventStream(Response):
             async for batch in source.batches():
                 if source.is_disconnected:
                     continue  # read to the end, which is near
-                is_large = self._in_threads or sum(map(_num_logprobs, batch)) > _MANY_LOGPROBS
+                is_large = self._writer.in_threads or sum(map(_num_logprobs, batch)) > _MANY_LOGPROBS
                 data = await wire.made_in_thread(self._framed, batch) if is_large else self._framed(batch)
                 if data:
                     await wire.send(data)
@@ -158,22 +167,22 @@ class EventStream(Response):
 
     def _framed(self, batch: Iterable[tuple[int, Any]]) -> bytes:
         """Return the events of chunks as they are sent. Any thread, one at a time."""
-        frame = self._framing.frame
+        frame = self._writer.framing.frame
         return b"".join([frame(event) for index, chunk in batch for event in self._events(index, chunk)])
 
     def _events(self, index: int, chunk: StreamChunk | ChatChunk) -> Iterable[bytes]:
         """Return the events of a chunk. A failed ending is reported at the end of the stream, its text at once."""
         if chunk.finish_reason not in FAILED_FINISH_REASONS:
-            return self._render(index, chunk)
+            return self._writer(index, chunk)
         if self._api_error is None and chunk.finish_reason is not None:
             self._api_error = api_error_of_finish(chunk.finish_reason, chunk.error)
         if not chunk.has_output:
             return ()
-        return self._render(index, msgspec.structs.replace(chunk, finish_reason=None, usage=None, error=None))
+        return self._writer(index, msgspec.structs.replace(chunk, finish_reason=None, usage=None, error=None))
 
     def _ending(self) -> bytes:
-        last = [] if self._api_error is None else [self._failure(self._api_error)]
-        return b"".join(map(self._framing.frame, [*last, *([self._done] if self._done else [])]))
+        last = [] if self._api_error is None else [self._writer.failure(self._api_error)]
+        return b"".join(map(self._writer.framing.frame, [*last, *([self._writer.done] if self._writer.done else [])]))
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers that a route has added."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server.sse import NAMED_SSE, EventStream
+from paceline.server.sse import NAMED_SSE, EventStream, EventWriter
 from paceline.streaming import StreamChunk
 
 
@@ -62,8 +62,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-class Numbers:
+class Numbers(EventWriter):
     """Encodes events and heartbeats with one row of numbers."""
+
+    framing, done = NAMED_SSE, b""
 
     def __init__(self) -> None:
         self.num = 0
@@ -72,8 +74,17 @@ class Numbers:
         self.num += 1
         return b"%b%d " % (kind, self.num - 1)
 
-    def render(self, index: int, chunk: Any) -> list[bytes]:
+    def opening(self) -> bytes:
+        return self.encode(b"opening")
+
+    def __call__(self, prompt: int, chunk: Any) -> list[bytes]:
         return [self.encode(b"event")]
+
+    def heartbeat(self) -> bytes:
+        return self.encode(b"beat")
+
+    def failure(self, api_error: Any) -> bytes:
+        return b""
 
 
 def kinds_in_order(client: Client) -> list[bytes]:
@@ -83,18 +94,6 @@ def kinds_in_order(client: Client) -> list[bytes]:
     return [part.rstrip(b"0123456789") for part in parts]
 
 
-def stream_of(source: Source, numbers: Numbers) -> EventStream:
-    return EventStream(
-        source,
-        numbers.render,
-        failure=lambda _: b"",
-        opening=numbers.encode(b"opening"),
-        done=b"",
-        framing=NAMED_SSE,
-        heartbeat=lambda: numbers.encode(b"beat"),
-    )
-
-
 @pytest.mark.parametrize("num_batches", [0, 2])
 def test_a_heartbeat_that_waits_for_the_client_is_sent_before_what_comes_after_it(num_batches: int) -> None:
     """Also where the stream ends meanwhile."""
@@ -102,7 +101,7 @@ def test_a_heartbeat_that_waits_for_the_client_is_sent_before_what_comes_after_i
     async def run() -> list[bytes]:
         numbers, client = Numbers(), Client()
         source = Source(0.01, num_batches + 1)
-        running = asyncio.create_task(stream_of(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
+        running = asyncio.create_task(EventStream(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
         await until(lambda: len(client.sent) == 1)
         client.gate.clear()
         await until(lambda: client.num_waiting == 1)  # the heartbeat
@@ -126,7 +125,7 @@ def test_there_is_no_heartbeat_while_events_wait_for_the_client() -> None:
         numbers, client = Numbers(), Client()
         source = Source(0.01, 1)
         client.gate.clear()
-        running = asyncio.create_task(stream_of(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
+        running = asyncio.create_task(EventStream(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
         await until(lambda: client.num_waiting == 1)
         await asyncio.sleep(0.1)
         source.ready[0].set()
@@ -143,7 +142,7 @@ def test_a_heartbeat_comes_one_interval_after_the_last_event() -> None:
     async def run() -> list[bytes]:
         numbers, client = Numbers(), Client()
         source = Source(0.2, 2)
-        running = asyncio.create_task(stream_of(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
+        running = asyncio.create_task(EventStream(source, numbers)({"type": "http"}, asyncio.Queue().get, client.send))
         await until(lambda: len(client.sent) == 1)
         await asyncio.sleep(0.1)
         source.ready[0].set()

@@ -1,35 +1,227 @@
-"""POST /v1/messages and /v1/messages/count_tokens. On the event loop; templates run and messages are parsed in threads."""
+"""Anthropic's messages: routes, and responses whole and as events. On the event loop; templates run in threads."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
+import msgspec
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.chat import Turn, next_turn, prepare_chat
+from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, Turn, next_turn
 from paceline.params import SamplingParams
-from paceline.server.api_errors import ANTHROPIC_FORM, anthropic_error_event
+from paceline.server.api_errors import ANTHROPIC_FORM, ApiError, anthropic_error_event
 from paceline.server.dialects.anthropic.anthropic_requests import (
     MESSAGE_DEFAULTS,
     MessageBody,
-    ParsedMessages,
     TokenCountBody,
     parse_message_request,
 )
-from paceline.server.dialects.anthropic.message_events import MESSAGE_FRAMING, MessageEvents, MessageReply, message_body
-from paceline.server.dialects.request_body import cap_warnings
-from paceline.server.dialects.running_chat import count_prompt_tokens, start_chat
+from paceline.server.dialects.dialect import (
+    ChatGeneration,
+    DialectReply,
+    RunningChat,
+    count_chat_tokens,
+    model_warning,
+    serve,
+)
 from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, json_response
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
 from paceline.server.routes import EarlyStream, RouteFacts, Routes
-from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
-from paceline.server.sse import EventStream, named_event
+from paceline.server.sse import NAMED_SSE, EventWriter, Framing, named_event
+from paceline.streaming import FinishReason, Usage
 
-_EARLY: Final = EarlyStream(framing=MESSAGE_FRAMING, error_event=lambda body: named_event(b"error", body))
+MESSAGE_FRAMING = Framing(NAMED_SSE.media_type, NAMED_SSE.frame, named_event(b"ping", b'{"type":"ping"}'))
+"""Named events, and an event as the ping."""
+
+_PINGS_PER_DELTA = 4
+
+BlockType = Literal["text", "thinking", "tool_use"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageReply(DialectReply):
+    """The response to one request.
+
+    Attributes:
+        id: The id of the message.
+        model: The name that it reports.
+        num_prompt: Tokens of the prompt.
+        max_tokens: The request's limit.
+        stops: The request's stop sequences.
+        shows_thinking: Whether blocks of thinking have its text.
+        counts_pings: Whether the client takes a ping for a sign of life.
+        warnings: Sentences for the client.
+    """
+
+    id: str
+    model: str
+    num_prompt: int
+    max_tokens: int | None
+    stops: tuple[str, ...] = ()
+    shows_thinking: bool = True
+    counts_pings: bool = True
+    warnings: tuple[str, ...] = ()
+
+    def events(self) -> MessageEvents:
+        """Return the encoder of the stream's events."""
+        return MessageEvents(self)
+
+    def whole(self, completion: ChatCompletion) -> bytes:
+        """Encode a response that is not streamed."""
+        (choice,) = completion.choices
+        warnings = [*self.warnings, *([] if choice.warning is None else [str(choice.warning)])]
+        body = {
+            **self.head(_blocks(self, choice.message)),
+            **self.ending(choice.finish_reason, choice.stop, completion.usage),
+            "usage": usage_of(completion.usage),
+        }
+        return _encode(body | ({"warnings": warnings} if warnings else {}))
+
+    def head(self, content: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Return the members that a message begins with."""
+        return {"id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content}
+
+    def ending(self, reason: FinishReason, stop: str | int | None, usage: Usage) -> dict[str, Any]:
+        """Return stop_reason and stop_sequence."""
+        sequence = stop if isinstance(stop, str) and stop in self.stops else None
+        return {"stop_reason": self._stop_reason(reason, sequence, usage), "stop_sequence": sequence}
+
+    def _stop_reason(self, reason: FinishReason, sequence: str | None, usage: Usage) -> str:
+        if reason is FinishReason.LENGTH:
+            is_full = self.max_tokens is None or usage.completion_tokens < self.max_tokens
+            return "model_context_window_exceeded" if is_full else "max_tokens"
+        if sequence is not None:
+            return "stop_sequence"
+        return "tool_use" if reason is FinishReason.TOOL_CALLS else "end_turn"
+
+
+def usage_of(usage: Usage) -> dict[str, int]:
+    """Return Anthropic's usage: tokens from the cache are not among the input tokens."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _blocks(reply: MessageReply, message: ParsedMessage) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if message.reasoning_content:
+        thinking = message.reasoning_content if reply.shows_thinking else ""
+        blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
+    if message.content:
+        blocks.append({"type": "text", "text": message.content})
+    return blocks + [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input_of(call.arguments)}
+        for call in message.tool_calls
+    ]
+
+
+def _input_of(arguments: str) -> dict[str, Any]:
+    """Return arguments as an object. Of arguments that were cut off it has the complete members."""
+    try:
+        found = from_json(arguments or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class MessageEvents(EventWriter):
+    """The events of one message. Blocks follow each other, each begun and ended."""
+
+    framing, done = MESSAGE_FRAMING, b""
+
+    def __init__(self, reply: MessageReply) -> None:
+        self._reply = reply
+        self._num_pings = 0
+        self._index = -1
+        self._open: tuple[BlockType, int] | None = None  # with the number of the call
+        self._usage = Usage(prompt_tokens=reply.num_prompt)
+
+    def failure(self, api_error: ApiError) -> bytes:
+        """Return the event that reports an error."""
+        return anthropic_error_event(api_error)
+
+    def opening(self) -> bytes:
+        """Return the message's start. The end corrects its counts: the number of cached tokens is not known yet."""
+        reply = self._reply
+        message = {**reply.head(), "stop_reason": None, "stop_sequence": None, "usage": usage_of(self._usage)}
+        if reply.warnings:
+            message["warnings"] = reply.warnings
+        return _event("message_start", message=message)
+
+    def heartbeat(self) -> bytes:
+        """Return the ping, during the prefill with an event that changes nothing for clients that count no pings."""
+        self._num_pings += 1
+        if self._reply.counts_pings or self._index >= 0 or self._num_pings % _PINGS_PER_DELTA:
+            return MESSAGE_FRAMING.ping
+        delta = {"stop_reason": None, "stop_sequence": None}
+        return MESSAGE_FRAMING.ping + _event("message_delta", delta=delta, usage=usage_of(self._usage))
+
+    def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
+        """Return the events of a chunk."""
+        events = [event for delta in chunk.deltas for event in self._delta(delta)]
+        if chunk.finish_reason is not None:
+            events += self._end(chunk, chunk.finish_reason)
+        return events
+
+    def _delta(self, delta: MessageDelta) -> list[bytes]:
+        call = delta.tool_call
+        if call is not None:
+            piece = {"type": "input_json_delta", "partial_json": call.arguments}
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            return [*self._turn_to("tool_use", call.index, block), *self._pieces(piece, call.arguments)]
+        if delta.reasoning_content:
+            begun = self._turn_to("thinking", 0, {"type": "thinking", "thinking": "", "signature": ""})
+            piece = {"type": "thinking_delta", "thinking": delta.reasoning_content}
+            return [*begun, *self._pieces(piece, delta.reasoning_content if self._reply.shows_thinking else "")]
+        begun = self._turn_to("text", 0, {"type": "text", "text": ""})
+        return [*begun, *self._pieces({"type": "text_delta", "text": delta.content}, delta.content)]
+
+    def _pieces(self, piece: dict[str, Any], text: str) -> list[bytes]:
+        return [_event("content_block_delta", index=self._index, delta=piece)] if text else []
+
+    def _turn_to(self, kind: BlockType, number: int, block: dict[str, Any]) -> list[bytes]:
+        """Return the events that end the open block and begin a block of this kind; none if it is open."""
+        if self._open == (kind, number):
+            return []
+        closed = self._close()
+        self._open, self._index = (kind, number), self._index + 1
+        return [*closed, _event("content_block_start", index=self._index, content_block=block)]
+
+    def _close(self) -> list[bytes]:
+        if self._open is None:
+            return []
+        kind, _ = self._open
+        self._open = None
+        # Clients expect a signature; there is nothing here that could verify one.
+        signature = {"type": "signature_delta", "signature": ""}
+        signed = [_event("content_block_delta", index=self._index, delta=signature)] if kind == "thinking" else []
+        return [*signed, _event("content_block_stop", index=self._index)]
+
+    def _end(self, chunk: ChatChunk, reason: FinishReason) -> list[bytes]:
+        usage = chunk.usage or self._usage
+        more = {} if chunk.warning is None else {"warnings": [*self._reply.warnings, str(chunk.warning)]}
+        ending = self._reply.ending(reason, chunk.stop, usage)
+        delta = _event("message_delta", delta=ending, usage=usage_of(usage), **more)
+        return [*self._close(), delta, _event("message_stop")]
+
+
+def _event(kind: str, **members: Any) -> bytes:
+    return named_event(kind.encode(), _encode({"type": kind, **members}))
+
+
+_EARLY = EarlyStream(framing=MESSAGE_FRAMING, error_event=lambda body: named_event(b"error", body))
 
 
 def routes() -> Routes:
@@ -41,80 +233,61 @@ def routes() -> Routes:
     )
     async def messages(body: MessageBody, request: Request) -> Response:
         """Generate the assistant's next message, as Anthropic's endpoint; with `stream` as server-sent events."""
+        return await serve(request, parse(body, request))
+
+    async def parse(body: MessageBody, request: Request) -> ChatGeneration:
         service = Service.of(request.scope)
-        base, streaming = service.sampling(MESSAGE_DEFAULTS), bool(body.stream)
-        media = await service.request_media(body.messages, in_chat=True)
-        parsed = await asyncio.to_thread(_parsed, service, body, base, media)
-        running = await start_chat(
-            service,
-            request,
-            lambda: _turn(service, parsed),
-            parsed.chat,
-            parsed.params,
-            service.options(request, body.model),
-            streaming=streaming,
-        )
-        reply = MessageReply(
-            id=f"msg_{running.request_id}",
-            model=body.model or service.names[0],
-            num_prompt=len(running.prompts[0]),
-            max_tokens=parsed.params.max_tokens,
-            stops=parsed.stops,
-            shows_thinking=parsed.shows_thinking,
-            warnings=(*parsed.warnings, *running.warnings),
-        )
-        if streaming:
-            events = MessageEvents(reply, counts_pings=not _is_claude_code(request))
-            return EventStream(
-                running,
-                events,
-                failure=anthropic_error_event,
-                opening=events.opening(),
-                done=b"",
-                framing=MESSAGE_FRAMING,
-                heartbeat=events.heartbeat,
-            )
-        async with running:
-            completion = await running.collect()
-        return Response(await asyncio.to_thread(message_body, reply, completion), media_type="application/json")
+        base, media = service.sampling(MESSAGE_DEFAULTS), await service.request_media(body.messages, in_chat=True)
+        generation, _ = await asyncio.to_thread(_generation, service, request, body, base, media)
+        return generation
 
     @router.post("/v1/messages/count_tokens", summary="Count a conversation's tokens", responses=ANTHROPIC_ERRORS)
     async def count_tokens(body: TokenCountBody, request: Request) -> Response:
         """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
         service = Service.of(request.scope)
         service.check_accepting()
-        chat_format, media = service.chat_format(), await service.request_media(body.messages, in_chat=True)
-
-        def counted() -> tuple[int, tuple[str, ...]]:
-            parsed = _parsed(service, body, SamplingParams(), media)
-            options = service.chat_options(parsed.chat)
-            chat = prepare_chat(chat_format, _turn(service, parsed), options, parsed.params)
-            num_tokens = count_prompt_tokens(service.engine(), chat.prompt(chat_format.tokenizer))
-            return num_tokens, (*parsed.warnings, *cap_warnings(chat.warnings))
-
-        num_tokens, warnings = await run_in_turn(service, request, counted, service.options(request))
+        service.chat_format()
+        media = await service.request_media(body.messages, in_chat=True)
+        make_generation = partial(_generation, service, request, body, SamplingParams(), media)
+        num_tokens, warnings = await count_chat_tokens(request, make_generation, service.options(request))
         return json_response({"input_tokens": num_tokens, **({"warnings": warnings} if warnings else {})})
 
     return router
 
 
-def _is_claude_code(request: Request) -> bool:
-    """Return whether a client leaves a stream that has only pings for five minutes."""
-    return request.headers.get("user-agent", "").startswith("claude-cli/")
-
-
-def _parsed(service: Service, body: TokenCountBody, base: SamplingParams, media: RequestMedia) -> ParsedMessages:
-    settings = service.settings
+def _generation(
+    service: Service, request: Request, body: TokenCountBody, base: SamplingParams, media: RequestMedia
+) -> tuple[ChatGeneration, tuple[str, ...]]:
+    """Return the generation that a body asks for, and the warnings about the body. In a thread."""
+    settings, model = service.settings, body.model
     parsed = parse_message_request(
         body, base, service.template_variables, settings.reasoning_format, media, strict=settings.strict_fields
     )
-    if body.model is None or body.model in service.known_names:
-        return parsed
-    warning = f"model: the one model here is {service.names[0]!r}; it was used"
-    return replace(parsed, warnings=(*parsed.warnings, warning))
+    warnings = (*parsed.warnings, *model_warning(service, model))
 
+    def make_turn() -> Turn:  # an assistant's last message is continued, as in Anthropic's API
+        prefills = settings.prefill_assistant is not False
+        return next_turn(parsed.conversation, prefills=prefills, read_part=known_attachment)
 
-def _turn(service: Service, parsed: ParsedMessages) -> Turn:
-    """Return the turn; an assistant's last message is continued, as Anthropic has it."""
-    prefills = service.settings.prefill_assistant is not False
-    return next_turn(parsed.conversation, prefills=prefills, read_part=known_attachment)
+    def reply(running: RunningChat) -> MessageReply:
+        return MessageReply(
+            id=f"msg_{running.request_id}",
+            model=model or service.names[0],
+            num_prompt=len(running.prompts[0]),
+            max_tokens=parsed.params.max_tokens,
+            stops=parsed.stops,
+            shows_thinking=parsed.shows_thinking,
+            # Claude Code leaves a stream that has only pings for five minutes.
+            counts_pings=not request.headers.get("user-agent", "").startswith("claude-cli/"),
+            warnings=(*warnings, *running.warnings),
+        )
+
+    generation = ChatGeneration(
+        params=parsed.params,
+        options=service.options(request, model if isinstance(body, MessageBody) else None),
+        streaming=isinstance(body, MessageBody) and bool(body.stream),
+        reply=reply,
+        make_turn=make_turn,
+        chat=parsed.chat,
+    )
+    return generation, warnings

@@ -14,9 +14,11 @@ import msgspec
 
 from paceline.completion import Completion
 from paceline.runtime import Tokenizer
+from paceline.server.api_errors import ApiError, llama_error_event
 from paceline.server.dialects.llama_server.completion_request import CompletionRequest
 from paceline.server.dialects.token_reports import LlamaLogprobs, RunningTimings, TokenSplitter, final_timings
 from paceline.server.prefill_progress import ProgressChunk
+from paceline.server.sse import EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -61,10 +63,13 @@ class RenderContext:
     special: bool = False
 
 
-class CompletionRenderer:
-    """Renders the response to one request. slots: number of each sequence's slot, by prompt, then choice."""
+class CompletionRenderer(EventWriter):
+    """Renders the response to one request, whole or as the events of a stream."""
+
+    done = b""
 
     def __init__(self, request: CompletionRequest, context: RenderContext, slots: Sequence[int]) -> None:
+        """Begin a response. slots: the number of each sequence's slot, by prompt, then choice."""
         self._request, self._context = request, context
         self._num_choices = request.params.n
         self._logprobs = (
@@ -102,7 +107,11 @@ class CompletionRenderer:
 
     # ---- streamed
 
-    def events(self, prompt: int, chunk: StreamChunk) -> Iterator[bytes]:
+    def failure(self, api_error: ApiError) -> bytes:
+        """Return the JSON of the event that reports an error."""
+        return llama_error_event(api_error)
+
+    def __call__(self, prompt: int, chunk: StreamChunk) -> Iterator[bytes]:
         """Yield the JSON of a chunk's events; final events come when all choices of a prompt have ended."""
         sequence = self._sequence(prompt, chunk.choice)
         if isinstance(chunk, ProgressChunk):

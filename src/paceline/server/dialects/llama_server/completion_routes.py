@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.completion import Completion
 from paceline.kv_cache import MediaItem
-from paceline.server.api_errors import llama_error_event
 from paceline.server.dialects.llama_server.chunk_sources import LineLimitedSource
 from paceline.server.dialects.llama_server.completion_renderer import ChoiceState, CompletionRenderer, RenderContext
 from paceline.server.dialects.llama_server.completion_request import (
@@ -47,7 +46,7 @@ from paceline.server.running_request import (
     timeouts_of,
 )
 from paceline.server.service import Service
-from paceline.server.sse import EventStream, Render
+from paceline.server.sse import EventStream
 from paceline.streaming import StreamChunk
 
 _MANY_TOKENS = 1 << 14  # of prompts: a response that repeats more of them takes a while to encode
@@ -122,7 +121,7 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
         except BaseException:
             async with running_request:  # nothing else closes it
                 raise
-        return _ReleasingStream(source, renderer.events, completion)
+        return _ReleasingStream(source, renderer, completion)
     finally:
         if not completion.is_streaming:
             completion.release()
@@ -209,8 +208,10 @@ class _RunningCompletion:
 class _ReleasingStream(EventStream):
     """A stream that releases its slots when it ends for any reason."""
 
-    def __init__(self, source: ChunkSource[StreamChunk], render: Render, completion: _RunningCompletion) -> None:
-        super().__init__(source, render, failure=llama_error_event, done=b"")
+    def __init__(
+        self, source: ChunkSource[StreamChunk], writer: CompletionRenderer, completion: _RunningCompletion
+    ) -> None:
+        super().__init__(source, writer)
         self._completion = completion
         completion.is_streaming = True
 

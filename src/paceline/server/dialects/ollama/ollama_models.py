@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ from paceline import __version__
 from paceline.chat import ChatFormat, Turn
 from paceline.errors import PacelineError
 from paceline.server.api_errors import OLLAMA_FORM, ApiError, ollama_error_response
-from paceline.server.dialects.ollama.ollama_events import timestamp
 from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
 from paceline.server.dialects.vectors import can_embed
 from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, json_response
@@ -41,6 +41,12 @@ _ADMINISTRATION = (
     ("GET", "/api/blobs/{digest}"),  # clients send HEAD
     ("POST", "/api/blobs/{digest}"),
 )
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """Return a time as Ollama writes it; by default now."""
+    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def is_model_name(service: Service, name: str) -> bool:

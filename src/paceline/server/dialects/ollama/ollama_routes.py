@@ -1,31 +1,34 @@
-"""All of Ollama's routes; here: chats, completions and embeddings. On the event loop; templates run in threads."""
+"""Ollama's chats, completions and embeddings: routes and responses. On the event loop; templates run in threads."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.chat import Turn, next_turn
+from paceline.chat import ChatChunk, ChatCompletion, ToolCall, Turn, next_turn
+from paceline.completion import Completion
 from paceline.engine.arguments import embedding_options
 from paceline.engine.results import checked_dimensions, vectors
 from paceline.errors import Unsupported
-from paceline.server.api_errors import OLLAMA_FORM, invalid_request, ollama_error_event
-from paceline.server.dialects.ollama import ollama_models
-from paceline.server.dialects.ollama.ollama_events import (
-    ChatLines,
-    CompletionLines,
-    OllamaReply,
-    chat_body,
-    completion_body,
-    loaded_body,
+from paceline.server.api_errors import OLLAMA_FORM, ApiError, invalid_request, ollama_error_event
+from paceline.server.dialects.dialect import (
+    ChatGeneration,
+    DialectReply,
+    Generation,
+    TextGeneration,
+    model_warning,
+    serve,
 )
-from paceline.server.dialects.ollama.ollama_models import is_model_name
+from paceline.server.dialects.ollama import ollama_models
+from paceline.server.dialects.ollama.ollama_models import is_model_name, timestamp
 from paceline.server.dialects.ollama.ollama_requests import (
     OLLAMA_DEFAULTS,
     OllamaBody,
@@ -33,8 +36,6 @@ from paceline.server.dialects.ollama.ollama_requests import (
     OllamaEmbedBody,
     OllamaEmbeddingsBody,
     OllamaGenerateBody,
-    OllamaGenerationBody,
-    ParsedOllama,
     images_of,
     is_unload,
     ollama_conversation,
@@ -43,19 +44,144 @@ from paceline.server.dialects.ollama.ollama_requests import (
     with_images,
 )
 from paceline.server.dialects.request_body import cap_warnings
-from paceline.server.dialects.running_chat import start_chat
+from paceline.server.dialects.token_reports import ChatLogprob, chat_logprobs
 from paceline.server.dialects.vectors import can_embed, compute_vectors, tokenize_texts, vector_options
 from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, encode_in_parts
 from paceline.server.media_input.request_media import known_attachment
 from paceline.server.routes import RouteFacts, Routes
-from paceline.server.running_request import start_request
 from paceline.server.service import Service
-from paceline.server.sse import JSON_LINES, EventStream, Render
+from paceline.server.sse import JSON_LINES, EventWriter
+from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaReply(DialectReply):
+    """The response to one request.
+
+    Attributes:
+        model: The name that it reports.
+        is_chat: Whether it has a message; otherwise it has a response.
+        num_top: Most likely tokens reported with each token; None: no log-probabilities.
+        warnings: Sentences for the client.
+    """
+
+    model: str
+    is_chat: bool
+    num_top: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    def events(self) -> OllamaLines:
+        """Return the encoder of the stream's lines."""
+        return OllamaLines(self)
+
+    def whole(self, completion: ChatCompletion | Sequence[Completion]) -> bytes:
+        """Encode a chat, or the only completion of a prompt that is completed without the template."""
+        if isinstance(completion, ChatCompletion):
+            (choice,) = completion.choices
+            message, scores = choice.message, self.scores(choice.logprobs or ())
+            said = self.said(message.content, message.reasoning_content, message.tool_calls)
+            return self.line({**said, **scores, **self.ending(choice.finish_reason, completion.usage, choice.warning)})
+        (text,) = completion
+        (plain,) = text.choices
+        scores, said = self.scores(plain.logprobs or ()), self.said(plain.text)
+        return self.line({**said, **scores, **self.ending(plain.finish_reason, text.usage)})
+
+    def loaded(self, *, unloads: bool) -> bytes:
+        """Encode the response to a request without a prompt, which only loads the model."""
+        return self.line({**self.said(), "done": True, "done_reason": "unload" if unloads else "load"})
+
+    def line(self, members: Mapping[str, Any]) -> bytes:
+        """Encode one line of a stream, or a whole response. members: beside model and time."""
+        encode = _encode if self.num_top is None else encode_in_parts
+        return encode({"model": self.model, "created_at": timestamp(), **members})
+
+    def said(self, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+        """Return what was generated, as the endpoint has it."""
+        if not self.is_chat:
+            return {"response": content, **({"thinking": thinking} if thinking else {})}
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thinking:
+            message["thinking"] = thinking
+        bodies = [_call_body(index, call) for index, call in enumerate(calls)]
+        if bodies := [body for body in bodies if body is not None]:
+            message["tool_calls"] = bodies
+        return {"message": message}
+
+    def scores(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, list[ChatLogprob]]:
+        """Return the log-probabilities of tokens, if there are any and they were requested."""
+        return {"logprobs": chat_logprobs(logprobs, self.num_top)} if logprobs and self.num_top is not None else {}
+
+    def ending(self, reason: FinishReason, usage: Usage, warning: object = None) -> dict[str, Any]:
+        """Return the members of the last line. Durations are nanoseconds."""
+        warnings = [*self.warnings, *([] if warning is None else [str(warning)])]
+        return {
+            "done": True,
+            "done_reason": "length" if reason is FinishReason.LENGTH else "stop",
+            "total_duration": _nanoseconds(usage.queue_s + usage.prefill_s + usage.decode_s),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(usage.prefill_s),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _nanoseconds(usage.decode_s),
+            **({"warnings": warnings} if warnings else {}),
+        }
+
+
+def _nanoseconds(seconds: float) -> int:
+    """Return at least one, since clients divide by it."""
+    return max(1, round(seconds * 1e9))
+
+
+def _call_body(index: int, call: ToolCall) -> dict[str, Any] | None:
+    """Return a call; none for one that was cut off, whose arguments no program should run with."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except ValueError:
+        return None
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+
+
+class OllamaLines(EventWriter):
+    """The lines of a stream. Tool calls come whole, in the line before the last."""
+
+    framing, done = JSON_LINES, b""
+
+    def __init__(self, reply: OllamaReply) -> None:
+        self._reply = reply
+
+    def failure(self, api_error: ApiError) -> bytes:
+        """Return the line that reports an error."""
+        return ollama_error_event(api_error)
+
+    def __call__(self, prompt: int, chunk: ChatChunk | StreamChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
+        """Return the lines of a chunk."""
+        reply, scores = self._reply, self._reply.scores(chunk.logprobs)
+        if isinstance(chunk, StreamChunk):
+            parts = [reply.said(chunk.text)] if chunk.text or scores else []
+        else:
+            texts = [delta for delta in chunk.deltas if delta.tool_call is None]
+            parts = [reply.said(delta.content, delta.reasoning_content) for delta in texts]
+            parts = parts or ([reply.said()] if scores else [])
+        lines = [reply.line({**part, **(scores if at == 0 else {}), "done": False}) for at, part in enumerate(parts)]
+        if chunk.finish_reason is None:
+            return lines
+        warning = None
+        if isinstance(chunk, ChatChunk):
+            called, warning = reply.said(calls=() if chunk.message is None else chunk.message.tool_calls), chunk.warning
+            if "tool_calls" in called.get("message", {}):
+                lines.append(reply.line({**called, "done": False}))
+        ending = reply.ending(chunk.finish_reason, chunk.usage or Usage(), warning)
+        return [*lines, reply.line({**reply.said(), **ending})]
+
+
+_FACTS = RouteFacts(errors=OLLAMA_FORM, model="required")
 
 
 def routes() -> Routes:
     """Return the routes under /api."""
-    router = Routes(RouteFacts(errors=OLLAMA_FORM, model="required"))
+    router = Routes(_FACTS)
     router.extend(_generation_routes())
     router.extend(_embedding_routes())
     router.extend(ollama_models.routes())
@@ -63,109 +189,73 @@ def routes() -> Routes:
 
 
 def _generation_routes() -> Routes:
-    router = Routes(RouteFacts(errors=OLLAMA_FORM, model="required"), tags=["Ollama"])
+    router = Routes(_FACTS, tags=["Ollama"])
 
     @router.post("/api/chat", summary="Generate the next message of a conversation", responses=OLLAMA_STREAMS)
     async def chat(body: OllamaChatBody, request: Request) -> Response:
         """Generate the assistant's next message, as Ollama's endpoint: lines of JSON, or with `stream` false one object."""
-        service = Service.of(request.scope)
-        parsed = await _parsed(service, body)
-        reply = _reply(service, body, parsed, is_chat=True)
-        if not body.messages and isinstance(body.messages, list | None):
-            return _json(loaded_body(reply, unloads=is_unload(body)))
-        media = await service.request_media(in_chat=True)
-        return await _chat(
-            service, request, body, parsed, reply, lambda: _turn(service, ollama_conversation(body.messages, media))
-        )
+        return await serve(request, _parse(request, body))
 
     @router.post("/api/generate", summary="Complete a prompt", responses=OLLAMA_STREAMS)
     async def generate(body: OllamaGenerateBody, request: Request) -> Response:
         """Complete a prompt by the model's chat template, or with `raw` or `suffix` as it is."""
-        service = Service.of(request.scope)
-        parsed = await _parsed(service, body)
-        reply = _reply(service, body, parsed, is_chat=False)
-        if not body.prompt and not body.suffix and not body.images:
-            return _json(loaded_body(reply, unloads=is_unload(body)))
-        media = await service.request_media()
-        images = await asyncio.to_thread(images_of, "images", body.images, media)
-        if body.raw or body.suffix:
-            return await _complete(service, request, body, images, parsed, reply)
-        system = [{"role": "system", "content": body.system}] if body.system else []
-        talk = [*system, {"role": "user", "content": with_images(body.prompt or "", images)}]
-        return await _chat(service, request, body, parsed, reply, lambda: next_turn(talk, read_part=known_attachment))
+        return await serve(request, _parse(request, body))
 
     return router
 
 
-async def _parsed(service: Service, body: OllamaGenerationBody) -> ParsedOllama:
-    base, reasoning_format = service.sampling(OLLAMA_DEFAULTS), service.settings.reasoning_format
-    strict = service.settings.strict_fields
-    return await asyncio.to_thread(
-        parse_ollama, body, base, service.template_variables, reasoning_format, strict=strict
+async def _parse(request: Request, body: OllamaChatBody | OllamaGenerateBody) -> Generation | Response:
+    """Return the generation that a body asks for. A body without a prompt only loads the model."""
+    service = Service.of(request.scope)
+    base, settings = service.sampling(OLLAMA_DEFAULTS), service.settings
+    parsed = await asyncio.to_thread(
+        parse_ollama, body, base, service.template_variables, settings.reasoning_format, strict=settings.strict_fields
     )
+    is_chat = isinstance(body, OllamaChatBody)
+    warnings = (*parsed.warnings, *_model_warning(service, body))
+    reply = OllamaReply(
+        model=body.model or service.names[0], is_chat=is_chat, num_top=parsed.num_top, warnings=warnings
+    )
+    if isinstance(body, OllamaChatBody):
+        is_load = not body.messages and isinstance(body.messages, list | None)
+    else:
+        is_load = not body.prompt and not body.suffix and not body.images
+    if is_load:
+        return _json(reply.loaded(unloads=is_unload(body)))
+    media = await service.request_media(in_chat=is_chat)
+    images: list[Any] = []
+    if isinstance(body, OllamaGenerateBody):
+        images = await asyncio.to_thread(images_of, "images", body.images, media)
+    options, streaming = service.options(request, body.model), body.stream is not False
+    if isinstance(body, OllamaGenerateBody) and (body.raw or body.suffix):
+        return TextGeneration(
+            params=parsed.params,
+            options={**options, "parse_special": True, "suffix": body.suffix or None},
+            streaming=streaming,
+            reply=lambda _: reply,
+            prompts=[[*images, body.prompt or ""] if images else body.prompt or ""],
+        )
 
+    def make_turn() -> Turn:
+        if isinstance(body, OllamaChatBody):  # an assistant's last message is continued, as in Ollama
+            conversation, prefills = ollama_conversation(body.messages, media), settings.prefill_assistant is not False
+            return next_turn(conversation, prefills=prefills, read_part=known_attachment)
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        talk = [*system, {"role": "user", "content": with_images(body.prompt or "", images)}]
+        return next_turn(talk, read_part=known_attachment)
 
-def _reply(service: Service, body: OllamaGenerationBody, parsed: ParsedOllama, *, is_chat: bool) -> OllamaReply:
-    return OllamaReply(
-        model=body.model or service.names[0],
-        is_chat=is_chat,
-        num_top=parsed.num_top,
-        warnings=(*parsed.warnings, *_model_warning(service, body)),
+    return ChatGeneration(
+        params=parsed.params,
+        options=options,
+        streaming=streaming,
+        reply=lambda running: replace(reply, warnings=(*warnings, *running.warnings)),
+        make_turn=make_turn,
+        chat=parsed.chat,
     )
 
 
 def _model_warning(service: Service, body: OllamaBody) -> tuple[str, ...]:
-    if body.model is None or is_model_name(service, body.model):
-        return ()
-    return (f"model: the one model here is {service.names[0]!r}; it was used",)
-
-
-def _turn(service: Service, conversation: list[dict[str, Any]]) -> Turn:
-    """Return the turn; an assistant's last message is continued, as in Ollama."""
-    prefills = service.settings.prefill_assistant is not False
-    return next_turn(conversation, prefills=prefills, read_part=known_attachment)
-
-
-async def _chat(
-    service: Service,
-    request: Request,
-    body: OllamaGenerationBody,
-    parsed: ParsedOllama,
-    reply: OllamaReply,
-    make_turn: Callable[[], Turn],
-) -> Response:
-    streaming = body.stream is not False
-    options = service.options(request, body.model)
-    running = await start_chat(service, request, make_turn, parsed.chat, parsed.params, options, streaming=streaming)
-    reply = replace(reply, warnings=(*reply.warnings, *running.warnings))
-    if streaming:
-        return _lines(running, ChatLines(reply))
-    async with running:
-        completion = await running.collect()
-    return _json(await asyncio.to_thread(chat_body, reply, completion))
-
-
-async def _complete(
-    service: Service,
-    request: Request,
-    body: OllamaGenerateBody,
-    images: Sequence[object],
-    parsed: ParsedOllama,
-    reply: OllamaReply,
-) -> Response:
-    streaming = body.stream is not False
-    prompts: list[Any] = [[*images, body.prompt or ""] if images else body.prompt or ""]
-    options = {**service.options(request, body.model), "parse_special": True, "suffix": body.suffix or None}
-    running = await start_request(service, request, prompts, parsed.params, options, streaming=streaming)
-    if streaming:
-        return _lines(running, CompletionLines(reply))
-    async with running:
-        (completion,) = await running.collect()
-    return _json(await asyncio.to_thread(completion_body, reply, completion))
-
-
-def _lines(running: Any, render: Render) -> Response:
-    return EventStream(running, render, failure=ollama_error_event, done=b"", framing=JSON_LINES)
+    return () if body.model is not None and is_model_name(service, body.model) else model_warning(service, body.model)
 
 
 def _json(content: bytes) -> Response:
@@ -173,7 +263,7 @@ def _json(content: bytes) -> Response:
 
 
 def _embedding_routes() -> Routes:
-    router = Routes(RouteFacts(errors=OLLAMA_FORM, model="required"), tags=["Ollama"], responses=OLLAMA_ERRORS)
+    router = Routes(_FACTS, tags=["Ollama"], responses=OLLAMA_ERRORS)
 
     @router.post("/api/embed", summary="Turn texts into vectors")
     async def embed(body: OllamaEmbedBody, request: Request) -> Response:
@@ -183,7 +273,7 @@ def _embedding_routes() -> Routes:
         n_embd = service.engine().model.n_embd_out
         checked_dimensions(body.dimensions, n_embd)
         texts: Any = body.input
-        if isinstance(texts, list) and any(not isinstance(one, str) for one in texts):
+        if isinstance(texts, list) and any(not isinstance(text, str) for text in texts):
             raise invalid_request("input must be a text or a list of texts", "input")
         rows, num_tokens = await _vectors(
             service, request, body.model, "input", texts, truncates=body.truncate is not False

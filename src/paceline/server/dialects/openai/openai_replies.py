@@ -1,46 +1,53 @@
-"""What responses of completions and chat completions share: options, events of a stream, a choice's extra members.
-
-Pure but for `response_options_of`, which is the event loop's.
-"""
+"""Responses to chats and completions in OpenAI's shapes, whole and as the events of a stream. Pure but for `reply_to`."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
-from starlette.responses import Response
 
 from paceline import __version__
-from paceline.chat import ChatChunk
+from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage
 from paceline.completion import Completion
-from paceline.params import SamplingParams
 from paceline.runtime import build_info
-from paceline.server.api_errors import COMPLETE_FINISH_REASONS
-from paceline.server.dialects.openai.openai_requests import GenerationBody, ParsedRequest, model_warning
-from paceline.server.dialects.token_reports import Pieces, RunningTimings, final_timings, prompt_logprobs, usage_body
+from paceline.server.api_errors import COMPLETE_FINISH_REASONS, ApiError, openai_error_event
+from paceline.server.dialects.dialect import ChatProgress, DialectReply, model_warning
+from paceline.server.dialects.openai.openai_requests import GenerationBody, ParsedRequest
+from paceline.server.dialects.token_reports import (
+    LogprobColumns,
+    LogprobColumnsBuilder,
+    Pieces,
+    RunningTimings,
+    TokenAligner,
+    chat_logprobs,
+    final_timings,
+    prompt_logprobs,
+    usage_body,
+)
 from paceline.server.json_bodies import encode_in_parts
 from paceline.server.prefill_progress import ProgressChunk
-from paceline.server.running_request import RunningRequest
 from paceline.server.service import Service
-from paceline.streaming import StreamChunk, TokenLogprobs, Usage
+from paceline.server.sse import EventWriter
+from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+
+_MAX_UNREAD_BYTES = 2**16  # of tokens that no text of a message has been found for
+_encode = msgspec.json.Encoder().encode
 
 
-def response_options_of(
+def reply_to(
     service: Service, body: GenerationBody, parsed: ParsedRequest, prompts: tuple[tuple[int, ...], ...], **kind: Any
-) -> ResponseOptions:
-    """Collect the options from a request's body and its prompts' token ids. kind: members that differ by endpoint."""
+) -> OpenAIReply:
+    """Return the reply to a body with these prompts' token ids. kind: members that differ by endpoint."""
     engine, params = service.engine(), parsed.params
     reports_tokens = params.logprobs is not None or params.prompt_logprobs is not None
     stream = body.stream_options
-    return ResponseOptions(
+    return OpenAIReply(
         created=int(time.time()),
         model=service.names[0] if body.model is None else body.model,
         system_fingerprint=fingerprint(engine.model.fingerprint),
@@ -54,26 +61,10 @@ def response_options_of(
         include_usage=bool(stream and stream.include_usage),
         continuous_usage=bool(stream and stream.continuous_usage_stats),
         clock=time.monotonic if body.timings_per_token else None,
-        warnings=(*parsed.warnings, *model_warning(body, service.known_names)),
+        warnings=(*parsed.warnings, *model_warning(service, body.model)),
+        wants_prompt_logprobs=params.prompt_logprobs is not None and getattr(body, "prompt_logprobs", None) is not None,
         **kind,
     )
-
-
-def wants_prompt_logprobs(body: GenerationBody, params: SamplingParams) -> bool:
-    """Return whether the body asks for the prompt's log-probabilities by themselves."""
-    return params.prompt_logprobs is not None and getattr(body, "prompt_logprobs", None) is not None
-
-
-async def whole_response(
-    running_request: RunningRequest,
-    options: ResponseOptions,
-    encode: Callable[[ResponseOptions, Sequence[Completion]], bytes],
-) -> Response:
-    """Wait for the completions and return the response that is not streamed."""
-    async with running_request:
-        completions = await running_request.collect()
-    content = await asyncio.to_thread(encode, options, completions)
-    return Response(content, media_type="application/json")
 
 
 @cache
@@ -83,19 +74,31 @@ def fingerprint(model: bytes) -> str:
     return "b" + hashlib.sha256(facts).hexdigest()[:12]
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseOptions:
-    """What the responses to a request report, and under which names.
+class OpenAIReply(DialectReply):
+    """The response to one request for a chat or for completions.
 
-    text_pieces, token_pieces: the bytes of every token, without and with those of control tokens. prompts: token ids.
-    num_top: the number of most likely tokens reported with each token; None: no log-probabilities.
-    wants_prompt_logprobs: report those of the prompt by themselves. echoes: repeat the prompt's text, and with it its
-    log-probabilities if any are reported. shows_thinking: whether thinking is part of a chat's message. thinking_pieces: as
-    token_pieces, where a chat's format has thinking, whose tokens are counted. clock: for timings in every event; None: in the
-    last one only.
+    Attributes:
+        id: The id of the response.
+        object: The type that it reports.
+        created: Unix seconds.
+        model: The name that it reports.
+        system_fingerprint: The version of the server and the model.
+        prompts: Token ids.
+        n: Choices of each prompt.
+        is_chat: Whether choices are messages; otherwise they are texts.
+        text_pieces: The bytes of every token as in a text: control tokens have none.
+        token_pieces: The bytes of every token.
+        num_top: Most likely tokens reported with each token; None: no log-probabilities.
+        echoes: Whether texts begin with the prompt, and their log-probabilities with the prompt's.
+        wants_prompt_logprobs: Whether choices have log-probabilities of the prompt by themselves.
+        shows_thinking: Whether thinking is part of a message.
+        thinking_pieces: As token_pieces, if the chat's format has thinking; its tokens are counted.
+        token_ids: Whether choices have the ids of their tokens.
+        include_usage: Whether a stream ends with its usage.
+        continuous_usage: Whether every event has the usage so far.
+        warnings: Sentences for the client.
+        clock: Makes timings for every event; None: only the last event has timings.
     """
 
     id: str
@@ -105,6 +108,7 @@ class ResponseOptions:
     system_fingerprint: str
     prompts: tuple[tuple[int, ...], ...]
     n: int = 1
+    is_chat: bool = False
     text_pieces: Pieces = ()
     token_pieces: Pieces = ()
     num_top: int | None = None
@@ -118,6 +122,14 @@ class ResponseOptions:
     warnings: tuple[str, ...] = ()
     clock: Callable[[], float] | None = None
 
+    def events(self) -> ChoiceStream[Any]:
+        """Return the encoder of the stream's events."""
+        return ChatCompletionStream(self) if self.is_chat else CompletionStream(self)
+
+    def whole(self, completion: Any) -> bytes:
+        """Encode a `ChatCompletion`, or completions in the order of the prompts."""
+        return chat_body(self, completion) if self.is_chat else completion_body(self, completion)
+
     @property
     def head(self) -> dict[str, Any]:
         """The members that every response and every event begins with."""
@@ -129,7 +141,7 @@ class ResponseOptions:
         wanted = self.wants_prompt_logprobs or (self.echoes and self.num_top is not None)
         return len(self.prompts[prompt]) - 1 if wanted else 0
 
-    def whole(
+    def encode(
         self,
         choices: Iterable[Any],
         usages: Sequence[Usage],
@@ -148,94 +160,35 @@ class ResponseOptions:
         return timings | ({"warnings": warned} if warned else {})
 
 
-class ChoiceBase(msgspec.Struct, kw_only=True):
-    """What every choice has: its index and paceline's own members; those not asked for are left out."""
+def choice_body(
+    index: int,
+    shown: dict[str, Any],
+    logprobs: Any = None,
+    finish_reason: FinishReason | None = None,
+    *,
+    stop: str | int | None = None,
+    extras: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a choice: its own members first, then the message, delta or text. Members that were not asked for are left out."""
+    choice: dict[str, Any] = {"index": index}
+    if stop is not None:
+        choice["stop_reason"] = stop
+    if extras:
+        choice |= extras
+    return {**choice, **shown, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    index: int
-    stop_reason: str | int | UnsetType = UNSET
-    token_ids: Sequence[int] | UnsetType = UNSET
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
-    prompt_logprobs: Sequence[dict[str, Any] | None] | UnsetType = UNSET
 
-
-def prompt_extras(options: ResponseOptions, prompt: int, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """Return the keywords of `ChoiceBase` that concern the prompt."""
-    ids = options.prompts[prompt]
-    extras: dict[str, Any] = {"prompt_token_ids": ids} if options.token_ids else {}
-    if options.wants_prompt_logprobs:
+def prompt_extras(
+    reply: OpenAIReply, prompt: int, scores: Sequence[TokenLogprobs], token_ids: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return the members of a choice with token ids, and with the prompt's ids and log-probabilities."""
+    extras: dict[str, Any] = {}
+    if reply.token_ids:
+        extras = {} if token_ids is None else {"token_ids": token_ids}
+        extras["prompt_token_ids"] = reply.prompts[prompt]
+    if reply.wants_prompt_logprobs:
         extras["prompt_logprobs"] = prompt_logprobs(scores)
     return extras
-
-
-class EventEncoder:
-    """Encodes the events of one stream: the head once for all, usage and warnings with the last event.
-
-    num_reasoning: tokens of thinking so far, in chats.
-    """
-
-    def __init__(self, options: ResponseOptions) -> None:
-        self._options = options
-        self._encode: Callable[[Any], bytes] = encode_in_parts if options.token_pieces else _encode
-        self._head = _encode(options.head)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}' if options.include_usage else b"]}"
-        self._num_prompt = sum(map(len, options.prompts))
-        self._num_generated = 0
-        self.num_reasoning: int | None = None
-        self._usages: list[Usage] = []
-        self._warnings: list[str] = []
-        clock = options.clock
-        self._timings = None if clock is None else RunningTimings(clock, self._num_prompt, clock())
-
-    def warn(self, warning: str) -> None:
-        """Add a warning, which the last event has."""
-        self._warnings.append(warning)
-
-    def note(self, chunk: StreamChunk | ChatChunk) -> None:
-        """Count a chunk's tokens and usage; call before its choices are encoded."""
-        self._num_generated += len(chunk.token_ids)
-        if chunk.usage is not None:
-            self._usages.append(chunk.usage)
-
-    @property
-    def is_over(self) -> bool:
-        """True after the terminal chunk of every prompt."""
-        return len(self._usages) == len(self._options.prompts)
-
-    def of(self, choice: ChoiceBase) -> bytes:
-        """Encode an event with one choice."""
-        event = self._head + self._encode(choice) + self._tail
-        if self._options.continuous_usage:
-            usage = Usage(prompt_tokens=self._num_prompt, completion_tokens=self._num_generated)
-            event = (
-                self._head
-                + self._encode(choice)
-                + b'],"usage":'
-                + _encode(usage_body([usage], self.num_reasoning))
-                + b"}"
-            )
-        if self._timings is None or self.is_over:
-            return event
-        return _with_members(event, {"timings": self._timings.during_decode(self._num_generated)})
-
-    def during_prefill(self, choice: ChoiceBase, progress: ProgressChunk) -> bytes:
-        """Encode an event before the first token."""
-        event = self._head + _encode(choice) + self._tail
-        members: dict[str, Any] = {"prompt_progress": progress.body(self._num_prompt)}
-        if self._timings is not None:
-            members["timings"] = self._timings.during_prefill(progress.processed, progress.cache, progress.elapsed_s)
-        return _with_members(event, members)
-
-    def ending(self, last: bytes) -> list[bytes]:
-        """Return the last event of a choice and those that follow it at the end of the stream."""
-        closing = self._options.closing(self._usages, self._warnings)
-        if not self._options.include_usage:
-            return [_with_members(last, closing)]
-        usage = self._head + b'],"usage":' + _encode(usage_body(self._usages, self.num_reasoning)) + b"}"
-        return [last, _with_members(usage, closing)]
-
-
-def _with_members(event: bytes, members: dict[str, Any]) -> bytes:
-    return event[:-1] + b"," + _encode(members)[1:] if members else event
 
 
 C = TypeVar("C", StreamChunk, ChatChunk)
@@ -261,29 +214,267 @@ class PromptLogprobsBuffer(Generic[C]):
         return ready
 
 
-class ChoiceStream(ABC, Generic[C]):
-    """Turns chunks into the events of a stream: call it with each chunk in order."""
+class ChoiceStream(EventWriter, Generic[C]):
+    """The events of a stream, one choice each: the head once for all, usage and warnings with the last event."""
 
-    def __init__(self, options: ResponseOptions) -> None:
-        self._options = options
-        self._events = EventEncoder(options)
+    def __init__(self, reply: OpenAIReply) -> None:
+        self._reply = reply
+        self._encode: Callable[[Any], bytes] = encode_in_parts if reply.token_pieces else _encode
+        self._head = _encode(reply.head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}' if reply.include_usage else b"]}"
+        self._num_prompt = sum(map(len, reply.prompts))
+        self._num_generated = 0
+        self._num_reasoning: int | None = None  # tokens of thinking so far, in chats
+        self._usages: list[Usage] = []
+        self._warnings: list[str] = []
+        clock = reply.clock
+        self._timings = None if clock is None else RunningTimings(clock, self._num_prompt, clock())
         self._scores: list[PromptLogprobsBuffer[C]] = [
-            PromptLogprobsBuffer(options.num_scored(index)) for index in range(len(options.prompts))
+            PromptLogprobsBuffer(reply.num_scored(index)) for index in range(len(reply.prompts))
         ]
+
+    def failure(self, api_error: ApiError) -> bytes:
+        """Return the JSON of the event that reports an error."""
+        return openai_error_event(api_error)
 
     def __call__(self, prompt: int, chunk: C) -> list[bytes]:
         """Return the JSON of the events of a chunk of this prompt."""
-        self._events.note(chunk)
+        self._num_generated += len(chunk.token_ids)
+        if chunk.usage is not None:
+            self._usages.append(chunk.usage)
         ready = self._scores[prompt].pass_on(chunk)
-        events = [self._events.of(choice) for one in ready for choice in self._choices(prompt, one)]
-        if chunk.finish_reason in COMPLETE_FINISH_REASONS and self._events.is_over:
-            events[-1:] = self._events.ending(events[-1])
+        events = [self._event(choice) for passed in ready for choice in self._choices(prompt, passed)]
+        if chunk.finish_reason in COMPLETE_FINISH_REASONS and self._is_over:
+            events[-1:] = self._ending(events[-1])
         return events
 
     @abstractmethod
-    def _choices(self, prompt: int, chunk: C) -> Sequence[ChoiceBase]:
+    def _choices(self, prompt: int, chunk: C) -> Sequence[dict[str, Any]]:
         """Return the choices of a chunk's events, one for each event."""
 
     def _reports_tokens(self, chunk: C) -> bool:
         """Return whether a chunk has tokens whose ids or log-probabilities are reported."""
-        return bool(chunk.token_ids) and (self._options.token_ids or self._options.num_top is not None)
+        return bool(chunk.token_ids) and (self._reply.token_ids or self._reply.num_top is not None)
+
+    @property
+    def _is_over(self) -> bool:
+        """True after the terminal chunk of every prompt."""
+        return len(self._usages) == len(self._reply.prompts)
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        event = self._head + self._encode(choice) + self._tail
+        if self._reply.continuous_usage:
+            usage = usage_body(
+                [Usage(prompt_tokens=self._num_prompt, completion_tokens=self._num_generated)], self._num_reasoning
+            )
+            event = b'%b%b],"usage":%b}' % (self._head, self._encode(choice), _encode(usage))
+        if self._timings is None or self._is_over:
+            return event
+        return _with_members(event, {"timings": self._timings.during_decode(self._num_generated)})
+
+    def _during_prefill(self, choice: dict[str, Any], progress: ProgressChunk) -> bytes:
+        """Encode an event before the first token."""
+        members: dict[str, Any] = {"prompt_progress": progress.body(self._num_prompt)}
+        if self._timings is not None:
+            members["timings"] = self._timings.during_prefill(progress.processed, progress.cache, progress.elapsed_s)
+        return _with_members(self._head + _encode(choice) + self._tail, members)
+
+    def _ending(self, last: bytes) -> list[bytes]:
+        """Return the last event of a choice and the events that follow it at the end of the stream."""
+        closing = self._reply.closing(self._usages, self._warnings)
+        if not self._reply.include_usage:
+            return [_with_members(last, closing)]
+        usage = self._head + b'],"usage":' + _encode(usage_body(self._usages, self._num_reasoning)) + b"}"
+        return [last, _with_members(usage, closing)]
+
+
+def _with_members(event: bytes, members: dict[str, Any]) -> bytes:
+    return event[:-1] + b"," + _encode(members)[1:] if members else event
+
+
+# ---- chats
+
+
+def chat_body(reply: OpenAIReply, completion: ChatCompletion) -> bytes:
+    """Encode a chat that is not streamed."""
+    scores, warnings, num_reasoning = completion.prompt_logprobs or (), [], 0
+    choices = []
+    for choice in completion.choices:
+        if choice.warning is not None:
+            warnings.append(str(choice.warning))
+        if reply.thinking_pieces and choice.message.reasoning_content:
+            aligner = TokenAligner(reply.thinking_pieces)
+            aligner.add(choice.token_ids, ())
+            num_reasoning += aligner.take(choice.message.reasoning_content)[0]
+        choices.append(
+            choice_body(
+                choice.index,
+                {"message": _message(choice.message, shows_thinking=reply.shows_thinking)},
+                _chat_logprobs(reply, choice.logprobs or ()),
+                choice.finish_reason,
+                stop=choice.stop,
+                extras=prompt_extras(reply, 0, scores, choice.token_ids),
+            )
+        )
+    return reply.encode(choices, [completion.usage], warnings, num_reasoning)
+
+
+def _message(message: ParsedMessage, *, shows_thinking: bool) -> dict[str, Any]:
+    """Return the assistant's message; its content is null beside tool calls if there is none."""
+    calls = [
+        {"id": call.id, "function": {"arguments": call.arguments, "name": call.name}, "type": "function"}
+        for call in message.tool_calls
+    ]
+    content = message.content if message.content or not calls else None
+    body: dict[str, Any] = {"content": content, "role": "assistant", "refusal": None}
+    if shows_thinking and message.reasoning_content:
+        body["reasoning_content"] = message.reasoning_content
+    return {**body, "tool_calls": calls} if calls else body
+
+
+def _chat_logprobs(reply: OpenAIReply, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    return None if reply.num_top is None else {"content": chat_logprobs(logprobs, reply.num_top), "refusal": None}
+
+
+class ChatCompletionStream(ChoiceStream[ChatChunk]):
+    """The events of a chat, which has one prompt, number 0.
+
+    The first event of a choice has the role, the last one the finish reason; both have no text.
+    """
+
+    def __init__(self, reply: OpenAIReply) -> None:
+        super().__init__(reply)
+        self._begun: set[int] = set()
+        pieces = reply.thinking_pieces
+        self._aligners = [TokenAligner(pieces, max_bytes=_MAX_UNREAD_BYTES) for _ in range(reply.n)] if pieces else []
+        self._num_reasoning = 0
+
+    def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:
+        """Return the JSON of the events of a chunk; for progress an event without text, as llama-server sends it."""
+        if not isinstance(chunk, ChatProgress):
+            return super().__call__(prompt, chunk)
+        begun = choice_body(0, {"delta": {"role": "assistant", "content": None}})
+        return [self._during_prefill(begun, chunk.prefill)]
+
+    def _choices(self, prompt: int, chunk: ChatChunk) -> list[dict[str, Any]]:
+        reply, choices, index = self._reply, [], chunk.choice
+        if self._aligners:
+            self._count_thinking(chunk)
+        if index not in self._begun:
+            self._begun.add(index)
+            extras = prompt_extras(reply, prompt, self._scores[prompt].values)
+            choices.append(choice_body(index, {"delta": {"role": "assistant", "content": None}}, extras=extras))
+        shown = [_delta(delta) for delta in chunk.deltas if reply.shows_thinking or not delta.reasoning_content]
+        if not shown and self._reports_tokens(chunk):
+            shown = [{"content": ""}]
+        if shown and chunk.token_ids:  # with the first part that they brought
+            extras = {"token_ids": chunk.token_ids} if reply.token_ids else {}
+            choices.append(
+                choice_body(index, {"delta": shown[0]}, _chat_logprobs(reply, chunk.logprobs), extras=extras)
+            )
+            shown = shown[1:]
+        choices += [choice_body(index, {"delta": delta}) for delta in shown]
+        if chunk.finish_reason in COMPLETE_FINISH_REASONS:
+            if chunk.warning is not None:
+                self._warnings.append(str(chunk.warning))
+            choices.append(choice_body(index, {"delta": {}}, None, chunk.finish_reason, stop=chunk.stop))
+        return choices
+
+    def _count_thinking(self, chunk: ChatChunk) -> None:
+        aligner = self._aligners[chunk.choice]
+        aligner.add(chunk.token_ids, ())
+        for delta in chunk.deltas:
+            if delta.tool_call is not None:
+                aligner.clear()
+                continue
+            num_tokens, _ = aligner.take(delta.reasoning_content or delta.content)
+            if delta.reasoning_content:
+                self._num_reasoning = (self._num_reasoning or 0) + num_tokens
+
+
+def _delta(delta: MessageDelta) -> dict[str, Any]:
+    """Return a part of the message. Of a tool call the first part has the id, the type and the name."""
+    call = delta.tool_call
+    if call is None:
+        return {"reasoning_content": delta.reasoning_content} if delta.reasoning_content else {"content": delta.content}
+    if not call.name:
+        return {"tool_calls": [{"index": call.index, "function": {"arguments": call.arguments}}]}
+    function = {"arguments": call.arguments, "name": call.name}
+    return {"tool_calls": [{"index": call.index, "function": function, "id": call.id, "type": "function"}]}
+
+
+# ---- completions
+
+
+def completion_body(reply: OpenAIReply, completions: Sequence[Completion]) -> bytes:
+    """Encode completions that are not streamed, in the order of the prompts. Indices of choices count over all prompts."""
+    choices = []
+    for prompt, completion in enumerate(completions):
+        scores = completion.prompt_logprobs or ()
+        for choice in completion.choices:
+            columns = None
+            if reply.num_top is not None and choice.logprobs is not None:
+                writer = LogprobColumnsBuilder(reply.text_pieces, reply.token_pieces, reply.num_top)
+                echoed = echo_columns(reply, prompt, scores, writer)
+                columns = _join(echoed, writer.write(choice.token_ids, choice.logprobs))
+            choices.append(
+                choice_body(
+                    prompt * reply.n + choice.index,
+                    {"text": choice.text},
+                    columns,
+                    choice.finish_reason,
+                    stop=choice.stop,
+                    extras=prompt_extras(reply, prompt, scores, choice.token_ids),
+                )
+            )
+    return reply.encode(choices, [completion.usage for completion in completions])
+
+
+def echo_columns(
+    reply: OpenAIReply, prompt: int, scores: Sequence[TokenLogprobs], writer: LogprobColumnsBuilder
+) -> LogprobColumns:
+    """Return the columns of an echoed prompt; empty columns without echo."""
+    if not reply.echoes:
+        return LogprobColumns()
+    columns = writer.write(reply.prompts[prompt], (None, *scores))
+    writer.end_prompt()
+    return columns
+
+
+def _join(first: LogprobColumns, second: LogprobColumns) -> LogprobColumns:
+    return LogprobColumns(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+class CompletionStream(ChoiceStream[StreamChunk]):
+    """The events of completions. A chunk without text is an event only if its ids or log-probabilities are reported."""
+
+    def __init__(self, reply: OpenAIReply) -> None:
+        super().__init__(reply)
+        self._writers: dict[int, LogprobColumnsBuilder] = {}
+
+    def _choices(self, prompt: int, chunk: StreamChunk) -> Sequence[dict[str, Any]]:
+        is_complete = chunk.finish_reason in COMPLETE_FINISH_REASONS
+        if not (chunk.text or is_complete or self._reports_tokens(chunk)):
+            return ()
+        reply, index = self._reply, prompt * self._reply.n + chunk.choice
+        scores: Sequence[TokenLogprobs] = self._scores[prompt].values
+        writer = self._writers.get(index)
+        is_first = writer is None
+        if writer is None:
+            writer = LogprobColumnsBuilder(reply.text_pieces, reply.token_pieces, reply.num_top or 0)
+            self._writers[index] = writer
+        logprobs = None
+        if reply.num_top is not None:
+            before = echo_columns(reply, prompt, scores, writer) if is_first else LogprobColumns()
+            logprobs = _join(before, writer.write(chunk.token_ids, chunk.logprobs))
+        if is_first:
+            extras = prompt_extras(reply, prompt, scores, chunk.token_ids)
+        else:
+            extras = {"token_ids": chunk.token_ids} if reply.token_ids else {}
+        reason = chunk.finish_reason if is_complete else None
+        return (choice_body(index, {"text": chunk.text}, logprobs, reason, stop=chunk.stop, extras=extras),)

@@ -504,10 +504,3 @@ def _parse_options(body: GenerationBody, warnings: list[str]) -> dict[str, Any]:
 def given_fields(body: OpenAIBody) -> dict[str, Any]:
     """Return the fields that the body has, without null."""
     return {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
-
-
-def model_warning(body: OpenAIBody, names: Sequence[str]) -> tuple[str, ...]:
-    """Return a warning if the body names a model other than the loaded model."""
-    if body.model is None or body.model in names:
-        return ()
-    return (f"model: the one model here is {names[0]!r}; it was used",)

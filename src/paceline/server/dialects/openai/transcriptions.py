@@ -15,21 +15,21 @@ from typing import Any, Final
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from paceline import validation
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, Turn, next_turn
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.media import Audio
-from paceline.server.api_errors import OPENAI_FORM, invalid_request, openai_error_event
+from paceline.server.api_errors import OPENAI_FORM, ApiError, invalid_request, openai_error_event
+from paceline.server.dialects.dialect import ChatGeneration, DialectReply, model_warning, serve
 from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.request_body import FieldRules, cap_warnings, check_fields, without_fractions
-from paceline.server.dialects.running_chat import RunningChat, start_chat
 from paceline.server.json_bodies import OPENAI_STREAMS
 from paceline.server.media_input.request_media import known_attachment
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
-from paceline.server.sse import EventStream
+from paceline.server.sse import EventWriter
 from paceline.streaming import Usage
 
 _MAX_FIELDS: Final = 64
@@ -175,36 +175,30 @@ def routes() -> Routes:
     )
     async def transcribe(request: Request) -> Response:
         """Have the model write down what is said, as OpenAI's endpoint, for models that take audio."""
-        service = Service.of(request.scope)
-        form = await read_form(request, strict=service.settings.strict_fields)
-        if "audio" not in service.engine().model.modalities:
-            message = "this model takes no audio; start the server with one that hears and its multimodal projector (--mmproj)"
-            raise invalid_request(message, "file", Unsupported.code)
-        audio = await asyncio.to_thread(_read, form.data)
-        running = await _start(service, request, form, audio)
-        warnings = [*form.warnings, *_model_warning(service, form)]
-        if form.stream:
-            return EventStream(running, TranscriptEvents(running, warnings), failure=openai_error_event)
-        async with running:
-            completion = await running.collect()
-        return _response(form, audio, completion, warnings)
+        return await serve(request, _parse(request))
 
     return router
 
 
-async def _start(service: Service, request: Request, form: TranscriptionForm, audio: Audio) -> RunningChat:
+async def _parse(request: Request) -> ChatGeneration:
+    service = Service.of(request.scope)
+    form = await read_form(request, strict=service.settings.strict_fields)
+    if "audio" not in service.engine().model.modalities:
+        message = (
+            "this model takes no audio; start the server with one that hears and its multimodal projector (--mmproj)"
+        )
+        raise invalid_request(message, "file", Unsupported.code)
+    audio = await asyncio.to_thread(_read, form.data)
     base = service.sampling(CHAT_DEFAULTS)
     max_tokens = base.max_tokens if form.max_tokens is None else form.max_tokens
-    params = dataclasses.replace(base, temperature=form.temperature, max_tokens=max_tokens)
-    options = ChatOptions(kwargs=service.template_variables({}))
-    return await start_chat(
-        service,
-        request,
-        lambda: _turn(form, audio),
-        options,
-        params,
-        service.options(request, form.model),
+    warnings = [*form.warnings, *model_warning(service, form.model)]
+    return ChatGeneration(
+        params=dataclasses.replace(base, temperature=form.temperature, max_tokens=max_tokens),
+        options=service.options(request, form.model),
         streaming=form.stream,
+        reply=lambda running: _TranscriptReply(form, audio, running.prompts[0], warnings),
+        make_turn=lambda: _turn(form, audio),
+        chat=ChatOptions(kwargs=service.template_variables({})),
         num_bytes=len(form.instruction),
     )
 
@@ -221,51 +215,63 @@ def _read(data: bytes) -> Audio:
         raise type(error)(f"file: {error}") from None
 
 
-def _model_warning(service: Service, form: TranscriptionForm) -> tuple[str, ...]:
-    if form.model is None or form.model in service.known_names:
-        return ()
-    return (f"model: the one model here is {service.names[0]!r}; it was used",)
+class _TranscriptReply(DialectReply):
+    """The response to one form."""
+
+    def __init__(self, form: TranscriptionForm, audio: Audio, prompt_ids: tuple[int, ...], warnings: list[str]) -> None:
+        self._form, self._audio, self._prompt_ids, self._warnings = form, audio, prompt_ids, warnings
+
+    @property
+    def media_type(self) -> str:
+        """text/plain for the format "text"."""
+        return "text/plain" if self._form.response_format == "text" else "application/json"
+
+    def events(self) -> EventWriter:
+        """Return the encoder of the stream's events."""
+        return _TranscriptEvents(self)
+
+    def whole(self, completion: ChatCompletion) -> bytes:
+        """Encode a response that is not streamed."""
+        text = completion.choices[0].message.content
+        if self._form.response_format == "text":
+            return f"{text}\n".encode()
+        body = self.transcript(text, completion.usage)
+        if self._form.response_format == "verbose_json":
+            body |= {"task": "transcribe", "language": self._form.language, "duration": self._audio.seconds}
+        return msgspec.json.encode(body)
+
+    def transcript(self, text: str, usage: Usage) -> dict[str, Any]:
+        """Return the members of a whole transcript."""
+        num_audio = sum(token < 0 for token in self._prompt_ids)
+        return {
+            "text": text,
+            "usage": {
+                "type": "tokens",
+                "input_tokens": usage.prompt_tokens,
+                "input_token_details": {"audio_tokens": num_audio, "text_tokens": usage.prompt_tokens - num_audio},
+                "output_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        } | ({"warnings": self._warnings} if self._warnings else {})
 
 
-class TranscriptEvents:
-    """Encodes the chunks of a transcript as events: what is new of its text, then the whole."""
+class _TranscriptEvents(EventWriter):
+    """The events of a transcript: each new piece of its text, then the whole."""
 
-    def __init__(self, running: RunningChat, warnings: list[str]) -> None:
-        self._prompt_ids, self._warnings = running.prompts[0], warnings
+    def __init__(self, reply: _TranscriptReply) -> None:
+        self._reply = reply
         self._text: list[str] = []
 
-    def __call__(self, _prompt: int, chunk: ChatChunk) -> list[bytes]:
+    def failure(self, api_error: ApiError) -> bytes:
+        """Return the JSON of the event that reports an error."""
+        return openai_error_event(api_error)
+
+    def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
         """Return the JSON of the events of a chunk."""
-        events: list[dict[str, Any]] = []
-        for text in (delta.content for delta in chunk.deltas):
-            if text:
-                self._text.append(text)
-                events.append({"type": "transcript.text.delta", "delta": text})
+        texts = [delta.content for delta in chunk.deltas if delta.content]
+        self._text += texts
+        events: list[dict[str, Any]] = [{"type": "transcript.text.delta", "delta": text} for text in texts]
         if chunk.usage is not None:
-            done = _transcript("".join(self._text), chunk.usage, self._prompt_ids, self._warnings)
+            done = self._reply.transcript("".join(self._text), chunk.usage)
             events.append({"type": "transcript.text.done"} | done)
-        return [msgspec.json.encode(one) for one in events]
-
-
-def _response(form: TranscriptionForm, audio: Audio, completion: ChatCompletion, warnings: list[str]) -> Response:
-    text = completion.choices[0].message.content
-    if form.response_format == "text":
-        return PlainTextResponse(text + "\n")
-    body = _transcript(text, completion.usage, completion.prompt_token_ids, warnings)
-    if form.response_format == "verbose_json":
-        body |= {"task": "transcribe", "language": form.language, "duration": audio.seconds}
-    return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-def _transcript(text: str, usage: Usage, prompt_ids: tuple[int, ...], warnings: list[str]) -> dict[str, Any]:
-    num_audio = sum(one < 0 for one in prompt_ids)
-    return {
-        "text": text,
-        "usage": {
-            "type": "tokens",
-            "input_tokens": usage.prompt_tokens,
-            "input_token_details": {"audio_tokens": num_audio, "text_tokens": usage.prompt_tokens - num_audio},
-            "output_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        },
-    } | ({"warnings": warnings} if warnings else {})
+        return [msgspec.json.encode(event) for event in events]

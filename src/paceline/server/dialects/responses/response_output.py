@@ -14,23 +14,16 @@ from typing import Any, Literal
 from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
 from paceline.params import SamplingParams
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS, ApiError
+from paceline.server.dialects.dialect import DialectReply
 from paceline.server.dialects.responses.input_items import Item, new_item_id
 from paceline.server.dialects.responses.response_tools import CustomInput, ToolNames, ToolOrigin, custom_input_of
 from paceline.server.dialects.responses.responses_request import ResponsesBody
 from paceline.server.dialects.token_reports import ChatLogprob, Pieces, RunningTimings, TokenAligner, final_timings
 from paceline.server.json_bodies import encode_in_parts
-from paceline.server.sse import named_event
+from paceline.server.sse import NAMED_SSE, EventWriter, named_event
 from paceline.streaming import FinishReason, Usage
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
-
-Keep = Callable[[Item, Sequence[Item]], str | None]
-"""Stores a response, given its JSON and its output; returns why it could not, or None."""
-
-
-def no_store(response: Item, output: Sequence[Item]) -> str | None:  # noqa: ARG001 - the shape of `Keep`
-    """Store nothing."""
-    return None
 
 
 def new_response_id() -> str:
@@ -39,12 +32,21 @@ def new_response_id() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseHead:
-    """The members of a response that are known before its output.
+class ResponseHead(DialectReply):
+    """The response to one request: the members that are known before its output.
 
-    echo: the members that repeat the request. pieces: the bytes of every token. num_top: likely tokens that are reported with
-    each; None: no log-probabilities. names: the tool of each function. clock: for timings in every event. keep: stores the
-    response when it is whole.
+    Attributes:
+        id: The id of the response.
+        created_at: Unix seconds.
+        echo: The members that repeat the request.
+        pieces: The bytes of every token.
+        num_prompt: Tokens of the prompt.
+        num_top: Most likely tokens reported with each token; None: no log-probabilities.
+        names: The tool of each function.
+        warnings: Sentences for the client.
+        clock: Makes timings for every event; None: only the last event has timings.
+        keep: Stores the whole response; returns the reason if it could not.
+        begun: The events that were sent before the model was loaded; None: none were.
     """
 
     id: str
@@ -56,7 +58,26 @@ class ResponseHead:
     names: ToolNames = field(default_factory=ToolNames)
     warnings: tuple[str, ...] = ()
     clock: Callable[[], float] | None = None
-    keep: Keep = no_store
+    keep: Callable[[Item, Sequence[Item]], str | None] = lambda _response, _output: None
+    begun: ResponseEvents | None = None
+
+    def events(self) -> ResponseEvents:
+        """Return the encoder of the stream's events."""
+        return ResponseEvents(self, self.begun)
+
+    def whole(self, completion: ChatCompletion) -> bytes:
+        """Encode a response that is not streamed."""
+        (choice,) = completion.choices
+        aligner = TokenAligner(self.pieces, self.num_top)
+        aligner.add(choice.token_ids, choice.logprobs or ())
+        num_reasoning, _ = aligner.take(choice.message.reasoning_content)
+        _, logprobs = aligner.take(choice.message.content)
+        is_cut = choice.finish_reason == FinishReason.LENGTH
+        output = output_of(choice.message, logprobs, self.names, is_cut=is_cut)
+        warnings = [] if choice.warning is None else [str(choice.warning)]
+        body = self.ended(output, choice.finish_reason, usage_of(completion.usage, num_reasoning), warnings)
+        timings = final_timings(completion.usage, completion.usage.completion_tokens)
+        return encode_in_parts(body | {"timings": timings})
 
     def body(
         self,
@@ -244,21 +265,6 @@ def _whole_call(call: ToolCall, origin: ToolOrigin) -> Item:
     return call_item(new_item_id(call_kind(origin)), call.id, origin, text, status_of(call))
 
 
-def whole_response(head: ResponseHead, completion: ChatCompletion) -> bytes:
-    """Encode a response that is not streamed."""
-    (choice,) = completion.choices
-    aligner = TokenAligner(head.pieces, head.num_top)
-    aligner.add(choice.token_ids, choice.logprobs or ())
-    num_reasoning, _ = aligner.take(choice.message.reasoning_content)
-    _, logprobs = aligner.take(choice.message.content)
-    is_cut = choice.finish_reason == FinishReason.LENGTH
-    output = output_of(choice.message, logprobs, head.names, is_cut=is_cut)
-    warnings = [] if choice.warning is None else [str(choice.warning)]
-    body = head.ended(output, choice.finish_reason, usage_of(completion.usage, num_reasoning), warnings)
-    timings = final_timings(completion.usage, completion.usage.completion_tokens)
-    return encode_in_parts(body | {"timings": timings})
-
-
 _MAX_UNFOUND_BYTES = 1 << 16  # so that looking for a text stays fast
 
 
@@ -307,15 +313,19 @@ class _OpenItem:
         return text_part(text, self.logprobs) if self.kind == "message" else reasoning_part(text)
 
 
-class ResponseEvents:
-    """Renders the chunks of one response; call it with each of them in order.
+class ResponseEvents(EventWriter):
+    """The events of one response.
 
-    head: the members that are known before the output. num_events: events so far.
+    Attributes:
+        head: The members that are known before the output.
+        num_events: Events so far.
     """
+
+    framing, done = NAMED_SSE, b""
 
     def __init__(self, head: ResponseHead, begun: ResponseEvents | None = None) -> None:
         """Begin a response. begun: the events that were sent before the head was known, of a response with the same id."""
-        self.head = head
+        self.head, self.in_threads = head, head.num_top is not None
         self._aligner = TokenAligner(head.pieces, head.num_top, _MAX_UNFOUND_BYTES)
         self.num_events: int = 0 if begun is None else begun.num_events
         self._num_generated = 0

@@ -12,21 +12,25 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.chat import ChatFormat, Turn, prepare_chat
+from paceline.chat import ChatFormat, Turn
 from paceline.engine.prompts import Prompt
 from paceline.server.api_errors import OPENAI_FORM, ApiError, ApiException, invalid_request, naming_param
-from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS, model_warning
-from paceline.server.dialects.request_body import cap_warnings
+from paceline.server.dialects.dialect import (
+    ChatGeneration,
+    RunningChat,
+    count_chat_tokens,
+    count_prompt_tokens,
+    model_warning,
+    serve,
+)
+from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.responses.input_items import Item
 from paceline.server.dialects.responses.response_output import (
-    Keep,
     ResponseEvents,
     ResponseHead,
     early_events,
     echo_of,
     new_response_id,
-    no_store,
-    whole_response,
 )
 from paceline.server.dialects.responses.response_store import EncodedItems, ResponseStore, StoredResponse
 from paceline.server.dialects.responses.responses_request import (
@@ -36,15 +40,13 @@ from paceline.server.dialects.responses.responses_request import (
     parse_responses,
     truncations,
 )
-from paceline.server.dialects.running_chat import RunningChat, count_prompt_tokens, start_chat
 from paceline.server.in_flight import ByteReservation
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, large_json_response
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_context import RequestContext
 from paceline.server.routes import EarlyStream, RouteFacts, Routes
-from paceline.server.running_request import run_in_turn
 from paceline.server.service import KeptForClients, Service
-from paceline.server.sse import NAMED_SSE, EventStream
+from paceline.server.sse import NAMED_SSE
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
@@ -71,71 +73,68 @@ def _create_routes() -> Routes:
     @router.post("/v1/responses", early=EVENTS_OF_RESPONSE, summary="Generate a response", responses=OPENAI_STREAMS)
     async def create(body: ResponsesBody, request: Request) -> Response:
         """Generate a response, as OpenAI's endpoint; with `stream` as server-sent events with names."""
-        service = Service.of(request.scope)
-        store = service.response_store
-        streaming = bool(body.stream)
-        with _naming_fields(body):
-            asked, items, media, num_bytes = await _parse(service, store, body, request)
-            turns = _TurnMaker(service.chat_format(), service.engine(), media)
-            running = await start_chat(
-                service,
-                request,
-                lambda: turns.make(asked, prefills=service.settings.prefill_assistant is True),
-                asked.chat_options,
-                asked.parsed.params,
-                asked.parsed.options,
-                streaming=streaming,
-                num_bytes=num_bytes,
-                keeps_stream=True,
-            )
+        return await serve(request, parse(body, request), _naming_fields(body))
 
-        def keep(response: Item, output: Sequence[Item]) -> str | None:
-            return store.put(running.tenant, response, before=items, output=output)
-
-        warnings = [*((_NOT_STORED,) if body.store and not store.is_on else ()), *turns.warnings, *running.warnings]
-        early = RequestContext.of(request.scope).early_response
-        begun = early if isinstance(early, ResponseEvents) else None
-        stored = keep if _is_stored(store, body) else None
-        head = _head(service, body, asked, running, warnings, keep=stored, begun=begun)
-        if streaming:
-            events = ResponseEvents(head, begun)
-            return EventStream(
-                running,
-                events,
-                failure=events.failure,
-                opening=events.opening(),
-                done=b"",
-                framing=NAMED_SSE,
-                heartbeat=events.heartbeat,
-                in_threads=asked.parsed.params.logprobs is not None,
-            )
-        async with running:
-            completion = await running.collect()
-        content = await asyncio.to_thread(whole_response, head, completion)
-        return Response(content, media_type="application/json")
+    async def parse(body: ResponsesBody, request: Request) -> ChatGeneration:
+        generation, _, _ = await _generation(body, request)
+        return generation
 
     @router.post("/responses/input_tokens", summary="As /v1/responses/input_tokens", responses=OPENAI_ERRORS)
     @router.post("/v1/responses/input_tokens", summary="Count the tokens of an input", responses=OPENAI_ERRORS)
     async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
         """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
-        service = Service.of(request.scope)
-        store = service.response_store
         with _naming_fields(body):
-            asked, _, media, num_bytes = await _parse(service, store, body, request)
-            engine = service.engine()
-            turns = _TurnMaker(service.chat_format(), engine, media)
-
-            def prepare() -> dict[str, Any]:
-                turn = turns.make(asked, prefills=service.settings.prefill_assistant is True)
-                chat = prepare_chat(turns.chat_format, turn, asked.chat_options, asked.parsed.params)
-                num_tokens = count_prompt_tokens(engine, chat.prompt(turns.chat_format.tokenizer))
-                warnings = [*asked.parsed.warnings, *turns.warnings, *cap_warnings(chat.warnings)]
-                counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
-                return counted | ({"warnings": warnings} if warnings else {})
-
-            return await run_in_turn(service, request, prepare, asked.parsed.options, num_bytes=num_bytes)
+            generation, asked, turns = await _generation(body, request)
+            num_tokens, about_chat = await count_chat_tokens(
+                request, lambda: (generation, ()), generation.options, generation.num_bytes
+            )
+        warnings = [*asked.parsed.warnings, *turns.warnings, *about_chat]
+        counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
+        return counted | ({"warnings": warnings} if warnings else {})
 
     return router
+
+
+async def _generation(body: ResponsesBody, request: Request) -> tuple[ChatGeneration, ResponsesRequest, _TurnMaker]:
+    service = Service.of(request.scope)
+    store = service.response_store
+    asked, items, media, num_bytes = await _parse(service, store, body, request)
+    turns, params = _TurnMaker(service.chat_format(), service.engine(), media), asked.parsed.params
+    is_stored = store.is_on and body.store is not False
+
+    def reply(running: RunningChat) -> ResponseHead:
+        def keep(response: Item, output: Sequence[Item]) -> str | None:
+            return store.put(running.tenant, response, before=items, output=output) if is_stored else None
+
+        warnings = [*asked.parsed.warnings, *model_warning(service, body.model)]
+        warnings += [_NOT_STORED] if body.store and not store.is_on else []
+        early = RequestContext.of(request.scope).early_response
+        begun = early if isinstance(early, ResponseEvents) else None
+        return ResponseHead(
+            id=new_response_id() if begun is None else begun.head.id,
+            created_at=int(time.time()) if begun is None else begun.head.created_at,
+            echo=echo_of(body, params, service.names[0] if body.model is None else body.model, stored=is_stored),
+            pieces=service.engine().tokenizer.pieces(True),
+            num_prompt=len(running.prompts[0]),
+            num_top=params.logprobs,
+            names=asked.tools.names,
+            warnings=(*warnings, *turns.warnings, *running.warnings),
+            clock=time.monotonic if body.timings_per_token else None,
+            keep=keep,
+            begun=begun,
+        )
+
+    generation = ChatGeneration(
+        params=params,
+        options=asked.parsed.options,
+        streaming=bool(body.stream),
+        reply=reply,
+        make_turn=lambda: turns.make(asked, prefills=service.settings.prefill_assistant is True),
+        chat=asked.chat_options,
+        num_bytes=num_bytes,
+        keeps_stream=True,
+    )
+    return generation, asked, turns
 
 
 def _naming_fields(body: ResponsesBody) -> Any:
@@ -172,7 +171,7 @@ async def _parse(
             earlier=[] if before is None else before.conversation.decode(),
             find=store.find_items(tenant, named).get if named else lambda _: None,
         )
-        is_stored = _is_stored(store, body)
+        is_stored = store.is_on and body.store is not False
         items = EncodedItems.of(asked.items) if is_stored or named else EncodedItems()
         size = num_bytes + (items.num_bytes if named else 0)  # what a name stands for is not in the body
         if not is_stored:
@@ -182,10 +181,6 @@ async def _parse(
     asked, items, size = await asyncio.to_thread(parse)
     media = await service.request_media(asked.earlier, asked.items, in_chat=True)
     return replace(asked, chat_options=service.chat_options(asked.chat_options)), items, media, size
-
-
-def _is_stored(store: ResponseStore, body: ResponsesBody) -> bool:
-    return store.is_on and body.store is not False
 
 
 def _previous(store: ResponseStore, tenant: str, response_id: str | None) -> StoredResponse | None:
@@ -210,36 +205,6 @@ def _references(value: object) -> list[str]:
         item.get("id") for item in items if isinstance(item, dict) and item.get("type") in (None, "item_reference")
     ]
     return [item_id for item_id in named if isinstance(item_id, str)]
-
-
-def _head(  # noqa: PLR0913 - where the members come from
-    service: Service,
-    body: ResponsesBody,
-    asked: ResponsesRequest,
-    running: RunningChat,
-    warnings: Sequence[str],
-    *,
-    keep: Keep | None,
-    begun: ResponseEvents | None,
-) -> ResponseHead:
-    """Return the head of a response.
-
-    warnings: in addition to the warnings about the request's fields. keep: None if it is not stored. begun: the events that
-    were sent before.
-    """
-    params = asked.parsed.params
-    return ResponseHead(
-        id=new_response_id() if begun is None else begun.head.id,
-        created_at=int(time.time()) if begun is None else begun.head.created_at,
-        echo=echo_of(body, params, service.names[0] if body.model is None else body.model, stored=keep is not None),
-        pieces=service.engine().tokenizer.pieces(True),
-        num_prompt=len(running.prompts[0]),
-        num_top=params.logprobs,
-        names=asked.tools.names,
-        warnings=(*asked.parsed.warnings, *model_warning(body, service.known_names), *warnings),
-        clock=time.monotonic if body.timings_per_token else None,
-        keep=keep or no_store,
-    )
 
 
 class _TurnMaker:

@@ -18,7 +18,7 @@ from paceline.chat import (
     ToolCallDelta,
 )
 from paceline.errors import ChatParseError
-from paceline.server.dialects.anthropic.message_events import MessageEvents, MessageReply, message_body
+from paceline.server.dialects.anthropic.anthropic_routes import MessageReply
 from paceline.streaming import FinishReason, Usage
 
 USAGE = Usage(prompt_tokens=20, cached_tokens=15, completion_tokens=7)
@@ -36,7 +36,7 @@ def reply(**options: Any) -> MessageReply:
 
 def events(replying: MessageReply, *chunks: ChatChunk) -> list[dict[str, Any]]:
     """The data of all events; each has its type as its name."""
-    stream = MessageEvents(replying)
+    stream = replying.events()
     found = []
     for event in [stream.opening(), *(event for chunk in chunks for event in stream(0, chunk))]:
         name, _, data = event.removesuffix(b"\n\n").partition(b"\ndata: ")
@@ -49,7 +49,7 @@ def events(replying: MessageReply, *chunks: ChatChunk) -> list[dict[str, Any]]:
 def whole(replying: MessageReply, message: ParsedMessage, reason: FinishReason, **ending: Any) -> dict[str, Any]:
     choice = ChatChoice(index=0, message=message, finish_reason=reason, text="", token_ids=(), **ending)
     completion = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
-    decoded: dict[str, Any] = msgspec.json.decode(message_body(replying, completion))
+    decoded: dict[str, Any] = msgspec.json.decode(replying.whole(completion))
     return decoded
 
 
@@ -192,13 +192,13 @@ def test_a_text_that_is_no_message_of_the_format_is_warned_of() -> None:
 
 def test_a_heartbeat_is_a_ping() -> None:
     """And never anything else for most clients."""
-    stream = MessageEvents(reply())
+    stream = reply().events()
     assert {stream.heartbeat() for _ in range(20)} == {b'event: ping\ndata: {"type":"ping"}\n\n'}
 
 
 def test_a_client_that_counts_no_pings_gets_an_event_that_changes_nothing() -> None:
     """With every fourth ping, until the message has a block."""
-    stream = MessageEvents(reply(), counts_pings=False)
+    stream = reply(counts_pings=False).events()
     beats = [stream.heartbeat() for _ in range(8)]
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
     assert [beat == ping for beat in beats] == [True, True, True, False] * 2

@@ -45,7 +45,7 @@ def made(clock: Ticking | None = None, n: int = 1, **options: Any) -> Completion
 
 def rendered(renderer: CompletionRenderer, *chunks: StreamChunk) -> list[dict[str, Any]]:
     """The events of the chunks."""
-    return [json.loads(event) for chunk in chunks for event in renderer.events(0, chunk)]
+    return [json.loads(event) for chunk in chunks for event in renderer(0, chunk)]
 
 
 def whole(renderer: CompletionRenderer, *chunks: StreamChunk) -> Any:

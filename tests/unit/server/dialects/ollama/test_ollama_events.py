@@ -9,7 +9,8 @@ import pytest
 
 from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
 from paceline.output import Vocabulary
-from paceline.server.dialects.ollama.ollama_events import ChatLines, CompletionLines, OllamaReply, chat_body, timestamp
+from paceline.server.dialects.ollama.ollama_models import timestamp
+from paceline.server.dialects.ollama.ollama_routes import OllamaReply
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 USAGE = Usage(prompt_tokens=20, cached_tokens=15, completion_tokens=7, queue_s=1, prefill_s=0.5, decode_s=2)
@@ -35,9 +36,8 @@ def decoded(lines: list[bytes]) -> list[dict[str, Any]]:
 
 def whole(message: ParsedMessage, reason: FinishReason = FinishReason.STOP, **options: Any) -> dict[str, Any]:
     choice = ChatChoice(index=0, message=message, finish_reason=reason, text="", token_ids=())
-    (body,) = decoded(
-        [chat_body(reply(**options), ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE))]
-    )
+    completion = ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)
+    (body,) = decoded([reply(**options).whole(completion)])
     return body
 
 
@@ -70,7 +70,7 @@ def test_lines_say_what_the_whole_says() -> None:
         MessageDelta(tool_call=ToolCallDelta(0, arguments=': "Oslo"}')),
         MessageDelta(tool_call=ToolCallDelta(1, "time", "", "c2")),
     )
-    lines = ChatLines(reply(warnings=("w",)))
+    lines = reply(warnings=("w",)).events()
     end = ChatChunk(choice=0, finish_reason=FinishReason.STOP, message=message, usage=USAGE)
     found = decoded(
         [line for delta in deltas for line in lines(0, ChatChunk(choice=0, deltas=(delta,)))] + lines(0, end)
@@ -88,7 +88,7 @@ def test_a_call_that_was_cut_off_is_left_out(arguments: str) -> None:
     """No program should run with half of its arguments."""
     message = ParsedMessage("", "", (CALLS[0], ToolCall("time", arguments, "c2")))
     end = ChatChunk(choice=0, finish_reason=FinishReason.LENGTH, message=message, usage=USAGE)
-    streamed, last = decoded(ChatLines(reply())(0, end))
+    streamed, last = decoded(reply().events()(0, end))
     assert (
         streamed["message"]["tool_calls"] == whole(message, FinishReason.LENGTH)["message"]["tool_calls"] == BODIES[:1]
     )
@@ -98,7 +98,7 @@ def test_a_call_that_was_cut_off_is_left_out(arguments: str) -> None:
 def test_a_completion_has_a_response_and_log_probabilities() -> None:
     """In each line those of its tokens."""
     pieces = (b"a", b"b")
-    lines = CompletionLines(reply(is_chat=False, num_top=1))
+    lines = reply(is_chat=False, num_top=1).events()
     scores = (Vocabulary(pieces, pieces, frozenset()).with_texts(0, TokenLogprobs(-0.5, (1,), (-0.25,))),)
     chunk = StreamChunk(index=0, text="a", token_ids=(0,), logprobs=scores)
     end = StreamChunk(index=0, text="", token_ids=(), finish_reason=FinishReason.STOP, usage=USAGE)

@@ -22,9 +22,13 @@ from paceline.chat import (
 from paceline.completion import Completion, completion_of
 from paceline.errors import ChatParseError
 from paceline.output import Vocabulary
-from paceline.server.dialects.openai.chat_completions import ChatCompletionStream, chat_body
-from paceline.server.dialects.openai.completions import CompletionStream, completion_body
-from paceline.server.dialects.openai.openai_replies import ResponseOptions
+from paceline.server.dialects.openai.openai_replies import (
+    ChatCompletionStream,
+    CompletionStream,
+    OpenAIReply,
+    chat_body,
+    completion_body,
+)
 from paceline.server.dialects.token_reports import final_timings, usage_body
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
@@ -35,10 +39,8 @@ ONE = TokenLogprobs(-1.0, (65,), (-0.5,))
 named = Vocabulary(PIECES, PIECES, frozenset()).with_texts
 
 
-def options(**options: Any) -> ResponseOptions:
-    return ResponseOptions(
-        **{**HEAD, "prompts": ((72, 105),), "text_pieces": PIECES, "token_pieces": PIECES, **options}
-    )
+def options(**options: Any) -> OpenAIReply:
+    return OpenAIReply(**{**HEAD, "prompts": ((72, 105),), "text_pieces": PIECES, "token_pieces": PIECES, **options})
 
 
 def chunk(text: str = "", index: int = 0, **options: Any) -> StreamChunk:

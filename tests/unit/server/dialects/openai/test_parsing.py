@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.server.dialects.llama_server.letters import letters
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException, api_error_of, naming_param, openai_error_body
-from paceline.server.dialects.openai.chat_completions import chat_options
+from paceline.server.dialects.dialect import model_warning
 from paceline.server.dialects.openai.openai_requests import (
     CHAT_DEFAULTS,
     COMPLETION_DEFAULTS,
@@ -21,10 +22,10 @@ from paceline.server.dialects.openai.openai_requests import (
     OpenAIChatBody,
     OpenAICompletionBody,
     ParsedRequest,
-    model_warning,
     parse_chat,
     parse_completion,
 )
+from paceline.server.dialects.openai.openai_routes import chat_options
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 
@@ -500,9 +501,9 @@ def test_fields_whose_result_can_only_be_missing_have_a_warning(name: str, wish:
 
 def test_another_models_name_is_warned_of() -> None:
     """Clients send such names; there is one model to serve them."""
-    body = OpenAICompletionBody(prompt="x", model="gpt-4")
-    assert model_warning(body, ("mine",)) == ("model: the one model here is 'mine'; it was used",)
-    assert model_warning(body, ("mine", "gpt-4")) == ()
+    service: Any = SimpleNamespace(names=("mine",), known_names=("mine", "adapter"))
+    assert model_warning(service, "gpt-4") == ("model: the one model here is 'mine'; it was used",)
+    assert model_warning(service, "adapter") == model_warning(service, None) == ()
 
 
 @pytest.mark.parametrize(

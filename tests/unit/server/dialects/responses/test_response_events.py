@@ -19,7 +19,6 @@ from paceline.server.dialects.responses.response_output import (
     ResponseHead,
     early_events,
     echo_of,
-    whole_response,
 )
 from paceline.server.dialects.responses.response_tools import ToolNames, ToolOrigin
 from paceline.server.dialects.responses.responses_request import ResponsesBody
@@ -100,9 +99,7 @@ def whole(
         index=0, message=message, finish_reason=reason, text=text, token_ids=tuple(text.encode()), **options
     )
     body: dict[str, Any] = json.loads(
-        whole_response(
-            head(names=names or ToolNames()), ChatCompletion(choices=(choice,), prompt_token_ids=(1,), usage=USAGE)
-        )
+        head(names=names or ToolNames()).whole(ChatCompletion(choices=(choice,), prompt_token_ids=(1,), usage=USAGE))
     )
     return body
 
@@ -314,7 +311,7 @@ def test_half_a_call_is_incomplete() -> None:
     """Where a caller's stop text ended it: a client would run one that is completed."""
     message = ParsedMessage(tool_calls=(ToolCall("weather", '{"ci', "call_0"),))
     choice = ChatChoice(index=0, message=message, finish_reason=FinishReason.STOP, text="", token_ids=())
-    whole = json.loads(whole_response(head(), ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)))
+    whole = json.loads(head().whole(ChatCompletion(choices=(choice,), prompt_token_ids=(), usage=USAGE)))
     assert [item["status"] for item in whole["output"]] == ["incomplete"]
     events = ResponseEvents(head())
     last = ChatChunk(
