@@ -381,12 +381,12 @@ class AsyncLLM(AsyncChatMethods):
         return self._starting.result()
 
     async def _engine(self) -> EngineClient:
-        starting = self._begin()
+        starting = self._begin_load()
         if starting.done():
             return starting.result()
         return await asyncio.wrap_future(starting)  # the load goes on for other callers if this one is cancelled
 
-    def _begin(self) -> Future[EngineClient]:
+    def _begin_load(self) -> Future[EngineClient]:
         """Return the load that has begun and has not failed, or begin another one in a thread of its own."""
         with self._lock:
             if self._starting is None or _has_failed(self._starting):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+from paceline.chat import ToolCall
 from paceline.chat.chat_request import TokenHistory
 from paceline.chat_client.chat_arguments import (
     ChatArguments,
@@ -27,7 +28,6 @@ from paceline.engine.results import AsyncBatch, Batch, Outcome, batch_outcome, w
 from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model
-from paceline.sequence import Request
 from paceline.streaming import AsyncStream, Stream, StreamChannel
 
 if TYPE_CHECKING:
@@ -149,9 +149,9 @@ class ChatMethods:
         """
         wanted = checked_progress(progress)
         if not is_batch_of_chats(messages):
-            return self._run(self._call(messages, self._arguments(params, options)))
-        arguments = batch_arguments(params, len(messages), lambda one: self._arguments(one, options))
-        calls = [self._call(*one) for one in zip(messages, arguments, strict=True)]
+            return self._run(self._begin(messages, params, options))
+        arguments = batch_arguments(params, len(messages), lambda given: self._arguments(given, options))
+        calls = [self._call(*pair) for pair in zip(messages, arguments, strict=True)]
         with progress_bar(len(calls), wanted) as advance:
             return batch_outcome(run_calls(self._engine, calls, advance), "conversations")
 
@@ -181,50 +181,41 @@ class ChatMethods:
             QueueFull: The queue is full, and `when_full` is "refuse".
             EngineStopped: The engine accepts no requests any more.
         """
-        arguments = self._streamed_arguments(messages, params, options)
-        return self._stream(self._call(messages, arguments), checked_index(request_index))
+        return self._stream(self._begin(messages, params, options, is_streamed=True), checked_index(request_index))
 
-    @property
-    def _chat_model(self) -> Model:
-        """The model whose token ids a conversation has."""
-        return self._engine.model
-
-    def _chat_turn(
-        self, messages: Messages, history: TokenHistory, params: SamplingParams | None, options: Mapping[str, Any]
-    ) -> tuple[ChatReply[Any], TokenHistory]:
-        """Run a turn of a `Conversation` and return the reply, and what is known of its tokens then."""
-        arguments = self._arguments(params, options)
-        call = self._call(messages, arguments, history)
-        return self._run(call), call.history
-
-    def _stream_turn(
+    def _begin(
         self,
-        messages: Messages,
-        history: TokenHistory,
+        messages: object,
         params: SamplingParams | None,
         options: Mapping[str, Any],
-        on_end: Callable[[ChatCall], object],
-    ) -> ChatStream:
-        """Stream a turn of a `Conversation`. on_end: called with it when its terminal chunk has been read."""
-        arguments = self._streamed_arguments(messages, params, options)
-        return self._stream(self._call(messages, arguments, history), on_end=on_end)
+        history: TokenHistory | None = None,
+        *,
+        is_streamed: bool = False,
+    ) -> ChatCall:
+        if is_streamed:
+            _check_is_one(messages)
+        return self._call(messages, self._arguments(params, options, is_streamed=is_streamed), history)
 
-    def _arguments(self, params: SamplingParams | None, options: Mapping[str, Any]) -> ChatArguments:
-        return _without_loop(chat_arguments(self._engine.sampling_defaults, params, options, is_streamed=False))
-
-    def _streamed_arguments(
-        self, messages: object, params: SamplingParams | None, options: Mapping[str, Any]
+    def _arguments(
+        self, params: SamplingParams | None, options: Mapping[str, Any], *, is_streamed: bool = False
     ) -> ChatArguments:
-        return _without_loop(streamed_chat_arguments(self._engine.sampling_defaults, messages, params, options))
+        arguments = chat_arguments(self._engine.sampling_defaults, params, options, is_streamed=is_streamed)
+        if arguments.max_tool_rounds and arguments.toolbox.has_async_functions:
+            raise InvalidParams("run_tools: async functions need an event loop; use AsyncLLM, or plain functions")
+        return arguments
+
+    def _call(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatCall:
+        return ChatCall(messages, arguments, self._formats.get(arguments.template), history)
 
     def _run(self, call: ChatCall) -> ChatReply[Any]:
-        """Run one conversation."""
         (outcome,) = run_calls(self._engine, [call], lambda: None)
         if isinstance(outcome, PacelineError):
             raise outcome
         return outcome
 
-    def _stream(self, call: ChatCall, index: int = 0, on_end: Callable[[ChatCall], object] | None = None) -> ChatStream:
+    def _stream(
+        self, call: ChatCall, index: int = 0, on_end: Callable[[ChatCall], object] = lambda _: None
+    ) -> ChatStream:
         def open_round() -> tuple[Stream, ChatAssembly]:
             request = call.prepare(self._engine)
             stream = Stream(self._engine.accept(request, index, waits=waits(self._engine)), keep_alive=self)
@@ -232,39 +223,24 @@ class ChatMethods:
 
         return ChatStream(open_round)
 
-    def _call(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatCall:
-        return ChatCall(messages, arguments, self._formats.get(arguments.template), history)
 
-
-def _without_loop(arguments: ChatArguments) -> ChatArguments:
-    if arguments.max_tool_rounds and arguments.toolbox.has_async_functions:
-        raise InvalidParams("run_tools: async functions need an event loop; use AsyncLLM, or plain functions")
-    return arguments
-
-
-def streamed_chat_arguments(
-    defaults: SamplingParams, messages: object, params: SamplingParams | None, options: Mapping[str, Any]
-) -> ChatArguments:
-    """Check the keywords of a chat that is streamed."""
+def _check_is_one(messages: object) -> None:
     if is_batch_of_chats(messages):
         raise InvalidType("stream_chat takes one conversation; make a stream for each of several")
-    return chat_arguments(defaults, params, options, is_streamed=True)
 
 
 def run_calls(engine: EngineClient, calls: Sequence[ChatCall], advance: Callable[[], object]) -> list[ChatOutcome]:
-    """Run conversations, round after round all those that are open together; return what became of each."""
+    """Run conversations, round after round all that are open together; return the outcome of each."""
     outcomes: dict[int, ChatOutcome] = {}
     open_calls = list(enumerate(calls))
 
     def take(open_call: tuple[int, ChatCall], outcome: Outcome) -> None:
         index, call = open_call
-        if isinstance(outcome, PacelineError):
-            outcomes[index] = call.error_of_round(outcome)
-        elif pending := call.take(outcome, index):
-            call.add_results([(tool_call, call.toolbox.run(tool_call)) for tool_call in pending])
-        elif not call.asks_again():
-            outcomes[index] = outcome_of(call)
-        if index in outcomes:
+        found = _read(call, outcome, index)
+        if isinstance(found, tuple):
+            call.add_results([(tool_call, call.toolbox.run(tool_call)) for tool_call in found])
+        if isinstance(found, (ChatReply, PacelineError)):
+            outcomes[index] = found
             advance()
         else:
             open_calls.append(open_call)
@@ -272,12 +248,18 @@ def run_calls(engine: EngineClient, calls: Sequence[ChatCall], advance: Callable
     while open_calls:
         running = list(open_calls)
         open_calls.clear()
-        Batch[tuple[int, ChatCall]](engine, lambda one: one[1].prepare(engine), take).run(running)
+        Batch[tuple[int, ChatCall]](engine, lambda open_call: open_call[1].prepare(engine), take).run(running)
     return [outcomes[index] for index in range(len(calls))]
 
 
-def outcome_of(call: ChatCall) -> ChatOutcome:
-    """Return the reply of a call, or why it is none."""
+def _read(call: ChatCall, outcome: Outcome, index: int) -> ChatOutcome | tuple[ToolCall, ...] | None:
+    """Read the outcome of a round; return the outcome of the call, or the tool calls to run. None: the model is asked again."""
+    if isinstance(outcome, PacelineError):
+        return call.error_of_round(outcome)
+    if pending := call.take(outcome, index):
+        return pending
+    if call.asks_again():
+        return None
     try:
         return call.reply()
     except PacelineError as error:
@@ -341,11 +323,11 @@ class AsyncChatMethods(ABC):
         plain ones in threads.
         """
         if not is_batch_of_chats(messages):
-            return await self._run(await self._call(messages, await self._arguments(params, options)))
+            return await self._run(await self._begin(messages, params, options))
         engine = await self._engine()
         sort = partial(chat_arguments, engine.sampling_defaults, options=options, is_streamed=False)
         arguments = await asyncio.to_thread(batch_arguments, params, len(messages), sort)
-        calls = [await self._call(*one) for one in zip(messages, arguments, strict=True)]
+        calls = [await self._call(*pair) for pair in zip(messages, arguments, strict=True)]
         return batch_outcome(await _run_calls(engine, calls), "conversations")
 
     @with_chat_keywords
@@ -368,49 +350,17 @@ class AsyncChatMethods(ABC):
         index = checked_index(request_index)
         return self._stream(messages, params, options, index)
 
-    async def _chat_model(self) -> Model:
-        """Return the model whose token ids a conversation has."""
-        return (await self._engine()).model
-
-    async def _chat_turn(
-        self, messages: Messages, history: TokenHistory, params: SamplingParams | None, options: Mapping[str, Any]
-    ) -> tuple[ChatReply[Any], TokenHistory]:
-        """Run a turn of an `AsyncConversation` and return the reply, and what is known of its tokens then."""
-        arguments = await self._arguments(params, options)
-        call = await self._call(messages, arguments, history)
-        return await self._run(call), call.history
-
-    def _stream_turn(
-        self,
-        messages: Messages,
-        make_history: Callable[[Model], TokenHistory],
-        params: SamplingParams | None,
-        options: Mapping[str, Any],
-        on_end: Callable[[ChatCall, Model], object],
-    ) -> AsyncChatStream:
-        """Stream a turn of an `AsyncConversation`.
-
-        make_history: returns what is known of its tokens. on_end: called with the turn, in a thread, when its terminal chunk is
-        read.
-        """
-        return self._stream(messages, params, options, 0, make_history, on_end)
-
     def _stream(
         self,
         messages: Messages,
         params: SamplingParams | None,
         options: Mapping[str, Any],
-        index: int,
+        index: int = 0,
         make_history: Callable[[Model], TokenHistory] = lambda _: TokenHistory(),
         on_end: Callable[[ChatCall, Model], object] = lambda _, __: None,
     ) -> AsyncChatStream:
+        """Stream a chat. on_end: called with the chat, in a thread, when its terminal chunk is read."""
         made: list[ChatCall] = []  # by the first round
-
-        async def make_call(engine: EngineClient) -> ChatCall:
-            arguments = await asyncio.to_thread(
-                streamed_chat_arguments, engine.sampling_defaults, messages, params, options
-            )
-            return await self._call(messages, arguments, make_history(engine.model))
 
         def open_round() -> tuple[AsyncStream, Callable[[], ChatAssembly]]:
             opened: list[ChatAssembly] = []
@@ -418,7 +368,8 @@ class AsyncChatMethods(ABC):
             async def submit() -> StreamChannel:
                 engine = await self._engine()
                 if not made:
-                    made.append(await make_call(engine))
+                    history = make_history(engine.model)
+                    made.append(await self._begin(messages, params, options, history, is_streamed=True))
                 request = await asyncio.to_thread(made[0].prepare, engine)
                 opened.append(ChatAssembly(made[0], request.prompt, lambda ended: on_end(ended, engine.model)))
                 return engine.accept(request, index, waits=waits(engine))
@@ -429,9 +380,25 @@ class AsyncChatMethods(ABC):
 
         return AsyncChatStream(open_round)
 
-    async def _arguments(self, params: SamplingParams | None, options: Mapping[str, Any]) -> ChatArguments:
+    async def _begin(
+        self,
+        messages: object,
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        history: TokenHistory | None = None,
+        *,
+        is_streamed: bool = False,
+    ) -> ChatCall:
+        if is_streamed:
+            _check_is_one(messages)
         defaults = (await self._engine()).sampling_defaults
-        return await asyncio.to_thread(chat_arguments, defaults, params, options, is_streamed=False)
+        arguments = await asyncio.to_thread(chat_arguments, defaults, params, options, is_streamed=is_streamed)
+        return await self._call(messages, arguments, history)
+
+    async def _call(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatCall:
+        if self._formats is None:
+            self._formats = ChatFormats((await self._engine()).model, self._chat_template)
+        return ChatCall(messages, arguments, await asyncio.to_thread(self._formats.get, arguments.template), history)
 
     async def _run(self, call: ChatCall) -> ChatReply[Any]:
         (outcome,) = await _run_calls(await self._engine(), [call])
@@ -439,35 +406,21 @@ class AsyncChatMethods(ABC):
             raise outcome
         return outcome
 
-    async def _call(self, messages: object, arguments: ChatArguments, history: TokenHistory | None = None) -> ChatCall:
-        if self._formats is None:
-            self._formats = ChatFormats((await self._engine()).model, self._chat_template)
-        return ChatCall(messages, arguments, await asyncio.to_thread(self._formats.get, arguments.template), history)
-
 
 async def _run_calls(engine: EngineClient, calls: Sequence[ChatCall]) -> list[ChatOutcome]:
-    """Run conversations, round after round all those that are open together; return what became of each."""
+    """Run conversations as `run_calls` does, with the calls of each message at the same time."""
     outcomes: dict[int, ChatOutcome] = {}
     open_calls = list(enumerate(calls))
-
-    def prepare(one: tuple[int, ChatCall]) -> Request:
-        return one[1].prepare(engine)
-
     while open_calls:
-        next_calls = []
-        found = await AsyncBatch(engine, prepare).run(open_calls)
-        for (index, call), outcome in zip(open_calls, found, strict=True):
-            if isinstance(outcome, PacelineError):
-                outcomes[index] = call.error_of_round(outcome)
-                continue
-            pending = await asyncio.to_thread(call.take, outcome, index)
-            if pending:
-                running = (call.toolbox.run_async(one, asyncio.to_thread) for one in pending)
-                call.add_results(zip(pending, await asyncio.gather(*running), strict=True))
-                next_calls.append((index, call))
-            elif await asyncio.to_thread(call.asks_again):
-                next_calls.append((index, call))
+        running, open_calls = open_calls, []
+        batch = AsyncBatch[tuple[int, ChatCall]](engine, lambda open_call: open_call[1].prepare(engine))
+        for (index, call), outcome in zip(running, await batch.run(running), strict=True):
+            found = await asyncio.to_thread(_read, call, outcome, index)
+            if isinstance(found, tuple):
+                results = (call.toolbox.run_async(tool_call, asyncio.to_thread) for tool_call in found)
+                call.add_results(zip(found, await asyncio.gather(*results), strict=True))
+            if isinstance(found, (ChatReply, PacelineError)):
+                outcomes[index] = found
             else:
-                outcomes[index] = await asyncio.to_thread(outcome_of, call)
-        open_calls = next_calls
+                open_calls.append((index, call))
     return [outcomes[index] for index in range(len(calls))]

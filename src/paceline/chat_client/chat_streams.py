@@ -9,28 +9,25 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from paceline.chat import ChatChunk, ToolCall, ToolResult
 from paceline.chat_client.chat_call import ChatAssembly, ChatReply
-from paceline.errors import Closed, PacelineError
+from paceline.errors import PacelineError
 from paceline.streaming import AsyncStream, FinishReason, Stream, StreamChunk, Usage
-from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator
 from paceline.streaming.sender import END, TIMEOUT, Nothing
-from paceline.streaming.stream import stream_repr
+from paceline.streaming.stream import LoopReadable, Readable, ThreadReadable
 
 
-class _BaseChatStream:
-    """The base of both kinds of stream."""
+class _BaseChatStream(Readable[ChatChunk, ChatReply[Any]]):
+    """The base of both kinds of stream of chats."""
 
     _stream: Stream | AsyncStream
     _assembly: ChatAssembly | None
 
     def __init__(self) -> None:
+        super().__init__()
         self._waiting: deque[ChatChunk] = deque()
-        self._error: PacelineError | None = None
-        self._is_closed = False
         self._is_stopped = False  # while calls may still be run
         self._results: list[tuple[ToolCall, str]] = []
         self._ending: ChatChunk | None = None  # of a chat that ended in front of another request
@@ -39,9 +36,6 @@ class _BaseChatStream:
         """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
         self._is_stopped |= self._may_go_on
         self._stream.cancel()
-
-    def __repr__(self) -> str:
-        return stream_repr(self, is_closed=self._is_closed)
 
     @property
     def is_finished(self) -> bool:
@@ -68,11 +62,6 @@ class _BaseChatStream:
         return self._stream.usage if self.is_finished else None
 
     @property
-    def error(self) -> PacelineError | None:
-        """The first error among the chunks read so far."""
-        return self._error
-
-    @property
     def num_buffered(self) -> int:
         """Tokens that were generated and not read yet."""
         return self._stream.num_buffered + sum(len(chunk.token_ids) for chunk in self._waiting)
@@ -83,13 +72,13 @@ class _BaseChatStream:
         return self._stream.request_index
 
     @property
-    def completion(self) -> ChatReply[Any] | None:
-        """The whole, as `chat` would return it; None before its terminal chunk was read. See `collect`.
+    def interval(self) -> int:
+        """Tokens per chunk, the last chunk aside. May be set by any thread, also before the request is submitted."""
+        return self._stream.interval
 
-        Raises:
-            ResponseModelError: The reply is no instance of response_model.
-        """
-        return self._whole() if self._has_ended else None
+    @interval.setter
+    def interval(self, interval: int) -> None:
+        self._stream.interval = interval
 
     @property
     def is_open(self) -> bool:
@@ -101,7 +90,7 @@ class _BaseChatStream:
         return self._assembly is not None and self._assembly.may_go_on
 
     @property
-    def _has_ended(self) -> bool:
+    def _has_ended(self) -> bool:  # type: ignore[override]
         assembly = self._assembly
         is_whole = assembly is not None and assembly.completion is not None and not assembly.pending
         return is_whole and not self._waiting
@@ -110,11 +99,7 @@ class _BaseChatStream:
         if self._error is not None:
             raise self._error
         assert self._assembly is not None  # noqa: S101 - it has ended
-        return self._assembly.reply()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise Closed("this stream was closed: read it inside its `with` block, or before close()")
+        return self._assembly.call.reply()
 
     def _add_result(self, call: ToolCall, content: str) -> None:
         self._results.append((call, content))
@@ -131,13 +116,13 @@ class _BaseChatStream:
             self._error = chunk.error
         return chunk
 
-    def _after(self, taken: ChatChunk | Nothing) -> ChatChunk | Nothing:
-        if taken is END and self._error is not None:
-            raise self._error
-        return taken
+    def _close(self) -> None:
+        self._is_closed = True
+        self.cancel()
+        self._stream._close()  # noqa: SLF001 - of both kinds
 
 
-class ChatStream(_BaseChatStream):
+class ChatStream(_BaseChatStream, ThreadReadable[ChatChunk, ChatReply[Any]]):
     """The chunks of one chat as they are generated: `for chunk in stream`. One reader; `cancel` is for any thread.
 
     The contract is that of `Stream`: leaving the loop, a `with` block or dropping the stream cancels the request; a loop yields
@@ -167,29 +152,7 @@ class ChatStream(_BaseChatStream):
         self._assembly: ChatAssembly
         self._stream, self._assembly = open_round()
 
-    @property
-    def interval(self) -> int:
-        """Tokens per chunk, the last chunk aside. May be set by any thread."""
-        return self._stream.interval
-
-    @interval.setter
-    def interval(self, interval: int) -> None:
-        self._stream.interval = interval
-
-    def get(self, timeout_s: float | None = None) -> ChatChunk | Nothing:
-        """Return the next chunk, waiting for it if need be. Does not raise the request's error: see `error`.
-
-        Args:
-            timeout_s: How long to wait, in seconds; None: without limit; 0: not at all. A function that run_tools runs takes
-                as long as it takes.
-
-        Returns:
-            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
-
-        Raises:
-            Closed: The stream was closed.
-        """
-        self._check_open()
+    def _next(self, timeout_s: float | None) -> ChatChunk | Nothing:
         while not self._waiting:
             if self._assembly.pending:
                 self._go_on(self._assembly)
@@ -223,45 +186,6 @@ class ChatStream(_BaseChatStream):
             self._is_stopped = True  # no call is run again
             raise
 
-    def __iter__(self) -> ChunkIterator[ChatChunk]:
-        return ChunkIterator(lambda: self._after(self.get()), self.cancel)
-
-    def consume(self, handler: Callable[[ChatChunk], object]) -> FinishReason | None:
-        """Call a function with every chunk.
-
-        Args:
-            handler: Called on this thread. Its exception cancels the request and is raised here.
-
-        Returns:
-            The finish reason of the choice that ended last.
-
-        Raises:
-            PacelineError: The first error of a chunk, after the terminal chunk.
-        """
-        for chunk in self:
-            try:
-                handler(chunk)
-            except BaseException:
-                self.cancel()
-                raise
-        return self.finish_reason
-
-    def collect(self) -> ChatReply[Any]:
-        """Return the whole, as `LLM.chat` would; read what has not been read yet.
-
-        Returns:
-            The reply.
-
-        Raises:
-            PacelineError: The request failed.
-            ResponseModelError: The reply is no instance of response_model.
-            Closed: The stream was closed before its end.
-        """
-        if not self._has_ended:
-            for _ in self:
-                pass
-        return self._whole()
-
     def wait_released(self, timeout_s: float | None = None) -> bool:
         """Wait until the request's slot is free and its KV cells can be reused.
 
@@ -273,24 +197,12 @@ class ChatStream(_BaseChatStream):
         """
         return self._stream.wait_released(timeout_s)
 
-    def close(self) -> None:
-        """Cancel the request if it has not ended, and read no more. Does not wait; see `wait_released`."""
-        self._is_closed = True
+    def _close(self) -> None:
         self._open_round = None
-        self.cancel()
-        self._stream.close()
-
-    def __enter__(self) -> Self:
-        self._check_open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super()._close()
 
 
-class AsyncChatStream(_BaseChatStream):
+class AsyncChatStream(_BaseChatStream, LoopReadable[ChatChunk, ChatReply[Any]]):
     """The chunks of one chat, for an event loop: `async with ... as stream: async for chunk in stream`.
 
     The request is prepared and submitted by `open`, when the block is entered, or else by reading the first chunk; errors
@@ -314,28 +226,7 @@ class AsyncChatStream(_BaseChatStream):
         self._reading: asyncio.Future[list[ChatChunk]] | None = None
         self._running: list[asyncio.Task[str]] = []
 
-    @property
-    def interval(self) -> int:
-        """Tokens per chunk, the last chunk aside. May be set before the request is submitted."""
-        return self._stream.interval
-
-    @interval.setter
-    def interval(self, interval: int) -> None:
-        self._stream.interval = interval
-
-    async def get(self, timeout_s: float | None = None) -> ChatChunk | Nothing:
-        """Return the next chunk, as `ChatStream.get` does.
-
-        Args:
-            timeout_s: How long to wait, in seconds, from when the request is submitted; None: without limit.
-
-        Returns:
-            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
-
-        Raises:
-            Closed: The stream was closed.
-        """
-        self._check_open()
+    async def _next(self, timeout_s: float | None) -> ChatChunk | Nothing:
         while not self._waiting:
             if self._reading is None and self._assembly is not None and self._assembly.pending:
                 if not await self._go_on(self._assembly, timeout_s):
@@ -387,60 +278,12 @@ class AsyncChatStream(_BaseChatStream):
             self._end(assembly, FinishReason.ERROR, error)
         return True
 
-    def __aiter__(self) -> AsyncChunkIterator[ChatChunk]:
-        async def get() -> ChatChunk | Nothing:
-            return self._after(await self.get())
-
-        return AsyncChunkIterator(get, self.cancel)
-
-    async def collect(self) -> ChatReply[Any]:
-        """Return the whole, as `AsyncLLM.chat` would; read what has not been read yet.
-
-        Returns:
-            The reply.
-
-        Raises:
-            PacelineError: The request failed.
-            ResponseModelError: The reply is no instance of response_model.
-            Closed: The stream was closed before its end.
-        """
-        if not self._has_ended:
-            async for _ in self:
-                pass
-        return self._whole()
-
     async def released(self) -> None:
         """Wait until the request's slot is free and its KV cells can be reused; return at once if it was never submitted."""
         await self._stream.released()
 
-    async def aclose(self) -> None:
-        """Cancel the request if it has not ended, and read no more. Does not wait; see `released`."""
-        self._is_closed = True
-        self.cancel()
-        await self._stream.aclose()
-
-    async def open(self) -> Self:
-        """Submit the request now, so that a refusal is raised here and not at the first chunk. Does nothing the second time.
-
-        Returns:
-            The stream itself.
-
-        Raises:
-            QueueFull: The queue is full, and `when_full` of the engine is "refuse".
-            RequestError: The request cannot be served as it is.
-            EngineStopped: The engine has stopped.
-            Closed: The stream was closed.
-        """
+    async def _open(self) -> None:
         await self._stream.open()
-        return self
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _read(self, chunk: StreamChunk) -> None:
         """Have a chunk read: here, or in a thread if it takes time."""

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack, overload
 
 from paceline import validation
 from paceline.chat.chat_request import TokenHistory
@@ -24,7 +24,7 @@ from paceline.chat_client.chat_call import (
     Message,
     num_leading,
     parsed_with_attachments,
-    saved_part,
+    saved_message,
 )
 from paceline.chat_client.chat_methods import AsyncChatMethods, ChatMethods
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
@@ -42,26 +42,51 @@ _VERSION = 1
 _MAX_FILE_BYTES = 512 << 20  # of a saved conversation, with its images
 _NAMED = ("llm", "system", "messages", "params")
 T = TypeVar("T")
+L = TypeVar("L")
 
 Content: TypeAlias = str | Sequence[Attachment | Mapping[str, Any]]
 
 
-class _BaseConversation:
+class _BaseConversation(Generic[L]):
     """The base of both kinds: messages, token ids, and turns that are added once they are whole."""
 
+    _engine_kind: type
+    _engine_hint: str
+
+    @with_chat_keywords
     def __init__(
         self,
-        system: str | None,
-        messages: Sequence[Mapping[str, Any]] | None,
-        params: SamplingParams | None,
-        options: Mapping[str, Any],
+        llm: L,
+        system: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, Any]] | None = (),
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatKeywords],
     ) -> None:
+        """Begin a conversation.
+
+        Args:
+            llm: An `LLM`; for an `AsyncConversation` an `AsyncLLM`.
+            system: What the model should be or know; a system message.
+            messages: What was said before.
+            params: The sampling parameters of every turn.
+            **options: Keywords of `LLM.chat` for every turn, such as tools and run_tools; with
+                context_overflow="drop_oldest" a full context leaves the oldest messages out of prompts; `messages` and `save`
+                have all of them.
+
+        Raises:
+            InvalidParams: A message is malformed, or an option is invalid or unknown.
+        """
+        if not isinstance(llm, self._engine_kind):
+            raise InvalidType(f"llm must be {self._engine_hint.format(type(llm).__name__)}")
+        self._llm = llm
         check_chat_options(params, options, _NAMED)
         messages = () if messages is None else messages
         if system is not None:
             messages = [{"role": "system", "content": validation.text("system", system)}, *messages]
         self._messages: list[Message] = parsed_with_attachments(messages) if messages else []
-        self._params, self._options = params, dict(options)
+        self._params = params
+        self._options: dict[str, Any] = dict(options)
         self._history, self._before = TokenHistory(), TokenHistory()
         self._fingerprint = ""  # of the model whose token ids the history has
         self._turn = 0
@@ -91,6 +116,46 @@ class _BaseConversation:
     def num_left_out(self) -> int:
         """How many of the oldest messages the last prompt left out, with context_overflow="drop_oldest"."""
         return max(0, self._history.first_kept - num_leading(self._messages))
+
+    def fork(self) -> Self:
+        """Return a conversation that goes on from here by itself; both share the cached prefix.
+
+        Returns:
+            The new conversation, with the same options.
+        """
+        other = type(self)(self._llm, params=self._params, **self._options)
+        other._messages = list(self._messages)
+        other._history, other._before, other._fingerprint = self._history, self._before, self._fingerprint
+        return other
+
+    @classmethod
+    @with_chat_keywords
+    def load(
+        cls,
+        llm: L,
+        path: str | os.PathLike[str],
+        *,
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatKeywords],
+    ) -> Self:
+        """Read a conversation from a file of `save`. Token ids of another model are left out.
+
+        Args:
+            llm: An `LLM`; for an `AsyncConversation` an `AsyncLLM`.
+            path: Of the file.
+            params: As for a new conversation.
+            **options: As for a new conversation.
+
+        Returns:
+            The conversation.
+
+        Raises:
+            StateError: The file is no saved conversation, or is damaged.
+            OSError: The file cannot be read.
+        """
+        made = cls(llm, params=params, **options)
+        made._restore(path)
+        return made
 
     def undo(self) -> Content | None:
         """Take back the last message of the user and what follows it.
@@ -130,7 +195,7 @@ class _BaseConversation:
         history = TokenHistory() if self._history.has_images else self._history  # ids of images cannot be read back
         record = {
             "paceline_conversation": _VERSION,
-            "messages": [_saved(one) for one in self._messages],
+            "messages": [saved_message(message) for message in self._messages],
             "model": self._fingerprint,
             "text": history.text,
             "token_ids": history.token_ids,
@@ -158,10 +223,6 @@ class _BaseConversation:
         """Return the options of the conversation with those of a turn; an option that is None in a turn changes nothing."""
         return self._options | given_options(options)
 
-    def _copy_to(self, other: _BaseConversation) -> None:
-        other._messages = list(self._messages)
-        other._history, other._before, other._fingerprint = self._history, self._before, self._fingerprint
-
     def _check_turn(self) -> None:
         running = None if self._open is None else self._open()
         if running is not None and running.is_open:
@@ -181,7 +242,7 @@ class _BaseConversation:
 
     def _known(self, model: Model) -> TokenHistory:
         """Return a history for a turn to go on with: a new one if the token ids are another model's."""
-        if self._fingerprint != _fingerprint_of(model):
+        if self._fingerprint != model.fingerprint.hex():
             return TokenHistory()
         return self._history.copy()
 
@@ -190,7 +251,7 @@ class _BaseConversation:
         if turn == self._turn:
             self._messages = list(messages)
             self._before, self._history = self._history, history
-            self._fingerprint = _fingerprint_of(model)
+            self._fingerprint = model.fingerprint.hex()
 
     def _add_streamed(self, turn: int, call: ChatCall, model: Model) -> None:
         completion = call.completion
@@ -198,7 +259,7 @@ class _BaseConversation:
             self._add(turn, call.messages, call.history, model)
 
 
-class Conversation(_BaseConversation):
+class Conversation(_BaseConversation[ChatMethods]):
     """A conversation with a model: what was said is remembered, and only what is new is computed.
 
     A prompt begins with exactly the tokens of the turn before, prompt and generated, so that the prefix cache has them. Where
@@ -214,33 +275,8 @@ class Conversation(_BaseConversation):
         print(other.say([Image("map.png"), {"type": "text", "text": "Where is it?"}]).content)
     """
 
-    @with_chat_keywords
-    def __init__(
-        self,
-        llm: ChatMethods,
-        system: str | None = None,
-        *,
-        messages: Sequence[Mapping[str, Any]] | None = (),
-        params: SamplingParams | None = None,
-        **options: Unpack[ChatKeywords],
-    ) -> None:
-        """Begin a conversation.
-
-        Args:
-            llm: An `LLM`.
-            system: What the model should be or know; a system message.
-            messages: What was said before.
-            params: The sampling parameters of every turn.
-            **options: Keywords of `LLM.chat` for every turn, such as tools and run_tools; with
-                context_overflow="drop_oldest" a full context leaves the oldest messages out of prompts; `messages` and `save`
-                have all of them.
-
-        Raises:
-            InvalidParams: A message is malformed, or an option is invalid or unknown.
-        """
-        _check_engine(llm, ChatMethods, "an LLM", "an AsyncLLM takes an AsyncConversation")
-        super().__init__(system, messages, params, options)
-        self._llm = llm
+    _engine_kind = ChatMethods
+    _engine_hint = "an LLM, not {}; an AsyncLLM takes an AsyncConversation"
 
     @overload
     def say(
@@ -264,9 +300,11 @@ class Conversation(_BaseConversation):
         Raises:
             PacelineError: As `LLM.chat`; the conversation is as it was before.
         """
-        messages, turn = self._begin(content), self._turn
-        reply, history = self._llm._chat_turn(messages, self._known(self._model), self._params, self._with(options))
-        self._add(turn, reply.messages, history, self._model)
+        messages, turn, llm = self._begin(content), self._turn, self._llm
+        model = llm._engine.model
+        call = llm._begin(messages, self._params, self._with(options), self._known(model))
+        reply = llm._run(call)
+        self._add(turn, reply.messages, call.history, model)
         return reply
 
     @with_chat_keywords
@@ -284,93 +322,23 @@ class Conversation(_BaseConversation):
         Raises:
             PacelineError: As `LLM.stream_chat`; the conversation is as it was before.
         """
-        messages, turn, model = self._begin(content), self._turn, self._model
-        stream = self._llm._stream_turn(
-            messages,
-            self._known(model),
-            self._params,
-            self._with(options),
-            lambda call: self._add_streamed(turn, call, model),
-        )
+        messages, turn, llm = self._begin(content), self._turn, self._llm
+        model = llm._engine.model
+        call = llm._begin(messages, self._params, self._with(options), self._known(model), is_streamed=True)
+        stream = llm._stream(call, on_end=lambda ended: self._add_streamed(turn, ended, model))
         self._open = weakref.ref(stream)
         return stream
 
-    def fork(self) -> Conversation:
-        """Return a conversation that goes on from here by itself; both share the cached prefix.
 
-        Returns:
-            The new conversation, with the same options.
-        """
-        other = Conversation(self._llm, params=self._params, **self._options)
-        self._copy_to(other)
-        return other
-
-    @classmethod
-    @with_chat_keywords
-    def load(
-        cls,
-        llm: ChatMethods,
-        path: str | os.PathLike[str],
-        *,
-        params: SamplingParams | None = None,
-        **options: Unpack[ChatKeywords],
-    ) -> Self:
-        """Read a conversation from a file of `save`. Token ids of another model are left out.
-
-        Args:
-            llm: An `LLM`.
-            path: Of the file.
-            params: As for a new conversation.
-            **options: As for a new conversation.
-
-        Returns:
-            The conversation.
-
-        Raises:
-            StateError: The file is no saved conversation, or is damaged.
-            OSError: The file cannot be read.
-        """
-        made = cls(llm, params=params, **options)
-        made._restore(path)
-        return made
-
-    @property
-    def _model(self) -> Model:
-        return self._llm._chat_model
-
-
-class AsyncConversation(_BaseConversation):
+class AsyncConversation(_BaseConversation[AsyncChatMethods]):
     """As `Conversation`, for an event loop and an `AsyncLLM`. One task at a time.
 
     talk = AsyncConversation(llm)
     print((await talk.say("Hello!")).content)
     """
 
-    @with_chat_keywords
-    def __init__(
-        self,
-        llm: AsyncChatMethods,
-        system: str | None = None,
-        *,
-        messages: Sequence[Mapping[str, Any]] | None = (),
-        params: SamplingParams | None = None,
-        **options: Unpack[ChatKeywords],
-    ) -> None:
-        """Begin a conversation, as `Conversation`.
-
-        Args:
-            llm: An `AsyncLLM`.
-            system: What the model should be or know; a system message.
-            messages: What was said before.
-            params: The sampling parameters of every turn.
-            **options: Keywords of `AsyncLLM.chat` for every turn.
-
-        Raises:
-            InvalidParams: A message is malformed, or an option is invalid or unknown.
-        """
-        _check_engine(llm, AsyncChatMethods, "an AsyncLLM", "an LLM takes a Conversation")
-        super().__init__(system, messages, params, options)
-        self._llm = llm
+    _engine_kind = AsyncChatMethods
+    _engine_hint = "an AsyncLLM, not {}; an LLM takes a Conversation"
 
     @overload
     async def say(
@@ -382,60 +350,23 @@ class AsyncConversation(_BaseConversation):
     @with_chat_keywords
     async def say(self, content: Content, **options: Unpack[ChatKeywords]) -> ChatReply[Any]:
         """Say something and return the reply, as `Conversation.say` does."""
-        messages, turn = self._begin(content), self._turn
-        model = await self._llm._chat_model()
-        reply, history = await self._llm._chat_turn(messages, self._known(model), self._params, self._with(options))
-        self._add(turn, reply.messages, history, model)
+        messages, turn, llm = self._begin(content), self._turn, self._llm
+        model = (await llm._engine()).model
+        call = await llm._begin(messages, self._params, self._with(options), self._known(model))
+        reply = await llm._run(call)
+        self._add(turn, reply.messages, call.history, model)
         return reply
 
     @with_chat_keywords
     def stream(self, content: Content, **options: Unpack[StreamChatKeywords]) -> AsyncChatStream:
         """Say something and stream the reply, as `Conversation.stream` does; submitted when it is entered or first read."""
         messages, turn = self._begin(content), self._turn
-        stream = self._llm._stream_turn(
+        stream = self._llm._stream(
             messages,
-            self._known,
             self._params,
             self._with(options),
-            lambda call, model: self._add_streamed(turn, call, model),
+            make_history=self._known,
+            on_end=lambda call, model: self._add_streamed(turn, call, model),
         )
         self._open = weakref.ref(stream)
         return stream
-
-    def fork(self) -> AsyncConversation:
-        """Return a conversation that goes on from here by itself, as `Conversation.fork` does."""
-        other = AsyncConversation(self._llm, params=self._params, **self._options)
-        self._copy_to(other)
-        return other
-
-    @classmethod
-    @with_chat_keywords
-    def load(
-        cls,
-        llm: AsyncChatMethods,
-        path: str | os.PathLike[str],
-        *,
-        params: SamplingParams | None = None,
-        **options: Unpack[ChatKeywords],
-    ) -> Self:
-        """Read a conversation from a file, as `Conversation.load` does."""
-        made = cls(llm, params=params, **options)
-        made._restore(path)
-        return made
-
-
-def _check_engine(llm: object, kind: type, wanted: str, hint: str) -> None:
-    if not isinstance(llm, kind):
-        raise InvalidType(f"llm must be {wanted}, not {type(llm).__name__}; {hint}")
-
-
-def _saved(message: Message) -> Message:
-    """Return a message with files in base64 in place of images and audio."""
-    content = message["content"]
-    if isinstance(content, str):
-        return message
-    return {**message, "content": [saved_part(part) for part in content]}
-
-
-def _fingerprint_of(model: Model) -> str:
-    return model.fingerprint.hex()

@@ -7,9 +7,10 @@ properties are for any thread.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from paceline import validation
 from paceline.errors import Closed, PacelineError
@@ -26,31 +27,246 @@ _MOST_APART = 256  # chunks that a stream keeps as they were read
 
 Opener = Callable[[], Awaitable[StreamChannel]]
 T = TypeVar("T")
+C = TypeVar("C")  # a chunk
+W = TypeVar("W")  # all chunks together
 
 
-class _BaseStream:
-    """The base of both kinds of stream."""
+class Readable(Generic[C, W]):
+    """The base of all streams, of completions and of chats."""
+
+    _has_ended: bool  # whether the terminal chunk was read
+
+    def __init__(self) -> None:
+        self._error: PacelineError | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        stream: Any = self
+        reason, num_unread = stream.finish_reason, stream.num_buffered
+        running = "cancelled" if stream.is_cancelled else "running"
+        state = running if reason is None else f"finish_reason={str(reason)!r}"
+        unread = f", {num_unread} tokens unread" if num_unread else ""
+        return f"{type(self).__name__}({state}{unread}{', closed' if self._is_closed else ''})"
+
+    @property
+    @abstractmethod
+    def finish_reason(self) -> FinishReason | None:
+        """Why the choice that ended last did; None before the end."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
+
+    @property
+    def error(self) -> PacelineError | None:
+        """The first error among the chunks read so far."""
+        return self._error
+
+    @property
+    def completion(self) -> W | None:
+        """The whole, as `generate` or `chat` would return it; None before its terminal chunk was read. See `collect`.
+
+        Raises:
+            PacelineError: The request failed: every choice of it; for a chat, any choice.
+            ResponseModelError: The reply of a chat is no instance of response_model.
+        """
+        return self._whole() if self._has_ended else None
+
+    @abstractmethod
+    def _whole(self) -> W: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("this stream was closed: read it inside its `with` block, or before close()")
+
+    def _checked(self, taken: C | Nothing) -> C | Nothing:
+        if taken is END and self._error is not None:
+            raise self._error
+        return taken
+
+
+class ThreadReadable(Readable[C, W]):
+    """The base of streams for threads."""
+
+    def get(self, timeout_s: float | None = None) -> C | Nothing:
+        """Return the next chunk, waiting for it if need be. Does not raise the request's error: see `error`.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: without limit; 0: not at all. A function that run_tools runs takes
+                as long as it takes.
+
+        Returns:
+            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
+
+        Raises:
+            Closed: The stream was closed.
+        """
+        self._check_open()
+        return self._next(timeout_s)
+
+    @abstractmethod
+    def _next(self, timeout_s: float | None) -> C | Nothing: ...
+
+    def __iter__(self) -> ChunkIterator[C]:
+        return ChunkIterator(lambda: self._checked(self.get()), self.cancel)
+
+    def consume(self, handler: Callable[[C], object]) -> FinishReason | None:
+        """Call a function with every chunk.
+
+        Args:
+            handler: Called on this thread. Its exception cancels the request and is raised here.
+
+        Returns:
+            The finish reason of the choice that ended last.
+
+        Raises:
+            PacelineError: The first error of a chunk, after the terminal chunk.
+        """
+        for chunk in self:
+            try:
+                handler(chunk)
+            except BaseException:
+                self.cancel()
+                raise
+        return self.finish_reason
+
+    def collect(self) -> W:
+        """Return the whole, as `LLM.generate` or `LLM.chat` would: read the chunks that have not been read yet, and join all.
+
+        Until it is dropped a stream keeps the text, tokens and log-probabilities that were read, joined: some 10 bytes a token
+        without log-probabilities.
+
+        Returns:
+            The completion or reply. Its finish reason is "cancelled" if the request was cancelled, also by leaving a loop.
+
+        Raises:
+            PacelineError: The request failed: every choice of it; for a chat, any choice.
+            ResponseModelError: The reply of a chat is no instance of response_model.
+            Closed: The stream was closed before its end, or its chunks were read from its channel.
+        """
+        try:
+            while not self._has_ended and self.get() is not END:
+                pass
+        except BaseException:
+            self.cancel()
+            raise
+        return self._whole()
+
+    def close(self) -> None:
+        """Cancel the request if it has not ended, and read no more. Does not wait; see `wait_released`."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LoopReadable(Readable[C, W]):
+    """The base of streams for event loops."""
+
+    async def get(self, timeout_s: float | None = None) -> C | Nothing:
+        """Return the next chunk, as the `get` of the stream for threads does.
+
+        Args:
+            timeout_s: How long to wait, in seconds, from when the request is submitted; None: without limit.
+
+        Returns:
+            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
+
+        Raises:
+            Closed: The stream was closed.
+        """
+        self._check_open()
+        return await self._next(timeout_s)
+
+    @abstractmethod
+    async def _next(self, timeout_s: float | None) -> C | Nothing: ...
+
+    def __aiter__(self) -> AsyncChunkIterator[C]:
+        async def get() -> C | Nothing:
+            return self._checked(await self.get())
+
+        return AsyncChunkIterator(get, self.cancel)
+
+    async def collect(self) -> W:
+        """Return the whole, as `AsyncLLM.generate` or `AsyncLLM.chat` would; see `Stream.collect`.
+
+        Cancelling the task that reads cancels the request.
+
+        Returns:
+            The completion or reply.
+
+        Raises:
+            PacelineError: The request failed: every choice of it; for a chat, any choice.
+            ResponseModelError: The reply of a chat is no instance of response_model.
+            Closed: The stream was closed before its end, or its chunks were read from its channel.
+        """
+        try:
+            while not self._has_ended and await self.get() is not END:
+                pass
+        except BaseException:
+            self.cancel()
+            raise
+        return self._whole()
+
+    async def aclose(self) -> None:
+        """Cancel the request if it has not ended, and read no more. Does not wait; see `released`."""
+        self._close()
+
+    async def open(self) -> Self:
+        """Submit the request now, so that a refusal is raised here and not at the first chunk. Does nothing the second time.
+
+        Returns:
+            The stream itself.
+
+        Raises:
+            QueueFull: The queue is full, and `when_full` of the engine is "refuse".
+            RequestError: The request cannot be served as it is.
+            EngineStopped: The engine has stopped.
+            Closed: The stream was closed.
+        """
+        await self._open()
+        return self
+
+    @abstractmethod
+    async def _open(self) -> object: ...
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _BaseStream(Readable[StreamChunk, "Completion"]):
+    """The base of both kinds of stream of completions."""
 
     def __init__(self, channel: StreamChannel | None, keep_alive: object, request_index: int) -> None:
+        super().__init__()
         self._channel = channel
         self._request_index = request_index
         self._keep_alive = keep_alive
-        self._error: PacelineError | None = None
         self._received: list[StreamChunk] = []  # the latest ones; those before are joined
         self._joined: dict[int, Pieces] = {}  # by choice, that of the latest chunk last
         self._has_ended = False
         self._has_gaps = False  # since some chunks were read from the channel
         self._is_cancelled = False
-        self._is_closed = False
 
     def cancel(self) -> None:
         """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
         self._is_cancelled = True
         if self._channel is not None:  # else `_open` looks at the flag after it has set the channel
             self._channel.cancel()
-
-    def __repr__(self) -> str:
-        return stream_repr(self, is_closed=self._is_closed)
 
     @property
     def is_finished(self) -> bool:
@@ -73,20 +289,6 @@ class _BaseStream:
         return None if self._channel is None else self._channel.usage
 
     @property
-    def error(self) -> PacelineError | None:
-        """The first error among the chunks read so far."""
-        return self._error
-
-    @property
-    def completion(self) -> Completion | None:
-        """The whole, as `generate` would return it; None before its terminal chunk was read. See `collect`.
-
-        Raises:
-            PacelineError: The request failed: every choice of it.
-        """
-        return self._whole() if self._has_ended else None
-
-    @property
     def num_buffered(self) -> int:
         """Tokens that were generated and not read yet."""
         return 0 if self._channel is None else self._channel.num_buffered
@@ -100,10 +302,6 @@ class _BaseStream:
         self.cancel()
         self._is_closed = True
         self._keep_alive = None
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise Closed("this stream was closed: read it inside its `with` block, or before close()")
 
     def _read(self, taken: StreamChunk | Nothing) -> StreamChunk | Nothing:
         if isinstance(taken, StreamChunk):
@@ -141,22 +339,8 @@ class _BaseStream:
             )
         return self._channel.completion_of([pieces.joined() for pieces in self._joined.values()]).unless_failed()
 
-    def _checked(self, taken: StreamChunk | Nothing) -> StreamChunk | Nothing:
-        if taken is END and self._error is not None:
-            raise self._error
-        return taken
 
-
-def stream_repr(stream: Any, *, is_closed: bool) -> str:
-    """Return the repr of a stream of completions or of a chat."""
-    reason, num_unread = stream.finish_reason, stream.num_buffered
-    running = "cancelled" if stream.is_cancelled else "running"
-    state = running if reason is None else f"finish_reason={str(reason)!r}"
-    unread = f", {num_unread} tokens unread" if num_unread else ""
-    return f"{type(stream).__name__}({state}{unread}{', closed' if is_closed else ''})"
-
-
-class Stream(_BaseStream):
+class Stream(_BaseStream, ThreadReadable[StreamChunk, "Completion"]):
     """The chunks of one request as they are generated: `for chunk in stream`.
 
     Leaving the loop cancels the request, and so does leaving a `with` block, `close()`, or dropping the stream. A loop
@@ -187,64 +371,8 @@ class Stream(_BaseStream):
     def interval(self, interval: int) -> None:
         self._attached.interval = interval
 
-    def get(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
-        """Return the next chunk, waiting for it if need be. Does not raise the request's error: see `error`.
-
-        Args:
-            timeout_s: How long to wait, in seconds; None: without limit; 0: not at all.
-
-        Returns:
-            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
-
-        Raises:
-            Closed: The stream was closed.
-        """
-        self._check_open()
+    def _next(self, timeout_s: float | None) -> StreamChunk | Nothing:
         return self._read(self._attached.get(timeout_s))
-
-    def __iter__(self) -> ChunkIterator[StreamChunk]:
-        return ChunkIterator(lambda: self._checked(self.get()), self.cancel)
-
-    def consume(self, handler: Callable[[StreamChunk], object]) -> FinishReason | None:
-        """Call a function with every chunk.
-
-        Args:
-            handler: Called on this thread. Its exception cancels the request and is raised here.
-
-        Returns:
-            The finish reason of the choice that ended last.
-
-        Raises:
-            PacelineError: The first error of a chunk, after the terminal chunk.
-        """
-        for chunk in self:
-            try:
-                handler(chunk)
-            except BaseException:
-                self.cancel()
-                raise
-        return self.finish_reason
-
-    def collect(self) -> Completion:
-        """Return the whole, as `LLM.generate` would: read the chunks that have not been read yet, and join all.
-
-        Until it is dropped a stream keeps the text, tokens and log-probabilities that were read, joined: some 10 bytes a token
-        without log-probabilities.
-
-        Returns:
-            The completion. Its finish reason is "cancelled" if the request was cancelled, also by leaving a loop.
-
-        Raises:
-            PacelineError: The request failed: every choice of it.
-            Closed: The stream was closed before its end, or its chunks were read from its channel.
-        """
-        try:
-            while not self._has_ended:
-                self.get()
-        except BaseException:
-            self.cancel()
-            raise
-        return self._whole()
 
     def wait_released(self, timeout_s: float | None = None) -> bool:
         """Wait until the request's slot is free and its KV cells can be reused.
@@ -257,21 +385,8 @@ class Stream(_BaseStream):
         """
         return self._attached.wait_released(timeout_s)
 
-    def close(self) -> None:
-        """Cancel the request if it has not ended, and read no more. Does not wait; see `wait_released`."""
-        self._close()
 
-    def __enter__(self) -> Self:
-        self._check_open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-
-class AsyncStream(_BaseStream):
+class AsyncStream(_BaseStream, LoopReadable[StreamChunk, "Completion"]):
     """The chunks of one request, for an event loop: `async with ... as stream: async for chunk in stream`.
 
     The request is submitted by `open`, when the block is entered, or else by reading the first chunk; errors such as
@@ -305,46 +420,9 @@ class AsyncStream(_BaseStream):
         if self._channel is not None:  # else `_open` looks at the flag after it has set the channel
             self._channel.interval = interval
 
-    async def get(self, timeout_s: float | None = None) -> StreamChunk | Nothing:
-        """Return the next chunk, as `Stream.get` does.
-
-        Args:
-            timeout_s: How long to wait, in seconds, from when the request is submitted; None: without limit.
-
-        Returns:
-            The chunk; `TIMEOUT` if none came in time; `END` after the terminal chunk.
-
-        Raises:
-            Closed: The stream was closed.
-        """
+    async def _next(self, timeout_s: float | None) -> StreamChunk | Nothing:
         channel = await self._open()
         return self._read(await channel.get_async(timeout_s))
-
-    def __aiter__(self) -> AsyncChunkIterator[StreamChunk]:
-        async def get() -> StreamChunk | Nothing:
-            return self._checked(await self.get())
-
-        return AsyncChunkIterator(get, self.cancel)
-
-    async def collect(self) -> Completion:
-        """Return the whole, as `AsyncLLM.generate` would; see `Stream.collect`.
-
-        Cancelling the task that reads cancels the request.
-
-        Returns:
-            The completion.
-
-        Raises:
-            PacelineError: The request failed: every choice of it.
-            Closed: The stream was closed before its end, or its chunks were read from its channel.
-        """
-        try:
-            while not self._has_ended:
-                await self.get()
-        except BaseException:
-            self.cancel()
-            raise
-        return self._whole()
 
     async def released(self) -> None:
         """Wait until the request's slot is free and its KV cells can be reused; return at once if it was never submitted."""
@@ -353,29 +431,6 @@ class AsyncStream(_BaseStream):
 
     async def aclose(self) -> None:
         """Cancel the request if it has not ended, and read no more. Does not wait; see `released`."""
-        self._close()
-
-    async def open(self) -> Self:
-        """Submit the request now, so that a refusal is raised here and not at the first chunk. Does nothing the second time.
-
-        Returns:
-            The stream itself.
-
-        Raises:
-            QueueFull: The queue is full, and `when_full` of the engine is "refuse".
-            RequestError: The request cannot be served as it is.
-            EngineStopped: The engine has stopped.
-            Closed: The stream was closed.
-        """
-        await self._open()
-        return self
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
         self._close()
 
     async def _open(self) -> StreamChannel:
