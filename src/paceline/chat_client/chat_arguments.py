@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from paceline import validation
 from paceline.chat import ChatFormat, ChatOptions, Tool, Turn, next_turn, parse_tool_choice, template_kwargs
 from paceline.chat_client.function_tools import Toolbox
-from paceline.chat_client.response_models import ResponseModel, SchemaNotice
 from paceline.engine.arguments import collected_arguments, given_options, names_elsewhere, request_arguments
 from paceline.errors import InvalidParams, InvalidType
 from paceline.keywords import ChatRequestKeywords, Int, ReadingKeywords, with_keywords
@@ -23,6 +22,8 @@ from paceline.runtime import Model
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm  # known to type checkers without the package
+
+    from paceline.chat_client.response_models import ResponseModel, SchemaNotice
 
 DEFAULT_TOOL_ROUNDS = 8
 DEFAULT_RETRIES = 1
@@ -169,7 +170,7 @@ def chat_arguments(
     sampling, rest = sort(defaults.replace(max_tokens=None), params, of_engine)
     if sampling.echo:
         raise InvalidParams("echo has no effect in a chat; prompt_token_ids of the reply is the prompt")
-    response = ResponseModel.of(options.get("response_model"))
+    response = _response_model(options.get("response_model"))
     toolbox = Toolbox(options.get("tools"))
     sampling = _with_schema(sampling, options.get("response_format"), response)
     return ChatArguments(
@@ -212,6 +213,14 @@ def _check_names(options: Mapping[str, Any], known: Collection[str]) -> None:
         if isinstance(options.get(name), type):
             raise InvalidType(f"{name} takes no class; give a type as response_model={options[name].__name__}")
     validation.reject_unknown(options, known, "chat, SamplingParams and RequestOptions", names_elsewhere())
+
+
+def _response_model(kind: Any) -> ResponseModel[Any] | None:
+    if kind is None:
+        return None
+    from paceline.chat_client.response_models import ResponseModel  # imports pydantic
+
+    return ResponseModel(kind)
 
 
 def _tool_rounds(options: Mapping[str, Any], toolbox: Toolbox, params: SamplingParams) -> int:
@@ -284,6 +293,8 @@ def _schema_notice(
         return None
     if params.json_schema is None:
         raise InvalidParams("schema_in_prompt needs a schema: response_model, response_format or json_schema")
+    from paceline.chat_client.response_models import SchemaNotice  # imports pydantic
+
     schema = json.loads(str(params.json_schema)) if response is None else response.shown_schema
     has_tools = bool(toolbox.tools) and options.get("tool_choice") != "none"
     return SchemaNotice(schema, has_tools=has_tools, response=response)

@@ -17,7 +17,6 @@ from typing import Annotated, Any, get_type_hints
 
 from paceline import validation
 from paceline.chat import Tool, ToolCall, parse_tools
-from paceline.chat_client.response_models import closed_schema
 from paceline.errors import InvalidParams, InvalidType
 
 _log = logging.getLogger("paceline.chat")
@@ -96,6 +95,8 @@ class _Arguments:
     def __init__(self, function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> None:
         import pydantic
         from pydantic.fields import FieldInfo
+
+        from paceline.chat_client.response_models import closed_schema
 
         parameters = _parameters(function, name)
         hints = _hints(function, name)

@@ -1,25 +1,192 @@
-"""Types as JSON schemas, and generated JSON as instances of them: pydantic models, dataclasses, TypedDicts and plain types."""
+"""Types as JSON schemas, and generated JSON as instances of them: pydantic models, dataclasses, TypedDicts and plain types.
+
+Nearly every value of a schema is an instance of its type. Pydantic's own schemas are wider than its types: a Decimal is any
+text, an HttpUrl is any URI, a key of `dict[int, str]` is any name. Imported with pydantic, when the first type is read.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from functools import cached_property
-from typing import Any, Generic, TypeVar, get_args, get_origin, is_typeddict
+from typing import Any, Final, Generic, TypeVar, get_args, get_origin, is_typeddict
+
+import pydantic
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from paceline.chat.message_rewrites import joined_text
 from paceline.constraints.llguidance_schemas import relaxed_schema
-from paceline.constraints.schema_walk import relaxed
+from paceline.constraints.schema_walk import rebuilt, relaxed
 from paceline.errors import InvalidParams, InvalidType
 from paceline.runtime.sampler import grammar_of_schema
+
+_MAX_PLACES: Final = 9  # of decimals that llguidance can count
+_MAX_DIGITS: Final = 300  # before the point, of numbers that a float can have
+_LABEL: Final = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_HOST: Final = rf"(?:{_LABEL}\.)*[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?"
+_PORT: Final = "(?::[1-9][0-9]{0,3})?"
+_USER: Final = "(?:[A-Za-z0-9._~-]+(?::[A-Za-z0-9._~-]+)?@)?"
+_PATH: Final = "[A-Za-z0-9._~!$&'()*+,;=:@%/-]*"
+_AFTER_HOST: Final = rf"(?:/{_PATH})?(?:\?{_PATH})?(?:#{_PATH})?"
+
+_LEAP_YEAR: Final = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
+_DATE: Final = (
+    "(?:[1-9][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_ZONE: Final = "(?:Z|[+-](?:0[0-9]|1[0-4]):[0-5][0-9])"
+_DAYS, _HOURS, _MINUTES, _SECONDS = (f"(?:[0-9]{{1,4}}{unit})" for unit in "DHMS")
+_BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_NETWORK: Final = (
+    rf"^(?:{_BYTE}\.0\.0\.0/8|(?:{_BYTE}\.){{2}}0\.0/16|(?:{_BYTE}\.){{3}}0/24|(?:{_BYTE}\.){{3}}{_BYTE}/32)$"
+)
+_PATTERNS: Final = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}(?:{_ZONE})?$",
+    "date-time": f"^{_DATE}T{_TIME}{_ZONE}$",
+    "duration": f"^-?P(?:{_DAYS}|{_DAYS}?T(?:{_HOURS}{_MINUTES}?{_SECONDS}?|{_MINUTES}{_SECONDS}?|{_SECONDS}))$",
+    "ipv4network": _NETWORK,
+    "ipvanynetwork": _NETWORK,
+    "email": rf"^[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*@(?:{_LABEL}\.)+[a-z]{{2,}}$",
+}
+"""Patterns of texts that pydantic takes, by format."""
+_INTEGER: Final = "^(?:0|-?[1-9][0-9]{0,15})$"
+_KEYS: Final[dict[str, Any]] = {
+    "int": {"pattern": _INTEGER},
+    "float": {"pattern": r"^-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?$"},
+    "decimal": {"pattern": r"^-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?$"},
+    "bool": {"enum": ["true", "false"]},
+}
+"""Names of properties that are keys of a type."""
+
+
+class TypeSchemas(GenerateJsonSchema):
+    """Writes narrower schemas than pydantic for types whose schemas are too wide."""
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+        """Write a number. Pydantic also allows a text, which has no bounds."""
+        bounds = {
+            keyword: float(schema[name])  # type: ignore[literal-required]
+            for keyword, name in _BOUNDS.items()
+            if schema.get(name) is not None and math.isfinite(float(schema[name]))  # type: ignore[literal-required]
+        }
+        places, digits, step = schema.get("decimal_places"), schema.get("max_digits"), schema.get("multiple_of")
+        if step is not None:
+            bounds["multipleOf"] = float(step)
+        elif places is not None and places <= _MAX_PLACES:
+            bounds["multipleOf"] = float(Decimal(1).scaleb(-places)) if places else 1
+        if digits is not None and digits - (places or 0) <= _MAX_DIGITS:
+            limit = float(10 ** max(0, digits - (places or 0)))
+            if not {"minimum", "exclusiveMinimum"} & bounds.keys():
+                bounds["exclusiveMinimum"] = -limit
+            if not {"maximum", "exclusiveMaximum"} & bounds.keys():
+                bounds["exclusiveMaximum"] = limit
+        return {"type": "number", **bounds}
+
+    def url_schema(self, schema: core_schema.UrlSchema) -> JsonSchemaValue:
+        """Write a pattern with the schemes that are allowed."""
+        schemes = schema.get("allowed_schemes") or ["https", "http"]
+        if schemes == ["file"]:
+            return _text(rf"^file:///{_PATH}$", schema)
+        return _text(rf"^(?:{_alternatives(schemes)})://{_HOST}{_PORT}{_AFTER_HOST}$", schema)
+
+    def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
+        """Write a pattern with the schemes that are allowed, for one host or several."""
+        schemes = schema.get("allowed_schemes") or ["https", "http"]
+        hosts = rf"{_HOST}{_PORT}(?:,{_HOST}{_PORT})*"
+        return _text(rf"^(?:{_alternatives(schemes)})://{_USER}{hosts}{_AFTER_HOST}$", schema)
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        """Write a time without its zone if it may have none."""
+        if schema.get("tz_constraint") == "naive":
+            return {"type": "string", "pattern": f"^{_DATE}T{_TIME}$"}
+        return super().datetime_schema(schema)
+
+    def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
+        """Write a pattern, which pydantic's schema lacks."""
+        part = r"(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?"
+        return {**super().complex_schema(schema), "pattern": rf"^-?{part}[+-]{part}j$"}
+
+    def model_field_schema(self, schema: core_schema.ModelField) -> JsonSchemaValue:
+        """Refuse a field that is read from within another value. Pydantic writes the field's own name, which it does not read."""
+        self._refuse_path(schema.get("validation_alias"))
+        return super().model_field_schema(schema)
+
+    def dataclass_field_schema(self, schema: core_schema.DataclassField) -> JsonSchemaValue:
+        """Refuse a field that is read from within another value."""
+        self._refuse_path(schema.get("validation_alias"))
+        return super().dataclass_field_schema(schema)
+
+    def _refuse_path(self, alias: Any) -> None:
+        if not isinstance(alias, list) or self._config.validate_by_name or self._config.populate_by_name:
+            return
+        paths = alias if all(isinstance(path, list) for path in alias) else [alias]
+        if all(len(path) > 1 for path in paths):
+            raise PydanticInvalidForJsonSchema(
+                f"the alias AliasPath({', '.join(map(repr, paths[0]))}) of a field is not the name of a property; use "
+                "AliasChoices with a name and the path"
+            )
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        """Write the names that are keys of the type. Pydantic writes them for some types alone, and numbers for an IntEnum."""
+        written = super().dict_schema(schema)
+        if "patternProperties" in written:
+            return {"additionalProperties": False, **written}
+        keys: Mapping[str, Any] = schema.get("keys_schema", {})
+        if keys.get("type") in ("enum", "literal"):
+            listed = [getattr(one, "value", one) for one in keys.get("members", keys.get("expected", ()))]
+            return {**written, "propertyNames": {"enum": [_name(one) for one in listed]}}
+        names = _KEYS.get(str(keys.get("type")))
+        return written if names is None else {**written, "propertyNames": names}
+
+
+_BOUNDS: Final = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
+
+
+def narrowed(node: Any) -> Any:
+    """Return a schema in which formats are patterns of texts that pydantic takes."""
+    if isinstance(node, list):
+        return [narrowed(child) for child in node]
+    if not isinstance(node, dict):
+        return node
+    found = {
+        name: value
+        if name in _VALUES
+        else {key: narrowed(child) for key, child in value.items()}
+        if name in _SCHEMAS and isinstance(value, dict)
+        else narrowed(value)
+        for name, value in node.items()
+    }
+    if "pattern" not in found and str(found.get("format")) in _PATTERNS:
+        found["pattern"] = _PATTERNS[str(found.pop("format"))]
+    return found
+
+
+def _text(pattern: str, schema: Mapping[str, Any]) -> JsonSchemaValue:
+    most = schema.get("max_length")
+    return {"type": "string", "pattern": pattern, **({} if most is None else {"maxLength": most})}
+
+
+def _alternatives(texts: list[str]) -> str:
+    return "|".join(re.escape(text) for text in texts)
+
+
+def _name(key: Any) -> str:
+    return {True: "true", False: "false"}[key] if isinstance(key, bool) else str(key)
+
 
 T = TypeVar("T")
 
 _SCHEMAS = ("properties", "$defs", "patternProperties")
-_SCHEMA = ("items", "additionalProperties", "not")
-_SCHEMA_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+_VALUES = ("const", "enum", "default", "examples")
 _FOR_READERS = ("title", "discriminator")  # oneOf says what a discriminator does
 _MAX_NESTING = 64
 _MAX_SHOWN_PATTERN = 80  # characters; longer patterns are of types such as HttpUrl
@@ -34,14 +201,14 @@ class ResponseModel(Generic[T]):
     """
 
     def __init__(self, kind: type[T]) -> None:
-        """kind: a pydantic model, a dataclass, a TypedDict, or another type that pydantic knows, such as list[int].
+        """Read a type.
 
-        Raises `InvalidParams` where there is no JSON schema of it.
+        Args:
+            kind: A pydantic model, a dataclass, a TypedDict, or another type that pydantic knows, such as list[int].
+
+        Raises:
+            InvalidParams: There is no JSON schema of the type.
         """
-        import pydantic
-
-        from paceline.chat_client.type_schemas import TypeSchemas, narrowed
-
         if inspect.isroutine(kind):
             raise InvalidType(f"response_model must be a type, not the function {kind.__name__}")
         if isinstance(kind, (str, Mapping, pydantic.BaseModel)):
@@ -76,36 +243,17 @@ class ResponseModel(Generic[T]):
     @cached_property
     def schema_in_chat_grammars(self) -> dict[str, Any]:
         """The schema without the parts that grammars of chat formats, in which tools may be called, cannot enforce."""
-        return relaxed(self.json_schema, _check_grammar)[0]
-
-    @classmethod
-    def of(cls, kind: Any) -> ResponseModel[Any] | None:
-        """Return the model of a type; None for None."""
-        return None if kind is None else cls(kind)
+        return relaxed(self.json_schema, lambda schema: grammar_of_schema(json.dumps(schema)))[0]
 
     def parse(self, text: str) -> T:
         """Return the instance. Raises `ValueError` where the text is not JSON of the type."""
         return self._adapter.validate_json(text)
 
 
-def _check_grammar(schema: Mapping[str, Any]) -> None:
-    grammar_of_schema(json.dumps(schema))
-
-
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema by pydantic without what only readers use, and with objects that have no further properties."""
-    closed: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _FOR_READERS:
-            continue
-        if key in _SCHEMAS and isinstance(value, Mapping):
-            closed[key] = {name: closed_schema(one) if isinstance(one, Mapping) else one for name, one in value.items()}
-        elif key in _SCHEMA and isinstance(value, Mapping):
-            closed[key] = closed_schema(value)
-        elif key in _SCHEMA_LISTS and isinstance(value, list):
-            closed[key] = [closed_schema(one) if isinstance(one, Mapping) else one for one in value]
-        else:
-            closed[key] = value
+    kept = {key: value for key, value in schema.items() if key not in _FOR_READERS}
+    closed = rebuilt(kept, lambda _, __, child: closed_schema(child) if isinstance(child, Mapping) else child)
     if "properties" in closed:
         closed.setdefault("additionalProperties", False)
     return closed
@@ -121,7 +269,7 @@ def _shown(node: Any, name: str) -> Any:
     for key, value in node.items():
         if key in _SCHEMAS and isinstance(value, Mapping):
             shown[key] = {child: _shown(described, child) for child, described in value.items()}
-        elif key in ("const", "enum", "default", "examples"):
+        elif key in _VALUES:
             shown[key] = value
         elif key == "title" and isinstance(value, str) and _letters(value) == _letters(name):
             continue

@@ -15,7 +15,7 @@ Resolve = Callable[[str], Any]
 """Returns the target of a `$ref`; None if there is none."""
 Definition = tuple[int, frozenset[str]]
 """How deep a definition nests by itself, and the names that it refers to."""
-Check = Callable[[Mapping[str, Any]], None]
+Check = Callable[[Mapping[str, Any]], object]
 """Raises `GrammarError` for a schema that cannot be enforced."""
 
 TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
