@@ -34,8 +34,8 @@ from paceline.constraints.grammar_constraint import (
     is_dead,
     short_message,
 )
-from paceline.constraints.llguidance_schemas import MAX_DIGITS, max_digits, place_of, prepared_schema, types_of
-from paceline.constraints.schema_walk import MAX_OPTIONAL, circles, is_too_large, longest_chain, num_optional
+from paceline.constraints.llguidance_schemas import MAX_DIGITS, max_digits, place_of, prepared_schema
+from paceline.constraints.schema_walk import MAX_OPTIONAL, circles, is_too_large, longest_chain, num_optional, types_of
 from paceline.constraints.thinking import ThinkingConstraint, ThinkingTokens
 from paceline.errors import GrammarError, InvalidParams, InvalidType, PacelineError
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams

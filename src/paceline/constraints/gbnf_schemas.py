@@ -8,6 +8,7 @@ the keywords that the form enforces it takes annotations, and keywords that rest
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,13 +17,17 @@ from typing import Any, Final
 
 from paceline.constraints.schema_walk import (
     ANNOTATIONS,
+    MAX_PAIRS,
     NO_LIMIT,
     STANDARD_FORMATS,
     TYPES,
+    Exclusion,
     Schema,
     escaped,
+    is_number,
     key_of,
     type_of,
+    with_included,
 )
 from paceline.errors import GrammarError
 
@@ -136,19 +141,19 @@ def values_of(node: Any) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
-def is_within(types: frozenset[str], wanted: Any) -> bool:
+def _is_within(types: frozenset[str], wanted: Any) -> bool:
     """Return whether values of these types all have the type, or one of the types, of a schema."""
     names = {wanted} if isinstance(wanted, str) else {name for name in wanted or () if isinstance(name, str)}
     return types <= names | ({"integer"} if "number" in names else set())
 
 
-class Overlaps:
-    """Properties of the schemas of one document, with references followed. May report an overlap where there is none."""
+class Generated:
+    """The values that schemas of one document generate, with references followed as the translation does."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._types: dict[int, frozenset[str]] = {}
-        self._valid_types: dict[int, frozenset[str]] = {}
+        self._exclusion = Exclusion(self.target)
 
     def resolved(self, node: Any) -> Any:
         """Resolve a chain of references; None where its target does not exist."""
@@ -159,7 +164,7 @@ class Overlaps:
         return None
 
     def target(self, reference: str) -> Any:
-        """Resolve one reference as the translation does; None where its target does not exist."""
+        """Resolve one reference; None where its target does not exist."""
         node: Any = self._root
         for part in reference.removeprefix("#").split("/")[1:]:
             if isinstance(node, dict):
@@ -191,75 +196,30 @@ class Overlaps:
         found = [self.types_of(child) for child in children if values_of(self.resolved(child)) is not None]
         return frozenset.intersection(*found) if found else frozenset(("object",))
 
-    def valid_types_of(self, node: Any) -> frozenset[str]:
-        """Return the types of the values that are valid by a schema, or a superset; without a type they may be of any.
-
-        A schema with properties and no type generates objects, and every string is valid by it.
-        """
-        node = self.resolved(node)
-        if not isinstance(node, dict):
-            return ALL_TYPES
-        if id(node) not in self._valid_types:
-            self._valid_types[id(node)] = ALL_TYPES  # for who comes back to it in a ring
-            self._valid_types[id(node)] = self._find_valid_types(node)
-        return self._valid_types[id(node)]
-
-    def _find_valid_types(self, node: Schema) -> frozenset[str]:
-        if values_of(node) is not None:
-            return self.types_of(node)
-        given = node.get("type")
-        if isinstance(given, str | list):
-            return _with_integers({given} if isinstance(given, str) else {one for one in given if isinstance(one, str)})
-        for keyword in ("oneOf", "anyOf"):
-            if isinstance(node.get(keyword), list):
-                return frozenset[str]().union(*map(self.valid_types_of, node[keyword]))
-        children = node.get("allOf")
-        return ALL_TYPES.intersection(*map(self.valid_types_of, children if isinstance(children, list) else []))
-
-    def are_disjoint(self, one: Any, other: Any) -> bool:
-        """Return whether no value that one of them generates is valid by the other."""
-        one, other = self.resolved(one), self.resolved(other)
-        if self._are_other_values(one, other):
-            return True
-        if not (isinstance(one, dict) and isinstance(other, dict) and _is_object(one) and _is_object(other)):
+    def are_told_apart(self, alternatives: list[Any]) -> bool:
+        """Return whether no value that one of the alternatives generates is valid by another."""
+        nodes = [self.resolved(alternative) for alternative in alternatives]
+        listed = [values_of(node) for node in nodes]
+        if all(values is not None for values in listed):
+            keys = [key for values in listed for key in {key_of(value) for value in values or ()}]
+            return len(keys) == len(set(keys))
+        if len(nodes) * (len(nodes) - 1) // 2 > MAX_PAIRS or not all(isinstance(node, dict) for node in nodes):
             return False
-        if any(
-            self._are_other_values(self.resolved(one["properties"][name]), self.resolved(other["properties"][name]))
-            for name in _required(one) & _required(other)
-        ):
-            return True
-        return _lacks(one, other) and _lacks(other, one)
+        valid = [with_included([node], self.target) for node in nodes]
+        generated = [[*group, self._limits_of(node)] for node, group in zip(nodes, valid, strict=True)]
+        excludes = self._exclusion.groups_exclude
+        return all(
+            excludes(generated[one], valid[other]) and excludes(valid[one], generated[other])
+            for one, other in combinations(range(len(nodes)), 2)
+        )
 
-    def _are_other_values(self, one: Any, other: Any) -> bool:
-        of_one, of_other = values_of(one), values_of(other)
-        if of_one is not None and of_other is not None:
-            return set(map(key_of, of_one)).isdisjoint(map(key_of, of_other))
-        return self._generates_invalid(one, other) and self._generates_invalid(other, one)
-
-    def _generates_invalid(self, one: Any, other: Any) -> bool:
-        """Return whether no type that the first generates is valid by the second; a number may be an integer."""
-        types, others = self.types_of(one), self.valid_types_of(other)
-        return types.isdisjoint(others) and not ({"integer", "number"} <= types | others)
-
-
-def _with_integers(types: set[Any]) -> frozenset[str]:
-    return frozenset(types | {"integer"} if "number" in types else types)
-
-
-def _is_object(node: Schema) -> bool:
-    return forms_of(node) == (_OBJECT,) and isinstance(node.get("properties", {}), dict)
-
-
-def _required(node: Schema) -> set[str]:
-    found = node.get("required", [])
-    names = {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
-    return {name for name in names if name in node.get("properties", {})}
-
-
-def _lacks(one: Schema, other: Schema) -> bool:
-    """Return whether the objects that the first generates lack a property that the second requires."""
-    is_closed = one.get("additionalProperties", False) is False  # where none are asked for, none are generated
-    return is_closed and bool(_required(other) - one.get("properties", {}).keys())
+    def _limits_of(self, node: Schema) -> Schema:
+        """Return a schema of what limits the values that a schema generates beside its own keywords."""
+        limits: Schema = {"type": sorted(self.types_of(node))}
+        if forms_of(node) == (_OBJECT,):  # where no other properties are asked for, none are generated
+            closed = {"additionalProperties": False, "properties": node.get("properties", {})}
+            limits |= closed if node.get("additionalProperties", False) is False else {}
+        return limits
 
 
 # ---- keywords that a form does not read
@@ -325,89 +285,65 @@ _HINTS: Final[Mapping[str, str]] = {
 }
 _MOST_COUNT: Final = 2**31 - 1
 _MOST_BOUND: Final = 2**63 - 2
-_MOST_PAIRS: Final = 10_000  # of alternatives of a oneOf that are compared with each other, in a whole schema
 _RULE_NAME: Final = re.compile(r"[^a-zA-Z0-9-]+")
 
 
-Implied = Callable[[Overlaps, Schema, Form, Any], bool]
+def _is_implied(  # noqa: C901, PLR0911, PLR0912 - a table
+    generated: Generated, node: Schema, form: Form, keyword: str, value: Any
+) -> bool:
+    """Return whether all that a form generates is valid by a keyword that the form does not read."""
+    match form.name, keyword:
+        case (("ref" | "alternatives" | "all_of"), "type"):
+            return _is_within(generated.types_of(node), value)
+        case "all_of", ("required" | "unevaluatedProperties"):
+            return True  # required is looked at together with the parts, and no other properties are generated
+        case "values", "type":
+            return _is_within(form.types, value)
+        case "values", "enum":
+            return isinstance(value, list) and key_of(node["const"]) in map(key_of, value)
+        case "values", _ if keyword in _LIMITS:
+            kinds, holds = _LIMITS[keyword]
+            listed = [one for one in values_of(node) or () if isinstance(one, kinds) and not isinstance(one, bool)]
+            return is_number(value) and all(holds(one, value) for one in listed)
+        case "object", "minProperties":
+            required = node.get("required")
+            return isinstance(value, int) and isinstance(required, list) and value <= len(set(map(key_of, required)))
+        case "object", "unevaluatedProperties":
+            return not node.keys().isdisjoint(("properties", "additionalProperties"))
+        case "array", ("additionalItems" | "unevaluatedItems"):
+            return not node.keys().isdisjoint(("items", "prefixItems"))
+        case "array", "uniqueItems":
+            return node.get("maxItems") in (0, 1)
+        case "tuple", ("additionalItems" | "unevaluatedItems"):
+            return True  # a tuple has no others
+        case "tuple", "uniqueItems":
+            return len(node[_tuple_key(node)]) < 2
+        case "tuple", "minItems":
+            return isinstance(value, int) and value <= len(node[_tuple_key(node)])
+        case "tuple", "maxItems":
+            return isinstance(value, int) and value >= len(node[_tuple_key(node)])
+        case "integer", "multipleOf":
+            return bool(value == 1)
+        case _, ("minContains" | "maxContains"):
+            return "contains" not in node
+        case _, ("then" | "else"):
+            return "if" not in node
+        case _, "if":
+            return "then" not in node and "else" not in node
+    return False
 
 
-def _type_of_parts(overlaps: Overlaps, node: Schema, _: Form, value: Any) -> bool:
-    return is_within(overlaps.types_of(node), value)
-
-
-def _type_of_values(_: Overlaps, __: Schema, form: Form, value: Any) -> bool:
-    return is_within(form.types, value)
-
-
-def _enum_of_const(_: Overlaps, node: Schema, __: Form, value: Any) -> bool:
-    return isinstance(value, list) and key_of(node["const"]) in map(key_of, value)
-
-
-def _has_any(*keywords: str) -> Implied:
-    return lambda _, node, __, ___: not node.keys().isdisjoint(keywords)
-
-
-def _has_none(*keywords: str) -> Implied:
-    return lambda _, node, __, ___: node.keys().isdisjoint(keywords)
-
-
-def _of_tuple(is_so: Callable[[int, Any], bool]) -> Implied:
-    """Check with `is_so` the number of items that a tuple always has against the keyword's value."""
-    return lambda _, node, __, value: is_so(len(node[_tuple_key(node)]), value)
-
-
-def _of_values(kinds: type | tuple[type, ...], holds: Callable[[Any, Any], bool]) -> Implied:
-    """Check with `holds` each listed value of these kinds against the keyword's value; others are not concerned."""
-
-    def is_implied(_: Overlaps, node: Schema, __: Form, limit: Any) -> bool:
-        if isinstance(limit, bool) or not isinstance(limit, (int, float)):
-            return False
-        values = [one for one in values_of(node) or () if isinstance(one, kinds) and not isinstance(one, bool)]
-        return all(holds(one, limit) for one in values)
-
-    return is_implied
-
-
-def _min_properties(_: Overlaps, node: Schema, __: Form, value: Any) -> bool:
-    required = node.get("required")
-    return isinstance(value, int) and isinstance(required, list) and value <= len(set(map(key_of, required)))
-
-
-_IMPLIED: Final[Mapping[tuple[str, str], Implied]] = {
-    ("ref", "type"): _type_of_parts,
-    ("alternatives", "type"): _type_of_parts,
-    ("all_of", "type"): _type_of_parts,
-    ("all_of", "required"): lambda *_: True,  # looked at together with the parts
-    ("all_of", "unevaluatedProperties"): lambda *_: True,  # no others are generated
-    ("values", "type"): _type_of_values,
-    ("values", "enum"): _enum_of_const,
-    ("values", "minLength"): _of_values(str, lambda value, limit: len(value) >= limit),
-    ("values", "maxLength"): _of_values(str, lambda value, limit: len(value) <= limit),
-    ("values", "minimum"): _of_values((int, float), lambda value, limit: value >= limit),
-    ("values", "maximum"): _of_values((int, float), lambda value, limit: value <= limit),
-    ("values", "exclusiveMinimum"): _of_values((int, float), lambda value, limit: value > limit),
-    ("values", "exclusiveMaximum"): _of_values((int, float), lambda value, limit: value < limit),
-    ("values", "minItems"): _of_values(list, lambda value, limit: len(value) >= limit),
-    ("values", "maxItems"): _of_values(list, lambda value, limit: len(value) <= limit),
-    ("object", "minProperties"): _min_properties,
-    ("object", "unevaluatedProperties"): _has_any("properties", "additionalProperties"),
-    ("array", "additionalItems"): _has_any("items", "prefixItems"),
-    ("array", "unevaluatedItems"): _has_any("items", "prefixItems"),
-    ("array", "uniqueItems"): lambda _, node, __, ___: node.get("maxItems") in (0, 1),
-    ("tuple", "additionalItems"): lambda *_: True,  # there are no others
-    ("tuple", "unevaluatedItems"): lambda *_: True,
-    ("tuple", "uniqueItems"): _of_tuple(lambda count, _: count < 2),
-    ("tuple", "minItems"): _of_tuple(lambda count, value: isinstance(value, int) and value <= count),
-    ("tuple", "maxItems"): _of_tuple(lambda count, value: isinstance(value, int) and value >= count),
-    ("integer", "multipleOf"): lambda _, __, ___, value: value == 1,
-    ("", "minContains"): _has_none("contains"),
-    ("", "maxContains"): _has_none("contains"),
-    ("", "then"): _has_none("if"),
-    ("", "else"): _has_none("if"),
-    ("", "if"): _has_none("then", "else"),
+_LIMITS: Final[Mapping[str, tuple[type | tuple[type, ...], Callable[[Any, Any], bool]]]] = {
+    "minLength": (str, lambda value, limit: len(value) >= limit),
+    "maxLength": (str, lambda value, limit: len(value) <= limit),
+    "minItems": (list, lambda value, limit: len(value) >= limit),
+    "maxItems": (list, lambda value, limit: len(value) <= limit),
+    "minimum": ((int, float), operator.ge),
+    "maximum": ((int, float), operator.le),
+    "exclusiveMinimum": ((int, float), operator.gt),
+    "exclusiveMaximum": ((int, float), operator.lt),
 }
-"""Whether all that a form generates is valid by a keyword that it does not read; ("", keyword): whatever the form."""
+"""Limits of listed values: the Python types of the values that they concern, and whether a value is within the limit."""
 
 
 def check_keywords(schema: object) -> None:
@@ -427,14 +363,12 @@ class _Walk:
     """Visits once every schema object that the translation reads."""
 
     def __init__(self, root: Schema) -> None:
-        self._root, self._overlaps = root, Overlaps(root)
+        self._root, self._generated = root, Generated(root)
         self._todo: list[tuple[str, Any]] = [("#", root)]
         self._seen: set[int] = set()
         self._rule_names: dict[str, str] = {}
-        self._pairs_left = _MOST_PAIRS
 
     def run(self) -> None:
-        """All of it."""
         while self._todo:
             path, node = self._todo.pop()
             if isinstance(node, dict) and id(node) not in self._seen:
@@ -448,10 +382,8 @@ class _Walk:
 
     def _check_form(self, path: str, node: Schema, form: Form) -> None:
         for keyword, value in node.items():
-            if keyword in form.reads or not _restricts(keyword, value, form.types):
-                continue
-            is_implied = _IMPLIED.get((form.name, keyword)) or _IMPLIED.get(("", keyword))
-            if is_implied is None or not is_implied(self._overlaps, node, form, value):
+            is_read = keyword in form.reads or not _restricts(keyword, value, form.types)
+            if not is_read and not _is_implied(self._generated, node, form, keyword, value):
                 raise _unenforced(path, keyword, form)
         getattr(self, f"_visit_{form.name}")(path, node)
 
@@ -471,37 +403,24 @@ class _Walk:
                 f"json_schema: {path}/$ref: {reference!r:.80} and {self._rule_names[name]!r:.80} would be taken for the same, "
                 "since only letters, digits and hyphens tell references apart; rename one"
             )
-        self._todo.append((reference, self._overlaps.target(reference)))
+        self._todo.append((reference, self._generated.target(reference)))
 
     def _visit_alternatives(self, path: str, node: Schema) -> None:
         keyword = "oneOf" if "oneOf" in node else "anyOf"
         found = node[keyword]
         if not isinstance(found, list):
             return
-        if keyword == "oneOf" and not self._are_told_apart(found):
+        if keyword == "oneOf" and not self._generated.are_told_apart(found):
             raise GrammarError(
                 f"json_schema: {path}/oneOf: that exactly one alternative holds is not enforced, and these may hold together; "
                 "write anyOf, or give all of them different types or a required property with a different const each"
             )
         self._todo += [(f"{path}/{keyword}/{i}", child) for i, child in enumerate(found)]
 
-    def _are_told_apart(self, alternatives: list[Any]) -> bool:
-        values = [values_of(self._overlaps.resolved(child)) for child in alternatives]
-        if all(found is not None for found in values):
-            keys = [key for found in values if found is not None for key in {key_of(value) for value in found}]
-            return len(keys) == len(set(keys))
-        self._pairs_left -= len(alternatives) * (len(alternatives) - 1) // 2
-        return self._pairs_left >= 0 and all(
-            self._overlaps.are_disjoint(one, other) for one, other in combinations(alternatives, 2)
-        )
-
-    def _visit_values(self, path: str, node: Schema) -> None:
-        """Check a const or an enum; nothing below it is a schema."""
-
     def _visit_any(self, path: str, node: Schema) -> None:
-        """Any value."""
+        """Look no further: nothing within is a schema."""
 
-    _visit_number = _visit_boolean = _visit_null = _visit_unknown = _visit_any
+    _visit_values = _visit_number = _visit_boolean = _visit_null = _visit_unknown = _visit_any
 
     def _visit_object(self, path: str, node: Schema) -> None:
         properties = node.get("properties", {})
@@ -552,7 +471,7 @@ class _Walk:
         children = node["allOf"]
         if not isinstance(children, list):
             return
-        found = [(f"{path}/allOf/{i}", self._overlaps.resolved(child)) for i, child in enumerate(children)]
+        found = [(f"{path}/allOf/{i}", self._generated.resolved(child)) for i, child in enumerate(children)]
         if any(values_of(child) is not None for _, child in found):
             self._check_common(path, node, [child for _, child in found])
             return
@@ -677,8 +596,8 @@ def _bounds(node: Schema) -> tuple[float, float]:
 
 
 def _number(node: Schema, keyword: str) -> float | None:
-    value = node.get(keyword)
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    value: float | None = node.get(keyword)
+    return value if is_number(value) else None
 
 
 def _unenforced(path: str, keyword: str, form: Form, why: str = "") -> GrammarError:

@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Container, Iterator
 from decimal import Decimal
 from functools import cached_property
-from itertools import combinations, islice
 from typing import Any, Final
 
 from paceline.constraints.schema_walk import (
@@ -26,27 +25,26 @@ from paceline.constraints.schema_walk import (
     SINGLE,
     STANDARD_FORMATS,
     TYPES,
+    Exclusion,
     Resolve,
     Schema,
     TooManyGroups,
     groups_of_one_value,
     is_number,
     is_too_large,
-    key_of,
     pointer_to,
     rebuilt,
     reference_resolver,
+    required_of,
     schema_nesting,
     schema_objects,
-    type_of,
+    types_of,
     unsupported_syntax,
     with_included,
 )
 from paceline.errors import GrammarError
 
 Share = Callable[[Schema, str | None], Schema]
-Steps = Iterator[int]
-"""The steps that are left for comparing alternatives; one for each object or property that is looked at."""
 _Reasons = Iterator[tuple[str, str]]  # keywords that would not be enforced, and why not
 
 _MAX_PATTERNS: Final = 16  # in one allOf
@@ -86,9 +84,6 @@ _HOW_TO_TELL_APART: Final = (
     "const in each"
 )
 _ESCAPED: Final = frozenset("\b\f\n\r\t")  # control characters that have an escape of one letter
-_MAX_PAIRS: Final = 10_000  # alternatives of a oneOf that are compared with each other
-_MAX_DEPTH: Final = 6  # of the properties that are compared
-MAX_STEPS: Final = 200_000  # of comparing the alternatives of one schema
 _MOVED: Final = {"exclusiveMinimum": ("minimum", 1e-9), "exclusiveMaximum": ("maximum", -1e-9)}
 _MAX_EXACT: Final = 2**20  # numbers up to which a bound can be moved by 1e-9
 _LARGEST: Final = 9_999_999_999_999_998  # integer of 16 digits that a float has exactly
@@ -246,10 +241,9 @@ class _Preparation:
         self.left_out: list[str] = []
         self._root = root
         self._leaves_out = leaves_out
-        self._resolve = reference_resolver(root)
+        self._exclusion = Exclusion(reference_resolver(root))
         self._names: dict[tuple[int, str | None], str] = {}
         self._unfinished: list[tuple[str, str, Schema]] = []
-        self._steps = iter(range(MAX_STEPS))
 
     @cached_property
     def _places(self) -> dict[int, str]:
@@ -267,7 +261,7 @@ class _Preparation:
             return node
         _check_types(path, node, has_values=self._leaves_out is None)
         is_shown = self._leaves_out is not None  # to a model, for which a format says more than its pattern
-        node = rewritten(node, self._resolve, self._shared, self._steps, is_shown=is_shown)
+        node = rewritten(node, self._exclusion, self._shared, is_shown=is_shown)
         for keyword, reason in _unenforced(path, node):
             if self._leaves_out is None:
                 raise _refused(path, keyword, reason)
@@ -515,22 +509,21 @@ def _refused(path: str, keyword: str, reason: str, *inside: str | int) -> Gramma
 # ---- rewrites
 
 
-def rewritten(node: Schema, resolve: Resolve, share: Share, steps: Steps, *, is_shown: bool = False) -> Schema:
+def rewritten(node: Schema, exclusion: Exclusion, share: Share, *, is_shown: bool = False) -> Schema:
     """Return an object of a schema in which the keywords that llguidance lacks are written with others, if they can be.
 
     Args:
         node: The object. Objects within it are not looked at.
-        resolve: Returns the schema that a `$ref` names.
+        exclusion: Compares the alternatives of a `oneOf`, and resolves references.
         share: Takes an object of the schema and the name of a property, or None; returns a reference to a definition of the
             object, in which that property is required.
-        steps: The steps that are left. When none is left, a `oneOf` stays.
         is_shown: Whether the schema is shown to a model. Formats of dates and times, and multiples without bounds, then stay.
     """
     changed = dict(node) if is_shown else _with_real_dates(node)
     if isinstance(changed.get("oneOf"), list):
-        changed = _without_one_of(changed, resolve, share, steps)
+        changed = _without_one_of(changed, exclusion, share)
     if "propertyNames" in changed:
-        changed = _without_property_names(changed, resolve, share)
+        changed = _without_property_names(changed, exclusion.resolve, share)
     if changed.get("uniqueItems") is True and is_number(changed.get("maxItems")) and changed["maxItems"] <= 1:
         del changed["uniqueItems"]
     if "pattern" not in changed and str(changed.get("format")) in FORMAT_PATTERNS:
@@ -556,15 +549,15 @@ def _with_real_dates(node: Schema) -> Schema:
     return {**changed, "allOf": [*others, {"pattern": pattern}]} if isinstance(others, list) else node
 
 
-def _without_one_of(node: Schema, resolve: Resolve, share: Share, steps: Steps) -> Schema:
+def _without_one_of(node: Schema, exclusion: Exclusion, share: Share) -> Schema:
     described = node.get("discriminator")
     name = described.get("propertyName") if isinstance(described, dict) else None
-    targets = _discriminated(node["oneOf"], name, resolve, steps)
+    targets = _discriminated(node["oneOf"], name, exclusion)
     alternatives = [
         one if target is None else {**target, "required": [*target.get("required", []), name]}
         for one, target in zip(node["oneOf"], targets, strict=True)
     ]
-    if not _exclude_each_other(alternatives, resolve, steps):
+    if not exclusion.all_exclude(alternatives):
         return node
     choices = [
         one if target is None else share(target, name) for one, target in zip(node["oneOf"], targets, strict=True)
@@ -576,24 +569,19 @@ def _without_one_of(node: Schema, resolve: Resolve, share: Share, steps: Steps) 
     return {**changed, "allOf": [*others, {"anyOf": choices}]} if isinstance(others, list) else node
 
 
-def _discriminated(alternatives: list[Any], name: Any, resolve: Resolve, steps: Steps) -> list[Schema | None]:
+def _discriminated(alternatives: list[Any], name: Any, exclusion: Exclusion) -> list[Schema | None]:
     """Return the object of each alternative in which the property of a discriminator has to be required; None for others.
 
     Without that property no alternative is chosen, so it is required in all alternatives, or in none of them.
     """
-    found = [_optional_in(alternative, name, resolve) for alternative in alternatives]
+    found = [_optional_in(alternative, name, exclusion.resolve) for alternative in alternatives]
     for alternative, target in zip(alternatives, found, strict=True):
         if target is None and isinstance(alternative, dict):
-            group = with_included([alternative], resolve)
-            is_required = any(name in _required(node) for node in group)
-            if not _spend(steps, len(group)) or ("object" in types_of(group) and not is_required):
+            group = with_included([alternative], exclusion.resolve)
+            is_required = any(name in required_of(node) for node in group)
+            if not exclusion.spend(len(group)) or ("object" in types_of(group) and not is_required):
                 return [None] * len(alternatives)
     return found
-
-
-def _spend(steps: Steps, count: int) -> bool:
-    """Take a number of steps; return whether that many were left."""
-    return sum(1 for _ in islice(steps, count)) == count
 
 
 def _optional_in(alternative: Any, name: Any, resolve: Resolve) -> Schema | None:
@@ -606,129 +594,6 @@ def _optional_in(alternative: Any, name: Any, resolve: Resolve) -> Schema | None
     properties, required = found.get("properties"), found.get("required", [])
     is_optional = isinstance(properties, dict) and name in properties and isinstance(required, list)
     return found if is_optional and name not in required else None
-
-
-def _exclude_each_other(alternatives: list[Any], resolve: Resolve, steps: Steps) -> bool:
-    """Return whether no value satisfies two of the alternatives."""
-    if not all(isinstance(alternative, dict) for alternative in alternatives):
-        return False
-    if _are_distinct([_values([alternative]) for alternative in alternatives]):
-        return True
-    groups = []
-    for alternative in alternatives:
-        groups.append(with_included([alternative], resolve))
-        if not _spend(steps, len(groups[-1])):
-            return False
-    if _are_told_apart(groups, steps):
-        return True
-    if len(groups) * (len(groups) - 1) // 2 > _MAX_PAIRS:
-        return False
-    return all(_groups_exclude(first, second, resolve, steps, _MAX_DEPTH) for first, second in combinations(groups, 2))
-
-
-def _are_distinct(listed: list[set[str] | None]) -> bool:
-    """Return whether all are sets of values, and no value is in two of them."""
-    known = [values for values in listed if values is not None]
-    return len(known) == len(listed) and sum(map(len, known)) == len(set[str]().union(*known))
-
-
-def _are_told_apart(groups: list[list[Schema]], steps: Steps) -> bool:
-    """Return whether all are objects that require a property with other constants in each."""
-    if any(types_of(group) != {"object"} for group in groups):
-        return False
-    names = set[str].intersection(*({name for one in group for name in _required(one)} for group in groups))
-    return any(
-        _spend(steps, len(groups)) and _are_distinct([_values(_of_property(group, name)) for group in groups])
-        for name in sorted(names)
-    )
-
-
-def _groups_exclude(first: list[Schema], second: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
-    """Return whether no value satisfies both groups of schemas."""
-    if depth == 0 or not _spend(steps, len(first) + len(second)):
-        return False
-    if any(_all_choices_exclude(*pair, resolve, steps, depth) for pair in ((first, second), (second, first))):
-        return True
-    values, others = _values(first), _values(second)
-    if values is not None and others is not None:
-        return not values & others
-    common = types_of(first) & types_of(second)
-    return not common or (common == {"object"} and _properties_exclude(first, second, resolve, steps, depth))
-
-
-def _all_choices_exclude(group: list[Schema], other: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
-    """Return whether the group has alternatives, and each of them excludes the other group."""
-    for one in group:
-        rest = [{**one, "anyOf": None, "oneOf": None} if node is one else node for node in group]
-        for choices in (one.get("anyOf"), one.get("oneOf")):
-            if isinstance(choices, list) and all(
-                isinstance(choice, dict)
-                and _groups_exclude(with_included([*rest, choice], resolve), other, resolve, steps, depth - 1)
-                for choice in choices
-            ):
-                return True
-    return False
-
-
-def _properties_exclude(first: list[Schema], second: list[Schema], resolve: Resolve, steps: Steps, depth: int) -> bool:
-    """Return whether a property that one of two groups of objects requires can have no value that both allow."""
-    for name in sorted({name for one in (*first, *second) for name in _required(one)}):
-        if not _spend(steps, len(first) + len(second)):
-            return False
-        if _forbids(first, name) or _forbids(second, name):
-            return True
-        mine, theirs = _of_property(first, name), _of_property(second, name)
-        if mine and theirs:
-            mine, theirs = with_included(mine, resolve), with_included(theirs, resolve)
-            if _groups_exclude(mine, theirs, resolve, steps, depth - 1):
-                return True
-    return False
-
-
-def _forbids(group: list[Schema], name: str) -> bool:
-    """Return whether one of the schemas has no property of a name, and allows no others than it has."""
-    return any(
-        one.get("additionalProperties") is False
-        and "patternProperties" not in one
-        and isinstance(one.get("properties", {}), dict)
-        and name not in one.get("properties", {})
-        for one in group
-    )
-
-
-def _of_property(group: list[Schema], name: str) -> list[Schema]:
-    named = [one["properties"] for one in group if isinstance(one.get("properties"), dict)]
-    return [one[name] for one in named if isinstance(one.get(name), dict)]
-
-
-def _required(node: Schema) -> Iterator[str]:
-    required = node.get("required")
-    yield from (name for name in required if isinstance(name, str)) if isinstance(required, list) else ()
-
-
-def _values(group: list[Schema]) -> set[str] | None:
-    """Return the values that const and enum list, each as a text that equal values share; None if neither is there."""
-    found: set[str] | None = None
-    for one in group:
-        for values in ([one["const"]] if "const" in one else None, one.get("enum")):
-            if isinstance(values, list):
-                keys = {key_of(value) for value in values}
-                found = keys if found is None else found & keys
-    return found
-
-
-def types_of(group: list[Schema]) -> set[str]:
-    """Return the types that all of the schemas allow. A number that is an integer has the type integer alone."""
-    found = set(TYPES)
-    for one in group:
-        given = one.get("type")
-        if isinstance(given, (str, list)):
-            named = {given} if isinstance(given, str) else {name for name in given if isinstance(name, str)}
-            found &= named | ({"integer"} if "number" in named else set())
-        listed = [one["const"]] if "const" in one else one.get("enum")
-        if isinstance(listed, list):
-            found &= {type_of(value) for value in listed}
-    return found
 
 
 def _without_property_names(node: Schema, resolve: Resolve, share: Share) -> Schema:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -76,6 +77,10 @@ MAX_OPTIONAL: Final = 2_000
 _MAX_REPEATED: Final = 20_000
 _MAX_REFERENCES: Final = 100  # that lead from one to the next
 _MAX_STEPS: Final = 20_000
+_MAX_COMPARED: Final = 200_000  # objects and properties that are looked at to compare the alternatives of one schema
+_MAX_DEPTH: Final = 6  # of the properties that are compared
+MAX_PAIRS: Final = 10_000
+"""Pairs of alternatives of a oneOf that are compared with each other."""
 _FIRST: Final = {"$defs": 0, "definitions": 0, "type": 1}  # references need their targets, and most keywords a type
 _POINTER: Final = re.compile(r"^json_schema: (?:#[^:]*: )?")
 _OF_OBJECTS: Final = frozenset(("properties", "patternProperties", "additionalProperties"))
@@ -432,6 +437,140 @@ def _may_match(pattern: str, name: str) -> bool:
         return re.search(pattern, name) is not None
     except re.error:
         return True
+
+
+# ---- schemas that exclude each other
+
+
+class Exclusion:
+    """Finds out whether schemas of one document exclude each other. It may find that they do not although they do.
+
+    Attributes:
+        resolve: Returns the target of a `$ref`.
+    """
+
+    def __init__(self, resolve: Resolve) -> None:
+        self.resolve = resolve
+        self._num_left = _MAX_COMPARED
+
+    def spend(self, count: int) -> bool:
+        """Count objects or properties that are looked at; return whether more may be looked at."""
+        self._num_left -= count
+        return self._num_left >= 0
+
+    def all_exclude(self, alternatives: list[Any]) -> bool:
+        """Return whether no value satisfies two of the alternatives."""
+        if not all(isinstance(alternative, dict) for alternative in alternatives):
+            return False
+        if _are_distinct([listed_in([alternative]) for alternative in alternatives]):
+            return True
+        groups = []
+        for alternative in alternatives:
+            groups.append(with_included([alternative], self.resolve))
+            if not self.spend(len(groups[-1])):
+                return False
+        if self._are_told_apart(groups):
+            return True
+        is_few = len(groups) * (len(groups) - 1) // 2 <= MAX_PAIRS
+        return is_few and all(self.groups_exclude(first, second) for first, second in combinations(groups, 2))
+
+    def _are_told_apart(self, groups: list[list[Schema]]) -> bool:
+        """Return whether all are objects that require a property with other constants in each."""
+        if any(types_of(group) != {"object"} for group in groups):
+            return False
+        names = set[str].intersection(*({name for node in group for name in required_of(node)} for group in groups))
+        return any(
+            self.spend(len(groups)) and _are_distinct([listed_in(_of_property(group, name)) for group in groups])
+            for name in sorted(names)
+        )
+
+    def groups_exclude(self, first: list[Schema], second: list[Schema], depth: int = _MAX_DEPTH) -> bool:
+        """Return whether no value satisfies both groups of schemas."""
+        if depth == 0 or not self.spend(len(first) + len(second)):
+            return False
+        if self._all_choices_exclude(first, second, depth) or self._all_choices_exclude(second, first, depth):
+            return True
+        values, others = listed_in(first), listed_in(second)
+        if values is not None and others is not None:
+            return not values & others
+        common = types_of(first) & types_of(second)
+        return not common or (common == {"object"} and self._properties_exclude(first, second, depth))
+
+    def _all_choices_exclude(self, group: list[Schema], other: list[Schema], depth: int) -> bool:
+        """Return whether the group has alternatives, and each of them excludes the other group."""
+        for node in group:
+            rest = [{**node, "anyOf": None, "oneOf": None} if part is node else part for part in group]
+            for choices in (node.get("anyOf"), node.get("oneOf")):
+                if isinstance(choices, list) and all(
+                    isinstance(choice, dict)
+                    and self.groups_exclude(with_included([*rest, choice], self.resolve), other, depth - 1)
+                    for choice in choices
+                ):
+                    return True
+        return False
+
+    def _properties_exclude(self, first: list[Schema], second: list[Schema], depth: int) -> bool:
+        """Return whether a property that a group of objects requires can have no value that both groups allow."""
+        for name in sorted({name for node in (*first, *second) for name in required_of(node)}):
+            if not self.spend(len(first) + len(second)):
+                return False
+            if _forbids(first, name) or _forbids(second, name):
+                return True
+            mine, theirs = _of_property(first, name), _of_property(second, name)
+            if mine and theirs:
+                mine, theirs = with_included(mine, self.resolve), with_included(theirs, self.resolve)
+                if self.groups_exclude(mine, theirs, depth - 1):
+                    return True
+        return False
+
+
+def _are_distinct(listed: list[set[str] | None]) -> bool:
+    """Return whether all are sets of values, and no value is in two of them."""
+    known = [values for values in listed if values is not None]
+    return len(known) == len(listed) and sum(map(len, known)) == len(set[str]().union(*known))
+
+
+def _forbids(group: list[Schema], name: str) -> bool:
+    """Return whether a schema of the group has no property of a name, and allows no other properties."""
+    closed = [node for node in group if node.get("additionalProperties") is False and "patternProperties" not in node]
+    named = (node.get("properties", {}) for node in closed)
+    return any(isinstance(properties, dict) and name not in properties for properties in named)
+
+
+def _of_property(group: list[Schema], name: str) -> list[Schema]:
+    named = (node["properties"] for node in group if isinstance(node.get("properties"), dict))
+    return [properties[name] for properties in named if isinstance(properties.get(name), dict)]
+
+
+def required_of(node: Schema) -> list[str]:
+    """Return the names of the properties that an object must have."""
+    required = node.get("required")
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+
+
+def listed_in(group: list[Schema]) -> set[str] | None:
+    """Return the values that const and enum of all schemas list, each by its `key_of`; None if they list none."""
+    found: set[str] | None = None
+    for node in group:
+        for values in ([node["const"]] if "const" in node else None, node.get("enum")):
+            if isinstance(values, list):
+                keys = {key_of(value) for value in values}
+                found = keys if found is None else found & keys
+    return found
+
+
+def types_of(group: list[Schema]) -> set[str]:
+    """Return the types that all of the schemas allow. A number that is an integer has the type integer alone."""
+    found = set(TYPES)
+    for node in group:
+        given = node.get("type")
+        if isinstance(given, (str, list)):
+            named = {given} if isinstance(given, str) else {name for name in given if isinstance(name, str)}
+            found &= named | ({"integer"} if "number" in named else set())
+        listed = [node["const"]] if "const" in node else node.get("enum")
+        if isinstance(listed, list):
+            found &= {type_of(value) for value in listed}
+    return found
 
 
 # ---- schemas without the smallest parts that do not pass a check
