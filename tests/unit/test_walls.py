@@ -46,7 +46,7 @@ def test_only_the_runtime_imports_the_compiled_core() -> None:
 
 
 # Imported there in functions: a program without tools and typed replies does not load it.
-PYDANTIC_OUTSIDE = {"chat_client/function_tools.py", "chat_client/response_models.py", "chat_client/type_schemas.py"}
+PYDANTIC_OUTSIDE = {"chat_client/function_tools.py", "chat_client/response_models.py"}
 
 
 @pytest.mark.parametrize("name", ["fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"])
