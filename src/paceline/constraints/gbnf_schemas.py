@@ -147,7 +147,7 @@ def _is_within(types: frozenset[str], wanted: Any) -> bool:
     return types <= names | ({"integer"} if "number" in names else set())
 
 
-class Generated:
+class GeneratedValues:
     """The values that schemas of one document generate, with references followed as the translation does."""
 
     def __init__(self, root: Schema) -> None:
@@ -289,7 +289,7 @@ _RULE_NAME: Final = re.compile(r"[^a-zA-Z0-9-]+")
 
 
 def _is_implied(  # noqa: C901, PLR0911, PLR0912 - a table
-    generated: Generated, node: Schema, form: Form, keyword: str, value: Any
+    generated: GeneratedValues, node: Schema, form: Form, keyword: str, value: Any
 ) -> bool:
     """Return whether all that a form generates is valid by a keyword that the form does not read."""
     match form.name, keyword:
@@ -363,7 +363,7 @@ class _Walk:
     """Visits once every schema object that the translation reads."""
 
     def __init__(self, root: Schema) -> None:
-        self._root, self._generated = root, Generated(root)
+        self._root, self._generated = root, GeneratedValues(root)
         self._todo: list[tuple[str, Any]] = [("#", root)]
         self._seen: set[int] = set()
         self._rule_names: dict[str, str] = {}
