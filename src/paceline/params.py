@@ -16,24 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, Self, Unpack
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.keywords import Int, PlainSamplingKeywords, TokenIds, set_constructor
-from paceline.sampling_table import BY_NAME, INT32, LARGE, PARAMETERS
+from paceline.sampling_table import BY_NAME, DEFAULT_SAMPLERS, INT32, LARGE, PARAMETERS, SAMPLERS
 
 LogprobsMode = Literal["raw", "sampled"]
-
-SAMPLERS = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-    "adaptive_p",
-    "infill",
-)
-DEFAULT_SAMPLERS = SAMPLERS[:9]
 
 _MAX_INFILL_CANDIDATES = 1000
 _MAX_TRIGGER_CHARS = 256

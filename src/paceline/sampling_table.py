@@ -84,6 +84,21 @@ class Parameter:
         return ""
 
 
+SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+    "adaptive_p",
+    "infill",
+)
+DEFAULT_SAMPLERS = SAMPLERS[:9]
+
 _LLAMA, _BOTH = "llama_server", "llama_server ollama"
 _ENV = "LLAMA_ARG_"
 
@@ -96,7 +111,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("min_tokens", "integer", 0, INT32, "Length",
               help="Minimum of tokens to generate before the model may end."),
     Parameter("stop", "texts", group="Length", flags="-r --reverse-prompt", metavar="TEXT", label="Stop texts", apis="ollama",
-              help="Stop when the model generates this text, which is left out; may be repeated."),
+              help="Stop when the model generates this text, which is left out."),
     Parameter("ignore_eos", "boolean", group="Length", flags="--ignore-eos", label="Ignore the end",
               help="Go on after the model's end-of-generation token.", apis=_LLAMA),
     Parameter("temperature", "number", 0, LARGE, "Sampling", "--temp --temperature", _ENV + "TEMPERATURE",
@@ -132,9 +147,9 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("seed", "integer", -1, 2**64 - 1, "Sampling", "-s --seed", label="Seed", slider=(0, 2**53), step=1,
               help="The same seed draws the same tokens; -1 draws a new seed.", apis="ollama"),
     Parameter("samplers", "text", group="Sampling", flags="--samplers", metavar="NAME;...",
-              help="Names of the samplers to apply, in order, separated by semicolons."),
+              help=f"Names of the samplers to apply, in order, separated by semicolons: {';'.join(DEFAULT_SAMPLERS)}."),
     Parameter("logit_bias", "object", group="Sampling", flags="-l --logit-bias", metavar="TOKEN+BIAS",
-              help="Add to the logit of a token id, as 15043+1 or 15043-1; may be repeated."),
+              help="Add to the logit of a token id, as 15043+1 or 15043-1."),
     Parameter("repeat_penalty", "number", 1 / LARGE, LARGE, "Penalties", "--repeat-penalty", _ENV + "REPEAT_PENALTY",
               label="Repeat penalty", step=0.05, gguf="penalty_repeat", apis=_BOTH),
     Parameter("penalty_last_n", "integer", -1, INT32, "Penalties", "--repeat-last-n", label="Looks back", step=1,
@@ -152,7 +167,9 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("dry_penalty_last_n", "integer", -1, 1_000_000, "Penalties", "--dry-penalty-last-n",
               label="DRY looks back", step=1, apis=_LLAMA),
     Parameter("dry_sequence_breakers", "texts", group="Penalties", flags="--dry-sequence-breaker", metavar="TEXT",
-              help="A text at which DRY counts anew, in place of the default ones; may be repeated; none: no text."),
+              help="A text at which DRY counts anew, in place of the default ones; none: no text."),
+    Parameter("grammar", "text", group="Output", flags="--grammar", file_flags="--grammar-file", metavar="GBNF",
+              label="Grammar", help="Generate only text that this GBNF grammar allows."),
     Parameter("json_schema", "json", group="Output", flags="-j --json-schema", file_flags="-jf --json-schema-file",
               metavar="JSON", label="JSON schema", help="Generate only JSON that this JSON schema allows."),
     Parameter("disable_any_whitespace", "boolean", group="Output", flags="--disable-any-whitespace", ours=True,
@@ -160,12 +177,10 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("regex", "text", group="Output", metavar="REGEX", label="Regular expression",
               help="Generate only text that this regular expression matches."),
     Parameter("choice", "texts", group="Output", metavar="TEXT",
-              help="Generate one of the texts that are given in this way; may be repeated."),
+              help="Generate one of the texts that are given in this way."),
     Parameter("lark", "text", group="Output", metavar="LARK", help="Generate only text that this Lark grammar allows."),
-    Parameter("grammar", "text", group="Output", flags="--grammar", file_flags="--grammar-file", metavar="GBNF",
-              label="Grammar", help="Generate only text that this GBNF grammar allows."),
     Parameter("bad_words", "texts", group="Output", metavar="TEXT",
-              help="A text that the model must not generate; may be repeated."),
+              help="A text that the model must not generate."),
     Parameter("n", "integer", 1, 256),
     Parameter("logprobs", "integer", 0, 1000, is_optional=True),
     Parameter("prompt_logprobs", "integer", 0, 1000, is_optional=True),

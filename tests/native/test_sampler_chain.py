@@ -10,8 +10,9 @@ import pytest
 from tests.sampling_reference import Logits, Reference, philox, softmax
 
 from paceline import _native
-from paceline.params import DEFAULT_SAMPLERS, SamplingParams
+from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler
+from paceline.sampling_table import DEFAULT_SAMPLERS
 
 N = 32000
 OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidType, StateError
-from paceline.params import SAMPLERS, SamplingParams
+from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler
+from paceline.sampling_table import SAMPLERS
 
 N = 32000
 PROMPT = (1, 5, 9, 5, 9, 300, 301, 300)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.sampling_reference import Logits, Reference, softmax
 
 from paceline.errors import GrammarError, InvalidParams, SamplingError
-from paceline.params import DEFAULT_SAMPLERS, SamplingParams
+from paceline.params import SamplingParams
 from paceline.runtime import Model, Sampler
+from paceline.sampling_table import DEFAULT_SAMPLERS
 
 N = 32000
 QUIET = settings(

@@ -35,7 +35,7 @@ from paceline.server import (
 )
 from paceline.server.dialects import request_fields, vectors
 from paceline.server.dialects.llama_server import llama_routes
-from paceline.server.flags import flag
+from paceline.server.flags import setters as flag
 from paceline.server.flags.table import FLAGS
 from paceline.server.media_input import media_fetcher
 from paceline.server.middleware import content_encoding

@@ -13,9 +13,10 @@ from paceline.chat import ChatOptions
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParams, InvalidType
 from paceline.model_manager import ModelEntry
-from paceline.params import DEFAULT_SAMPLERS, FIELDS, SAMPLERS, PatternTrigger, SamplingParams, ThinkingParams
+from paceline.params import FIELDS, PatternTrigger, SamplingParams, ThinkingParams
 from paceline.request import RequestOptions
 from paceline.runtime.context_options import ContextOptions
+from paceline.sampling_table import DEFAULT_SAMPLERS, SAMPLERS
 
 NUMBERS = [
     *("temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "typical_p", "top_n_sigma"),

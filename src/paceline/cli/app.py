@@ -279,8 +279,7 @@ class RawCommand(TyperCommand):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the long names of the flags of `serve`, or after -m names of models. A file completes other values."""
-        from paceline.server.flags.flag import SWITCH
-        from paceline.server.flags.table import BY_NAME
+        from paceline.server.flags.table import BY_NAME, SWITCH
 
         name, equals, value = incomplete.partition("=")
         asked = name if equals else ctx.args[-1] if ctx.args else ""

@@ -50,7 +50,7 @@ def read_config(named: Path | None) -> ConfigFile | None:
     path = named or default_path()
     if named is None and not path.exists():
         return None
-    from paceline.server.flags.sources import read_toml
+    from paceline.server.flags.resolution import read_toml
 
     try:
         return ConfigFile(path, read_toml(path, validation.read_file(path, validation.MAX_CONFIG_BYTES, pipes=True)))
@@ -87,7 +87,7 @@ def check_config(config: ConfigFile, commands: Mapping[str, Any]) -> None:
     for name in commands:
         if name != "serve" and _is_section(name, commands):
             option_values(config, name, commands)
-    from paceline.server.flags.sources import from_config
+    from paceline.server.flags.resolution import from_config
 
     for given in from_config(config.path, config.table, lambda: known_names(commands)):
         given.value()

@@ -212,9 +212,10 @@ def _options_of(row: Parameter, defaults: Mapping[str, Any]) -> Iterator[inspect
     default = getattr(SamplingParams(), row.name) if kind else None
     default = defaults.get(row.name, -1 if row.name == "seed" else default)
     metavar = row.metavar or {int: "N", float: "X"}.get(kind)
-    yield _option(
-        row, row.name, row.flags, kind or (list[str] if row.is_repeated else str), default, metavar, help_of(row.name)
-    )
+    kind = kind or (list[str] if row.is_repeated else str)
+    about = help_of(row.name)
+    about = f"{about.removesuffix('.')}; may be repeated." if row.is_repeated else about
+    yield _option(row, row.name, row.flags, kind, default, metavar, about)
     if row.file_flags:
         about = f"The same, with the {'schema' if row.kind == 'json' else row.name} in a file."
         yield _option(row, f"{row.name}_file", row.file_flags, Path, None, "FILE", about)

@@ -17,8 +17,7 @@ from paceline.cli import inputs, options
 from paceline.cli.app import build_app
 from paceline.cli.inputs import read_sampling
 from paceline.errors import InvalidParams
-from paceline.server.flags.flag import Store
-from paceline.server.flags.table import GROUPS
+from paceline.server.flags.table import GROUPS, Store
 
 
 def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:

@@ -15,9 +15,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.config import EngineConfig
-from paceline.server.flags.flag import DEFAULT, SWITCH, Action, Flag, Ignore, NoOp, Print, ReadConfig, Reject, Store
 from paceline.server.flags.resolution import Resolved
-from paceline.server.flags.table import FLAGS, GROUPS, NO_LIMIT
+from paceline.server.flags.setters import DEFAULT
+from paceline.server.flags.table import (
+    FLAGS,
+    GROUPS,
+    NO_LIMIT,
+    SWITCH,
+    Action,
+    Flag,
+    Ignore,
+    NoOp,
+    Print,
+    ReadConfig,
+    Reject,
+    Store,
+)
 from paceline.server.settings import ApiKey, ServerSettings
 
 _MAX_VALUE_CHARS: Final = 90

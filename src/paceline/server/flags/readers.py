@@ -9,15 +9,14 @@ import csv
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference, check_file, is_reference, parse_hub_reference, parse_reference
-from paceline.params import SAMPLERS
-from paceline.server.flags.flag import UNSET, Reader, Unset
+from paceline.sampling_table import SAMPLERS
 
 SAMPLER_LETTERS = {
     "d": "dry",
@@ -39,6 +38,20 @@ SAMPLER_NAMES = {
     "typ": "typ_p",
 }
 """Samplers by all of llama-server's spellings."""
+
+Reader = Callable[[str, str], Any]
+"""Takes the flag's name for messages and the text; returns the value or raises `InvalidParams`."""
+
+
+class Unset:
+    """The value of a flag that means what holds without it."""
+
+    def __repr__(self) -> str:
+        return "automatic"
+
+
+UNSET: Final = Unset()
+
 
 TRUE: Final = frozenset({"on", "enabled", "true", "1"})
 FALSE: Final = frozenset({"off", "disabled", "false", "0"})

@@ -1,9 +1,15 @@
-"""Resolve command line, environment and file to `ServerSettings`. Pure but for the `Files` that are passed in."""
+"""Resolve command line, environment and file to `ServerSettings`. Pure but for the files that are passed in.
+
+The sources are read into lists of `GivenFlag`. Texts become values later, so a text that a stronger source replaces never causes
+an error.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,30 +19,34 @@ from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.errors import InvalidParams, PacelineError
 from paceline.hub import HubReference, ModelReference, UrlReference
 from paceline.params import SamplingParams
-from paceline.server.flags.flag import (
+from paceline.server.flags.setters import (
     DEFAULT,
+    HEADS,
+    SPEC_TYPES,
+    DiskFiles,
     Draft,
-    Files,
-    Ignore,
+    Kind,
     Origin,
+    SpecType,
+    on_one_line,
+    spec_names,
+)
+from paceline.server.flags.table import (
+    BY_KEY,
+    BY_NAME,
+    ENV_NAMES,
+    ENV_PREFIX,
+    FLAGS,
+    SWITCH,
+    Flag,
+    Ignore,
     Print,
     ReadConfig,
     Reject,
     Store,
-    on_one_line,
 )
-from paceline.server.flags.sources import (
-    GivenFlag,
-    from_arguments,
-    from_config,
-    from_environment,
-    from_table,
-    odd_variables,
-    read_toml,
-    strongest,
-)
-from paceline.server.flags.spec_types import resolve_draft_model, resolve_spec_type
 from paceline.server.settings import ServerSettings, is_socket_path
+from paceline.speculation.named_drafter import DRAFT_MODEL
 
 _CELLS: Final = 256  # llama.cpp rounds contexts up to it
 _N_BATCH: Final = 2048
@@ -44,13 +54,268 @@ _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
 
 
+_SEE: Final = "paceline serve --help"
+_FLAGS_ELSEWHERE: Final = {  # of vLLM and of llama-cpp-python's server: the same flag here, or a sentence about it
+    "--chat-format": "--chat-template",
+    "--dtype": "a GGUF file has its types already; --cache-type-k and --cache-type-v are those of the KV cache",
+    "--enable-auto-tool-choice": "leave it out: tools work by the model's own template",
+    "--enable-lora": "--lora",
+    "--enable-prefix-caching": "--cache-prompt",
+    "--enable-reasoning": "--reasoning-format",
+    "--enforce-eager": "leave it out: nothing is compiled when a model loads",
+    "--gpu-memory-utilization": "--fit-target is the memory that the model and its KV cache leave free",
+    "--kv-cache-dtype": "--cache-type-k and --cache-type-v are the types of the KV cache",
+    "--max-model-len": "--ctx-size",
+    "--max-num-batched-tokens": "--batch-size",
+    "--max-num-seqs": "--parallel",
+    "--model-path": "--model",
+    "--n-ctx": "--ctx-size",
+    "--n-threads": "--threads",
+    "--num-ctx": "--ctx-size",
+    "--quantization": "a GGUF file is quantised already; choose a file, such as -m hf:USER/REPO:Q4_K_M",
+    "--reasoning-parser": "leave it out: thinking is read by the model's own template",
+    "--served-model-name": "--alias",
+    "--speculative-config": "--model-draft, --spec-type and --draft-max say what proposes tokens",
+    "--ssl-certfile": "--ssl-cert-file",
+    "--ssl-keyfile": "--ssl-key-file",
+    "--tensor-parallel-size": "all GPUs are used; --device, --split-mode and --tensor-split choose how",
+    "--tokenizer": "a GGUF file has its tokenizer",
+    "--tool-call-parser": "leave it out: calls are read by the model's own template",
+    "--trust-remote-code": "leave it out: no code of a repository is run",
+    "--uvicorn-log-level": "--log-verbosity",
+}
+_SECTION: Final = "serve"
+_LLAMA_PREFIX: Final = "LLAMA_ARG_"
+# PACELINE_RPC is what a build was told, too: such words are left in shells, and are no addresses.
+_BUILD_VARIABLE: Final = "PACELINE_RPC"
+_BUILD_WORDS: Final = ("", "0", "1", "OFF", "ON", "NO", "YES", "FALSE", "TRUE")
+_MIN_SIMILARITY: Final = 0.85  # of a PACELINE_ variable that counts as a typo: other programs use the prefix too
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFlag:
+    """A flag and the texts given for it, in order. label: its spelling there, for messages."""
+
+    flag: Flag
+    label: str
+    texts: tuple[str, ...]
+    kind: Kind
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of settings that this flag sets."""
+        return Origin(self.kind, self.label)
+
+    def value(self) -> Any:
+        """Return the value. Raises `InvalidParams`; readers of secrets do not quote the text."""
+        values = [self.flag.reader(self.label, text) for text in self.texts]
+        return tuple(one for value in values for one in value) if self.flag.many else values[-1]
+
+
+def from_arguments(argv: Sequence[str]) -> list[GivenFlag]:
+    """Read the command line, in order. Raises `InvalidParams` for an unknown flag or a missing value."""
+    found, rest = [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, equals, attached = _split(word)
+        flag, is_true = _lookup(name, word)
+        if equals and not is_true:
+            raise InvalidParams(f"{name} takes no value, not {attached!r:.80}; write it alone")
+        if equals:
+            text = attached
+        elif flag.metavar == SWITCH:
+            text = "true" if is_true else "false"
+        else:
+            text = " ".join(_values(name, flag, rest))
+        found.append(GivenFlag(flag, name, (text,), "flag"))
+    return found
+
+
+def from_environment(environ: Mapping[str, str]) -> list[GivenFlag]:
+    """Read variables, in the order of the table. PACELINE_ ones win over llama-server's."""
+    found = []
+    for flag in FLAGS:
+        for name in (*flag.own_envs, flag.off_env, flag.env):
+            if name is not None and name in environ and not _is_of_a_build(name, environ[name]):
+                text = "false" if name == flag.off_env else environ[name]
+                found.append(GivenFlag(flag, name, (text,), "environment"))
+                break
+    return found
+
+
+def read_toml(path: Path, data: bytes) -> dict[str, Any]:
+    """Read a TOML file. Raises `InvalidParams` that names it for invalid TOML."""
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidParams(f"{on_one_line(path)} is not UTF-8: stray byte at offset {error.start}") from None
+    except (ValueError, RecursionError) as error:  # of a number of thousands of digits as well
+        raise InvalidParams(f"{on_one_line(path)} is not valid TOML: {error}") from None
+
+
+def from_config(path: Path, table: Mapping[str, Any], other_names: Callable[[], Collection[str]]) -> list[GivenFlag]:
+    """Read the config file of all commands: the flags on its top level, and those of [serve], which win.
+
+    other_names: returns the names on the top level that are for other commands. Raises `InvalidParams` that names the file
+    for an unknown key or a wrong type.
+    """
+    section = table.get(_SECTION, {})
+    if not isinstance(section, Mapping):
+        raise InvalidParams(f"{on_one_line(path)}: {_SECTION} must be a section [{_SECTION}]")
+    unknown = [key for key in table if _key(key) not in BY_KEY and key != _SECTION]
+    if unknown:
+        _reject_unknown(f"{on_one_line(path)}: ", unknown, BY_KEY.keys() | set(other_names()))
+    own = from_table(path, section, f"[{_SECTION}] ")
+    names = {given.flag.long_name for given in own}
+    common = from_table(path, {key: value for key, value in table.items() if _key(key) in BY_KEY})
+    return [given for given in common if given.flag.long_name not in names] + own
+
+
+def from_table(path: Path, table: Mapping[str, Any], section: str = "") -> list[GivenFlag]:
+    """Read a table of a TOML file. Raises `InvalidParams` that names the file for an unknown key or a wrong type."""
+    return [_from_key(f"{on_one_line(path)}: {section}", key, value) for key, value in table.items()]
+
+
+def _is_of_a_build(name: str, text: str) -> bool:
+    return name == _BUILD_VARIABLE and text.upper() in _BUILD_WORDS
+
+
+def odd_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return notes on variables that look as if they were meant for the server, and are unknown or of a build."""
+    notes = []
+    for name in sorted(environ):
+        if _is_of_a_build(name, environ[name]):
+            notes.append(f"{name}={environ[name]} is for builds and not used here; as a flag it has addresses (--rpc)")
+        prefix = next((one for one in (_LLAMA_PREFIX, ENV_PREFIX) if name.startswith(one)), None)
+        if prefix is None or name in ENV_NAMES:
+            continue
+        known = [one.removeprefix(prefix) for one in ENV_NAMES if one.startswith(prefix)]
+        nearest = validation.nearest_names(name.removeprefix(prefix), known, min_similarity=_MIN_SIMILARITY)
+        if nearest or prefix == _LLAMA_PREFIX:
+            hint = f"; did you mean {prefix}{nearest[0]}?" if nearest else ""
+            notes.append(f"{name} is not known and not used{hint}")
+    return notes
+
+
+def strongest(sources: Iterable[Sequence[GivenFlag]]) -> tuple[list[GivenFlag], list[str]]:
+    """Return each flag of its strongest source, where the last one counts, and notes; sources come weakest first.
+
+    A flag that may be repeated keeps all of its texts.
+    """
+    chosen: dict[str, GivenFlag] = {}
+    notes = []
+    for source in sources:
+        here: dict[str, GivenFlag] = {}
+        for given in source:
+            earlier = here.pop(given.flag.long_name, None)
+            if earlier is not None and given.flag.many:
+                given = GivenFlag(given.flag, given.label, earlier.texts + given.texts, given.kind)  # noqa: PLW2901
+            elif earlier is not None and earlier.texts != given.texts:
+                notes.append(f"{given.label} was given more than once; the last one counts")
+            here[given.flag.long_name] = given
+        chosen = {name: given for name, given in chosen.items() if name not in here} | here
+    return list(chosen.values()), notes
+
+
+def _split(word: str) -> tuple[str, str, str]:
+    """Split --name=value; _ counts as - in a long name."""
+    if not word.startswith("--"):
+        return word, "", ""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-"), equals, value
+
+
+def _lookup(name: str, word: str) -> tuple[Flag, bool]:
+    if not name.startswith("-") or name in ("-", "--"):
+        hint = f"a model is named with -m, and {_SEE} has all flags"
+        raise InvalidParams(f"unexpected {word!r:.80}: every value belongs to a flag; {hint}")
+    if name not in BY_NAME:
+        names = [known for known in BY_NAME if known.startswith("--") == name.startswith("--")]
+        validation.reject_unknown([name], names, _SEE, _FLAGS_ELSEWHERE)
+    return BY_NAME[name]
+
+
+def _values(name: str, flag: Flag, rest: list[str]) -> list[str]:
+    """Take the values that follow a flag."""
+    count = len(flag.metavar.split())
+    if len(rest) < count:
+        raise InvalidParams(f"{name} needs a value: {name} {flag.metavar}")
+    if rest[0] in BY_NAME:
+        long_name = flag.long_name
+        raise InvalidParams(
+            f"{name} needs a value, and {rest[0]} is a flag; write {long_name}={rest[0]} if you mean that"
+        )
+    taken, rest[:count] = rest[:count], []
+    return taken
+
+
+def _key(key: str) -> str:
+    return key.replace("_", "-")
+
+
+def _reject_unknown(where: str, keys: Iterable[str], known: Collection[str]) -> None:
+    try:
+        validation.reject_unknown(map(_key, keys), known, "docs/guide/flags.md")
+    except InvalidParams as error:
+        raise InvalidParams(f"{where}{error}") from None
+
+
+def _from_key(where: str, key: str, value: Any) -> GivenFlag:
+    _reject_unknown(where, [key], BY_KEY)
+    flag, is_true = BY_KEY[_key(key)]
+    label = f"{where}{key}"
+    if not is_true and not isinstance(value, bool):
+        raise InvalidParams(f"{label} must be true or false")
+    many = isinstance(value, list) and flag.many
+    texts = tuple(_text(label, one, flag) for one in (value if many else [value]))
+    if not texts:
+        raise InvalidParams(f"{label} is an empty list; leave it out")
+    return GivenFlag(flag, label, texts if is_true else ("false" if value else "true",), "file")
+
+
+def _text(label: str, value: object, flag: Flag) -> str:
+    """Return a TOML value as it would be written on the command line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float)):
+        try:
+            return str(value)
+        except ValueError:  # an integer of thousands of digits
+            raise InvalidParams(f"{label} has more digits than any setting can have") from None
+    if isinstance(value, dict) and flag.table:
+        return _table(label, value)
+    kind = "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else type(value).__name__
+    raise InvalidParams(f"{label} must be a text, a number or true or false, not {kind}")
+
+
+def _table(label: str, table: dict[str, Any]) -> str:
+    """Return a table of texts, numbers and booleans as JSON."""
+    for key, value in table.items():
+        if not isinstance(value, (str, int, float)):
+            raise InvalidParams(f"{label}.{key} must be a text, a number or true or false, not {type(value).__name__}")
+    try:
+        return json.dumps(table, allow_nan=False)
+    except ValueError:  # an integer of thousands of digits, infinity or NaN
+        raise InvalidParams(f"{label} has a number that no option can have") from None
+
+
+# ---- resolution
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The result. prints: what to print in place of serving. notes: to print before the server starts.
+    """Settings with what is known of their making.
 
-    origins: where each setting came from, by names such as "engine.n_ctx"; those that are not there are defaults. is_router:
-    whether several models are served. sources: all that was given, the weakest source first, for their presets; offline,
-    hf_token: for their downloads.
+    Attributes:
+        settings: The settings.
+        prints: The kind of page to print in place of serving.
+        notes: Lines to print before the server starts.
+        origins: Where settings came from, by names such as "engine.n_ctx"; other settings have their defaults.
+        is_router: Whether several models are served.
+        sources: All given flags, weakest source first, for the presets of models.
+        offline: Whether nothing may be downloaded.
+        hf_token: The hub's token for downloads.
+        reference: The name of one of several models; None if `settings` have its path.
     """
 
     settings: ServerSettings
@@ -61,26 +326,13 @@ class Resolved:
     sources: tuple[Sequence[GivenFlag], ...] = field(default=(), repr=False)
     offline: bool = False
     hf_token: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """One of several models. reference: its name in the hub and so on, None where settings have a path.
-
-    offline, hf_token: for its download.
-    """
-
-    settings: ServerSettings
-    reference: ModelReference | None
-    offline: bool
-    hf_token: str | None
-    notes: tuple[str, ...]
+    reference: ModelReference | None = None
 
 
 def resolve(
     argv: Sequence[str],
     environ: Mapping[str, str],
-    files: Files,
+    files: DiskFiles,
     *,
     default_config: Path | None = None,
     other_names: Callable[[], Collection[str]] = tuple,
@@ -100,11 +352,7 @@ def resolve(
     config = _config_file((*variables, *arguments), files, default_config, other_names)
     variables = _without_model(variables, arguments)
     config = _without_model(config, [*variables, *arguments])
-    chosen, notes = strongest((config, variables, arguments))
-    draft = Draft(files)
-    draft.notes += [*notes, *odd_variables(environ)]
-    for given in chosen:
-        _apply(draft, given)
+    draft = _applied((config, variables, arguments), files, odd_variables(environ))
     is_router = _is_router(draft)
     reference = None if is_router else _model(draft)
     _check_together(draft)
@@ -113,49 +361,50 @@ def resolve(
     if not is_router:
         _download_draft(draft, downloads=prints is None)
         _read_model(draft)
-    offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
-    return Resolved(
-        _settings(draft),
-        prints,
-        tuple(draft.notes),
-        draft.origins,
-        is_router=is_router,
-        sources=(config, variables, arguments),
-        offline=offline,
-        hf_token=token,
-    )
+    return _resolved(draft, prints=prints, is_router=is_router, sources=(config, variables, arguments))
 
 
-def resolve_model(sources: Sequence[Sequence[GivenFlag]], files: Files, name: str) -> ResolvedModel:
+def resolve_model(sources: Sequence[Sequence[GivenFlag]], files: DiskFiles, name: str) -> Resolved:
     """Resolve one of several models, by the sources that hold for it, the weakest first. name: what requests call it.
 
     Nothing is downloaded, and its file need not be there. Raises as `resolve`.
     """
-    chosen, notes = strongest(sources)
-    draft = Draft(files)
-    draft.notes += notes
-    for given in chosen:
-        _apply(draft, given)
+    draft = _applied(sources, files)
     reference = _model_of_preset(draft, name)
     draft.put("server.aliases", tuple(dict.fromkeys((name, *draft.get("server.aliases", ())))), "--alias")
     _check_together(draft)
     _read_model(draft)
-    offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
-    return ResolvedModel(_settings(draft), reference, offline, token, tuple(draft.notes))
+    return _resolved(draft, reference=reference)
 
 
-def resolve_table(path: Path, table: Mapping[str, Any], files: Files) -> tuple[ServerSettings, tuple[str, ...]]:
+def resolve_table(path: Path, table: Mapping[str, Any], files: DiskFiles) -> tuple[ServerSettings, tuple[str, ...]]:
     """Resolve the flags of a server whose models and sockets are named elsewhere; return notes as well.
 
     path: of the file that the table is in. Raises `InvalidParams`.
     """
-    chosen, notes = strongest((from_table(path, table),))
+    draft = _applied((from_table(path, table),), files)
+    _check_together(draft)
+    found = _resolved(draft)
+    return found.settings, found.notes
+
+
+def _applied(sources: Iterable[Sequence[GivenFlag]], files: DiskFiles, notes: Sequence[str] = ()) -> Draft:
+    """Return a draft with the flags of all sources, which come weakest first."""
+    chosen, of_flags = strongest(sources)
     draft = Draft(files)
-    draft.notes += notes
+    draft.notes += [*of_flags, *notes]
     for given in chosen:
         _apply(draft, given)
-    _check_together(draft)
-    return _settings(draft), tuple(draft.notes)
+    return draft
+
+
+def _resolved(draft: Draft, **facts: Any) -> Resolved:
+    settings = ServerSettings(
+        **draft.place("server"), engine_options=draft.place("engine"), sampling=draft.place("sampling")
+    )
+    offline, token = draft.get("aside.offline", False), draft.get("aside.hf_token") or None
+    notes, origins = tuple(draft.notes), draft.origins
+    return Resolved(settings, notes=notes, origins=origins, offline=offline, hf_token=token, **facts)
 
 
 def _printed(arguments: Sequence[GivenFlag]) -> Literal["help", "version", "config"] | None:
@@ -165,7 +414,7 @@ def _printed(arguments: Sequence[GivenFlag]) -> Literal["help", "version", "conf
 
 
 def _config_file(
-    givens: Sequence[GivenFlag], files: Files, default: Path | None, other_names: Callable[[], Collection[str]]
+    givens: Sequence[GivenFlag], files: DiskFiles, default: Path | None, other_names: Callable[[], Collection[str]]
 ) -> list[GivenFlag]:
     """Read the file that was named last, the command line after the environment; without one, the default file."""
     named = [given for given in givens if isinstance(given.flag.action, ReadConfig)]
@@ -221,12 +470,6 @@ def _spelling(given: GivenFlag) -> str:
     flag = given.flag
     shows = given.kind != "flag" or (flag.actions and flag.metavar)
     return f"{given.label} {on_one_line(given.texts[-1]):.80}" if shows and not flag.secret else given.label
-
-
-def _settings(draft: Draft) -> ServerSettings:
-    return ServerSettings(
-        **draft.place("server"), engine_options=draft.place("engine"), sampling=draft.place("sampling")
-    )
 
 
 def _check_together(draft: Draft) -> None:
@@ -542,3 +785,139 @@ def _together(draft: Draft) -> None:
         EngineConfig(**{name: value for name, value in draft.place("engine").items() if name in CONFIG_NAMES})
     except InvalidParams as error:
         raise InvalidParams(f"flags that do not go together: {error}") from None
+
+
+# ---- drafts
+
+
+_LOOKUP_CACHES: Final = ("lookup_cache_static", "lookup_cache_dynamic")
+
+
+_DRAFT_OPTIONS: Final = (
+    "p_min", "n_gpu_layers", "devices", "n_threads", "n_threads_batch", "type_k", "type_v", "tensor_overrides", "cpu_moe",
+    "n_cpu_moe",
+)  # fmt: skip
+
+
+def resolve_draft_model(draft: Draft) -> None:
+    """Store the draft model and its options; as in llama-server its kind of drafts is used where no other is named."""
+    target, model = _draft_model(draft)
+    types, speculation = draft.get("aside.spec_type"), draft.get("engine.speculation")
+    given = [name for name in _DRAFT_OPTIONS if draft.get(f"aside.draft.{name}") is not None]
+    if heads := [name for name in HEADS if name in (types or ())]:
+        _check_heads(draft, heads, model)
+        return
+    if model is None:
+        if types and "draft-simple" in types:
+            raise InvalidParams(
+                f"{draft.origins['aside.spec_type'].name} draft-simple needs a draft model; give -md or -hfd"
+            )
+        draft.notes += [
+            f"{draft.origins[f'aside.draft.{name}'].name} has no effect without -md or -hfd, a draft model"
+            for name in given
+        ]
+        return
+    draft.origin = draft.origins[target]
+    label = draft.origin.name
+    if types and "draft-simple" not in types:
+        draft.notes.append(f"{label} has no effect without draft-simple in --spec-type")
+        return
+    if types is None and speculation is None:
+        draft.put("aside.spec_type", ("draft-simple",), label)
+    elif speculation is not None and DRAFT_MODEL not in spec_names(speculation):
+        raise InvalidParams(f"{label} and --speculation without {DRAFT_MODEL}: add it there, or leave one of them out")
+    draft.put("engine.draft_model", model, label)
+    if given:
+        draft.put("engine.draft_options", {name: draft.get(f"aside.draft.{name}") for name in given}, label)
+
+
+def _check_heads(draft: Draft, heads: list[str], model: str | None) -> None:
+    """Raise what keeps draft heads from being used, and note options of a draft model that they have not."""
+    label, types = draft.origins["aside.spec_type"].name, draft.get("aside.spec_type")
+    if len(heads) > 1 or "draft-simple" in types:
+        named = ", ".join([*heads, *(one for one in types if one == "draft-simple")])
+        raise InvalidParams(f"{label} {named}: one of them can draft beside a model; leave the others out")
+    if draft.get("aside.draft_repository") is not None:
+        name = draft.origins["aside.draft_repository"].name
+        raise InvalidParams(f"{name} names draft models, and {heads[0]} takes the file of its heads as -md")
+    if model is None and heads[0] != "draft-mtp":
+        raise InvalidParams(f"{label} {heads[0]} needs its file; give -md")
+    draft.notes += [
+        f"{draft.origins[f'aside.draft.{name}'].name} has no effect with {heads[0]}, whose heads compute as the model does"
+        for name in _DRAFT_OPTIONS
+        if name != "p_min" and draft.get(f"aside.draft.{name}") is not None
+    ]
+
+
+def _draft_model(draft: Draft) -> tuple[str, str | None]:
+    """Return where the draft model was given, and its path or name."""
+    path, repository = draft.get("aside.draft_path"), draft.get("aside.draft_repository")
+    if path is not None and repository is not None:
+        names = [draft.origins[f"aside.draft_{one}"].name for one in ("path", "repository")]
+        raise InvalidParams(f"{names[0]} and {names[1]} name two draft models; give one of them")
+    if repository is not None:
+        return "aside.draft_repository", f"hf:{repository}"
+    if path is not None and not draft.files.is_file(path):
+        raise InvalidParams(
+            f"{draft.origins['aside.draft_path'].name}: there is no file {on_one_line(path)}; -hfd takes draft models of the "
+            "Hugging Face Hub"
+        )
+    return "aside.draft_path", None if path is None else str(path)
+
+
+def resolve_spec_type(draft: Draft) -> None:
+    """Make the drafters that llama-server's flags ask for, in its order; note which of them have no effect."""
+    names = [name for name in SPEC_TYPES if name in (draft.get("aside.spec_type") or ())]
+    draft.notes += [
+        f"{draft.origins[kind.aside(option)].name} has no effect without --spec-type {other}"
+        for other, kind in SPEC_TYPES.items()
+        for option in kind.sizes
+        if other not in names and draft.get(kind.aside(option)) is not None
+    ]
+    if "ngram-cache" not in names:
+        draft.notes += [
+            f"{draft.origins[f'aside.{name}'].name} has no effect without --spec-type ngram-cache"
+            for name in _LOOKUP_CACHES
+            if draft.get(f"aside.{name}") is not None
+        ]
+    if not names:
+        if draft.get("engine.speculation") is None:
+            draft.notes += [
+                f"{draft.origins[target].name} has no effect without --spec-type or --speculation"
+                for target in ("engine.max_draft", "engine.min_draft")
+                if draft.get(target) is not None
+            ]
+        return
+    draft.origin = draft.origins["aside.spec_type"]
+    if draft.get("engine.speculation") is not None:
+        raise InvalidParams(f"--speculation and {draft.origin.name} both name drafters; give one of them")
+    drafters = [_drafter(draft, SPEC_TYPES[name]) for name in names]
+    draft.put("engine.speculation", drafters if len(drafters) > 1 else drafters[0], draft.origin.name)
+
+
+def _drafter(draft: Draft, kind: SpecType) -> dict[str, Any]:
+    given = {option: draft.get(kind.aside(option)) for option in kind.sizes}
+    options = {
+        option: default if given[option] is None else given[option] for option, (_, default) in kind.sizes.items()
+    }
+    if options.get("min_m", 0) > options.get("size_m", 0):
+        raise InvalidParams(
+            f"--spec-ngram-mod-n-min {options['min_m']} is more than --spec-ngram-mod-n-max {options['size_m']}, so that "
+            "nothing would ever be proposed; make it less"
+        )
+    return {"name": kind.drafter, **options, **_heads_options(draft, kind), **_lookup_files(draft, kind)}
+
+
+def _lookup_files(draft: Draft, kind: SpecType) -> dict[str, str]:
+    if kind is not SPEC_TYPES["ngram-cache"]:
+        return {}
+    paths = {name: draft.get(f"aside.{name}") for name in _LOOKUP_CACHES}
+    return {name: str(path) for name, path in paths.items() if path is not None}
+
+
+def _heads_options(draft: Draft, kind: SpecType) -> dict[str, Any]:
+    if kind not in [SPEC_TYPES[name] for name in HEADS]:
+        return {}
+    path, p_min = draft.get("aside.draft_path"), draft.get("aside.draft.p_min")
+    options = {"model": None if path is None else str(path), "p_min": p_min}
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,18 +1,190 @@
-"""Store values of flags that set more than one setting, or another value than the one given. Pure."""
+"""Settings while they are resolved, and the setters that store the values of flags in them.
+
+A setter is needed if a flag sets several settings, or another value than the given one. The draft lives for one resolution.
+Single values are checked by `EngineConfig` and `SamplingParams`. Any thread.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from paceline.errors import InvalidParams
-from paceline.hub import ModelReference
+from paceline import validation
+from paceline.config import CONFIG_NAMES, EngineConfig
+from paceline.errors import InvalidParams, ModelLoadError
+from paceline.hub import LocalModel, ModelReference, local_model
+from paceline.named_object import NamedObject
+from paceline.params import FIELDS, SamplingParams
 from paceline.scheduling.strategies import check_strategy_name
-from paceline.server.flags.flag import UNSET, Draft, Setter, on_one_line
+from paceline.server.flags.readers import UNSET
 from paceline.server.settings import ApiKey
-from paceline.speculation.named_drafter import check_drafter_name
+from paceline.speculation.named_drafter import DRAFT_MODEL, check_drafter_name, drafter_parts
+
+Setter = Callable[["Draft", Any, str], None]
+"""Takes the draft, the value and the flag's name for messages; stores in the draft what follows."""
+
+
+Kind = Literal["flag", "environment", "file", "default", "derived"]
+
+
+MAX_FILE_BYTES: Final = 16 << 20
+"""Largest file that a flag names and whose text is used: keys, presets, schemas, grammars, chat templates."""
+
+
+class DiskFiles:
+    """The file system and the network, as a resolution needs them. note: receives lines about downloads. Blocking."""
+
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self._note = note
+
+    def read(self, path: Path) -> bytes:
+        """Return the bytes of a file, which may be a pipe. Raises `OSError`."""
+        return validation.read_file(path, MAX_FILE_BYTES, pipes=True)
+
+    def is_file(self, path: Path) -> bool:
+        """Return whether there is something to open."""
+        return path.exists() and not path.is_dir()
+
+    def is_folder(self, path: Path) -> bool:
+        """Return whether there is such a folder."""
+        return path.is_dir()
+
+    def download(
+        self,
+        model: ModelReference,
+        target: Path | None,
+        *,
+        offline: bool,
+        hf_token: str | None,
+        with_projector: bool = False,
+    ) -> LocalModel:
+        """Return the files of a model, downloaded if need be."""
+        try:
+            return local_model(
+                model,
+                target=target,
+                offline=offline,
+                hf_token=hf_token,
+                with_projector=with_projector,
+                note=self._note,
+            )
+        except KeyboardInterrupt:
+            self._note("the download was stopped; the next start continues it")
+            raise
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of what is in a folder, sorted. Raises `OSError`."""
+        return sorted(path.name for path in folder.iterdir())
+
+    def cached_models(self) -> dict[str, Path]:
+        """Return the models of the hub's caches and of Ollama's, by the names that requests use."""
+        from paceline.hub.found_models import find_models
+        from paceline.hub.hub_settings import hub_settings
+
+        named = (found for found in find_models(hub_settings()) if found.name.startswith(("hf:", "ollama:")))
+        return {found.name.removeprefix("hf:"): found.path for found in named}
+
+    def trained_context(self, model: Path | None) -> int:
+        """Read a model's context length from its file. Raises `ModelLoadError` where that is no model or has none."""
+        from paceline.demo import demo_model_path
+        from paceline.runtime.gguf_file import read_gguf
+
+        path = demo_model_path() if model is None else model
+        metadata = read_gguf(path).metadata
+        try:
+            architecture = metadata[b"general.architecture"].value
+            found = metadata[architecture + b".context_length"].value
+        except (KeyError, TypeError):
+            found = None
+        if not isinstance(found, int) or found < 1:
+            raise ModelLoadError(f"{path} does not say with how many tokens it was trained; give -c a number")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from. name: of the flag, the variable, the file and its key, or the reason it was derived for."""
+
+    kind: Kind
+    name: str = ""
+
+    def __str__(self) -> str:
+        return {"default": "default", "derived": f"derived: {self.name}"}.get(self.kind, self.name)
+
+
+DEFAULT = Origin("default")
+
+
+def on_one_line(given: str | Path) -> str:
+    """Return a text or path for a message: as it is, or quoted where it has characters that would break a line."""
+    text = str(given)
+    return text if text.isprintable() else repr(text)
+
+
+class Draft:
+    """Settings being resolved. Targets are named "engine.n_ctx", "sampling.seed", "server.port"; "aside.x" is for later steps."""
+
+    def __init__(self, files: DiskFiles) -> None:
+        self.files = files
+        self.origin = DEFAULT  # of the flag that is being applied
+        self.notes: list[str] = []
+        self.origins: dict[str, Origin] = {}
+        self._values: dict[str, Any] = {}
+
+    def get(self, target: str, default: Any = None) -> Any:
+        """Return the value so far."""
+        return self._values.get(target, default)
+
+    def put(self, target: str, value: Any, label: str) -> None:
+        """Set a value, or unset it. Raises `InvalidParams` that names the flag where it is out of its range."""
+        self.origins[target] = self.origin
+        if value is UNSET:
+            self._values.pop(target, None)
+        else:
+            self._values[target] = checked(target, value, label)
+
+    def derive(self, target: str, value: Any, why: str) -> None:
+        """Set a value that follows from others."""
+        self._values[target], self.origins[target] = value, Origin("derived", why)
+
+    def drop(self, target: str) -> None:
+        """Remove a value and its origin."""
+        self._values.pop(target, None)
+        self.origins.pop(target, None)
+
+    def place(self, name: str) -> dict[str, Any]:
+        """Return all values of one place, such as "engine", by their names."""
+        return {
+            key.removeprefix(f"{name}."): value for key, value in self._values.items() if key.startswith(f"{name}.")
+        }
+
+    def text_of(self, path: Path, label: str) -> str:
+        """Read the text of a file that a flag names. Raises `InvalidParams`."""
+        try:
+            return self.files.read(path).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidParams(
+                f"{label}: {on_one_line(path)} is not UTF-8: stray byte at offset {error.start}"
+            ) from None
+        except OSError as error:
+            raise InvalidParams(f"{label}: cannot read {on_one_line(path)}: {error.strerror or error}") from None
+
+
+def checked(target: str, value: Any, label: str) -> Any:
+    """Return the value if `EngineConfig` or `SamplingParams` accepts it; raise their error with the flag's name."""
+    place, _, name = target.partition(".")
+    try:
+        if place == "sampling" and name in FIELDS:
+            SamplingParams(**{name: value})
+        elif place == "engine" and name in CONFIG_NAMES:
+            EngineConfig(**{"isolation": "process", name: value})
+    except InvalidParams as error:
+        raise InvalidParams(str(error).replace(name, label, 1)) from None
+    return value
+
 
 _HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?", re.ASCII)
 _ORIGIN = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?", re.ASCII)
@@ -308,3 +480,77 @@ def _add_keys(draft: Draft, keys: Sequence[ApiKey], label: str) -> None:
             raise InvalidParams(f"{label}: a key belongs to two tenants, {known[key.secret]!r} and {key.tenant!r}")
     merged = tuple(ApiKey(secret=secret, tenant=tenant) for secret, tenant in known.items())
     draft.put("server.api_keys", merged, label)
+
+
+# ---- kinds of drafts
+
+
+@dataclass(frozen=True, slots=True)
+class SpecType:
+    """One kind. drafter: its name here. sizes: of its options the flag's name behind `--spec-`, and llama-server's default."""
+
+    drafter: str
+    sizes: Mapping[str, tuple[str, int]]
+
+    def aside(self, option: str) -> str:
+        """Return where a size is stored that was given."""
+        return f"aside.{self.sizes[option][0].replace('-', '_')}"
+
+
+def _lookup(kind: str) -> SpecType:
+    sizes = {"size_n": ("size-n", 12), "size_m": ("size-m", 48), "min_hits": ("min-hits", 1)}
+    return SpecType("ngram", {option: (f"{kind}-{name}", default) for option, (name, default) in sizes.items()})
+
+
+SPEC_TYPES: Final[Mapping[str, SpecType]] = {
+    "ngram-simple": _lookup("ngram-simple"),
+    "ngram-map-k": _lookup("ngram-map-k"),
+    "ngram-mod": SpecType(
+        "ngram-mod",
+        {"size_n": ("ngram-mod-n-match", 24), "size_m": ("ngram-mod-n-max", 64), "min_m": ("ngram-mod-n-min", 48)},
+    ),
+    "ngram-cache": SpecType("ngram-cache", {}),
+    "draft-simple": SpecType(DRAFT_MODEL, {}),
+    "draft-mtp": SpecType("mtp", {}),
+    "draft-eagle3": SpecType("eagle3", {}),
+    "draft-dflash": SpecType("dflash", {}),
+    "draft-dspark": SpecType("dflash", {}),
+}
+"""In the order in which they are asked: llama-server's, and a draft model last, as it costs most."""
+
+HEADS: Final = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
+"""Of these the kinds that draft with heads, for which -md names their file."""
+
+OTHERS: Final = ("ngram-map-k4v",)
+"""What else it has, which is refused."""
+
+
+def spec_type(draft: Draft, value: str, label: str) -> None:
+    """Store kinds of drafts, apart by commas. Raises for a name that is none."""
+    names = [name.strip() for name in value.split(",")]
+    for name in names:
+        validation.choice(label, name, ("none", *SPEC_TYPES))
+    draft.put("aside.spec_type", UNSET if "none" in names else tuple(names), label)
+
+
+def spec_default(draft: Draft, value: bool, label: str) -> None:
+    """Store the kind that llama-server calls its default, beside others."""
+    if value:
+        draft.put("aside.spec_type", (*draft.get("aside.spec_type", ()), "ngram-mod"), label)
+
+
+def spec_type_names(speculation: Any) -> str:
+    """Return the kinds of drafts of the option `speculation`, apart by commas, by llama-server's names where it has them."""
+    if speculation is None:
+        return "none"
+    names = spec_names(speculation)
+    known = {kind.drafter: name for name, kind in reversed(list(SPEC_TYPES.items()))}
+    return ",".join(known.get(name, name) for name in names)
+
+
+def spec_names(speculation: Any) -> list[str]:
+    """Return the names of the drafters of the option `speculation`."""
+    return [
+        NamedObject.parse("speculation", one).name if isinstance(one, (str, Mapping)) else type(one).__name__
+        for one in drafter_parts(speculation)
+    ]

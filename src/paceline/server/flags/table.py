@@ -3,44 +3,137 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
 from paceline.media import MAX_ATTACHMENTS
-from paceline.params import DEFAULT_SAMPLERS
+from paceline.params import help_of
+from paceline.sampling_table import PARAMETERS, Parameter
 from paceline.server.flags import readers as read
-from paceline.server.flags import setters, spec_types
-from paceline.server.flags.flag import (
-    NO_OP,
-    SWITCH,
-    UNSET,
-    Flag,
-    Ignore,
-    Print,
-    ReadConfig,
-    Reader,
-    Reject,
-    Setter,
-    Store,
-)
-from paceline.server.flags.readers import SAMPLER_LETTERS
+from paceline.server.flags import setters
+from paceline.server.flags.readers import SAMPLER_LETTERS, UNSET, Reader
+from paceline.server.flags.setters import Setter
+
+ENV_PREFIX: Final = "PACELINE_"
+SWITCH: Final = ""  # the metavar of a flag that takes no value
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Store the value in the settings. into: targets apart by spaces, such as "engine.n_ctx" or "server.port".
+
+    convert: called with the value first. setter: stores it, where that takes more than putting it into the targets.
+    """
+
+    into: str
+    setter: Setter | None = None
+    convert: Callable[[Any], Any] | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets."""
+        return tuple(self.into.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """Start without it; a printed note says why nothing is lost."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoOp:
+    """Do nothing, without a note: the flag requests what holds anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Do not start. way_out: a sentence that says what to do instead."""
+
+    way_out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """Print something in place of serving."""
+
+    what: Literal["help", "version", "config"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadConfig:
+    """Read more flags from the file that the value names."""
+
+
+Action = Store | Ignore | NoOp | Reject | Print | ReadConfig
+NO_OP: Final = NoOp()
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One row of the table.
+
+    spelled: its names, apart by spaces, the short ones first. metavar: its value's name; `SWITCH` for none. reader: from text
+    to value. env: llama-server's environment variable. off: names that mean False. many: may be repeated and adds up; its
+    reader returns a tuple. actions: other actions for certain values. default: what holds without it, where the dataclasses
+    do not say. secret: its value is never shown. ours: llama-server does not have it. table: in a file its value may be a
+    table, which its reader gets as JSON.
+    """
+
+    spelled: str
+    metavar: str
+    reader: Reader
+    action: Action
+    text: str
+    env: str | None = None
+    off: str = ""
+    many: bool = False
+    actions: Mapping[Any, Action] = field(default_factory=dict)
+    default: str = ""
+    secret: bool = False
+    ours: bool = False
+    table: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that take a value or mean True."""
+        return tuple(self.spelled.split())
+
+    @property
+    def off_names(self) -> tuple[str, ...]:
+        """The names that mean False."""
+        return tuple(self.off.split())
+
+    @property
+    def long_name(self) -> str:
+        """The name that files, PACELINE_ variables and messages use: the first long one."""
+        return next(name for name in self.names if name.startswith("--"))
+
+    @property
+    def own_envs(self) -> tuple[str, ...]:
+        """The environment variables made of the long names; none for a flag that only prints."""
+        if isinstance(self.action, Print):
+            return ()
+        long_names = [name for name in self.names if name.startswith("--")]
+        return tuple(ENV_PREFIX + re.sub("[-.]", "_", name[2:]).upper() for name in long_names)
+
+    @property
+    def off_env(self) -> str | None:
+        """llama-server's variable that means False by being set, whatever its value."""
+        if self.env is None or not self.off or not self.env.startswith("LLAMA_ARG_"):
+            return None
+        return self.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
+
+    def action_of(self, value: Any) -> Action:
+        """Return the action for this value."""
+        return self.actions.get(value, self.action) if self.actions else self.action
+
 
 NO_LIMIT: Final = sys.maxsize
-
-
-def _sampler(  # noqa: PLR0913 - a row
-    spelled: str,
-    field: str,
-    text: str,
-    *,
-    env: str | None = None,
-    reader: Reader | None = None,
-    setter: Setter | None = None,
-    convert: Callable[[Any], Any] | None = None,
-    metavar: str = "N",
-) -> Flag:
-    return Flag(spelled, metavar, reader or read.number(), Store(f"sampling.{field}", setter, convert), text, env=env)
 
 
 def _value(spelled: str, action: Reject | Ignore, text: str, *, env: str | None = None, metavar: str = "N") -> Flag:
@@ -53,15 +146,48 @@ def _switch(spelled: str, action: Reject | Ignore, text: str, *, env: str | None
 
 def _size(name: str, low: int, high: int | None, text: str, kind: str) -> Flag:
     """Return the flag of a size of one of llama-server's kinds of drafts."""
-    defaults = dict(spec_types.SPEC_TYPES[kind].sizes.values())
+    defaults = dict(setters.SPEC_TYPES[kind].sizes.values())
     reader = read.integer(low) if high is None else read.integer(low, high)
     into = Store(f"aside.{name.replace('-', '_')}")
     return Flag(f"--spec-{name}", "N", reader, into, f"{text}, with --spec-type {kind}.", default=str(defaults[name]))
 
 
+_INTEGER = read.integer(-(2**31))
+_PARAMETERS: Final[Mapping[str, tuple[Reader, Setter | None, Callable[[Any], Any] | None]]] = {
+    "max_tokens": (read.integer(-2), None, lambda count: None if count < 0 else count),
+    "stop": (read.one_text, None, None),
+    "temperature": (read.number(), setters.temperature, None),
+    "top_k": (_INTEGER, None, lambda k: max(k, 0)),
+    "seed": (read.integer(-1, 2**64 - 1), None, lambda seed: None if seed in (-1, 2**32 - 1) else seed),
+    "samplers": (read.sampler_names, None, None),
+    "logit_bias": (read.bias, None, dict),
+    "dry_base": (read.number(1), None, None),
+    "dry_sequence_breakers": (read.one_text, setters.sequence_breakers, None),
+    "json_schema": (read.some_text, setters.json_schema, None),
+    "grammar": (read.some_text, setters.grammar, None),
+}
+"""Reader, setter and conversion of sampling parameters whose texts mean more than their values."""
+
+_READERS: Final[Mapping[str, Reader]] = {"number": read.number(), "integer": _INTEGER, "boolean": read.switch}
+_PARAMETER_DEFAULTS: Final = {"stop": "none", "logit_bias": "none", "disable_any_whitespace": "off"}
+
+
+def _flags_of(row: Parameter) -> Iterator[Flag]:
+    """Yield the flag of a sampling parameter, and the flag that reads its value from a file, if there is one."""
+    into, default = f"sampling.{row.name}", _PARAMETER_DEFAULTS.get(row.name, "")
+    metavar = SWITCH if row.kind == "boolean" else row.metavar or "N"
+    reader, setter, convert = _PARAMETERS[row.name] if row.name in _PARAMETERS else (_READERS[row.kind], None, None)
+    yield Flag(
+        row.flags, metavar, reader, Store(into, setter, convert), help_of(row.name), env=row.env, many=row.is_repeated,
+        default=default, ours=row.ours,
+    )  # fmt: skip
+    if row.file_flags and setter is not None:
+        about = f"The same, with the {'schema' if row.kind == 'json' else row.name} in a file."
+        yield Flag(row.file_flags, "FILE", read.path, Store(into, setters.of_file(setter)), about)
+
+
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _MODELS_OWN = "the model's"
-_INTEGER = read.integer(-(2**31))
 _LOG_LEVELS = ("error", "error", "warning", "info", "debug")  # by llama-server's numbers
 _LINES = "every line of the log begins with its time and its level"
 _LOAD_MODES = {
@@ -77,7 +203,7 @@ _STEERING = Reject("control vectors are not supported yet; leave it out")
 _HUB = Reject("this shortcut is not supported; name the repository of the model with -hf")
 _DOCKER = Reject("Docker Hub is not supported; name a repository of the Hugging Face Hub with -hf")
 SPECULATION: Final = Reject(
-    f"drafts are made otherwise here; leave it out, or give --spec-type {', '.join(spec_types.SPEC_TYPES)}"
+    f"drafts are made otherwise here; leave it out, or give --spec-type {', '.join(setters.SPEC_TYPES)}"
 )
 _REMOVED = Reject("llama-server has removed it; give --spec-draft-n-max, or the sizes of a --spec-type")
 _NO_VIDEO = Ignore("it is about video, which is not supported yet")
@@ -282,71 +408,9 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "The trace ends before it would be larger; the server goes on.", ours=True),
     ),
     "Sampling": (
-        _sampler("-n --predict --n-predict", "max_tokens",
-                 "Maximum number of generated tokens; -1: until the context is full.", env="LLAMA_ARG_N_PREDICT",
-                 reader=read.integer(-2), convert=lambda count: None if count < 0 else count),
-        _sampler("--temp --temperature", "temperature", "Temperature; 0 is greedy.", env="LLAMA_ARG_TEMPERATURE",
-                 setter=setters.temperature),
-        _sampler("--top-k", "top_k", "Only the k most likely; 0: off.", env="LLAMA_ARG_TOP_K", reader=_INTEGER,
-                 convert=lambda k: max(k, 0)),
-        _sampler("--top-p", "top_p", "Only the likeliest that make up p; 1: off.", env="LLAMA_ARG_TOP_P"),
-        _sampler("--min-p", "min_p", "Only those with p times the likeliest's probability; 0: off.",
-                 env="LLAMA_ARG_MIN_P"),
-        _sampler("--top-nsigma --top-n-sigma", "top_n_sigma",
-                 "Only logits within n deviations of the greatest; -1: off."),
-        _sampler("--xtc-probability", "xtc_probability", "How often the likeliest tokens are left out; 0: off."),
-        _sampler("--xtc-threshold", "xtc_threshold", "From which probability on --xtc-probability leaves out."),
-        _sampler("--typical --typical-p", "typical_p", "Only tokens as surprising as expected, p of them; 1: off."),
-        _sampler("--repeat-last-n", "penalty_last_n", "Tokens that penalties look back over; 0: off, -1: all.",
-                 reader=_INTEGER),
-        _sampler("--repeat-penalty", "repeat_penalty", "Penalty for tokens that were there; 1: off.",
-                 env="LLAMA_ARG_REPEAT_PENALTY"),
-        _sampler("--presence-penalty", "presence_penalty", "Penalty for having been there; 0: off.",
-                 env="LLAMA_ARG_PRESENCE_PENALTY"),
-        _sampler("--frequency-penalty", "frequency_penalty", "Penalty for each time it was there; 0: off.",
-                 env="LLAMA_ARG_FREQUENCY_PENALTY"),
-        _sampler("--dry-multiplier", "dry_multiplier", "Strength of the penalty for repeated sequences; 0: off."),
-        _sampler("--dry-base", "dry_base", "Growth of that penalty with the length.", reader=read.number(1)),
-        _sampler("--dry-allowed-length", "dry_allowed_length", "Length of repetition without penalty.",
-                 reader=_INTEGER),
-        _sampler("--dry-penalty-last-n", "dry_penalty_last_n", "Tokens that it looks back over; 0: off.",
-                 reader=_INTEGER),
-        Flag("--dry-sequence-breaker", "TEXT", read.one_text,
-             Store("sampling.dry_sequence_breakers", setters.sequence_breakers),
-             "A text at which a repetition ends, in place of the usual ones; none: no such text.", many=True),
-        _sampler("--adaptive-target", "adaptive_target", "Probability that adaptive_p aims at; below 0: off."),
-        _sampler("--adaptive-decay", "adaptive_decay", "How slowly adaptive_p changes."),
-        _sampler("--dynatemp-range", "dynatemp_range", "How far the temperature moves with the entropy; 0: off."),
-        _sampler("--dynatemp-exp", "dynatemp_exponent", "Exponent of that movement."),
-        _sampler("--mirostat", "mirostat", "Mirostat 1 or 2 in place of the other samplers; 0: off.", reader=_INTEGER),
-        _sampler("--mirostat-lr", "mirostat_eta", "Learning rate of mirostat."),
-        _sampler("--mirostat-ent", "mirostat_tau", "Entropy that mirostat aims at."),
-        _sampler("--samplers", "samplers",
-                 f"Which samplers, in order, between semicolons: {';'.join(DEFAULT_SAMPLERS)}.",
-                 reader=read.sampler_names,
-                 metavar="NAME;..."),
-        _sampler("--sampler-seq --sampling-seq", "samplers",
-                 f"The same as letters: {', '.join(f'{letter} {name}' for letter, name in SAMPLER_LETTERS.items())}.",
-                 reader=read.sampler_letters, metavar="LETTERS"),
-        _sampler("-s --seed", "seed", "The same seed gives every such request the same draws; -1: a fresh one each.",
-                 reader=read.integer(-1, 2**64 - 1),
-                 convert=lambda seed: None if seed in (-1, 2**32 - 1) else seed),
-        _sampler("--ignore-eos", "ignore_eos", "Ban the model's end-of-generation tokens.", reader=read.switch,
-                 metavar=SWITCH),
-        Flag("-l --logit-bias", "TOKEN+BIAS", read.bias, Store("sampling.logit_bias", convert=dict),
-             "Adds to the logit of a token id, as in 15043+1 or 15043-1.", many=True, default="none"),
-        _sampler("--grammar", "grammar", "A GBNF grammar that the output must match.", reader=read.some_text,
-                 setter=setters.grammar, metavar="GBNF"),
-        _sampler("--grammar-file", "grammar", "A file with a grammar.", reader=read.path,
-                 setter=setters.of_file(setters.grammar), metavar="FILE"),
-        _sampler("-j --json-schema", "json_schema", "A JSON schema that the output must match.", reader=read.some_text,
-                 setter=setters.json_schema, metavar="JSON"),
-        Flag("--disable-any-whitespace", SWITCH, read.switch, Store("sampling.disable_any_whitespace"),
-             "Write JSON of a schema without blanks between its tokens.", default="off", ours=True),
-        _sampler("-jf --json-schema-file", "json_schema", "A file with a schema.", reader=read.path,
-                 setter=setters.of_file(setters.json_schema), metavar="FILE"),
-        Flag("-r --reverse-prompt", "TEXT", read.one_text, Store("sampling.stop"),
-             "A stop text: generation ends before it.", many=True, default="none"),
+        *(flag for row in PARAMETERS if row.flags for flag in _flags_of(row)),
+        Flag("--sampler-seq --sampling-seq", "LETTERS", read.sampler_letters, Store("sampling.samplers"),
+             f"Letters of the samplers, in order: {', '.join(f'{letter} {name}' for letter, name in SAMPLER_LETTERS.items())}."),
         Flag("-e --escape", SWITCH, read.switch, Store("aside.escape"),
              r"Read \n, \t and the like in --reverse-prompt and --dry-sequence-breaker.", off="--no-escape",
              default="on"),
@@ -650,7 +714,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         ),
     ),
     "Speculation": (
-        Flag("--spec-type", "TYPE,...", read.text, Store("aside.spec_type", spec_types.spec_type),
+        Flag("--spec-type", "TYPE,...", read.text, Store("aside.spec_type", setters.spec_type),
              "How drafts are made, with llama-server's sizes: none; ngram-simple and ngram-map-k, which are --speculation "
              "ngram; ngram-mod and ngram-cache, which are those of --speculation and learn from all requests; draft-simple, "
              "which is the draft model of -md, and the default with it; draft-mtp, the next-token-prediction heads in the "
@@ -658,7 +722,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "DSpark file of -md. Of several, in this order, the first that "
              "proposes something for a sequence counts in a tick.",
              env="LLAMA_ARG_SPEC_TYPE",
-             actions=dict.fromkeys(spec_types.OTHERS, SPECULATION), default="none"),
+             actions=dict.fromkeys(setters.OTHERS, SPECULATION), default="none"),
         Flag("--speculation", "NAME", read.name_or_table, Store("engine.speculation", setters.speculation),
              "What proposes tokens ahead of decoding: ngram, ngram-mod, ngram-cache, draft-model, mtp, eagle3, dflash, "
              "or module:attr. Options follow the name, as in ngram:size_n=6,size_m=16; in a file also as a table with the key "
@@ -713,7 +777,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         _size("ngram-mod-n-match", 1, 64, "Tokens that have to match", "ngram-mod"),
         _size("ngram-mod-n-max", 1, 64, "Most tokens of a proposal", "ngram-mod"),
         _size("ngram-mod-n-min", 0, 64, "Tokens that have to be known to follow, else none are proposed", "ngram-mod"),
-        Flag("--spec-default", SWITCH, read.switch, Store("aside.spec_type", spec_types.spec_default),
+        Flag("--spec-default", SWITCH, read.switch, Store("aside.spec_type", setters.spec_default),
              "Draft by ngram-mod, beside the kinds of --spec-type.", default="off"),
         Flag("-lcs --lookup-cache-static", "FILE", read.path, Store("aside.lookup_cache_static"),
              "For --spec-type ngram-cache: a lookup cache of llama.cpp, of whose n-grams of 2 tokens the most frequent followers "

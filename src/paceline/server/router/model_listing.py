@@ -20,7 +20,7 @@ from paceline.server.api_errors import api_error_of, strip_folders
 from paceline.server.dialects.ollama.ollama_models import listed_model, loaded_models, model_info, timestamp
 from paceline.server.dialects.openai.openai_routes import model_facts, ollama_listing
 from paceline.server.flags import ModelPreset
-from paceline.server.flags.preset_file import PRESET_KEYS
+from paceline.server.flags.presets import PRESET_KEYS
 from paceline.server.router.event_feed import VALUES
 from paceline.server.router.routed_models import RoutedModels
 

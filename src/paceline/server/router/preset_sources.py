@@ -10,7 +10,7 @@ from typing import Final
 from paceline.hub import is_reference, parse_reference
 from paceline.model_manager import ManagerSettings, ModelEntry, read_models_file
 from paceline.server.flags import ModelPreset, ModelPresets
-from paceline.server.flags.model_presets import check_names
+from paceline.server.flags.presets import check_names
 from paceline.server.settings import ServerSettings
 
 _OF_THE_SERVER: Final = ("chat_template", "offline", "hf_token")  # options of an entry that are no engine's

@@ -11,7 +11,7 @@ from tests.unit.server.flags.world import FakeFiles
 
 from paceline.errors import InvalidParams
 from paceline.server.flags import ModelPreset, ModelPresets, resolve
-from paceline.server.flags.preset_file import canonical_name, read_presets
+from paceline.server.flags.presets import canonical_name, read_presets
 
 TWO = "[one]\nmodel = one.gguf\n[two]\nhf = user/repo:q8_0\n"
 

@@ -14,9 +14,8 @@ from tests.unit.server.flags.world import FILES, TRAINED, FakeFiles, resolved
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference
 from paceline.server.flags import DiskFiles, resolve
-from paceline.server.flags.resolution import unescaped
-from paceline.server.flags.sources import _FLAGS_ELSEWHERE
-from paceline.server.flags.spec_types import spec_type_names
+from paceline.server.flags.resolution import _FLAGS_ELSEWHERE, unescaped
+from paceline.server.flags.setters import spec_type_names
 from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
 from paceline.server.settings import ServerSettings
 from paceline.speculation.drafters.ngram import NgramDrafter
@@ -661,7 +660,7 @@ def test_an_interrupted_download_says_that_it_is_continued(monkeypatch: pytest.M
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.server.flags.flag.local_model", interrupted)
+    monkeypatch.setattr("paceline.server.flags.setters.local_model", interrupted)
     notes: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         resolve(["-hf", "user/repo"], {}, DiskFiles(notes.append))

@@ -17,8 +17,19 @@ from paceline.config import CONFIG_NAMES
 from paceline.errors import InvalidParams
 from paceline.params import FIELDS
 from paceline.server.flags.display import markdown
-from paceline.server.flags.flag import SWITCH, Flag, Ignore, NoOp, Print, ReadConfig, Reject, Store
-from paceline.server.flags.table import BY_NAME, ENV_NAMES, FLAGS
+from paceline.server.flags.table import (
+    BY_NAME,
+    ENV_NAMES,
+    FLAGS,
+    SWITCH,
+    Flag,
+    Ignore,
+    NoOp,
+    Print,
+    ReadConfig,
+    Reject,
+    Store,
+)
 from paceline.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[4] / "docs" / "guide" / "flags.md"

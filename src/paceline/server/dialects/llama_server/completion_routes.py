@@ -29,7 +29,7 @@ from paceline.server.dialects.llama_server.completion_request import (
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.dialects.llama_server.slots import LlamaServerState, SlotContent
 from paceline.server.dialects.request_fields import MarkedImages, merge_options
-from paceline.server.flags.spec_types import spec_type_names
+from paceline.server.flags.setters import spec_type_names
 from paceline.server.json_bodies import LLAMA_STREAMS, json_response, large_json_response
 from paceline.server.prefill_progress import ProgressSource
 from paceline.server.request_context import DisconnectWatcher, RequestContext

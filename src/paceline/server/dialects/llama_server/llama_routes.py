@@ -30,7 +30,7 @@ from paceline.server.dialects.llama_server.llama_bodies import (
 from paceline.server.dialects.llama_server.slots import LlamaServerState
 from paceline.server.dialects.request_body import cap_warnings, without_fractions
 from paceline.server.dialects.request_fields import tokenize_mixed
-from paceline.server.flags.spec_types import spec_type_names
+from paceline.server.flags.setters import spec_type_names
 from paceline.server.json_bodies import encode_in_parts, json_response, large_json_response
 from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.routes import RouteFacts, Routes
