@@ -150,7 +150,7 @@ class StandInHub:
         )
 
 
-def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a class that knows its hub
+def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

@@ -80,7 +80,7 @@ def name(rng: random.Random) -> str:
     return rng.choice(FIRST_NAMES) if rng.random() < 0.3 else word(rng).capitalize()
 
 
-def thing(rng: random.Random) -> str:  # noqa: PLR0911 - one line for each kind
+def thing(rng: random.Random) -> str:
     """Anything that can be copied: a word in some spelling, a number, a letter, a code."""
     dice = rng.random()
     if dice < 0.5:
