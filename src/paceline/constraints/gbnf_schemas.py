@@ -288,9 +288,7 @@ _MOST_BOUND: Final = 2**63 - 2
 _RULE_NAME: Final = re.compile(r"[^a-zA-Z0-9-]+")
 
 
-def _is_implied(  # noqa: C901, PLR0911, PLR0912 - a table
-    generated: GeneratedValues, node: Schema, form: Form, keyword: str, value: Any
-) -> bool:
+def _is_implied(generated: GeneratedValues, node: Schema, form: Form, keyword: str, value: Any) -> bool:
     """Return whether all that a form generates is valid by a keyword that the form does not read."""
     match form.name, keyword:
         case (("ref" | "alternatives" | "all_of"), "type"):
