@@ -141,9 +141,9 @@ class LoaderWorld:
         """No more memory and no more models than there may be."""
         awake = [run for run in self.runs if not run.is_asleep]
         taken = sum(self.bytes_of.get(run.entry.name, 1) for run in awake)
-        limits = self.settings.room_limits
-        assert limits.max_bytes is None or taken <= limits.max_bytes, [run.entry.name for run in awake]
-        assert limits.max_loaded is None or len(awake) <= limits.max_loaded
+        budget, most = self.settings.memory_budget, self.settings.max_loaded
+        assert budget is None or taken <= budget, [run.entry.name for run in awake]
+        assert not most or len(awake) <= most
 
 
 def pool_of(

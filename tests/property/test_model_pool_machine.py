@@ -113,7 +113,7 @@ class PoolMachine(RuleBasedStateMachine):
         async def begin() -> None:
             if name in self.pool.names():
                 self.force(name)
-                self.acts.append(asyncio.create_task(self.pool.unload(name, timeout_s)))
+                self.acts.append(asyncio.create_task(self.pool.unload(name, timeout_s=timeout_s)))
                 await asyncio.sleep(0)
 
         self.now(begin())
@@ -138,7 +138,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.add(ModelEntry(name=name, **OPTIONS.get(name, {})))
             else:
                 self.force(name)
-                self.acts.append(asyncio.create_task(self.pool.remove(name, 1.0)))
+                self.acts.append(asyncio.create_task(self.pool.remove(name, timeout_s=1.0)))
                 await asyncio.sleep(0)
 
         self.now(begin())

@@ -20,7 +20,7 @@ from paceline.engine.lookup_files import LookupFiles
 from paceline.engine.saved_prefixes import StateFiles
 from paceline.errors import PacelineError
 from paceline.media.source_bytes import file_bytes
-from paceline.model_manager.models_file import read_models_file
+from paceline.model_manager.model_settings import read_models_file
 from paceline.observability.trace_events import header
 from paceline.observability.trace_file import read_trace
 from paceline.ray_serve.cluster_config import read_cluster_config

@@ -1,24 +1,27 @@
-"""The blocking manager, `ModelManager`, which loads `LLM`s by name: the pool of models, on the event loop of its own thread."""
+"""The blocking manager, `ModelManager`, which loads `LLM`s by name: a `ModelPool` on the event loop of a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from paceline.errors import EngineStopped
 from paceline.llm import LLM
 from paceline.model_manager.engine_loader import LLMLoader, ModelLoader
-from paceline.model_manager.managed_model import ModelRun
-from paceline.model_manager.model_entry import ModelEntry
+from paceline.model_manager.managed_model import ModelRun, ModelStatus
 from paceline.model_manager.model_pool import ModelPool
-from paceline.model_manager.model_status import ModelStatus
-from paceline.model_manager.models_file import ManagerSettings, changed_settings, manager_settings
+from paceline.model_manager.model_settings import (
+    ManagerSettings,
+    ModelEntry,
+    Models,
+    changed_settings,
+    manager_settings,
+)
 
 R = TypeVar("R")
 
@@ -26,9 +29,9 @@ R = TypeVar("R")
 class ModelManager:
     """Several models by name, each with an engine process of its own, that share the machine.
 
-    A model is loaded when it is first used. Where there is no room for it, models that are not in use are unloaded, the least
-    recently used first. Where all are in use, it waits in line; when it has waited for `patience_s`, others take no new
-    users until it has its room. A model whose process dies takes no other along.
+    A model is loaded when it is first used. If there is no room for it, idle models are unloaded, the least recently used
+    first. If all models are in use, it waits in line; after `patience_s` the others take no new users until it has its room.
+    The death of a model's process does not affect the other models.
 
     Any thread may call its methods. `close()`, the end of a `with` block or the garbage collector unloads everything.
 
@@ -40,7 +43,7 @@ class ModelManager:
 
     def __init__(
         self,
-        models: str | os.PathLike[str] | Iterable[ModelEntry] | ManagerSettings = (),
+        models: Models = (),
         *,
         memory_budget: int | str | None = None,
         max_loaded: int | None = None,
@@ -54,9 +57,9 @@ class ModelManager:
 
         Args:
             models: Entries, or the path of a TOML file with them and with the options, or what `read_models_file` returned.
-            memory_budget: What the loaded models may take together, of all devices: bytes, or a text such as "12 GiB". A model
-                counts as what llama.cpp plans for it, its host cache, and its process; a sleeping one as nothing. None: no
-                limit but the machine's.
+            memory_budget: The memory that the loaded models may take together, of all devices: bytes, or a text such as
+                "12 GiB". A model counts with llama.cpp's plan for it, its host cache and its process; a sleeping model with
+                nothing. None: the machine is the only limit.
             max_loaded: Models that may be loaded at once, 4 by default; 0: no limit.
             wait_timeout_s: Seconds that a user waits for room, then `ModelsBusy` is raised. None: no limit.
             patience_s: Seconds, 5 by default, that a model waits for room before models in use take no new users.
@@ -84,7 +87,7 @@ class ModelManager:
 
     @property
     def settings(self) -> ManagerSettings:
-        """The options that hold, and the entries of all models."""
+        """The present options, with the entries of all models."""
         return self._ask(lambda: self._pool.settings)
 
     def names(self) -> list[str]:
@@ -123,7 +126,8 @@ class ModelManager:
         """Return the status of every model."""
         return self._ask(self._pool.statuses)
 
-    def use(self, name: str, *, load: bool = True, timeout_s: float | None = None) -> AbstractContextManager[LLM]:
+    @contextmanager
+    def use(self, name: str, *, load: bool = True, timeout_s: float | None = None) -> Iterator[LLM]:
         """Use a model: a context manager with its `LLM`, which stays loaded until the block ends.
 
         Args:
@@ -131,31 +135,23 @@ class ModelManager:
             load: Whether to load it if it is not loaded.
             timeout_s: Seconds to wait for room; None: `wait_timeout_s`. A load that has begun is not cut short.
 
-        Returns:
-            The context manager. Entering it raises:
+        Yields:
+            The model. Entering the block raises:
 
         Raises:
-            ModelNotFound: There is none of that name; the message has the nearest ones.
+            ModelNotFound: There is none of that name; the message has the nearest names.
             ModelNotLoaded: It is not loaded, and load is False.
             ModelsBusy: There was no room for so long.
             NotEnoughMemory: It can never fit, or does not fit into the machine.
-            ModelUnloaded: It was unloaded while it was awaited, or, from inside the block, while it was in use.
+            ModelUnloaded: It was unloaded during the wait, or, from inside the block, while it was in use.
             EngineStopped: The manager was closed.
-            PacelineError: What `LLM` raises where a load fails. The next use tries again.
+            PacelineError: The error of `LLM`, if a load fails. The next use tries again.
         """
-        return self._use(name, load=load, timeout_s=timeout_s)
-
-    @contextmanager
-    def _use(self, name: str, *, load: bool, timeout_s: float | None) -> Iterator[LLM]:
         user = _User(self._pool)
         try:
             run = self._run(user.enter(name, load=load, timeout_s=timeout_s))
-            try:
+            with run.errors_of_a_user():
                 yield run.loaded.llm
-            except EngineStopped as error:
-                if run.revoked is None:
-                    raise
-                raise run.why_revoked() from error
         finally:
             with suppress(RuntimeError):  # the manager was closed meanwhile
                 self._loop.call_soon_threadsafe(user.leave)
@@ -170,13 +166,13 @@ class ModelManager:
         Raises:
             PacelineError: As entering `use`.
         """
-        self._run(self._pool.load(name, timeout_s))
+        self._run(self._pool.load(name, timeout_s=timeout_s))
 
     def unload(self, name: str, *, timeout_s: float | None = None) -> None:
         """Unload a model, or cancel its load, and wait until its memory is free.
 
         New users wait, and load it again afterwards. Requests that still run after the time-out end with the finish reason
-        SHUTDOWN; what their blocks ask then raises `ModelUnloaded`.
+        SHUTDOWN; calls from their blocks then raise `ModelUnloaded`.
 
         Args:
             name: The name of a model, or an alias.
@@ -185,7 +181,7 @@ class ModelManager:
         Raises:
             ModelNotFound: There is none of that name.
         """
-        self._run(self._pool.unload(name, timeout_s))
+        self._run(self._pool.unload(name, timeout_s=timeout_s))
 
     def reload(self, name: str, *, timeout_s: float | None = None) -> None:
         """Unload a model and load it again, for instance after its file was replaced.
@@ -212,7 +208,7 @@ class ModelManager:
         self._ask(lambda: self._pool.add(entry))
 
     def remove(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Unload a model and forget it; those that wait for it get `ModelNotFound`.
+        """Unload a model and forget it. Its waiting users get `ModelNotFound`.
 
         Args:
             name: The name of a model, or an alias.
@@ -221,20 +217,20 @@ class ModelManager:
         Raises:
             ModelNotFound: There is none of that name.
         """
-        self._run(self._pool.remove(name, timeout_s))
+        self._run(self._pool.remove(name, timeout_s=timeout_s))
 
-    def update(self, models: str | os.PathLike[str] | Iterable[ModelEntry] | ManagerSettings) -> None:
-        """Replace the models: new ones are added, missing ones removed, changed ones unloaded. What is the same stays loaded.
+    def update(self, models: Models) -> None:
+        """Replace the models: add new ones, remove missing ones, unload changed ones. Models that are the same stay loaded.
 
-        Names are those of the new models at once. Users of a model that is changed have its stop_timeout_s to leave, and those
-        that wait for it or come meanwhile get the new one. New and changed ones with load_on_startup are loaded, which is not
-        waited for. Returns when what was removed or changed has been unloaded.
+        The new names hold at once. Users of a changed model have its stop_timeout_s to leave; users that wait for it get the
+        new model. New and changed models with load_on_startup begin to load. Returns when the removed and changed models have
+        been unloaded.
 
         Args:
             models: The entries of all models, which leave the limits as they are. The path of a TOML file, or
-                `ManagerSettings`, replace the limits as well: idle models beyond lower ones are unloaded at once, the others
-                when their users have left. Over those of a file stay the options that the manager was made with, as when
-                it was made; `ManagerSettings` hold as they are.
+                `ManagerSettings`, replace the limits as well: idle models beyond lower limits are unloaded at once, others
+                when their users have left. Options that the manager was made with override those of a file, as when it was
+                made; `ManagerSettings` hold as they are.
 
         Raises:
             InvalidParams: The file cannot be read, a name is taken twice, or an option is wrong; then nothing was changed.

@@ -19,7 +19,7 @@ from paceline.engine.memory_needs import estimate_on_machine
 from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.errors import InvalidParams, NotEnoughMemory, PacelineError
 from paceline.llm import LLM
-from paceline.model_manager.model_entry import ModelEntry
+from paceline.model_manager.model_settings import ModelEntry
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
@@ -31,7 +31,7 @@ T_co = TypeVar("T_co", covariant=True)
 _PROCESS_BYTES: Final = 128 << 20  # of Python and the libraries, and of the vocabulary in both processes
 _CACHE_SHARE: Final = 8  # of a budget, the part that the cells of one sequence may take if n_ctx is left open
 _HOST_SHARE: Final = 8  # of what a model needs, the part that its idle prefixes may take under a budget
-_SPARE_DELAY_S: Final = 2.0  # behind a load: the first requests of the model come first
+_SPARE_DELAY_S: Final = 2.0  # after a load: the first requests of the model come first
 _OF_THE_FRONT: Final = ("chat_template", "offline", "hf_token")
 
 
@@ -40,19 +40,19 @@ class RunningModel(Protocol[T_co]):
 
     @property
     def llm(self) -> T_co:
-        """What users get."""
+        """The object that users get."""
 
     @property
     def is_asleep(self) -> bool:
-        """Whether it has no process, since it was idle."""
+        """Whether it has no process because it was idle."""
 
     @property
     def taken_bytes(self) -> int | None:
-        """The memory that its process has; None where that is not known."""
+        """The memory of its process; None if that is not known."""
 
     @property
     def worker_pid(self) -> int | None:
-        """Its process; None without one."""
+        """Its process; None without a process."""
 
     @property
     def ended(self) -> Future[EngineStopped | None]:
@@ -67,7 +67,14 @@ class RunningModel(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """An entry whose file is there. needed_bytes: None where it was not planned; model, options: for the load."""
+    """An entry with its file on this machine.
+
+    Attributes:
+        entry: The entry.
+        needed_bytes: The memory that it needs; None if it was not planned.
+        model: The file or files to load.
+        options: The options to load it with.
+    """
 
     entry: ModelEntry
     needed_bytes: int | None
@@ -79,13 +86,17 @@ class ModelLoader(Protocol[T_co]):
     """Loads the models of a manager. On the event loop, which it does not block."""
 
     def check(self, entry: ModelEntry) -> None:
-        """Raise what is wrong with an entry, as far as that is known before it is loaded."""
+        """Raise the error of an entry that is wrong, as far as that is known before it is loaded."""
 
     async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
         """Find or download the file and plan its memory. Raises as a load, and `Aborted` after `cancel` was set.
 
-        Raises `NotEnoughMemory` if even the machine without any other model has too little; no model is evicted then.
-        budget: bytes that all models may take together, so that the need of this one has to be known; None: no limit.
+        Raises `NotEnoughMemory` if the machine has too little even without other models; then no model is evicted.
+
+        Args:
+            entry: The model.
+            cancel: Ends it when set.
+            budget: Bytes that all models may take together, so that the memory of this model must be planned; None: no limit.
         """
 
     async def load(
@@ -102,36 +113,36 @@ class EngineHandle(Generic[T]):
 
     @property
     def is_asleep(self) -> bool:
-        """See `RunningModel`."""
+        """Whether its worker was ended because it was idle."""
         return self._engine.heartbeat().state == "sleeping"
 
     @property
     def taken_bytes(self) -> int | None:
-        """See `RunningModel`. Pages of a mapped file count as far as they are in memory."""
+        """The memory of its worker. Pages of a mapped file count if they are in memory."""
         pid = self.worker_pid
         return None if pid is None else resident_bytes(pid)
 
     @property
     def worker_pid(self) -> int | None:
-        """See `RunningModel`."""
+        """Its worker."""
         return self._engine.heartbeat().worker_pid
 
     @property
     def ended(self) -> Future[EngineStopped | None]:
-        """See `RunningModel`."""
+        """Done when the engine has ended."""
         return self._engine.ended
 
     def wake(self) -> None:
-        """See `RunningModel`."""
+        """Start its worker if it sleeps, and count as use."""
         self._engine.wake()
 
     async def aclose(self) -> None:
-        """See `RunningModel`."""
+        """Close it."""
         await self._close()
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process; None where /proc does not have it."""
+    """Return the resident memory of a process; None if /proc does not have it."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
@@ -140,13 +151,13 @@ def resident_bytes(pid: int) -> int | None:
 
 
 class EngineLoader:
-    """What the loaders of both managers share. Under a budget memory is planned, and the host cache bounded."""
+    """The base of both loaders. Under a budget it plans the memory, and bounds the host cache."""
 
     def __init__(self) -> None:
         self._prepared: dict[str, tuple[object, PreparedModel]] = {}
 
     def check(self, entry: ModelEntry) -> None:
-        """See `ModelLoader`."""
+        """Raise the error of an entry that is wrong."""
         options = _engine_options(entry)
         try:
             check_options(None if entry.model is None else entry.model, options)
@@ -157,7 +168,7 @@ class EngineLoader:
             raise type(error)(f"model {entry.name!r}: {error}") from error
 
     async def prepare(self, entry: ModelEntry, cancel: threading.Event, *, budget: int | None) -> PreparedModel:
-        """See `ModelLoader`. The result is used again as long as entry, file and budget stay the same."""
+        """Find the file and plan the memory. The result is used again while entry, file and budget stay the same."""
         return await asyncio.to_thread(self._prepare, entry, cancel, budget)
 
     def _prepare(self, entry: ModelEntry, cancel: threading.Event, budget: int | None) -> PreparedModel:
@@ -182,9 +193,11 @@ class EngineLoader:
 
 
 class AsyncLLMLoader(EngineLoader):
-    """Loads `AsyncLLM`s. keeps_spare: whether a worker waits for the next load, once a model was loaded that has one.
+    """Loads `AsyncLLM`s.
 
-    The thread of the event loop starts it, and should last as long as the process: on Linux they end together.
+    Args:
+        keeps_spare: Whether a spare worker waits for the next load, after a model with a worker was loaded. The thread of
+            the event loop starts it, and should last as long as the process: on Linux the worker ends with the thread.
     """
 
     def __init__(self, *, keeps_spare: bool = False) -> None:
@@ -194,7 +207,7 @@ class AsyncLLMLoader(EngineLoader):
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
     ) -> EngineHandle[AsyncLLM]:
-        """See `ModelLoader`."""
+        """Open an `AsyncLLM`."""
         llm = AsyncLLM(prepared.model, **{**prepared.options, "progress": progress, "cancel": cancel})
         try:
             await llm.start()
@@ -210,7 +223,7 @@ class LLMLoader(EngineLoader):
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
     ) -> EngineHandle[LLM]:
-        """See `ModelLoader`."""
+        """Open an `LLM`."""
         options = {**prepared.options, "progress": progress, "cancel": cancel}
         llm = await asyncio.to_thread(partial(LLM, prepared.model, **options))
         return EngineHandle(llm, llm.engine, partial(asyncio.to_thread, llm.close))
@@ -235,7 +248,7 @@ def _source(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _stamp(model: object) -> object:
-    """Return what changes when the file does."""
+    """Return a value that changes when the file does."""
     if model is None:
         return ()
     try:

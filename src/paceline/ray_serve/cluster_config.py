@@ -21,7 +21,7 @@ from paceline import validation
 from paceline.engine.engine_factory import local_files, local_options
 from paceline.errors import InvalidParams, InvalidType
 from paceline.model_manager import ModelEntry
-from paceline.model_manager.models_file import models_table
+from paceline.model_manager.model_settings import models_table
 from paceline.server.flags import DiskFiles, resolve_table
 from paceline.server.settings import ServerSettings
 

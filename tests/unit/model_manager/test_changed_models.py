@@ -301,16 +301,16 @@ async def test_a_model_is_gone_also_where_its_removal_is_awaited_by_none() -> No
     """The wait was cancelled; it takes no room any more, and that it was removed is reported."""
     world = LoaderWorld(max_loaded=1)
     pool = pool_of(world, "a", "b", patience_s=100)
-    reader = pool.feed.subscribe()
+    reader = pool._feed.subscribe()
     run = await pool.acquire("a")
-    removing = asyncio.create_task(pool.remove("a", 100))
+    removing = asyncio.create_task(pool.remove("a", timeout_s=100))
     await asyncio.sleep(1)
     removing.cancel()
     await asyncio.sleep(1)
     pool.release(run)
     await hold(pool, "b", 0)
     assert world.loads == ["a", "b"]
-    pool.feed.unsubscribe(reader)
+    pool._feed.unsubscribe(reader)
     assert [status.state async for status in reader if status.name == "a"][-2:] == ["unloaded", "removed"]
     await pool.aclose()
 
@@ -321,14 +321,14 @@ async def test_nothing_is_reported_of_a_removed_model_whose_name_is_another_ones
     world = LoaderWorld()
     pool = pool_of(world, "a")
     run = await pool.acquire("a")
-    reader = pool.feed.subscribe()
-    removing = asyncio.create_task(pool.remove("a", 100))
+    reader = pool._feed.subscribe()
+    removing = asyncio.create_task(pool.remove("a", timeout_s=100))
     await asyncio.sleep(1)
     pool.add(ModelEntry(name="a"))
     await hold(pool, "a", 0)
     pool.release(run)
     await removing
-    pool.feed.unsubscribe(reader)
+    pool._feed.unsubscribe(reader)
     seen = [status.state async for status in reader]
     assert seen == ["unloading", "unloaded", "preparing", "queued", "loading", "loaded"]
     await pool.remove("a")

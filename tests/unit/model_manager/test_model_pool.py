@@ -230,14 +230,14 @@ async def test_unload_waits_for_users_and_then_cuts_them_off() -> None:
     world = LoaderWorld()
     pool = pool_of(world, "a")
     brief, long = await pool.acquire("a"), await pool.acquire("a")
-    unloading = asyncio.create_task(pool.unload("a", 10))
+    unloading = asyncio.create_task(pool.unload("a", timeout_s=10))
     await asyncio.sleep(3)
     pool.release(brief)
     assert pool.status("a").state == "unloading"
     await unloading
     assert now() == pytest.approx(1.3 + 10 + 0.2, abs=0.3)
-    assert isinstance(long.why_revoked(), ModelUnloaded)
-    assert "'a' was unloaded while it was in use" in str(long.why_revoked())
+    assert isinstance(long.revoked, ModelUnloaded)
+    assert "'a' was unloaded while it was in use" in str(long.revoked)
     pool.release(long)
     assert states(pool) == {"a": "unloaded"}
     await pool.aclose()
@@ -253,7 +253,7 @@ async def test_what_an_engine_leaves_in_cycles_is_freed_with_it() -> None:
     del run
     gc.disable()
     try:
-        await pool.unload("a", 0)
+        await pool.unload("a", timeout_s=0)
         await settle()
         assert left() is None
     finally:
@@ -267,7 +267,7 @@ async def test_users_that_come_during_an_unload_load_the_model_again() -> None:
     world = LoaderWorld()
     pool = pool_of(world, "a")
     run = await pool.acquire("a")
-    unloading = asyncio.create_task(pool.unload("a", 5))
+    unloading = asyncio.create_task(pool.unload("a", timeout_s=5))
     await settle()
     late = asyncio.create_task(hold(pool, "a", 0))
     await asyncio.sleep(1)
@@ -283,9 +283,9 @@ async def test_a_second_unload_shortens_the_first() -> None:
     """The smaller time-out counts."""
     pool = pool_of(LoaderWorld(), "a")
     await pool.acquire("a")
-    patient = asyncio.create_task(pool.unload("a", 1000))
+    patient = asyncio.create_task(pool.unload("a", timeout_s=1000))
     await asyncio.sleep(1)
-    await pool.unload("a", 0)
+    await pool.unload("a", timeout_s=0)
     await patient
     assert now() < 5
     await pool.aclose()
@@ -296,7 +296,7 @@ async def test_a_second_unload_at_once_shortens_the_first() -> None:
     """Also before the first has begun to wait for users."""
     pool = pool_of(LoaderWorld(), "a")
     await pool.acquire("a")
-    await asyncio.gather(pool.unload("a", 1000), pool.unload("a", 0))
+    await asyncio.gather(pool.unload("a", timeout_s=1000), pool.unload("a", timeout_s=0))
     assert now() < 5
     await pool.aclose()
 
@@ -381,7 +381,7 @@ async def test_a_model_that_is_being_unloaded_is_not_loaded_again_without_load()
     world = LoaderWorld()
     pool = pool_of(world, "a")
     run = await pool.acquire("a")
-    unloading = asyncio.create_task(pool.unload("a", 50))
+    unloading = asyncio.create_task(pool.unload("a", timeout_s=50))
     await settle()
     began = now()
     await ended_with(pool.acquire("a", load=False), ModelNotLoaded, "'a' is not loaded")
@@ -461,7 +461,7 @@ async def test_an_engine_that_gives_up_is_a_failure_of_its_model_alone() -> None
     run.loaded.die()
     await asyncio.sleep(1)
     assert states(pool) == {"a": "failed", "b": "loaded"}
-    assert str(run.why_revoked()) == "the engine gave up"
+    assert str(run.revoked) == "the engine gave up"
     assert str(pool.status("a").error) == "the engine gave up"
     assert await pool.acquire("a") is not run
     assert other.revoked is None
@@ -494,7 +494,7 @@ async def test_closing_ends_loads_waits_and_models() -> None:
     others = [asyncio.create_task(pool.acquire(name)) for name in "bbc"]
     await asyncio.sleep(10)
     assert states(pool) == {"a": "loaded", "b": "loading", "c": "queued"}
-    reader = pool.feed.subscribe()
+    reader = pool._feed.subscribe()
     await pool.aclose()
     for task in others:
         await ended_with(task, EngineStopped, "closed")
@@ -595,10 +595,10 @@ async def test_idle_models_make_room_where_the_machine_is_short() -> None:
 async def test_events_tell_states_progress_and_users() -> None:
     """In order; of one state only the newest is kept for a slow reader."""
     pool = pool_of(LoaderWorld(), "a")
-    reader = pool.feed.subscribe()
+    reader = pool._feed.subscribe()
     await hold(pool, "a", 1)
     await pool.unload("a")
-    pool.feed.unsubscribe(reader)
+    pool._feed.unsubscribe(reader)
     seen = [(status.state, status.progress, status.num_users) async for status in reader]
     assert seen == [
         ("preparing", 0.0, 0),
