@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from paceline import SamplingParams
 from paceline.cluster import BLOCK_TOKENS, DigestPublisher, DigestUpdate, LoadMeter, ReplicaReport
-from paceline.engine.commands import Command, Digest, Inspect, Submit
+from paceline.engine.commands import Ask, Command, Submit
 from paceline.engine.core import Engine
 from paceline.engine.executor import Executor
+from paceline.engine.questions import digest, slots
 from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
-from paceline.scheduling.records import Delta, Ended, Event, Inspected, SlotsSnapshot
+from paceline.scheduling.records import Answered, Delta, Ended, Event, SlotsSnapshot
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
 from paceline.sequence import Request
@@ -117,12 +118,11 @@ class Replica:
 
     def ask_report(self) -> None:
         """Let the next tick make a report, at most one."""
-        if any(isinstance(one, Inspect) for one in self._commands.queue):
-            return
-        self._commands.queue += [
-            Inspect(_QUESTION),
-            Digest(_QUESTION, self._publisher.max_prefixes, BLOCK_TOKENS),
-        ]
+        if not any(isinstance(command, Ask) for command in self._commands.queue):
+            self._commands.queue += [
+                slots.command(_QUESTION, ()),
+                digest.command(_QUESTION, (self._publisher.max_prefixes, BLOCK_TOKENS)),
+            ]
 
     def tick(self, now_s: float) -> tuple[list[Job], ReplicaReport | None]:
         """Run a tick that begins at that time; return the jobs that ended with it, and the report if one was asked for."""
@@ -131,7 +131,7 @@ class Replica:
         events = self._engine.tick()
         self.busy_s += self.clock.now() - start_s
         ended = [job for event in events if (job := self._take(event)) is not None]
-        answers = [event.snapshot for event in events if isinstance(event, Inspected)]
+        answers = [event.result for event in events if isinstance(event, Answered)]
         return ended, self._report(answers) if answers else None
 
     def snapshot(self) -> DigestUpdate:
@@ -139,10 +139,10 @@ class Replica:
         return self._publisher.snapshot()
 
     def _report(self, answers: Sequence[object]) -> ReplicaReport:
-        (slots,) = [one for one in answers if isinstance(one, SlotsSnapshot)]
-        (digest,) = [one for one in answers if isinstance(one, PrefixDigest)]
-        load = self._meter.read(self._metrics.snapshot(), slots)
-        return ReplicaReport(state="ready", load=load, updates=(self._publisher.publish(digest),))
+        (views,) = [answer for answer in answers if isinstance(answer, SlotsSnapshot)]
+        (prefixes,) = [answer for answer in answers if isinstance(answer, PrefixDigest)]
+        load = self._meter.read(self._metrics.snapshot(), views)
+        return ReplicaReport(state="ready", load=load, updates=(self._publisher.publish(prefixes),))
 
     def _take(self, event: Event) -> Job | None:
         """Note what came out; return the job if this ended it."""

@@ -630,11 +630,11 @@ def test_a_model_that_wakes_keeps_its_service(routers: Any) -> None:
     assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
     models: Any = world.server.app.state.service.models
     before = models.ready("small")
-    loaded = models.manager._pool._models["small"].run.loaded
+    loaded = models.manager._models["small"].run.loaded
     for _ in range(2):
         loaded.is_asleep = True
         assert world.client.get("/models").status_code == 200
-        world.server.call(models.manager._pool._arrange)
+        world.server.call(models.manager._arrange)
         assert world.state("small") == "sleeping"
         assert world.client.post("/completion", json={**BODY, "model": "small"}).status_code == 200
         assert models.ready("small") is before
