@@ -27,7 +27,7 @@ from paceline.server.api_errors import (
     llama_error_body,
 )
 from paceline.server.dialects.anthropic import anthropic_routes
-from paceline.server.dialects.llama_server import llama_routes, stream_routes
+from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.dialects.ollama import ollama_routes
 from paceline.server.dialects.openai import openai_routes
 from paceline.server.dialects.responses import responses_routes
@@ -61,7 +61,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         start_page_routes(settings, service.page, lambda: server_facts(service)),
         page_facts.page_routes(settings, lambda: [page_facts.model_entry(service)], is_router=False),
         openai_routes.cancel_routes(service.request_registry.cancel, openai_routes.CANCEL),
-        stream_routes.routes(service.resumable_streams),
+        llama_routes.stream_routes(service.resumable_streams),
     )
     return server_app(service, own, Middleware(OneModel, service))
 

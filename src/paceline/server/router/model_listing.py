@@ -17,7 +17,7 @@ from paceline.model_manager import ModelStatus
 from paceline.runtime import projector_facts
 from paceline.runtime.gguf_file import read_gguf
 from paceline.server.api_errors import api_error_of, strip_folders
-from paceline.server.dialects.ollama.ollama_models import listed_model, loaded_models, model_info, timestamp
+from paceline.server.dialects.ollama.ollama_routes import listed_model, loaded_models, model_info, timestamp
 from paceline.server.dialects.openai.openai_routes import model_facts, ollama_listing
 from paceline.server.flags import ModelPreset
 from paceline.server.flags.presets import PRESET_KEYS

@@ -28,15 +28,15 @@ from paceline.server.api_errors import (
     ollama_error_response,
 )
 from paceline.server.application import server_app
-from paceline.server.dialects.llama_server import stream_routes
-from paceline.server.dialects.ollama.ollama_models import (
+from paceline.server.dialects.llama_server import llama_routes
+from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
+from paceline.server.dialects.ollama.ollama_routes import (
     FOLLOWED_VERSION,
     NAME_MISSING,
     administration_routes,
     pull_response,
     shown_model,
 )
-from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
 from paceline.server.dialects.openai.openai_routes import cancel_routes
 from paceline.server.dialects.request_body import RequestBody
 from paceline.server.engine_events.page_facts import page_routes
@@ -110,7 +110,7 @@ def _own_routes(service: RouterService) -> list[Routes]:
         start_page_routes(service.settings, service.page, lambda: _facts(service)),
         page_routes(service.settings, lambda: page_entries(service.models), is_router=True),
         cancel_routes(service.cancel, _CANCEL),
-        stream_routes.routes(service.kept.resumable_streams),
+        llama_routes.stream_routes(service.kept.resumable_streams),
         router_metrics_routes(service),
         _list_routes(service),
         _management_routes(service),

@@ -18,7 +18,7 @@ from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupport
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.request import MAX_DRAFT, RequestOptions
 from paceline.runtime import Tokenizer
-from paceline.server.dialects.llama_server.chunk_sources import LineLimits
+from paceline.server.dialects.llama_server.completion_routes import LineLimits
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody, InfillChunk, LoraScale
 from paceline.server.dialects.request_body import cap_warnings, without_fractions
 from paceline.server.dialects.request_fields import (

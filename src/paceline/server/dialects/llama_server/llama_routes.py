@@ -1,4 +1,7 @@
-"""All of llama-server's routes but /health and /metrics; here: tokens, templates, adapters, properties. On the event loop."""
+"""llama-server's routes except /health and /metrics: tokens, templates, adapters, properties, vectors, streams to read again.
+
+On the event loop; texts are tokenised and large bodies encoded in threads. Each API key sees its own streams only.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+import numpy as np
+import numpy.typing as npt
+from fastapi import Query
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,29 +22,53 @@ from paceline import __version__, validation
 from paceline.chat import ChatOptions, Turn, next_turn, prepare_chat
 from paceline.demo import demo_model_path
 from paceline.errors import InvalidParams, PacelineError, Unsupported
+from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
-from paceline.server.api_errors import invalid_request, not_supported
-from paceline.server.dialects.llama_server import completion_routes, slots, vector_routes
+from paceline.server.api_errors import (
+    DEFAULT_RETRY_S,
+    OPENAI_FORM,
+    ApiError,
+    ApiException,
+    invalid_request,
+    not_supported,
+)
+from paceline.server.dialects.llama_server import completion_routes, slots
 from paceline.server.dialects.llama_server.completion_request import API_DEFAULTS, brief_settings, parse_lora_scales
 from paceline.server.dialects.llama_server.llama_bodies import (
     DetokenizeBody,
+    EmbeddingBody,
     LlamaBody,
     LoraScale,
+    RerankBody,
     TemplateBody,
     TokenizeBody,
 )
 from paceline.server.dialects.llama_server.slots import LlamaServerState
 from paceline.server.dialects.request_body import cap_warnings, without_fractions
 from paceline.server.dialects.request_fields import tokenize_mixed
+from paceline.server.dialects.vectors import (
+    can_embed,
+    can_rerank,
+    compute_vectors,
+    embedding_input_options,
+    read_embedding_inputs,
+    tokenize_pairs,
+    truncate_side,
+    vector_options,
+)
 from paceline.server.flags.setters import spec_type_names
-from paceline.server.json_bodies import encode_in_parts, json_response, large_json_response
+from paceline.server.json_bodies import OPENAI_ERRORS, Responses, encode_in_parts, json_response, large_json_response
 from paceline.server.media_input.request_media import RequestMedia
+from paceline.server.request_context import RequestContext
+from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream, ResumableStreams
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.running_request import run_in_turn
 from paceline.server.service import Service
+from paceline.server.sse import LOST, StreamReplay
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
+
 
 MAX_TOKENS = 1 << 20
 """Tokens that a response of POST /tokenize may have: as many as a request may have."""
@@ -52,7 +82,7 @@ def routes() -> Routes:
     router.extend(slots.routes())
     router.extend(_adapter_routes())
     router.extend(_token_routes())
-    router.extend(vector_routes.routes())
+    router.extend(_vector_routes())
     router.extend(_props_routes())
     return router
 
@@ -314,3 +344,223 @@ def _piece_body(piece: bytes) -> str | list[int]:
 def _warnings(service: Service, body: LlamaBody, more: Sequence[str] = ()) -> dict[str, Any]:
     warnings = cap_warnings([*body.field_warnings(strict=service.settings.strict_fields), *more])
     return {"warnings": warnings} if warnings else {}
+
+
+def _vector_routes() -> Routes:
+    """Return the routes."""
+    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
+
+    @router.post("/embedding", summary="Turn texts and images into vectors, as llama-server does")
+    @router.post("/embeddings", include_in_schema=False)
+    async def embed(body: EmbeddingBody, request: Request) -> Response:
+        """Compute embeddings: a list of `index` and `embedding`.
+
+        `embedding` is a list of one vector or, without pooling, of one per token.
+        """
+        service = Service.of(request.scope)
+        if not can_embed(service):
+            raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
+        options = RequestOptions(
+            **embedding_input_options(service, request, body.model),
+            truncate=truncate_side(body.truncate),
+            parse_special=True,
+        )
+        field, value = _input(body)
+        ids = await read_embedding_inputs(service, request, field, value, options)
+        rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
+        return await large_json_response(
+            await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize, warnings)
+        )
+
+    @router.post("/rerank", summary="Rank documents by how well they fit a query")
+    @router.post("/reranking", include_in_schema=False)
+    @router.post("/v1/rerank", errors=OPENAI_FORM, include_in_schema=False)
+    @router.post("/v1/reranking", errors=OPENAI_FORM, include_in_schema=False)
+    @router.post("/v2/rerank", include_in_schema=False)
+    async def rerank(body: RerankBody, request: Request) -> Response:
+        """Rank documents, best first, `top_n` of them. With `texts` in place of `documents` a plain list as in TEI.
+
+        The response has the members of Jina's API, and the `id` of Cohere's.
+        """
+        service = Service.of(request.scope)
+        if not can_rerank(service):
+            raise not_supported("This server does not support reranking. Start it with `--reranking`")
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
+        documents = body.documents or body.texts
+        if not isinstance(documents, list) or not documents:
+            raise invalid_request('"documents" must be a non-empty string array', "documents")
+        options = RequestOptions(**vector_options(service, request, body.model), truncate=truncate_side(body.truncate))
+        field = "documents" if body.documents else "texts"
+        pairs = [(body.query, text) for text in _document_texts(field, documents)]
+        ids = await tokenize_pairs(service, request, field, pairs, options)
+        rows = await compute_vectors(service, request, ids, "rank", options, field=field)
+        found = _rank([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
+        if field == "texts":
+            return await large_json_response(_tei_body(found, documents, warnings, with_text=bool(body.return_text)))
+        reply = _jina_body(found, body, service.names[0], sum(map(len, ids)), warnings)
+        return await large_json_response({"id": f"rerank-{RequestContext.of(request.scope).request_id}"} | reply)
+
+    return router
+
+
+def _input(body: EmbeddingBody) -> tuple[str, Any]:
+    """Return the field with the texts and its value."""
+    field, value = ("content", body.content) if body.input is None else ("input", body.input)
+    if body.encoding_format not in (None, "float", "base64"):
+        raise invalid_request("encoding_format must be float or base64", "encoding_format")
+    if value is None:
+        raise invalid_request('"input" or "content" must be provided', "content")
+    return field, value
+
+
+def _embedding_body(
+    rows: Sequence[Any], body: EmbeddingBody, embd_normalize: int, warnings: list[str]
+) -> list[dict[str, Any]]:
+    kind = embd_normalize if body.embd_normalize is None else body.embd_normalize
+    shaped: list[dict[str, Any]] = [
+        {"index": index, "embedding": _vector_lists(np.asarray(row), kind)} for index, row in enumerate(rows)
+    ]
+    if warnings:
+        shaped[0]["warnings"] = warnings  # a list has no other place for it
+    return shaped
+
+
+def _vector_lists(row: Any, kind: int) -> list[list[float]]:
+    """Return a text's vector, normalised, or the vectors of its tokens, which stay as they are."""
+    return row.tolist() if row.ndim == 2 else [normalize_as(row, kind).tolist()]
+
+
+def _document_texts(field: str, documents: list[Any]) -> list[str]:
+    """Return the text of each document. Raises `ApiException` for an object without one; other types are checked later."""
+    for index, document in enumerate(documents):
+        if isinstance(document, dict) and not isinstance(document.get("text"), str):
+            message = f'{field}[{index}] must be a text or an object with a text, such as {{"text": "a fox"}}'
+            raise invalid_request(message, field)
+    return [document["text"] if isinstance(document, dict) else document for document in documents]
+
+
+def _rank(scores: list[float], top_n: int) -> list[tuple[int, float]]:
+    best = sorted(enumerate(scores), key=lambda one: -one[1])
+    return best[: max(0, top_n)]
+
+
+def _tei_body(
+    found: list[tuple[int, float]], texts: list[Any], warnings: list[str], *, with_text: bool
+) -> list[dict[str, Any]]:
+    shown = _document_texts("texts", texts) if with_text else []
+    ranks: list[dict[str, Any]] = [
+        {"index": index, "score": score} | ({"text": shown[index]} if with_text else {}) for index, score in found
+    ]
+    if warnings and ranks:
+        ranks[0]["warnings"] = warnings  # a list has no other place for it
+    return ranks
+
+
+def _jina_body(
+    found: list[tuple[int, float]], body: RerankBody, model: str, num_tokens: int, warnings: list[str]
+) -> dict[str, Any]:
+    def document(index: int) -> dict[str, Any]:
+        if not body.return_documents or body.documents is None:
+            return {}
+        given = body.documents[index]
+        return {"document": given if isinstance(given, dict) else {"text": given}}
+
+    return {
+        "model": body.model or model,
+        "object": "list",
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "results": [{"index": index, **document(index), "relevance_score": score} for index, score in found],
+    } | ({"warnings": warnings} if warnings else {})
+
+
+_NONE, _MAX_ABS, _EUCLIDEAN = -1, 0, 2
+_INT16 = 32760.0  # the largest component that `_MAX_ABS` gives
+
+
+def normalize_as(vector: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.float32]:
+    """Normalise as --embd-normalize: -1 none, 0 largest component 32760, 1 taxicab, 2 euclidean, p above: p-norm."""
+    if kind == _NONE:
+        return vector
+    values = np.abs(vector.astype(np.float64))
+    if kind == _MAX_ABS:
+        size = values.max(initial=0.0) / _INT16
+    elif kind == _EUCLIDEAN:
+        size = float(np.sqrt(np.square(values).sum()))
+    else:
+        largest = values.max(initial=0.0)  # taken out, so that a high power neither ends at 0 nor at infinity
+        size = largest * float(np.power(np.power(values / (largest or 1.0), kind).sum(), 1.0 / kind))
+    return (vector / size if size > 0 else np.zeros_like(vector)).astype(np.float32)
+
+
+_MAX_IDS = 10_000  # of one lookup
+_EVENTS: Responses = {200: {"description": "The stream's bytes", "content": {"text/event-stream": {}}}, **OPENAI_ERRORS}
+
+ConversationId = Annotated[str, Query(max_length=MAX_ID_BYTES, description="The request's X-Conversation-Id")]
+Offset = Annotated[str, Query(alias="from", max_length=20, description="The number of bytes that are known already")]
+
+
+_LOADING = ApiError(
+    503, "unavailable_error", "loading", "Stream owner model is loading, retry later", retry_after_s=DEFAULT_RETRY_S
+)
+
+
+class LookupBody(BaseModel):
+    """Conversations to look up."""
+
+    conversation_ids: list[str] = Field(default=[], max_length=_MAX_IDS)
+
+
+def stream_routes(streams: ResumableStreams) -> Routes:
+    """Return the routes, which do not wake a sleeping engine."""
+    router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["llama-server"], responses=OPENAI_ERRORS)
+
+    @router.get("/v1/stream", summary="Read a stream again, and on", responses=_EVENTS)
+    async def read(request: Request, conv_id: ConversationId = "", offset: Offset = "") -> Response:
+        """Send a conversation's stream from a byte on, and what is still to come of it."""
+        owner = RequestContext.of(request.scope).key_digest
+        stream = streams.find(owner, _required(conv_id))
+        if streams.is_awaited(owner, conv_id):
+            raise ApiException(_LOADING)
+        if stream is None:
+            raise invalid_request("Stream not found or expired", "conv_id", "stream_not_found", status=404)
+        start = _parse_offset(offset)
+        if start < stream.dropped_bytes:
+            raise ApiException(LOST)
+        return StreamReplay(stream, start)
+
+    @router.delete("/v1/stream", summary="End a stream", status_code=204)
+    async def end(request: Request, conv_id: ConversationId = "") -> Response:
+        """Cancel a conversation's request if it runs, and forget its stream. 204 also where there is none."""
+        streams.discard(RequestContext.of(request.scope).key_digest, _required(conv_id))
+        return Response(status_code=204)
+
+    @router.post("/v1/streams/lookup", summary="Which conversations have a stream")
+    async def lookup(body: LookupBody, request: Request) -> list[dict[str, Any]]:
+        """List the streams of these conversations, and of those whose id is one of these, `::` and more."""
+        found = streams.lookup(RequestContext.of(request.scope).key_digest, body.conversation_ids)
+        return [_described(stream) for stream in found]
+
+    return router
+
+
+def _required(conversation_id: str) -> str:
+    if not conversation_id:
+        raise invalid_request("Missing conversation id: conv_id must be given in the query", "conv_id")
+    return conversation_id
+
+
+def _parse_offset(text: str) -> int:
+    if text and not (text.isascii() and text.isdigit()):
+        raise invalid_request(f"Invalid 'from' offset: {text!r}", "from")
+    return int(text or "0")
+
+
+def _described(stream: ResumableStream) -> dict[str, Any]:
+    return {
+        "conversation_id": stream.conversation_id,
+        "is_done": stream.is_done,
+        "total_bytes": stream.total_bytes,
+        "started_at": stream.started_at,
+        "completed_at": stream.completed_at,
+    }

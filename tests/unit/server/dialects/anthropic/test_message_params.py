@@ -13,7 +13,7 @@ from paceline.chat import template_kwargs
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ApiException, anthropic_error_body
-from paceline.server.dialects.anthropic.anthropic_requests import (
+from paceline.server.dialects.anthropic.anthropic_routes import (
     MESSAGE_DEFAULTS,
     MessageBody,
     ParsedMessages,

@@ -11,9 +11,13 @@ from tests.unit.server.dialects.llama_server.letters import letters
 
 from paceline.completion import completion_of
 from paceline.params import SamplingParams
-from paceline.server.dialects.llama_server.chunk_sources import LineLimits
-from paceline.server.dialects.llama_server.completion_renderer import CompletionRenderer, RenderContext, select_fields
 from paceline.server.dialects.llama_server.completion_request import CompletionRequest
+from paceline.server.dialects.llama_server.completion_routes import (
+    CompletionRenderer,
+    LineLimits,
+    RenderContext,
+    select_fields,
+)
 from paceline.server.dialects.token_reports import _LLAMA_MIN_LOGPROB
 from paceline.server.prefill_progress import ProgressChunk
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage

@@ -12,8 +12,8 @@ from paceline.server.dialects.llama_server.completion_request import (
     brief_settings,
     full_settings,
 )
+from paceline.server.dialects.llama_server.llama_routes import normalize_as
 from paceline.server.dialects.llama_server.slots import SlotContent, VirtualSlots
-from paceline.server.dialects.llama_server.vector_routes import normalize_as
 
 
 def test_a_request_that_does_not_say_runs_under_the_number_longest_unused() -> None:

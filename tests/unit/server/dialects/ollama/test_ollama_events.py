@@ -9,8 +9,7 @@ import pytest
 
 from paceline.chat import ChatChoice, ChatChunk, ChatCompletion, MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
 from paceline.output import Vocabulary
-from paceline.server.dialects.ollama.ollama_models import timestamp
-from paceline.server.dialects.ollama.ollama_routes import OllamaReply
+from paceline.server.dialects.ollama.ollama_routes import OllamaReply, timestamp
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 USAGE = Usage(prompt_tokens=20, cached_tokens=15, completion_tokens=7, queue_s=1, prefill_s=0.5, decode_s=2)
