@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -30,7 +30,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions, cache_scope
 from paceline.sequence import Request
 from paceline.server.dialects.request_body import cap_warnings
-from paceline.server.prefill_progress import ProgressChunk, ProgressSource
+from paceline.server.prefill_progress import ChunkSourceWrapper, ProgressChunk, ProgressSource
 from paceline.server.request_context import RequestContext
 from paceline.server.running_request import (
     ChunkSource,
@@ -253,7 +253,7 @@ class ChatProgress(ChatChunk, frozen=True, kw_only=True):
     prefill: ProgressChunk
 
 
-class RunningChat:
+class RunningChat(ChunkSourceWrapper):
     """A chat that runs.
 
     Attributes:
@@ -264,15 +264,9 @@ class RunningChat:
         self, running: RunningRequest, request: ChatRequest, source: ChunkSource[StreamChunk] | None = None
     ) -> None:
         """Take over a running request. source: the running request with added chunks; None: without."""
-        self.request = request
-        self._source: ChunkSource[StreamChunk] = source or running
+        super().__init__(source or running)
+        self.request, self._running = request, running
         self.request_id, self.tenant = running.request_id, running.tenant
-        self._running = running
-
-    @property
-    def prompts(self) -> tuple[tuple[int, ...], ...]:
-        """Token ids of the only prompt."""
-        return self._running.prompts
 
     @property
     def supports_thinking(self) -> bool:
@@ -283,16 +277,6 @@ class RunningChat:
     def warnings(self) -> tuple[str, ...]:
         """Sentences for the client about parts of the conversation or its tools that were left out or altered."""
         return cap_warnings(self.request.warnings)
-
-    @property
-    def heartbeat_s(self) -> float:
-        """Seconds between comments on an idle stream."""
-        return self._running.heartbeat_s
-
-    @property
-    def is_disconnected(self) -> bool:
-        """True after the client disconnected."""
-        return self._running.is_disconnected
 
     async def batches(self) -> AsyncIterator[list[tuple[int, ChatChunk]]]:
         """Yield all chunks that are available, whenever there are any, up to the terminal chunk. The prompt is number 0."""
@@ -314,17 +298,6 @@ class RunningChat:
         """Wait for the whole chat. Raises the error of a failed chat, `ClientDisconnected` after a disconnection."""
         (completion,) = await self._running.collect()
         return await asyncio.to_thread(chat_completion_of, completion, self.request.rendered)
-
-    def cancel(self) -> None:
-        """Cancel what is unfinished."""
-        self._running.cancel()
-
-    async def __aenter__(self) -> Self:
-        await self._running.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._running.__aexit__(*error)
 
 
 def _read_all(reader: ChatReader, chunks: list[StreamChunk]) -> list[ChatChunk]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from paceline import validation
-from paceline.errors import Unsupported
+from paceline.errors import InvalidType, Unsupported
 from paceline.server.api_errors import ApiException, clean_message, invalid_request
 
 _MAX_WARNINGS = 32
@@ -167,3 +167,17 @@ def _hint(name: str, known: Collection[str], rules: FieldRules) -> str:
 
 def _shown(name: str) -> str:
     return name if name.isidentifier() and len(name) <= _MAX_NAME_CHARS else repr(name[:_MAX_NAME_CHARS])
+
+
+def checked_object(place: str, value: object, shape: str = "an object") -> Mapping[str, Any]:
+    """Return a value that is an object. Raises `InvalidType`, which names the place and the shape, for any other value."""
+    if not isinstance(value, Mapping):
+        raise InvalidType(f"{place} must be {shape}, not {type(value).__name__}")
+    return value
+
+
+def checked_list(place: str, value: object, shape: str = "a list") -> list[Any]:
+    """Return a value that is a list. Raises `InvalidType`, which names the place and the shape, for any other value."""
+    if not isinstance(value, list):
+        raise InvalidType(f"{place} must be {shape}, not {type(value).__name__}")
+    return value

@@ -17,7 +17,13 @@ from paceline.engine.prompts import Prompt, check_may_be_embedded
 from paceline.errors import InvalidParams, InvalidType, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.server.dialects.request_body import FieldRules, check_fields, without_fractions
+from paceline.server.dialects.request_body import (
+    FieldRules,
+    check_fields,
+    checked_list,
+    checked_object,
+    without_fractions,
+)
 from paceline.server.flags.readers import SAMPLER_LETTERS, SAMPLER_NAMES
 from paceline.server.in_flight import while_wanted
 
@@ -90,8 +96,7 @@ def segments_of(name: str, value: Mapping[str, Any], images: MarkedImages) -> li
     """
     text, data = validation.text(f"{name}.prompt_string", value["prompt_string"]), value["multimodal_data"]
     place = f"{name}.multimodal_data"
-    if not isinstance(data, list):
-        raise InvalidType(f"{place} must be a list of images and audio in base64, not {type(data).__name__}")
+    data = checked_list(place, data, "a list of images and audio in base64")
     read = [images.media.of_data(f"{place}[{index}]", attachment) for index, attachment in enumerate(data)]
     texts = text.split(images.marker)
     if len(texts) - 1 != len(read):
@@ -454,8 +459,7 @@ def structured_output_changes(given: Mapping[str, Any], warnings: list[str], *, 
     found: dict[str, Any] = {}
     options = given.get("structured_outputs")
     if options is not None:
-        if not isinstance(options, Mapping):
-            raise InvalidType(f"structured_outputs must be an object, not {type(options).__name__}")
+        options = checked_object("structured_outputs", options, "an object")
         known = (*_KINDS, _COMPACT)
         warnings += check_fields(options, known, _STRUCTURED, place="structured_outputs.", strict=strict)
         found |= {f"structured_outputs.{name}": options[name] for name in _KINDS if name in options}

@@ -19,7 +19,7 @@ from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH,
 from paceline.chat.message_parts import checked_json, checked_schema
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media.source_bytes import decoded_base64
-from paceline.server.dialects.request_body import check_fields
+from paceline.server.dialects.request_body import check_fields, checked_list, checked_object
 from paceline.server.media_input.request_media import RequestMedia
 
 _MAX_DEPTH = 32
@@ -177,8 +177,7 @@ def conversation_of(messages: object, system: object, media: RequestMedia) -> An
         InvalidParams: A message or a block is malformed.
         ApiException: As `RequestMedia.of_url`.
     """
-    if not isinstance(messages, list):
-        raise InvalidType(f"messages must be a list of messages, not {type(messages).__name__}")
+    messages = checked_list("messages", messages, "a list of messages")
     if not messages:
         raise InvalidParams("messages must have at least one message")
     if len(messages) > MAX_MESSAGES:
@@ -237,8 +236,7 @@ class _MessageReader:
 
     def messages_of(self, place: str, message: object) -> Iterator[dict[str, Any]]:
         """Yield the messages that a message of Anthropic's becomes."""
-        if not isinstance(message, Mapping):
-            raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
+        message = checked_object(place, message, "an object with role and content")
         role = validation.choice(f"{place}.role", message.get("role"), ROLES)
         self._note_members(place, message, _SYSTEM_MEMBERS if role == "system" else {})
         content = message.get("content")
@@ -350,8 +348,7 @@ class _MessageReader:
         if role == "assistant":
             return self._omitted(place, "image", "images in messages of the assistant are not shown to the model")
         place, source = f"{place}.source", block.get("source")
-        if not isinstance(source, Mapping):
-            raise InvalidType(f"{place} must be an object with a type, not {type(source).__name__}")
+        source = checked_object(place, source, "an object with a type")
         kind = validation.choice(f"{place}.type", source.get("type"), _SOURCES)
         if kind == "file":
             raise Unsupported(f"{place}.type: this server keeps no files; send the data themselves, as base64")
@@ -362,8 +359,7 @@ class _MessageReader:
     def _document(self, place: str, block: Mapping[str, Any], role: str) -> list[Any]:
         """Return a document's title, context and text, with the images that it has. A document within it becomes text."""
         source = block.get("source")
-        if not isinstance(source, Mapping):
-            raise InvalidType(f"{place}.source must be an object with a type, not {type(source).__name__}")
+        source = checked_object(f"{place}.source", source, "an object with a type")
         about = readable_text(place, {name: block.get(name) for name in ("title", "context")})
         place, kind, inner = f"{place}.source", source.get("type"), source.get("content")
         if kind == "content" and isinstance(inner, list):
@@ -388,14 +384,12 @@ class _MessageReader:
 
     def _note_change(self, place: str, block: Mapping[str, Any], *, is_removal: bool) -> None:
         place, tool = f"{place}.tool", block.get("tool")
-        if not isinstance(tool, Mapping):
-            raise InvalidType(f"{place} must be an object with a type, not {type(tool).__name__}")
+        tool = checked_object(place, tool, "an object with a type")
         if tool.get("type") == "tool_reference":
             self.tool_changes.append(ToolChange(place, _word(place, "name", tool), None, is_removal))
         elif tool.get("type") == "tool_definition" and not is_removal:
             definition = tool.get("definition")
-            if not isinstance(definition, Mapping):
-                raise InvalidType(f"{place}.definition must be a tool, an object, not {type(definition).__name__}")
+            definition = checked_object(f"{place}.definition", definition, "a tool, an object")
             name = definition.get("name")
             self.tool_changes.append(
                 ToolChange(f"{place}.definition", name if isinstance(name, str) else "", definition, is_removal)
@@ -413,13 +407,11 @@ class _MessageReader:
 
 def _blocks(place: str, content: object) -> list[Block]:
     """Return the blocks of a content, each with its place and its type."""
-    if not isinstance(content, list):
-        raise InvalidType(f"{place} must be a text or a list of blocks, not {type(content).__name__}")
+    content = checked_list(place, content, "a text or a list of blocks")
     found = []
-    for index, block in enumerate(content):
+    for index, given in enumerate(content):
         where = f"{place}[{index}]"
-        if not isinstance(block, Mapping):
-            raise InvalidType(f"{where} must be an object with a type, not {type(block).__name__}")
+        block = checked_object(where, given, "an object with a type")
         found.append((where, validation.text(f"{where}.type", block.get("type")), block))
     return found
 
@@ -512,8 +504,7 @@ class _ToolReader:
 
     def read(self, place: str, tool: object) -> tuple[Tool, bool] | None:
         """Return a tool, and whether its loading is deferred; None for a tool that is left out."""
-        if not isinstance(tool, Mapping):
-            raise InvalidType(f"{place} must be an object with name and input_schema, not {type(tool).__name__}")
+        tool = checked_object(place, tool, "an object with name and input_schema")
         kind = "custom" if tool.get("type") is None else validation.text(f"{place}.type", tool["type"])
         if kind != "custom":
             self._leave_out(place, kind, tool)
@@ -556,8 +547,7 @@ def tool_choice_of(
     """
     if choice is None:
         return None, None, []
-    if not isinstance(choice, Mapping):
-        raise InvalidType(f"tool_choice must be an object with a type, not {type(choice).__name__}")
+    choice = checked_object("tool_choice", choice, "an object with a type")
     known = ("type", "name", "disable_parallel_tool_use")
     warnings = check_fields(choice, known, strict=strict, place="tool_choice.")
     kind = validation.choice("tool_choice.type", choice.get("type"), ("auto", "any", "tool", "none"))

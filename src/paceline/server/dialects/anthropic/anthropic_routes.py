@@ -32,7 +32,15 @@ from paceline.server.dialects.dialect import (
     model_warning,
     serve,
 )
-from paceline.server.dialects.request_body import FieldRules, RequestBody, cap_warnings, check_fields, without_fractions
+from paceline.server.dialects.request_body import (
+    FieldRules,
+    RequestBody,
+    cap_warnings,
+    check_fields,
+    checked_list,
+    checked_object,
+    without_fractions,
+)
 from paceline.server.dialects.request_fields import enforceable, without_empty_texts
 from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, json_response
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
@@ -185,8 +193,7 @@ def parse_message_request(
 def _stops(stops: object) -> tuple[str, ...]:
     if stops is None:
         return ()
-    if not isinstance(stops, list):
-        raise InvalidType(f"stop_sequences must be a list of texts, not {type(stops).__name__}")
+    stops = checked_list("stop_sequences", stops, "a list of texts")
     if len(stops) > _MAX_STOPS:
         raise InvalidParams(f"stop_sequences must have at most {_MAX_STOPS} texts, not {len(stops)}")
     for index, stop in enumerate(stops):
@@ -204,8 +211,7 @@ def _thread_warnings(thread: object) -> list[str]:
     """
     if thread is None:
         return []
-    if not isinstance(thread, Mapping):
-        raise InvalidType(f"thread must be an object with a type, not {type(thread).__name__}")
+    thread = checked_object("thread", thread, "an object with a type")
     kind = validation.choice("thread.type", thread.get("type"), ("create", "continue"))
     if kind == "create":
         return ["thread: this server keeps no conversations; send the whole conversation with the next message"]
@@ -227,8 +233,7 @@ class _Thinking:
 def _parse_thinking(thinking: object, *, strict: bool) -> _Thinking:
     if thinking is None:
         return _Thinking({})
-    if not isinstance(thinking, Mapping):
-        raise InvalidType(f"thinking must be an object with a type, not {type(thinking).__name__}")
+    thinking = checked_object("thinking", thinking, "an object with a type")
     kind = validation.choice("thinking.type", thinking.get("type"), _THINKING_TYPES)
     warnings = check_fields(thinking, ("type", "budget_tokens", "display"), strict=strict, place="thinking.")
     if kind == "disabled":
@@ -265,13 +270,11 @@ def _parse_output(config: object, older_format: object, *, strict: bool) -> _Out
         place, wanted = "output_format", older_format
     if wanted is None:
         return _Output(effort, warnings=warnings)
-    if not isinstance(wanted, Mapping):
-        raise InvalidType(f"{place} must be an object with type and schema, not {type(wanted).__name__}")
+    wanted = checked_object(place, wanted, "an object with type and schema")
     warnings += check_fields(wanted, ("type", "schema"), strict=strict, place=f"{place}.")
     validation.choice(f"{place}.type", wanted.get("type"), ("json_schema",))
     schema = wanted.get("schema")
-    if not isinstance(schema, Mapping):
-        raise InvalidType(f"{place}.schema must be a JSON schema, an object, not {type(schema).__name__}")
+    schema = checked_object(f"{place}.schema", schema, "a JSON schema, an object")
     return _Output(effort, schema, warnings, place)
 
 

@@ -18,7 +18,6 @@ from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupport
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.request import MAX_DRAFT, RequestOptions
 from paceline.runtime import Tokenizer
-from paceline.server.dialects.llama_server.completion_routes import LineLimits
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody, InfillChunk, LoraScale
 from paceline.server.dialects.request_body import cap_warnings, without_fractions
 from paceline.server.dialects.request_fields import (
@@ -242,6 +241,22 @@ def _logprob_fields(body: CompletionBody) -> dict[str, Any]:
 def logit_bias_body(found: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
     """Return biases as `generation_settings` reports them; a banned token's is null."""
     return [{"bias": None if bias <= BANNED_BIAS else bias, "token": token} for token, bias in found]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineLimits:
+    """min_indent: least indentation of every line but the first; generation stops before a line with less.
+
+    max_predict_s: seconds since the first token after which a line break stops generation; None: no limit.
+    """
+
+    min_indent: int = 0
+    max_predict_s: float | None = None
+
+    @property
+    def has_any(self) -> bool:
+        """True if there is a limit."""
+        return self.min_indent > 0 or self.max_predict_s is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

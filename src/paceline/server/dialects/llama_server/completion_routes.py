@@ -26,6 +26,7 @@ from paceline.server.api_errors import ApiError, llama_error_event
 from paceline.server.dialects.llama_server.completion_request import (
     API_DEFAULTS,
     CompletionRequest,
+    LineLimits,
     ParseContext,
     PromptLimits,
     brief_settings,
@@ -57,22 +58,6 @@ from paceline.server.running_request import (
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineLimits:
-    """min_indent: least indentation of every line but the first; generation stops before a line with less.
-
-    max_predict_s: seconds since the first token after which a line break stops generation; None: no limit.
-    """
-
-    min_indent: int = 0
-    max_predict_s: float | None = None
-
-    @property
-    def has_any(self) -> bool:
-        """True if there is a limit."""
-        return self.min_indent > 0 or self.max_predict_s is not None
 
 
 class LineLimiter:

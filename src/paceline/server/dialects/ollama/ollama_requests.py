@@ -16,7 +16,15 @@ from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media import Image
 from paceline.params import SamplingParams
 from paceline.sampling_table import names_in
-from paceline.server.dialects.request_body import FieldRules, RequestBody, cap_warnings, check_fields, without_fractions
+from paceline.server.dialects.request_body import (
+    FieldRules,
+    RequestBody,
+    cap_warnings,
+    check_fields,
+    checked_list,
+    checked_object,
+    without_fractions,
+)
 from paceline.server.dialects.request_fields import check_sampling_field, enforceable, without_empty_texts
 from paceline.server.media_input.request_media import RequestMedia
 
@@ -251,8 +259,7 @@ def ollama_conversation(messages: object, media: RequestMedia) -> list[dict[str,
         InvalidParams: A message is malformed.
         ApiException: As `RequestMedia.of_base64`.
     """
-    if not isinstance(messages, list):
-        raise InvalidType(f"messages must be a list of messages, not {type(messages).__name__}")
+    messages = checked_list("messages", messages, "a list of messages")
     if len(messages) > MAX_MESSAGES:
         raise InvalidParams(f"messages must have at most {MAX_MESSAGES} messages, not {len(messages)}; leave some out")
     converted, open_calls = [], _OpenCalls()
@@ -299,8 +306,7 @@ def images_of(place: str, images: object, media: RequestMedia) -> list[Image | O
     """Return images that are given as a list of base64. Raises as `RequestMedia.of_base64`."""
     if images is None:
         return []
-    if not isinstance(images, list):
-        raise InvalidType(f"{place} must be a list of images in base64, not {type(images).__name__}")
+    images = checked_list(place, images, "a list of images in base64")
     return [media.of_base64(f"{place}[{index}]", one) for index, one in enumerate(images)]
 
 
@@ -312,8 +318,7 @@ def with_images(text: str, images: list[Image | OmittedAttachment]) -> str | lis
 
 
 def _message(place: str, message: object, open_calls: _OpenCalls, media: RequestMedia) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise InvalidType(f"{place} must be an object with role and content, not {type(message).__name__}")
+    message = checked_object(place, message, "an object with role and content")
     role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
     text = "" if content is None else validation.text(f"{place}.content", content)
     images = images_of(f"{place}.images", message.get("images"), media)
@@ -336,8 +341,7 @@ def _message(place: str, message: object, open_calls: _OpenCalls, media: Request
 def _calls(place: str, role: object, calls: object, open_calls: _OpenCalls) -> list[dict[str, Any]]:
     if role != "assistant":
         raise InvalidParams(f"{place} is for messages of the role assistant, not {role!r:.80}")
-    if not isinstance(calls, list):
-        raise InvalidType(f"{place} must be a list of calls, not {type(calls).__name__}")
+    calls = checked_list(place, calls, "a list of calls")
     if len(calls) > MAX_TOOL_CALLS:
         raise InvalidParams(f"{place} must be at most {MAX_TOOL_CALLS} calls, not {len(calls)}")
     return [_call(f"{place}[{index}]", call, open_calls) for index, call in enumerate(calls)]

@@ -15,6 +15,7 @@ import msgspec
 from pydantic import Field, SkipValidation, create_model
 
 from paceline import validation
+from paceline.chat import ChatOptions
 from paceline.errors import InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
@@ -197,22 +198,10 @@ class OpenAICompletionBody(GenerationBody):
     suffix: str | None = Field(None, description="Text after the output, for models that can fill in the middle.")
 
 
-class OpenAIChatBody(GenerationBody):
-    """The body of /v1/chat/completions."""
+class ChatFields(GenerationBody):
+    """Fields that chat completions and responses share."""
 
-    messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
-        description="Each with a role (system, developer, user, assistant) and a content, text or a list of text parts."
-    )
-    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description="The older name of max_completion_tokens.")
-    max_completion_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="-1, and by default: until the context is full."
-    )
-    logprobs: bool | None = Field(None, description="Return each token's log-probability.")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=1000, description="Of so many of the most likely too; needs logprobs."
-    )
     tools: list[Any] | None = Field(None, description="Functions that the model may call.")
-    tool_choice: Any = Field(None, description='"auto" (default), "none", "required", or one of the tools by its name.')
     parallel_tool_calls: bool | None = Field(None, description="Whether one message may call several tools.")
     reasoning_format: str | None = Field(
         None, description='llama-server\'s: "none" leaves thinking in the content; otherwise it is reasoning_content.'
@@ -229,19 +218,36 @@ class OpenAIChatBody(GenerationBody):
     reasoning_budget_message: Annotated[str, Field(max_length=4096)] | None = Field(
         None, description="llama-server's: text that ends thinking where its budget is used up."
     )
-    include_reasoning: bool | None = Field(None, description="vLLM's: false leaves thinking out of the response.")
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
-        None, description="A variable of the template; none turns thinking off, default leaves it to the template."
-    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
     continue_final_message: bool | None = Field(
         None, description="paceline's own: continue the last message, the assistant's."
     )
-    return_progress: bool | None = Field(
-        None, description="llama-server's: events with `prompt_progress` before the first token; only with stream."
-    )
     add_generation_prompt: bool | None = Field(
         None, description="paceline's own: let the template begin the assistant's message; true by default."
+    )
+
+
+class OpenAIChatBody(ChatFields):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
+        description="Each with a role (system, developer, user, assistant) and a content, text or a list of text parts."
+    )
+    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description="The older name of max_completion_tokens.")
+    max_completion_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="-1, and by default: until the context is full."
+    )
+    logprobs: bool | None = Field(None, description="Return each token's log-probability.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=1000, description="Of so many of the most likely too; needs logprobs."
+    )
+    tool_choice: Any = Field(None, description='"auto" (default), "none", "required", or one of the tools by its name.')
+    include_reasoning: bool | None = Field(None, description="vLLM's: false leaves thinking out of the response.")
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="A variable of the template; none turns thinking off, default leaves it to the template."
+    )
+    return_progress: bool | None = Field(
+        None, description="llama-server's: events with `prompt_progress` before the first token; only with stream."
     )
 
 
@@ -504,3 +510,28 @@ def _parse_options(body: GenerationBody, warnings: list[str]) -> dict[str, Any]:
 def given_fields(body: OpenAIBody) -> dict[str, Any]:
     """Return the fields that the body has, without null."""
     return {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
+
+
+def chat_options_of(
+    body: ChatFields, tools: Any, tool_choice: Any, kwargs: Mapping[str, Any], reasoning_format: str
+) -> ChatOptions:
+    """Return the tools of a body and how its message is thought and rendered.
+
+    Args:
+        body: The body.
+        tools: The functions that the model may call.
+        tool_choice: As `ChatOptions` has it.
+        kwargs: All variables of the chat template.
+        reasoning_format: The server's.
+    """
+    budget = body.reasoning_budget_tokens
+    budget = body.thinking_budget_tokens if budget is None else budget
+    return ChatOptions(
+        tools=tools,
+        tool_choice=tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_format=body.reasoning_format or reasoning_format,
+        kwargs=kwargs,
+        thinking_budget=None if budget == -1 else budget,
+        thinking_message=body.reasoning_budget_message or "",
+    )

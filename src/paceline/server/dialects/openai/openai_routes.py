@@ -48,6 +48,7 @@ from paceline.server.dialects.openai.openai_requests import (
     OpenAICompletionBody,
     ParsedRequest,
     UnloadLoraBody,
+    chat_options_of,
     parse_chat,
     parse_completion,
 )
@@ -202,22 +203,8 @@ def _naming_field(body: OpenAIChatBody) -> AbstractContextManager[None]:
 
 def chat_options(service: Service, body: OpenAIChatBody) -> ChatOptions:
     """Return the tools of a body and how its message is thought and rendered."""
-    return ChatOptions(
-        tools=body.tools,
-        tool_choice=body.tool_choice,
-        parallel_tool_calls=body.parallel_tool_calls,
-        reasoning_format=body.reasoning_format or service.settings.reasoning_format,
-        kwargs=service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort),
-        thinking_budget=_budget(body),
-        thinking_message=body.reasoning_budget_message or "",
-    )
-
-
-def _budget(body: OpenAIChatBody) -> int | None:
-    """Return the most tokens of thinking that a body asks for; None where it leaves that to the server."""
-    given = body.reasoning_budget_tokens
-    wanted = body.thinking_budget_tokens if given is None else given
-    return None if wanted == -1 else wanted
+    kwargs = service.template_variables(body.chat_template_kwargs or {}, body.reasoning_effort)
+    return chat_options_of(body, body.tools, body.tool_choice, kwargs, service.settings.reasoning_format)
 
 
 def list_prompts(body: OpenAICompletionBody, tokenizer: Any, images: MarkedImages) -> list[Prompt]:

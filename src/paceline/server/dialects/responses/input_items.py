@@ -21,6 +21,7 @@ from paceline.chat.conversation import MAX_ARGUMENTS_BYTES, MAX_ARGUMENTS_DEPTH,
 from paceline.chat.message_parts import checked_json
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media import Attachment
+from paceline.server.dialects.request_body import checked_list, checked_object
 from paceline.server.dialects.responses.response_tools import CUSTOM_INPUT, InputWarnings, ToolNames
 from paceline.server.media_input.request_media import RequestMedia, check_detail
 
@@ -105,8 +106,7 @@ def parse_items(
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise InvalidType(f"input must be a text or a list of items, not {type(value).__name__}")
+    value = checked_list("input", value, "a text or a list of items")
     if not value and not earlier:
         raise InvalidParams("input must have at least one item")
     if len(value) + len(earlier) > MAX_MESSAGES:
@@ -139,8 +139,7 @@ class _ItemReader:
 
     def read(self, place: str, item: object) -> Item:
         """Return an item, checked and whole."""
-        if not isinstance(item, Mapping):
-            raise InvalidType(f"{place} must be an object, not {type(item).__name__}")
+        item = checked_object(place, item, "an object")
         kind = item.get("type")
         if kind is None:
             kind = "message" if "role" in item else "item_reference"
@@ -185,8 +184,7 @@ class _ItemReader:
 
     def _part(self, place: str, part: object, text_kind: str) -> Item:
         """Return a part of a content or output. text_kind: the type that its texts get."""
-        if not isinstance(part, Mapping):
-            raise InvalidType(f"{place} must be an object with type and text, not {type(part).__name__}")
+        part = checked_object(place, part, "an object with type and text")
         kind = part.get("type")
         if kind == "computer_screenshot":
             kind = "input_image"
@@ -308,12 +306,10 @@ def _text_part(kind: str, text: str) -> Item:
 def _reasoning_parts(place: str, parts: object, kind: str) -> list[Item]:
     if parts is None:
         return []
-    if not isinstance(parts, list):
-        raise InvalidType(f"{place} must be a list of parts, not {type(parts).__name__}")
+    parts = checked_list(place, parts, "a list of parts")
     checked = []
-    for index, part in enumerate(parts):
-        if not isinstance(part, Mapping):
-            raise InvalidType(f"{place}[{index}] must be an object with type and text, not {type(part).__name__}")
+    for index, given in enumerate(parts):
+        part = checked_object(f"{place}[{index}]", given, "an object with type and text")
         checked.append({"type": kind, "text": validation.text(f"{place}[{index}].text", part.get("text"))})
     return checked
 

@@ -19,6 +19,7 @@ from paceline.chat import Tool
 from paceline.chat.message_parts import checked_schema
 from paceline.errors import InvalidParams, InvalidType
 from paceline.server.api_errors import clean_message, invalid_request
+from paceline.server.dialects.request_body import checked_list, checked_object
 
 
 class InputWarnings:
@@ -200,14 +201,12 @@ class _ToolReader:
 
     def read(self, place: str, tools: object, *, replaces: bool = False) -> None:
         """Add the tools of a list. replaces: whether one may come again."""
-        if not isinstance(tools, list):
-            raise InvalidType(f"{place} must be a list, not {type(tools).__name__}")
+        tools = checked_list(place, tools, "a list")
         for index, tool in enumerate(tools):
             self._read_tool(f"{place}[{index}]", tool, replaces=replaces)
 
     def _read_tool(self, place: str, tool: object, *, replaces: bool) -> None:
-        if not isinstance(tool, Mapping):
-            raise InvalidType(f"{place} must be an object with type and name, not {type(tool).__name__}")
+        tool = checked_object(place, tool, "an object with type and name")
         kind = validation.text(f"{place}.type", tool.get("type"))
         if kind == "namespace":
             self._read_namespace(place, tool, replaces=replaces)
@@ -226,13 +225,11 @@ class _ToolReader:
         namespace = _name(f"{place}.name", tool.get("name"))
         description = _description(place, tool)
         members = tool.get("tools")
-        if not isinstance(members, list):
-            raise InvalidType(f"{place}.tools must be a list, not {type(members).__name__}")
+        members = checked_list(f"{place}.tools", members, "a list")
         self._note_members(place, tool, ("type", "name", "description", "tools"))
-        for index, member in enumerate(members):
+        for index, given in enumerate(members):
             inner = f"{place}.tools[{index}]"
-            if not isinstance(member, Mapping):
-                raise InvalidType(f"{inner} must be an object with type and name, not {type(member).__name__}")
+            member = checked_object(inner, given, "an object with type and name")
             kind = validation.text(f"{inner}.type", member.get("type"))
             if kind not in ("function", "custom"):
                 self._leave_out(inner, kind, member)
@@ -286,8 +283,7 @@ class _ToolReader:
         plain: Mapping[str, Any] = {"type": "string"}
         if given is None:
             return "", plain
-        if not isinstance(given, Mapping):
-            raise InvalidType(f"{place}.format must be an object with a type, not {type(given).__name__}")
+        given = checked_object(f"{place}.format", given, "an object with a type")
         kind = validation.choice(f"{place}.format.type", given.get("type"), ("text", "grammar"))
         if kind == "text":
             return "", plain
@@ -345,8 +341,7 @@ class _ChoiceReader:
         if choice is None or isinstance(choice, str):
             word = "required" if choice == "any" else choice
             return (self._required(self._all), self._all) if word == "required" else (word, self._all)
-        if not isinstance(choice, Mapping):
-            raise InvalidType(f"tool_choice must be a text or an object, not {type(choice).__name__}")
+        choice = checked_object("tool_choice", choice, "a text or an object")
         kind = validation.text("tool_choice.type", choice.get("type"))
         if kind == "allowed_tools":
             return self._read_allowed(choice)
@@ -378,10 +373,9 @@ class _ChoiceReader:
         if not isinstance(allowed, list):
             raise InvalidType(f"{place}.tools must be a list of objects with type and name")
         origins: set[ToolOrigin] = set()
-        for index, tool in enumerate(allowed):
+        for index, given in enumerate(allowed):
             inner = f"{place}.tools[{index}]"
-            if not isinstance(tool, Mapping):
-                raise InvalidType(f"{inner} must be an object with type and name, not {type(tool).__name__}")
+            tool = checked_object(inner, given, "an object with type and name")
             kind = validation.text(f"{inner}.type", tool.get("type"))
             named = self._named(inner, kind, tool)
             if not named:

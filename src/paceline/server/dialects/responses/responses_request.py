@@ -16,7 +16,13 @@ from paceline.chat import ChatOptions, Turn, next_turn, template_kwargs
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
-from paceline.server.dialects.openai.openai_requests import GenerationBody, ParsedRequest, parse_generation
+from paceline.server.dialects.openai.openai_requests import (
+    ChatFields,
+    GenerationBody,
+    ParsedRequest,
+    chat_options_of,
+    parse_generation,
+)
 from paceline.server.dialects.request_body import FieldRules, RequestBody, check_fields
 from paceline.server.dialects.request_fields import CONSTRAINTS, GUIDED
 from paceline.server.dialects.responses.input_items import Item, added_tools, messages_of, parse_items
@@ -74,7 +80,7 @@ _RULES = replace(
 )  # fmt: skip
 
 
-class ResponsesBody(GenerationBody):
+class ResponsesBody(ChatFields):
     """The body of /v1/responses."""
 
     rules: ClassVar[FieldRules] = _RULES
@@ -96,7 +102,6 @@ class ResponsesBody(GenerationBody):
         None, ge=0, le=1000, description=f"So many of the most likely tokens; include needs {LOGPROBS}."
     )
     include: list[str] | None = Field(None, description=f"{LOGPROBS}: the tokens' log-probabilities.")
-    tools: list[Any] | None = Field(None, description="Functions that the model may call.")
     tool_choice: Any = Field(
         None, description='"auto" (default), "none", "required", a function by its name, or allowed_tools.'
     )
@@ -127,25 +132,6 @@ class ResponsesBody(GenerationBody):
     personality: Any = Field(None, description="It has no effect here.")
     reasoning_format: str | None = Field(
         None, description='llama-server\'s: "none" leaves thinking in the text; otherwise it is an item of its own.'
-    )
-    reasoning_budget_tokens: int | None = Field(
-        None,
-        ge=-1,
-        le=2**31 - 1,
-        description="llama-server's: most tokens of thinking; 0: none; -1: as the server has it.",
-    )
-    thinking_budget_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="Another name of reasoning_budget_tokens."
-    )
-    reasoning_budget_message: Annotated[str, Field(max_length=4096)] | None = Field(
-        None, description="llama-server's: text that ends thinking where its budget is used up."
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
-    continue_final_message: bool | None = Field(
-        None, description="paceline's own: continue the last message, the assistant's."
-    )
-    add_generation_prompt: bool | None = Field(
-        None, description="paceline's own: let the template begin the assistant's message; true by default."
     )
 
 
@@ -306,14 +292,12 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
     effort = None if body.reasoning is None else body.reasoning.effort
     return ResponsesRequest(
         parsed=parsed,
-        chat_options=ChatOptions(
-            tools=tools.functions,
-            tool_choice=tools.choice,
-            parallel_tool_calls=body.parallel_tool_calls,
-            reasoning_format=body.reasoning_format or reasoning_format,
-            kwargs=template_variables(body.chat_template_kwargs or {}, effort),
-            thinking_budget=_budget(body),
-            thinking_message=body.reasoning_budget_message or "",
+        chat_options=chat_options_of(
+            body,
+            tools.functions,
+            tools.choice,
+            template_variables(body.chat_template_kwargs or {}, effort),
+            reasoning_format,
         ),
         items=items,
         earlier=earlier,
@@ -323,13 +307,6 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
         generates=body.add_generation_prompt,
         may_truncate=body.truncation == "auto",
     )
-
-
-def _budget(body: ResponsesBody) -> int | None:
-    """Return the body's limit on tokens of thinking; None if the server decides."""
-    given = body.reasoning_budget_tokens
-    wanted = body.thinking_budget_tokens if given is None else given
-    return None if wanted == -1 else wanted
 
 
 def _sampling_changes(body: ResponsesBody, warnings: list[str], *, strict: bool) -> dict[str, Any]:

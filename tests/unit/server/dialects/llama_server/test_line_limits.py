@@ -10,7 +10,8 @@ import pytest
 
 from paceline.params import SamplingParams
 from paceline.server.api_errors import ClientDisconnected
-from paceline.server.dialects.llama_server.completion_routes import LineLimitedSource, LineLimiter, LineLimits
+from paceline.server.dialects.llama_server.completion_request import LineLimits
+from paceline.server.dialects.llama_server.completion_routes import LineLimitedSource, LineLimiter
 from paceline.server.running_request import ChunkBatch, collect
 from paceline.streaming import FinishReason, StreamChunk, Usage
 
