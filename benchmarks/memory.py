@@ -183,7 +183,7 @@ def placement() -> None:
     """All that a waiting prompt costs before it starts, in a memory as the scheduler has it; nothing is loaded."""
     backend = FakeBackend(num_cells=2**17, num_seq_ids=8)
     limits = limits_of(backend, 8)
-    source, cache = random.Random(1), KVCache(limits.for_kv_cache(), Instruments(), TickCostModel())
+    source, cache = random.Random(1), KVCache(limits, Instruments(), TickCostModel())
     base = [source.randrange(250) for _ in range(32769)]
     times = []
     for number in range(200):

@@ -36,34 +36,27 @@ from paceline.streaming.chunk import FinishReason, TokenLogprobs, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What backend and configuration allow.
+class Limits(KVCacheLimits):
+    """The limits that backend and configuration set.
 
-    num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: computed at once. chunk_size: prefill tokens
-    of one sequence in a tick. max_positions: tokens that one sequence can hold, at most num_cells, which is n_ctx rounded up to a
-    multiple of 256. max_scored: rows of logits that a tick can
-    spend on prompt tokens; max_drafted: on drafts, 0 without speculation. max_draft: most drafts of one sequence in a tick;
-    min_draft: fewer than that are not verified. n_verify: tokens of a tick that has drafts, where that is less than n_batch.
-    max_rollback: wrong drafts that can be cut from the end of a row, None: all of them; where there are more, all of the row
-    is taken back and computed again. n_vocab: tokens of the vocabulary. itl_target_s: inter-token latency target;
-    max_tick_s: the longest tick while no sequence decodes. embed_tokens, embed_texts: most of an embedding tick; a longer
-    text has one of its own. max_embedding_tokens: of the longest text. num_cells, can_share_part, has_state_apart,
-    host_bytes, boundary_ids: see `KVCacheLimits`; num_seq_ids: as many as slots, and more where parts of prefixes can be
-    shared. cannot_generate: where max_positions is 0, what the model is instead, for the error of a request to generate.
-    n_ctx_train: tokens that a sequence could have with a larger context; 0: not known.
+    num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: tokens computed at once; n_verify: tokens of a
+    tick that has drafts, if fewer than n_batch. chunk_size: prefill tokens of one sequence in a tick. max_positions: tokens of
+    one sequence, at most num_cells, which is n_ctx rounded up to a multiple of 256; 0 if the model cannot generate, and
+    cannot_generate then says what it is instead. n_ctx_train: tokens of a sequence with a larger context, 0 if not known.
+    max_scored: rows of logits in a tick for prompt tokens; max_drafted: for drafts, 0 without speculation. max_draft: most
+    drafts of a sequence in a tick; min_draft: fewer are not verified. max_rollback: wrong drafts that can be cut from the end
+    of a row, None: all; after more wrong drafts the whole row is computed again. itl_target_s: inter-token latency target;
+    max_tick_s: the longest tick while no sequence decodes. embed_tokens, embed_texts: most in an embedding tick; a longer text
+    has a tick of its own. max_embedding_tokens: of the longest text. n_vocab: tokens of the vocabulary. num_seq_ids: as many
+    as slots, more if parts of prefixes can be shared.
     """
 
     num_slots: int
     n_batch: int
     chunk_size: int
     max_positions: int
-    num_cells: int | None
     max_scored: int
-    can_share_part: bool
-    itl_target_s: float
     max_tick_s: float
-    has_state_apart: bool = False
-    boundary_ids: frozenset[int] = frozenset()
     num_seq_ids: int = 0
     host_bytes: int = 0
     n_ubatch: int = 512
@@ -80,32 +73,20 @@ class Limits:
     n_ctx_train: int = 0
 
     def longer_prompts(self, num_tokens: int) -> str:
-        """Return how a prompt of `num_tokens`, more than `max_positions`, could be taken, for errors."""
+        """Return advice for the error of a prompt of `num_tokens` tokens, more than `max_positions`."""
         if max(num_tokens, self.max_positions + 1) <= self.n_ctx_train:
             return f"load the model with a larger n_ctx (at most {self.n_ctx_train})"
         most = max(self.max_positions, self.n_ctx_train)
         return f"take a model that was trained for longer texts (this model takes at most {most} tokens)"
 
-    def for_kv_cache(self) -> KVCacheLimits:
-        """Return the part that the KV cache needs."""
-        return KVCacheLimits(
-            num_seq_ids=self.num_seq_ids,
-            num_cells=self.num_cells,
-            can_share_part=self.can_share_part,
-            has_state_apart=self.has_state_apart,
-            host_bytes=self.host_bytes,
-            itl_target_s=self.itl_target_s,
-            boundary_ids=self.boundary_ids,
-        )
-
 
 class GenerationState(msgspec.Struct, array_like=True, kw_only=True):
-    """What is known of one choice outside the engine that runs it: enough for another engine to continue it.
+    """The state of one choice outside the engine that runs it: enough for another engine to continue the choice.
 
-    token_ids: all that it has generated. num_sent: how many of them there were when its last chunk was made; None if none
-    was. unsent_logprobs: of the tokens that are in no chunk, if logprobs are wanted. num_scored: prompt tokens whose
-    log-probabilities were sent. reason: why it has ended, if it has. sampler_state: for samplers whose draws do not follow
-    from seed and tokens alone.
+    token_ids: generated tokens. num_sent: number of generated tokens at the last chunk; None before the first chunk.
+    unsent_logprobs: of the tokens that are in no chunk, if logprobs are wanted. num_scored: prompt tokens whose
+    log-probabilities were sent. reason: of a choice that has ended. sampler_state: for samplers whose draws depend on more than
+    seed and tokens.
     """
 
     token_ids: list[int] = []
@@ -118,14 +99,13 @@ class GenerationState(msgspec.Struct, array_like=True, kw_only=True):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """What a caller submitted, and its state. Made on the caller's thread, then the engine's.
+    """A submitted request and its state. The caller's thread makes it, then the engine's thread owns it.
 
-    samplers: one a choice, of the backend, which have accepted all tokens so far. lora: names of adapters with their scales.
-    echo: the prompt's text where it is part of the output. media: items of the prompt, in whose cells their keys are put.
-    embeddings: of those items, by their first cells, as the backend takes them; or why there are none. attachments: what they
-    are made of.
-    states: of a request that another engine began, one a choice; None for a choice without a token. Times are seconds on the
-    engine's clock; submitted_s is set again when the engine accepts it.
+    samplers: of the backend, one for each choice; they have accepted all tokens so far. lora: names of adapters with their
+    scales. echo: the prompt's text if it is part of the output. media: images and audio of the prompt; the prompt gets their
+    keys in their cells. embeddings: of the media by their first cells, as the backend takes them, or the error. attachments:
+    the sources of the media. states: one for each choice of a request that another engine began, None for a choice without a
+    token. Times are seconds on the engine's clock; submitted_s is set again when the engine accepts the request.
     """
 
     key: int
@@ -159,35 +139,29 @@ class Request:
         timeouts = (options.timeout_s, options.ttft_timeout_s, options.queue_timeout_s)
         self.has_deadline = any(timeout is not None for timeout in timeouts)
         if self.media:
-            self._lay_out()
+            if self.params.prompt_logprobs is not None:
+                raise Unsupported("prompt_logprobs are of tokens, and this prompt has images or sound")
+            self.layout = PromptLayout(self.media)
+            self.prompt = self.layout.keyed(self.prompt)
         begun = [*states, *[None] * (self.params.n - len(states))]
-        tokens = pack_tokens(
-            self.prompt
-        )  # here, on the caller's thread: of a long prompt that takes half a millisecond
+        tokens = pack_tokens(self.prompt)  # on the caller's thread, as a long prompt takes half a millisecond
         self.sequences = [Sequence(self, choice, vocabulary, tokens, state) for choice, state in enumerate(begun)]
-        self.num_open = sum(one.reason is None for one in self.sequences)
-
-    def _lay_out(self) -> None:
-        """Take in where the media items are. Raises `InvalidParams` for wrong places, `Unsupported` for scored prompts."""
-        if self.params.prompt_logprobs is not None:
-            raise Unsupported("prompt_logprobs are of tokens, and this prompt has images or sound")
-        self.layout = PromptLayout(self.media)
-        self.prompt = self.layout.keyed(self.prompt)
+        self.num_open = sum(sequence.reason is None for sequence in self.sequences)
 
     def deadline_s(self) -> float:
-        """Return when its next deadline passes; infinite without one."""
+        """Return the time of its next deadline; infinite without one."""
         if not self.has_deadline:
             return math.inf
         return next_deadline_s(self.options, self.submitted_s, self.started_s, self.first_token_s)
 
     def set_interval(self, interval: int) -> None:
-        """Change how many tokens a chunk needs, from the next chunk on."""
+        """Change the number of tokens that a chunk needs, from the next chunk on."""
         self.options = replace(self.options, interval=interval)
         for sequence in self.sequences:
             sequence.output.interval = interval
 
     def set_lora(self, lora: tuple[tuple[str, float], ...]) -> None:
-        """Change the adapters, and with them whose prefixes it shares; only before the engine accepts the request."""
+        """Change the adapters, and so the prefixes it shares; only before the engine accepts the request."""
         if lora != self.lora:
             self.lora, self.options = lora, replace(self.options, lora=lora)
 
@@ -199,9 +173,9 @@ class Request:
             prompt_tokens=len(self.prompt),
             cached_tokens=self.num_cached,
             cached_from=self.cached_from,
-            completion_tokens=sum(one.output.num_generated for one in self.sequences),
-            draft_tokens=sum(one.num_drafted for one in self.sequences),
-            accepted_tokens=sum(one.num_accepted for one in self.sequences),
+            completion_tokens=sum(sequence.output.num_generated for sequence in self.sequences),
+            draft_tokens=sum(sequence.num_drafted for sequence in self.sequences),
+            accepted_tokens=sum(sequence.num_accepted for sequence in self.sequences),
             queue_s=started - self.submitted_s,
             prefill_s=(now_s if first is None else first) - started,
             decode_s=0.0 if first is None else now_s - first,
@@ -212,7 +186,7 @@ class Request:
 def next_deadline_s(
     options: RequestOptions, submitted_s: float, started_s: float | None, first_token_s: float | None
 ) -> float:
-    """Return when the next deadline of a request passes; infinite without one. Times are None for what has not happened."""
+    """Return the time of a request's next deadline; infinite without one. Times are None for events that have not happened."""
     limits = [math.inf]
     if options.timeout_s is not None:
         limits.append(options.timeout_s)
@@ -224,9 +198,9 @@ def next_deadline_s(
 
 
 def most_drafts(params: SamplingParams, options: RequestOptions) -> int:
-    """Return how many tokens of a choice may be proposed in a tick.
+    """Return the number of tokens that may be proposed for a choice in a tick.
 
-    None where something looks at one token after the other outside of the pass: a logits processor, and what lets a lazy grammar
+    None may be if something outside of the pass looks at each token: a logits processor, or the switch that lets a lazy grammar
     sleep while the model thinks.
     """
     is_woken = params.grammar is not None and params.thinking is not None
@@ -241,50 +215,25 @@ def prefix_namespace(options: RequestOptions) -> Namespace:
 
 
 def uses_adapter(namespace: Namespace, adapter: str) -> bool:
-    """Return whether what lies in a namespace was computed with an adapter; no sequence of it may run."""
-    adapters = namespace[0]  # of a request without cache_prompt its key, and it leaves nothing
+    """Return whether the prefixes of a namespace were computed with an adapter; no sequence with it may run."""
+    adapters = namespace[0]  # without cache_prompt the request's key; it leaves no prefixes
     return isinstance(adapters, tuple) and any(key == adapter for key, _ in adapters)
 
 
 class Sequence:
-    """One choice's life. A strategy reads it as a `view.SequenceView`.
+    """One choice of a request. A strategy reads it as a `SequenceView`.
 
-    request: set while the scheduler has the request open, and only then: a request and its sequences form no reference cycle
-    before and after.
+    request: set only while the scheduler has the request open, so that a request and its sequences form no reference cycle
+    before and after. num_taken_back: generated tokens that are computed again, as they shared a row with a wrong draft.
     """
 
     request: Request
 
     __slots__ = (
-        "admitted_s",
-        "choice",
-        "computes_all",
-        "drawing",
-        "error",
-        "key",
-        "last_tick",
-        "layout",
-        "limit",
-        "max_draft",
-        "num_accepted",
-        "num_computed_tokens",
-        "num_drafted",
-        "num_preempted",
-        "num_prompt_tokens",
-        "num_scored",
-        "num_taken_back",
-        "num_tokens",
-        "order",
-        "output",
-        "packed",
-        "priority",
-        "reason",
-        "request",
-        "sampler",
-        "seq_id",
-        "slot",
-        "token_ids",
-        "waits_for",
+        "admitted_s", "choice", "computes_all", "drawing", "error", "key", "last_tick", "layout", "limit", "max_draft",
+        "num_accepted", "num_computed_tokens", "num_drafted", "num_preempted", "num_prompt_tokens", "num_scored",
+        "num_taken_back", "num_tokens", "order", "output", "packed", "priority", "reason", "request", "sampler", "seq_id",
+        "slot", "token_ids", "waits_for",
     )  # fmt: skip
 
     def __init__(
@@ -301,8 +250,7 @@ class Sequence:
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt_tokens - 1
         self.drawing = params.max_tokens != 0
         self.max_draft = most_drafts(params, options)
-        self.num_drafted = self.num_accepted = self.num_preempted = 0
-        self.num_taken_back = 0  # generated tokens that are computed again, as they shared a row with a wrong draft
+        self.num_drafted = self.num_accepted = self.num_preempted = self.num_taken_back = 0
         self.output = OutputProcessor(params, vocabulary, choice, options, request.echo)
         self.priority = options.priority
         self.slot: int | None = None
@@ -311,24 +259,19 @@ class Sequence:
         self.packed = bytearray(tokens)
         self.waits_for: PendingPrefix | None = None
         self.computes_all = False
-        self.last_tick = 0
-        self.limit = 0
+        self.last_tick = self.limit = 0
         self.reason: FinishReason | None = None
         self.error: PacelineError | None = None
-        if state is not None:
-            self._resume(state)
-
-    def _resume(self, state: GenerationState) -> None:
-        """Take over what was generated and sent before; all of it is left to compute."""
-        self.token_ids += state.token_ids
-        self.num_tokens = len(self.token_ids)
-        self.num_scored = max(self.num_scored, state.num_scored)
-        self.reason = state.reason
-        self.output.resume(state.token_ids, state.num_sent, state.unsent_logprobs)
+        if state is not None:  # its tokens are computed again
+            self.token_ids += state.token_ids
+            self.num_tokens = len(self.token_ids)
+            self.num_scored = max(self.num_scored, state.num_scored)
+            self.reason = state.reason
+            self.output.resume(state.token_ids, state.num_sent, state.unsent_logprobs)
 
     @property
     def submitted_s(self) -> float:
-        """When its request was accepted; if several tenants share the slots, when it got its slot."""
+        """Time at which its request was accepted; if several tenants share the slots, at which it got its slot."""
         return self.request.submitted_s if self.admitted_s is None else self.admitted_s
 
     @property
@@ -338,7 +281,7 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether a prefix may come from the cache; not where every prompt token is scored, or after a failed load."""
+        """Whether a prefix may come from the cache: not if prompt tokens are scored, nor after a failed load."""
         return not self.is_scoring and not self.computes_all
 
     @property
@@ -348,12 +291,12 @@ class Sequence:
 
     @property
     def namespace(self) -> Namespace:
-        """What it shares prefixes with: the same adapters, tenant and salt; without cache_prompt only its own choices."""
+        """Namespace of shared prefixes: adapters, tenant and salt; without cache_prompt only the choices of its request."""
         options = self.request.options
         return prefix_namespace(options) if options.cache_prompt else (self.request.key,)
 
     def token_bytes(self, num_tokens: int) -> bytes:
-        """Return the first tokens as the radix tree keeps them."""
+        """Return the first tokens in the form of the radix tree."""
         have = len(self.packed) // TOKEN_BYTES
         if have < num_tokens:
             self.packed += pack_tokens(self.token_ids[have:num_tokens])
@@ -367,12 +310,12 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens left to compute; where nothing is drawn after the prompt, all but its last."""
+        """Tokens left to compute; the prompt's last token is not one of them if nothing is drawn after it."""
         return self.num_tokens - self.num_computed_tokens - (not self.drawing)
 
     @property
     def is_decoding(self) -> bool:
-        """Whether it has generated and only its newest token is left to compute, with those before that were taken back."""
+        """Whether it has generated and only its newest token is left to compute, beside tokens that were taken back."""
         num_left = self.num_tokens - self.num_computed_tokens
         return self.num_tokens > self.num_prompt_tokens and 1 <= num_left <= 1 + self.num_taken_back
 
@@ -382,18 +325,18 @@ class Sequence:
         return self.num_scored < self.num_prompt_tokens - 1
 
     def note_taken_back(self, *, is_taken_back: bool) -> None:
-        """Count what a row leaves to be computed again. is_taken_back: whether that is all of the row."""
+        """Count the tokens that a row leaves to be computed again. is_taken_back: whether all of the row is."""
         num_left = self.num_tokens - self.num_computed_tokens - 1
         self.num_taken_back = num_left if is_taken_back else max(0, min(num_left, self.num_taken_back))
 
     def end(self, reason: FinishReason, error: PacelineError | None = None) -> None:
-        """Latch the finish reason; within one tick the one of the higher rank stays."""
+        """Latch the finish reason; of several in one tick the one with the higher rank stays."""
         if self.reason is None or reason.rank < self.reason.rank:
             self.reason, self.error = reason, error
 
 
 class RowKind(Enum):
-    """What a row is computed from, and how. A pass has rows of one kind: llama.cpp's batches and attention are of one."""
+    """The input of a row. A pass has rows of one kind, as llama.cpp's batches and attention are of one kind."""
 
     TOKENS = auto()
     EMBEDDINGS = auto()  # any part of a media item
@@ -403,11 +346,11 @@ class RowKind(Enum):
 class Row(msgspec.Struct):
     """The cells of a sequence that a tick computes, one for each of token_ids, from `position` on.
 
-    draws: whether the last one's logits give its next token. num_drafts: how many of token_ids, at their end, are only
-    proposed; the row then draws behind the last known token and behind every draft up to the first wrong one. targets: the
-    prompt tokens that follow the first of token_ids, to be scored. num_logprobs: of what is drawn or scored; None for none.
-    item: the media item whose cells these are, from its cell `offset` on; `position` is where it begins, and token_ids are
-    parts of its key.
+    draws: whether the logits of the last cell give the next token. num_drafts: tokens at the end of token_ids that are only
+    proposed; the row then draws after the last known token and after every draft up to the first wrong one. targets: prompt
+    tokens to be scored, which follow the first of token_ids. num_logprobs: for each drawn or scored token; None for none.
+    item: the media item that the cells belong to, from its cell `offset` on; `position` is then its first position, and
+    token_ids are parts of its key.
     """
 
     sequence: Sequence
@@ -422,7 +365,7 @@ class Row(msgspec.Struct):
 
     @property
     def kind(self) -> RowKind:
-        """What it is computed from."""
+        """The input of the row."""
         if self.item is None:
             return RowKind.TOKENS
         return RowKind.EMBEDDINGS if self.item.is_causal else RowKind.WHOLE_EMBEDDINGS
@@ -434,11 +377,11 @@ class Row(msgspec.Struct):
 
     @property
     def num_outputs(self) -> int:
-        """How many of its tokens' logits are computed."""
+        """Number of its tokens whose logits are computed."""
         return self.draws + self.num_drafts or len(self.targets)
 
     def num_right(self, token_ids: SequenceOf[int]) -> int:
-        """Return how many of its drafts are right, where these tokens were drawn."""
+        """Return the number of right drafts, given the drawn tokens."""
         num_right = 0
         for draft, token_id in zip(self.drafts, token_ids, strict=False):
             if draft != token_id:
@@ -450,13 +393,12 @@ class Row(msgspec.Struct):
 class RowOutput(msgspec.Struct):
     """The outcome of a row: drawn tokens with their logprobs (empty if not requested), scored targets; or an error.
 
-    Of a row with drafts more than one token may be drawn: the right drafts, and one behind them. With `computed` and an
-    error, the tokens are in the KV cache and the draw behind token_ids failed. is_complete: nothing may follow, so that the
-    choice ends; without a token if none was left to draw. num_verified: drafts that were in the pass: a backend leaves out
-    those that a constraint forbids, and all behind them. num_accepted: of these the right ones, which are in the KV cache as
-    well; a token may be drawn that is a draft left out. is_taken_back: as a draft was wrong and memory could not be cut there,
-    nothing of the row is in the KV cache; what was drawn stands. waited_s: seconds before the pass in which masks along its
-    drafts were filled.
+    A row with drafts may draw several tokens: the right drafts and one token after them. With `computed` and an error, the
+    tokens are in the KV cache and the draw after token_ids failed. is_complete: nothing may follow, so the choice ends, without
+    a token if none was left to draw. num_verified: drafts that were in the pass; a backend leaves out a draft that a constraint
+    forbids and all drafts after it. num_accepted: right drafts among them, which are in the KV cache too; the drawn token may
+    equal a draft that was left out. is_taken_back: a draft was wrong and memory could not be cut there, so nothing of the row is
+    in the KV cache; the drawn tokens stand. waited_s: seconds before the pass in which masks for its drafts were filled.
     """
 
     token_ids: SequenceOf[int] = ()

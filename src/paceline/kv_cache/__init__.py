@@ -44,7 +44,7 @@ from paceline.kv_cache.radix_tree import (
     hash_prefix,
     pack_tokens,
 )
-from paceline.kv_cache.tree_view import NodeView, TreeView
+from paceline.kv_cache.tree_view import TenantTree, TreeNode
 
 __all__ = [
     "MAX_DIGEST_PREFIXES",
@@ -61,7 +61,6 @@ __all__ = [
     "LoadState",
     "MediaItem",
     "Namespace",
-    "NodeView",
     "NotAdmitted",
     "Operation",
     "PendingPrefix",
@@ -72,8 +71,9 @@ __all__ = [
     "Save",
     "SaveState",
     "SavedState",
+    "TenantTree",
     "TransferOutput",
-    "TreeView",
+    "TreeNode",
     "Truncate",
     "hash_blocks",
     "hash_prefix",

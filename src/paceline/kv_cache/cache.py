@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from paceline.kv_cache.checkpoints import CheckpointPlaces
@@ -51,7 +51,7 @@ from paceline.kv_cache.radix_tree import (
     TreeMatch,
     common_prefix_bytes,
 )
-from paceline.kv_cache.tree_view import TreeView, view_tree
+from paceline.kv_cache.tree_view import SequenceName, TenantTree, view_tree
 
 _INSTABILITY_TOKENS = 64  # shorter cached prefixes say nothing about a prompt that diverges after 10 to 50 % of one
 _MIN_IDLE_CELLS = 256  # llama.cpp attends to as many at a time, so that fewer idle ones cost nothing
@@ -344,9 +344,11 @@ class KVCache:
             max_prefixes, needs_cells=self._has_cells, needs_state=self._has_states, private=private
         )
 
-    def view(self, group_of: Callable[[Namespace], str], max_nodes: int) -> tuple[dict[str, TreeView], bool]:
-        """Return the radix tree's nodes, at most max_nodes of each group of namespaces; see `view_tree`."""
-        return view_tree(self._tree.roots, self._running.keys(), self._tree.number_of, group_of, max_nodes)
+    def view(
+        self, tenant_of: Callable[[Namespace], str], names: Mapping[object, SequenceName], max_nodes: int
+    ) -> tuple[TenantTree, ...]:
+        """Return the radix tree by tenant, with at most max_nodes nodes of each. names: of running sequences."""
+        return view_tree(self._tree.roots, self._running.keys(), self._tree.number_of, tenant_of, names, max_nodes)
 
     @property
     def num_running_cells(self) -> int:

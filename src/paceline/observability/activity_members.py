@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
+from paceline.kv_cache import TenantTree
 from paceline.observability import metric_table as table
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.scheduling.records import (
@@ -17,7 +18,6 @@ from paceline.scheduling.records import (
     Mark,
     RowRecord,
     SlotView,
-    TenantTree,
     TickActivity,
     WaitingSequence,
 )

@@ -1,4 +1,8 @@
-"""Who runs: the queue of waiting sequences, the slots of running ones, admission and preemption."""
+"""Which sequences run: the queue, the slots, admission, preemption, and the end of requests.
+
+A request ends once, on every path, with everything that was held back: the reason is latched, held-back text is flushed, the last
+chunk goes out, then slot and cells are released.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,12 @@ from paceline.streaming.chunk import FinishReason
 
 
 class WaitingQueue:
-    """First come first served within a priority; waiting makes up for priority, so that no sequence starves.
+    """The waiting sequences: first come first served within a priority; waiting makes up for priority, so none starves.
 
-    Tenants share the slots: the next sequence is of the tenant with the fewest running sequences, and tenants with equally many
-    take turns. Priority and arrival order the sequences of one tenant.
+    Tenants share the slots: the next sequence belongs to the tenant with the fewest running sequences, and tenants with equally
+    many take turns. Priority and arrival order the sequences of one tenant.
 
-    sequences: by priority and arrival, of all tenants; read-only.
+    sequences: of all tenants by priority and arrival; read-only.
     """
 
     def __init__(self) -> None:
@@ -38,12 +42,12 @@ class WaitingQueue:
         return iter(tuple(self.sequences))
 
     def add(self, sequence: Sequence) -> None:
-        """Insert a sequence in its turn; a preempted one comes before all that arrived later."""
+        """Insert a sequence in its turn; a preempted sequence comes before all that arrived later."""
         for sequences in (self.sequences, self._of_tenants.setdefault(_tenant(sequence), [])):
             insort(sequences, sequence, key=lambda waiting: waiting.turn_key)
 
     def discard(self, sequence: Sequence) -> None:
-        """Remove a sequence, if it is there."""
+        """Remove a sequence, if it waits."""
         own = self._of_tenants.get(_tenant(sequence), [])
         if sequence in own:
             own.remove(sequence)
@@ -59,9 +63,9 @@ class WaitingQueue:
             self._of_tenants[_tenant(sequence)] = own
 
     def in_turn(self, num_running: Counter[str]) -> Iterator[Sequence]:
-        """Yield the sequences that wait now in the order in which they get slots.
+        """Yield the waiting sequences in the order in which they get slots.
 
-        num_running: Running sequences by tenant, as `Slots` counts them; the order follows it and `take` between two steps.
+        num_running: running sequences by tenant (`Slots.num_running`); the order follows it and `take` between two steps.
         """
         if len(self._of_tenants) <= 1:
             yield from tuple(self.sequences)
@@ -76,10 +80,10 @@ class WaitingQueue:
 
 
 class Slots:
-    """Slots 0 to num - 1, the lowest free one first.
+    """Slots 0 to num - 1; the lowest free slot is taken first.
 
     Attributes:
-        running: The sequences that have a slot, in order of admission.
+        running: Sequences with a slot, in order of admission.
         num_running: Their number by tenant.
     """
 
@@ -96,7 +100,7 @@ class Slots:
         return len(self._free)
 
     def allocate(self, sequence: Sequence, tick: int, now_s: float) -> int:
-        """Give a sequence a slot and return it."""
+        """Give a sequence a slot and return the slot."""
         slot = sequence.slot = heapq.heappop(self._free)
         sequence.last_tick = tick
         self.running.append(sequence)
@@ -107,7 +111,7 @@ class Slots:
         return slot
 
     def release(self, sequence: Sequence) -> int:
-        """Take a sequence's slot back and return which it was."""
+        """Take the slot of a sequence back and return the slot."""
         slot = sequence.slot
         assert slot is not None  # noqa: S101 - it runs
         self.running.remove(sequence)
@@ -123,8 +127,8 @@ class Slots:
     def _level_priorities(self) -> None:
         """Make 0 the highest priority of each tenant's running sequences if several tenants share the slots.
 
-        So priority orders the sequences of one tenant and raises none above those of another, and prompts of several tenants
-        come in the order in which they got their slots.
+        Priority then orders the sequences of one tenant and raises none above the sequences of another tenant, and prompts of
+        several tenants come in the order in which they got their slots.
         """
         was_shared, self._is_shared = self._is_shared, len(self.num_running) > 1
         if not (was_shared or self._is_shared):
@@ -138,7 +142,7 @@ class Slots:
             sequence.priority = sequence.request.options.priority - highest.get(_tenant(sequence), 0)
 
     def next_victim(self) -> Sequence:
-        """Return the running sequence to preempt first: paused, of the tenant with most, least important, youngest."""
+        """Return the running sequence to preempt first: paused, of the tenant with most sequences, least important, youngest."""
         return max(
             self.running,
             key=lambda running: (
@@ -150,20 +154,20 @@ class Slots:
         )
 
     def check(self) -> None:
-        """Assert that every slot is in one place."""
-        used = [one.slot for one in self.running if one.slot is not None]
+        """Assert that every slot is either free or used."""
+        used = [sequence.slot for sequence in self.running if sequence.slot is not None]
         assert sorted([*self._free, *used]) == list(range(self._num))  # noqa: S101 - our own invariants
         assert self.num_running == Counter(map(_tenant, self.running))  # noqa: S101
 
 
 class Admission:
-    """Moves sequences between queue and slots. A sequence that only lacks cells is not overtaken."""
+    """Moves sequences between queue and slots. No sequence overtakes one that only lacks cells."""
 
     def __init__(self, kv_cache: KVCache, slots: Slots, queue: WaitingQueue, telemetry: Telemetry) -> None:
         self._kv_cache, self._slots, self._queue, self._telemetry = kv_cache, slots, queue, telemetry
 
     def admit(self, now_s: float, tick: int) -> list[Event]:
-        """Start as many waiting sequences, in turn, as slots and cells allow."""
+        """Start waiting sequences in turn, as many as slots and cells allow."""
         events: list[Event] = []
         if not (self._slots.num_free or self._has_paused):
             return events
@@ -173,7 +177,9 @@ class Admission:
             if not (self._slots.num_free or self._has_paused):
                 break
             match = self._match(sequence, now_s)
-            while self._has_paused and (match is NotAdmitted.NO_CELLS or self._lacks_slot(match)):
+            while self._has_paused and (
+                match is NotAdmitted.NO_CELLS or (isinstance(match, PrefixMatch) and not self._slots.num_free)
+            ):
                 self.preempt(now_s)
                 match = self._match(sequence, now_s)
             if match is NotAdmitted.PREFIX_PENDING:
@@ -184,7 +190,7 @@ class Admission:
         return events
 
     def preempt(self, now_s: float) -> None:
-        """Take slot and cells of the next victim; it waits and resumes later."""
+        """Take slot and cells from the next victim, which waits and resumes later."""
         victim = self._slots.next_victim()
         num_computed_tokens = victim.num_computed_tokens
         slot = self._slots.release(victim)
@@ -192,7 +198,7 @@ class Admission:
         self._requeue(victim, slot, num_computed_tokens, now_s)
 
     def restart(self, sequence: Sequence, now_s: float) -> None:
-        """Take slot and cells of a sequence whose copy or load failed; it waits and computes all of its tokens."""
+        """Take slot and cells from a sequence after its copy or load failed; it waits, then computes all of its tokens."""
         request = sequence.request
         slot = self._slots.release(sequence)
         self._kv_cache.discard(sequence)
@@ -209,13 +215,10 @@ class Admission:
     def _match(self, sequence: Sequence, now_s: float) -> PrefixMatch | NotAdmitted:
         return self._kv_cache.match(sequence, now_s, is_alone=not self._slots.running)
 
-    def _lacks_slot(self, match: PrefixMatch | NotAdmitted) -> bool:
-        return isinstance(match, PrefixMatch) and not self._slots.num_free
-
     @property
     def _has_paused(self) -> bool:
-        """Whether a running sequence is paused, and could wait without a slot."""
-        return any(one.request.is_paused for one in self._slots.running)
+        """Whether a running sequence is paused; it could wait without a slot."""
+        return any(sequence.request.is_paused for sequence in self._slots.running)
 
     def _start(self, sequence: Sequence, match: PrefixMatch, now_s: float, tick: int) -> list[Event]:
         request, sink = sequence.request, self._telemetry.sink
@@ -240,7 +243,7 @@ def _tenant(sequence: Sequence) -> str:
 class RequestFinisher:
     """Takes sequences and requests out of queue, slots and cache, and returns the events of their end.
 
-    requests: the open ones, by key.
+    requests: open requests by key.
     """
 
     def __init__(
@@ -255,7 +258,7 @@ class RequestFinisher:
         self._requests = requests
 
     def poll(self, now_s: float, *, is_stopping: bool) -> list[Event]:
-        """Finish requests that are cancelled, past a deadline or read too slowly; all of them when stopping."""
+        """Finish requests that are cancelled, past a deadline or read too slowly; all requests when stopping."""
         events: list[Event] = []
         for request in tuple(self._requests.values()):
             reason = due_reason(request, now_s, is_stopping=is_stopping)
@@ -264,19 +267,19 @@ class RequestFinisher:
         return events
 
     def fail_all(self, error: PacelineError, now_s: float, failures: list[Exception]) -> list[Event]:
-        """Finish every request with an error; what the end of one raises is added to `failures`."""
+        """Finish every request with an error; exceptions raised on the way are added to `failures`."""
         events: list[Event] = []
         for request in tuple(self._requests.values()):
             try:
                 events += self.finish_request(request, FinishReason.ERROR, now_s, error)
-            except Exception as failure:  # noqa: BLE001 - the caller's to look at
+            except Exception as failure:  # noqa: BLE001 - the caller looks at it
                 failures.append(failure)
         return events
 
     def finish_request(
         self, request: Request, reason: FinishReason, now_s: float, error: PacelineError | None = None
     ) -> list[Event]:
-        """Finish all choices of a request that are open."""
+        """Finish the open choices of a request."""
         events: list[Event] = []
         for sequence in request.sequences:
             if sequence.reason is None:
@@ -285,25 +288,13 @@ class RequestFinisher:
         return events
 
     def finish(self, sequence: Sequence, now_s: float) -> list[Event]:
-        """Return the last chunk of a sequence whose reason is latched, and release what it has."""
+        """Return the last chunk of a sequence whose reason is latched, and release its slot and cells."""
         if sequence.output.finish():
             sequence.end(FinishReason.STOP)
         assert sequence.reason is not None  # noqa: S101 - latched by the caller
         chunk = sequence.output.last_chunk(sequence.reason, sequence.error)
         request = sequence.request
         request.num_open -= 1
-        self._release(sequence, now_s)
-        if request.num_open:
-            return [Delta(request.key, chunk)]
-        usage = request.usage(now_s)
-        self._retire(request, now_s)
-        return [Ended(request.key, msgspec.structs.replace(chunk, usage=usage)), Released(request.key)]
-
-    def next_deadline_s(self) -> float:
-        """Return when the first request passes a deadline; infinite without deadlines."""
-        return min((one.deadline_s() for one in self._requests.values() if one.has_deadline), default=math.inf)
-
-    def _release(self, sequence: Sequence, now_s: float) -> None:
         slot = None
         if sequence.slot is not None:
             slot = self._slots.release(sequence)
@@ -311,6 +302,17 @@ class RequestFinisher:
         else:
             self._queue.discard(sequence)
         self._telemetry.ended(sequence, slot, now_s)
+        if request.num_open:
+            return [Delta(request.key, chunk)]
+        usage = request.usage(now_s)
+        self._retire(request, now_s)
+        return [Ended(request.key, msgspec.structs.replace(chunk, usage=usage)), Released(request.key)]
+
+    def next_deadline_s(self) -> float:
+        """Return the time of the first deadline of a request; infinite without deadlines."""
+        return min(
+            (request.deadline_s() for request in self._requests.values() if request.has_deadline), default=math.inf
+        )
 
     def _retire(self, request: Request, now_s: float) -> None:
         del self._requests[request.key]

@@ -1,4 +1,4 @@
-"""Embedding requests: texts and prompts with media that become vectors, and when they get a tick.
+"""When embedding requests get a tick: texts and prompts with media that become vectors.
 
 Many texts share a pass; a prompt with images or audio has a tick of its own.
 """
@@ -38,7 +38,7 @@ class EmbeddingQueue:
 
     def __init__(self) -> None:
         self.requests: deque[EmbeddingRequest] = deque()
-        self._of_tenants: dict[str, deque[EmbeddingRequest]] = {}  # the tenant whose turn it is comes first
+        self._of_tenants: dict[str, deque[EmbeddingRequest]] = {}  # the next tenant comes first
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -57,10 +57,7 @@ class EmbeddingQueue:
             del self._of_tenants[request.options.tenant]
 
     def take(self, max_texts: int, max_tokens: int) -> list[EmbeddingItem]:
-        """Return the texts of the next pass, in order: at least one, and as many as both limits allow.
-
-        One with media is alone.
-        """
+        """Return the texts of the next pass in order: at least one, as many as both limits allow; a text with media is alone."""
         items: list[EmbeddingItem] = []
         num_tokens = 0
         for request in self._in_turn():
@@ -78,7 +75,7 @@ class EmbeddingQueue:
         return items
 
     def _in_turn(self) -> Iterator[EmbeddingRequest]:
-        """Yield the first request of each tenant, then the second ones, and so on; the next pass begins with another tenant."""
+        """Return the first request of each tenant, then the second, and so on; the next pass begins with another tenant."""
         rounds = zip_longest(*self._of_tenants.values())
         if len(self._of_tenants) > 1:
             tenant = next(iter(self._of_tenants))
@@ -89,8 +86,8 @@ class EmbeddingQueue:
 class EmbeddingScheduler:
     """The embedding requests of an engine, and when they get a tick.
 
-    Embedding and generation share time: while both have work, whichever has had less of it is next. requests: the open ones;
-    read-only.
+    Embedding and generation share time: while both have work, the next tick goes to the one that had less time. requests: open
+    requests; read-only.
     """
 
     def __init__(self, limits: Limits, telemetry: Telemetry) -> None:
@@ -99,7 +96,7 @@ class EmbeddingScheduler:
         self._queue = EmbeddingQueue()
         self.requests = self._queue.requests
         self._cost = TickCostModel(n_ubatch=limits.embed_tokens)
-        self._spent_s = 0.0  # by embedding, less what generation spent while both had work
+        self._spent_s = 0.0  # seconds of embedding less seconds of generation, while both had work
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -110,15 +107,15 @@ class EmbeddingScheduler:
         self._queue.add(request)
 
     def find(self, key: int) -> EmbeddingRequest | None:
-        """Return the open request of this key."""
-        return next((one for one in self._queue.requests if one.key == key), None)
+        """Return the open request with this key."""
+        return next((request for request in self._queue.requests if request.key == key), None)
 
     def next_deadline_s(self) -> float:
-        """Return when the first request passes a deadline; infinite without deadlines."""
-        return min((one.deadline_s() for one in self._queue.requests), default=math.inf)
+        """Return the time of the first deadline of a request; infinite without deadlines."""
+        return min((request.deadline_s() for request in self._queue.requests), default=math.inf)
 
     def poll(self, now_s: float, *, is_stopping: bool) -> list[Event]:
-        """Finish requests that are cancelled or past a deadline; all of them when stopping."""
+        """Finish requests that are cancelled or past a deadline; all requests when stopping."""
         events: list[Event] = []
         for request in tuple(self._queue.requests):
             reason = due_reason(request, now_s, is_stopping=is_stopping)
@@ -127,7 +124,7 @@ class EmbeddingScheduler:
         return events
 
     def fail_all(self, error: PacelineError, now_s: float) -> list[Event]:
-        """Finish all of them with an error."""
+        """Finish all requests with an error."""
         events: list[Event] = []
         for request in tuple(self._queue.requests):
             events += self._finish(request, FinishReason.ERROR, now_s, error)
@@ -140,13 +137,13 @@ class EmbeddingScheduler:
         return bool(self._queue) and self._spent_s <= 0
 
     def note_generation(self, seconds: float) -> None:
-        """Count the time of a generation tick; call it while requests are open."""
+        """Count the time of a generation tick, while embedding requests are open."""
         self._spent_s -= seconds
 
     def plan(
         self, operations: list[Operation], now_s: float, *, is_generating: bool
     ) -> tuple[EmbeddingPlan, list[Event]]:
-        """Return the next pass, short while sequences generate, and the events of requests that start with it."""
+        """Return the next pass, which is short while sequences generate, and events of the requests that start with it."""
         events: list[Event] = []
         items = self._queue.take(self._limits.embed_texts, self._max_tokens(is_generating))
         for item in items:
@@ -156,7 +153,7 @@ class EmbeddingScheduler:
         return EmbeddingPlan(operations, items, items[0].request.pooling, now_s), events
 
     def apply(self, plan: EmbeddingPlan, output: PlanOutput, now_s: float) -> list[Event]:
-        """Add the vectors to their requests, and finish those that have all."""
+        """Add the vectors to their requests, and finish complete requests."""
         events: list[Event] = []
         for item, vector, error in zip(plan.items, output.vectors, output.errors, strict=True):
             if item.request not in self._queue.requests:
@@ -166,7 +163,11 @@ class EmbeddingScheduler:
             elif error is not None:
                 events += self._finish(item.request, FinishReason.ERROR, now_s, error)
             else:
-                events += self._add_vector(item, vector, now_s)
+                request = item.request
+                request.num_done += request.vectors[item.index] is None  # else it was computed again
+                request.vectors[item.index] = vector
+                if request.num_done == len(request.texts):
+                    events += self._finish(request, FinishReason.STOP, now_s, None)
         num_tokens = sum(len(item.token_ids) for item in plan.items)
         if output.num_passes == 1 and not any(isinstance(error, Aborted) for error in output.errors):
             self._cost.observe(num_tokens, 0, output.step_s)
@@ -174,13 +175,6 @@ class EmbeddingScheduler:
             self._spent_s += output.step_s
         self._telemetry.embedding_tick(plan, output, now_s, len(self._queue))
         return events
-
-    def _add_vector(self, item: EmbeddingItem, vector: object, now_s: float) -> list[Event]:
-        item.request.num_done += item.request.vectors[item.index] is None  # else it was computed again
-        item.request.vectors[item.index] = vector
-        if item.request.num_done == len(item.request.texts):
-            return self._finish(item.request, FinishReason.STOP, now_s, None)
-        return []
 
     def _max_tokens(self, is_generating: bool) -> int:
         limit = self._limits.itl_target_s if is_generating else self._limits.max_tick_s
@@ -193,7 +187,7 @@ class EmbeddingScheduler:
         self, request: EmbeddingRequest, reason: FinishReason, now_s: float, error: PacelineError | None
     ) -> list[Event]:
         self._queue.remove(request)
-        if not self._queue:  # the next request owes nothing for this one's time
+        if not self._queue:  # the next request does not pay for this one's time
             self._spent_s = 0.0
         self._telemetry.request_ended(request.key, reason, request.usage(now_s), now_s, error)
         return [Embedded(request.key, request.vectors, error), Released(request.key)]

@@ -1,6 +1,6 @@
 """Records of the scheduler: plans and their outcome, events, embedding requests, and reports for instruments and watchers.
 
-Events name requests by key and know no channel.
+Events name requests by key and know no channel. All times are seconds on the engine's clock.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from paceline.errors import Cancelled, DeadlineExceeded, EngineStopped, PacelineError
-from paceline.kv_cache import MediaItem, Operation, TransferOutput
+from paceline.kv_cache import MediaItem, Operation, TenantTree, TransferOutput
 from paceline.media import Attachment
 from paceline.request import RequestOptions
-from paceline.sequence import Request, Row, RowOutput
+from paceline.sequence import Request, Row, RowOutput, next_deadline_s
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
 
 MOST_DELAY_S: Final = 1.0
-"""Of a reply: less than `LEASE_S`, so that the log stays on until then."""
+"""Longest delay of a reply about the engine's activity. The log of ticks stays on that long (`telemetry.LEASE_S`)."""
 
 MAX_NODES: Final = 4096
+"""Most nodes of a tenant's radix tree in such a reply."""
 
-MarkKind = Literal["started", "preempted", "ended", "cancelled", "failed"]
+# ---- plans
 
 
 class StepPlan(msgspec.Struct):
-    """A generation tick: cache operations in order, then one pass over the rows, with these adapters.
+    """A generation tick: cache operations in order, then one pass over the rows with these adapters.
 
-    lost_s: seconds that the pass loses as prompts wait (`LostTime`); None where none waits, or no row decodes.
+    lost_s: seconds that the pass loses because prompts wait (`LostTime`); None if no prompt waits or no row decodes.
     """
 
     operations: list[Operation]
@@ -62,10 +63,10 @@ Plan = StepPlan | EmbeddingPlan
 
 
 class PlanOutput(msgspec.Struct):
-    """The outcome of a plan, row by row or text by text.
+    """The outcome of a plan, one entry for each row or text.
 
-    step_s: seconds of the passes themselves. num_passes: how many it took; 1 where nothing failed. transfers: the outcome
-    of the operations; None where there were none.
+    step_s: seconds of the passes. num_passes: number of passes, 1 if nothing failed. transfers: outcome of the cache
+    operations; None if there were none.
     """
 
     rows: list[RowOutput] = []
@@ -76,8 +77,11 @@ class PlanOutput(msgspec.Struct):
     num_passes: int = 0
 
 
+# ---- events
+
+
 class Started(msgspec.Struct):
-    """The request left the queue: one of its sequences got a slot, or its first text a place in a pass."""
+    """The request left the queue: a sequence of it got a slot, or its first text got a place in a pass."""
 
     key: int
 
@@ -90,14 +94,14 @@ class Delta(msgspec.Struct):
 
 
 class HeldBack(msgspec.Struct):
-    """A choice drew tokens of which no chunk was made: they may belong to a stop, or are fewer than its interval."""
+    """A choice drew tokens and made no chunk: they may belong to a stop, or are fewer than its interval."""
 
     key: int
     choice: int
 
 
 class Ended(msgspec.Struct):
-    """The terminal chunk of a request; nothing but `Released` follows."""
+    """The last chunk of a request; only `Released` follows."""
 
     key: int
     chunk: StreamChunk
@@ -110,7 +114,7 @@ class Released(msgspec.Struct):
 
 
 class Embedded(msgspec.Struct):
-    """An embedding request has ended: a vector for each of its texts, or why there are none."""
+    """An embedding request ended, with a vector for each of its texts or with an error."""
 
     key: int
     vectors: list[Any]
@@ -126,10 +130,140 @@ class Answered(msgspec.Struct):
 
 Event = Answered | Started | Delta | HeldBack | Ended | Released | Embedded
 
+# ---- embedding requests
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EmbeddingRequest:
+    """Token ids of texts, to be pooled in one way; `vectors` fills up as ticks pass.
+
+    media: images and audio, placed by cells as if all texts were one; the texts have zeros in these cells. attachments: the
+    sources of the media in order, until they are encoded. embeddings: of the media by their starts, or the error.
+    """
+
+    key: int
+    texts: list[list[int]]
+    pooling: str | None
+    options: RequestOptions
+    submitted_s: float
+    media: tuple[MediaItem, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    embeddings: Any = None
+    cancelled: bool = False
+    started_s: float | None = None
+    vectors: list[Any] = field(default_factory=list)
+    num_planned: int = 0
+    num_done: int = 0
+    _media_of: dict[int, list[MediaItem]] = field(init=False, default_factory=dict)
+    _starts: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Sort the media by the texts that hold them."""
+        if self.media:
+            self._starts = list(accumulate(map(len, self.texts[:-1]), initial=0))
+            for item in self.media:
+                self._media_of.setdefault(bisect_right(self._starts, item.start) - 1, []).append(item)
+
+    def media_of(self, index: int) -> tuple[MediaItem, ...]:
+        """Return the media of a text."""
+        return tuple(self._media_of.get(index, ()))
+
+    def start_of(self, index: int) -> int:
+        """Return the first cell of a text among the cells of all texts; 0 for a request without media."""
+        return self._starts[index] if self._starts else 0
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text without media; 0 if there is none."""
+        return max((len(text) for index, text in enumerate(self.texts) if index not in self._media_of), default=0)
+
+    @property
+    def longest_media_prompt(self) -> int:
+        """Tokens of the longest text with media; 0 if there is none."""
+        return max((len(self.texts[index]) for index in self._media_of), default=0)
+
+    @property
+    def largest_whole_item(self) -> int:
+        """Cells of the largest item that one pass has to compute, as its attention is not causal; 0 if there is none."""
+        return max((item.num_cells for item in self.media if not item.is_causal), default=0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(map(len, self.texts))
+
+    def deadline_s(self) -> float:
+        """Return the time of its next deadline; infinite without one."""
+        return next_deadline_s(self.options, self.submitted_s, self.started_s, math.inf)  # it has no first token
+
+    def usage(self, now_s: float) -> Usage:
+        """Return token counts and times so far; passes count as prefill."""
+        started = now_s if self.started_s is None else self.started_s
+        return Usage(prompt_tokens=self.num_tokens, queue_s=started - self.submitted_s, prefill_s=now_s - started)
+
+
+@dataclass(slots=True)
+class EmbeddingItem:
+    """One text of a request."""
+
+    request: EmbeddingRequest
+    index: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its tokens, with zeros in the cells of media."""
+        return self.request.texts[self.index]
+
+    @property
+    def media(self) -> tuple[MediaItem, ...]:
+        """Its media."""
+        return self.request.media_of(self.index)
+
+    def segments(self) -> list[list[int] | MediaItem]:
+        """Return its token ids and media in order."""
+        found: list[list[int] | MediaItem] = []
+        start, ids = self.request.start_of(self.index), self.token_ids
+        begin = 0
+        for item in self.media:
+            if item.start - start > begin:
+                found.append(ids[begin : item.start - start])
+            found.append(item)
+            begin = item.end - start
+        return [*found, ids[begin:]] if begin < len(ids) else found
+
+
+def embedding_error(reason: FinishReason) -> PacelineError:
+    """Return the error that an embedding request gets when it ends for this reason."""
+    if reason is FinishReason.CANCELLED:
+        return Cancelled("the request was cancelled")
+    if reason is FinishReason.DEADLINE:
+        return DeadlineExceeded("the request ran out of time")
+    return EngineStopped("the engine was shut down")
+
+
+def due_reason(request: Request | EmbeddingRequest, now_s: float, *, is_stopping: bool = False) -> FinishReason | None:
+    """Return the reason for which a request has to end now; None if it may go on.
+
+    Of several reasons the first counts: cancel, deadline, shutdown, slow reader. The engine's thread, embeddings and a front
+    without a worker all use this order.
+    """
+    if request.cancelled:
+        return FinishReason.CANCELLED
+    if now_s >= request.deadline_s():
+        return FinishReason.DEADLINE
+    if is_stopping:
+        return FinishReason.SHUTDOWN
+    if isinstance(request, Request) and request.is_slow:
+        return FinishReason.SLOW_READER
+    return None
+
+
+# ---- reports for instruments
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """A request as instruments see it. key: unique in this engine; request_id: the caller's name, if it gave one."""
+    """A request as instruments see it. key: unique in this engine; request_id: the caller's name for it, if there is one."""
 
     key: int
     request_id: str | None
@@ -162,10 +296,11 @@ class RequestRecord:
 
 
 class RowRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence's share of a tick. Of num_tokens computed, num_new tokens came out; 0 while a prompt is unfinished.
+    """One sequence's share of a tick.
 
-    num_decode: where the row went on from generated tokens, how many of them it had: 1, or more that are computed again beside
-    a wrong draft; the rest of num_tokens - num_drafts is prefill. first: whether the sequence's first token came out.
+    num_tokens: computed tokens. num_new: tokens that came out; 0 while a prompt is unfinished. num_decode: generated tokens
+    among the computed ones: 1, or more if a wrong draft made the row compute some again; the rest of num_tokens - num_drafts
+    is prefill. first: whether the sequence's first token came out.
     """
 
     slot: int
@@ -179,15 +314,15 @@ class RowRecord(msgspec.Struct, frozen=True, kw_only=True):
     first: bool
 
     def taken(self, num_new: int) -> RowRecord:
-        """Return the same with what came out of a row with drafts: what was drawn behind its end did not."""
+        """Return a copy with the tokens of a row with drafts that count; tokens drawn after the sequence ended do not."""
         return msgspec.structs.replace(self, num_new=num_new)
 
 
 class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A tick that computed something. Seconds on the engine's clock; step_s: of elapsed_s, the pass itself.
+    """A tick that computed something.
 
-    num_running: sequences that have one of the num_slots slots, with or without a row; num_waiting: requests in the queue.
-    An embedding tick has no rows: num_embedded texts of num_embedded_tokens tokens became vectors.
+    step_s: seconds of the pass, a part of elapsed_s. num_running: sequences with a slot, with or without a row; num_waiting:
+    requests in the queue. An embedding tick has no rows: num_embedded texts of num_embedded_tokens tokens became vectors.
     """
 
     index: int
@@ -206,7 +341,7 @@ class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_s(self) -> float:
-        """What the engine took for itself: of elapsed_s, outside of the pass."""
+        """Seconds of the tick outside of the pass."""
         return self.elapsed_s - self.step_s
 
     @property
@@ -216,16 +351,16 @@ class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_prefill(self) -> int:
-        """Prompt tokens computed."""
+        """Prompt tokens that were computed."""
         return sum(row.num_tokens - row.num_decode - row.num_drafts for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """How a request ended.
+    """The end of a request.
 
-    reason: of its choices' reasons the one that stands first in `FinishReason`, so ERROR where one failed. error_code: of
-    that choice's error, if it has one.
+    reason: the first in the order of `FinishReason` among the reasons of its choices, so ERROR if a choice failed.
+    error_code: of that choice's error, if it has one.
     """
 
     key: int
@@ -236,7 +371,7 @@ class EndRecord:
 
 
 class TelemetrySink(Protocol):
-    """Receives what happens; `Instrument` documents each hook. drafter_failed: with an error of which no request hears."""
+    """Receives reports; `Instrument` documents each hook. drafter_failed: with an error that no request hears of."""
 
     @property
     def wants_ticks(self) -> bool: ...  # noqa: D102
@@ -253,18 +388,20 @@ class TelemetrySink(Protocol):
     def drafter_failed(self, error: PacelineError) -> None: ...  # noqa: D102
 
 
+# ---- reports for watchers
+
 SlotState = Literal["idle", "prefilling", "decoding", "paused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotView:
-    """One slot. Where it is idle, all but `id` has its default.
+    """One slot. An idle slot has only its id; all other fields have their defaults.
 
-    state: "prefilling" while tokens other than the newest are left to compute, so also after a preemption; "paused" where the
-    request's reader is too slow. key: of the request in its engine; request_id: the caller's name for it; choice: which of its
-    choices. num_prompt_tokens: of the prompt, num_cached of them taken from the cache; num_computed_tokens: tokens in cells;
-    num_generated: tokens drawn, those of a stop included; max_tokens: the request's; None: no limit of its own. running_s:
-    seconds since the request got its first slot. tenant: of the request; num_preempted: how often the choice lost its slot.
+    state: "prefilling" while tokens beside the newest are left to compute, so also after a preemption; "paused" if the
+    request's reader is too slow. key: of the request; request_id: the caller's name for it; choice: the number of the choice.
+    num_cached: prompt tokens taken from the cache; num_computed_tokens: tokens in cells; num_generated: drawn tokens, with
+    those of a stop; max_tokens: of the request, None if only the context limits it. running_s: seconds since the request got
+    its first slot. num_preempted: times that the choice lost its slot.
     """
 
     id: int
@@ -284,12 +421,12 @@ class SlotView:
 
     @property
     def is_processing(self) -> bool:
-        """Whether a sequence has it."""
+        """Whether a sequence has the slot."""
         return self.key is not None
 
     @property
     def num_remaining(self) -> int | None:
-        """Tokens that may still be drawn; None where only the context limits them."""
+        """Tokens that may still be drawn; None if only the context limits them."""
         return None if self.max_tokens is None else self.max_tokens - self.num_generated
 
 
@@ -313,17 +450,20 @@ class SlotsSnapshot:
 
 
 class TickActivity(msgspec.Struct, frozen=True):
-    """A tick. number: its place in the log. tenants: of each row; empty where none has one."""
+    """A tick. number: its place in the log. tenants: one for each row; empty if no row has a tenant."""
 
     number: int
     record: TickRecord
     tenants: tuple[str, ...] = ()
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a sequence beside ticks. number: its place in the log; slot: None for one that ended in the queue.
+MarkKind = Literal["started", "preempted", "ended", "cancelled", "failed"]
 
-    reason: of one that ended, was cancelled or failed.
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """An event in the life of a sequence.
+
+    number: its place in the log. slot: None for a sequence that ended in the queue. reason: of a sequence that ended.
     """
 
     number: int
@@ -337,7 +477,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence without a slot. waits_for: the key of the request that computes its prefix just now."""
+    """A sequence without a slot. waits_for: key of the request that computes its prefix at the moment."""
 
     key: int
     request_id: str | None
@@ -351,47 +491,23 @@ class WaitingSequence(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
 
 
-class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the radix tree, as `NodeView` has it. running: key and choice of sequences, `MOST_OWNERS` at most."""
-
-    id: int
-    parent: int | None
-    start: int
-    end: int
-    running: tuple[tuple[int, int], ...]
-    num_cached: int
-    on_device: bool
-    on_host: bool
-    has_state: bool
-
-
-class TenantTree(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's part of the radix tree. num_nodes, num_tokens: with those that are not shown, as far as they were counted."""
-
-    tenant: str
-    nodes: tuple[TreeNode, ...]
-    num_nodes: int
-    num_tokens: int
-    is_complete: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineActivity:
-    """What an engine does after a tick, and what it did before.
+    """The state of an engine after a tick, and its recent ticks.
 
     Attributes:
-        started_s: When the log's numbers began. Another value than before: the engine began anew, in another process or after
-            a failure of its own, and what was known of it is void.
+        started_s: Start of the log's numbers. If it changed, the engine began anew, in another process or after a failure of
+            its own, and everything known before is void.
         now_s: Seconds on the engine's clock.
-        last_number: The number of the newest tick or mark: what to ask from the next time.
+        last_number: Number of the newest tick or mark; the next question starts after it.
         slots: All slots.
         waiting: Sequences in their turn, `MOST_WAITING` at most.
         num_waiting: All sequences without a slot; num_embedding: embedding requests.
-        ticks, marks: Those after the number that was asked from, as far as they are kept.
-        trees: By tenant; None where no tree was asked for.
-        num_cells: Cells in use; num_free: not in use, None where memory is not made of cells; num_running_cells: in use by
-            running sequences.
-        host_bytes: In host memory.
+        ticks, marks: Entries of the log after the number in the question, as far as they are kept.
+        trees: The radix tree by tenant; None if the question asks for none.
+        num_cells: Cells in use; num_free: free cells, None if memory is not made of cells; num_running_cells: cells that
+            running sequences use.
+        host_bytes: Bytes in host memory.
     """
 
     started_s: float
@@ -408,130 +524,3 @@ class EngineActivity:
     num_free: int | None = None
     num_running_cells: int = 0
     host_bytes: int = 0
-
-
-def due_reason(request: Request | EmbeddingRequest, now_s: float, *, is_stopping: bool = False) -> FinishReason | None:
-    """Return why a request has to end now, None if it has not: a cancel wins over a deadline, that over a shutdown.
-
-    A slow reader comes last. This is the one order for the engine's thread, for embeddings and for a front without a worker.
-    """
-    if request.cancelled:
-        return FinishReason.CANCELLED
-    if now_s >= request.deadline_s():
-        return FinishReason.DEADLINE
-    if is_stopping:
-        return FinishReason.SHUTDOWN
-    if isinstance(request, Request) and request.is_slow:
-        return FinishReason.SLOW_READER
-    return None
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class EmbeddingRequest:
-    """Token ids of texts, to be pooled in one way. `vectors` fills up as ticks pass.
-
-    media: items of images and audio, which start at cells of all texts one behind another, where there are zeros for them.
-    attachments: what they are of, in order, until they are encoded. embeddings: of items by their starts, or why there are none.
-    """
-
-    key: int
-    texts: list[list[int]]
-    pooling: str | None
-    options: RequestOptions
-    submitted_s: float
-    media: tuple[MediaItem, ...] = ()
-    attachments: tuple[Attachment, ...] = ()
-    embeddings: Any = None
-    cancelled: bool = False
-    started_s: float | None = None
-    vectors: list[Any] = field(default_factory=list)
-    num_planned: int = 0
-    num_done: int = 0
-    _media_of: dict[int, list[MediaItem]] = field(init=False, default_factory=dict)
-    _starts: list[int] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Note which text each item is in."""
-        if self.media:
-            self._starts = list(accumulate(map(len, self.texts[:-1]), initial=0))
-            for item in self.media:
-                self._media_of.setdefault(bisect_right(self._starts, item.start) - 1, []).append(item)
-
-    def media_of(self, index: int) -> tuple[MediaItem, ...]:
-        """Return the items of a text."""
-        return tuple(self._media_of.get(index, ()))
-
-    def start_of(self, index: int) -> int:
-        """Return the cell at which a text starts, where all stand one behind another; 0 for a request without media."""
-        return self._starts[index] if self._starts else 0
-
-    @property
-    def longest_text(self) -> int:
-        """Tokens of the longest text without media; 0 if there is none."""
-        return max((len(one) for index, one in enumerate(self.texts) if index not in self._media_of), default=0)
-
-    @property
-    def longest_media_prompt(self) -> int:
-        """Tokens of the longest text with media; 0 if there is none."""
-        return max((len(self.texts[index]) for index in self._media_of), default=0)
-
-    @property
-    def largest_whole_item(self) -> int:
-        """Cells of the largest item that one pass has to compute, as its attention is not causal; 0 if there is none."""
-        return max((one.num_cells for one in self.media if not one.is_causal), default=0)
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all texts."""
-        return sum(map(len, self.texts))
-
-    def deadline_s(self) -> float:
-        """Return when its next deadline passes."""
-        limits = [math.inf if self.options.timeout_s is None else self.options.timeout_s]
-        if self.started_s is None and self.options.queue_timeout_s is not None:
-            limits.append(self.options.queue_timeout_s)
-        return self.submitted_s + min(limits)
-
-    def usage(self, now_s: float) -> Usage:
-        """Return token counts and times so far; passes count as prefill."""
-        started = now_s if self.started_s is None else self.started_s
-        return Usage(prompt_tokens=self.num_tokens, queue_s=started - self.submitted_s, prefill_s=now_s - started)
-
-
-def embedding_error(reason: FinishReason) -> PacelineError:
-    """Return what the caller of an embedding request gets that ended for this reason."""
-    if reason is FinishReason.CANCELLED:
-        return Cancelled("the request was cancelled")
-    if reason is FinishReason.DEADLINE:
-        return DeadlineExceeded("the request ran out of time")
-    return EngineStopped("the engine was shut down")
-
-
-@dataclass(slots=True)
-class EmbeddingItem:
-    """One text of a request."""
-
-    request: EmbeddingRequest
-    index: int
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Its tokens, with zeros in the cells of media items."""
-        return self.request.texts[self.index]
-
-    @property
-    def media(self) -> tuple[MediaItem, ...]:
-        """Its media items."""
-        return self.request.media_of(self.index)
-
-    def segments(self) -> list[list[int] | MediaItem]:
-        """Return its token ids and media items in order."""
-        found: list[list[int] | MediaItem] = []
-        start, ids = self.request.start_of(self.index), self.token_ids
-        begin = 0
-        for item in self.media:
-            if item.start - start > begin:
-                found.append(ids[begin : item.start - start])
-            found.append(item)
-            begin = item.end - start
-        return [*found, ids[begin:]] if begin < len(ids) else found

@@ -4,7 +4,7 @@
        ^                  │
        └─────preempt──────┘
 
-One thread calls it. `Request.cancelled` alone may be set from others.
+One thread calls it; other threads may only set `Request.cancelled`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from paceline.scheduling.records import (
     StepPlan,
     TelemetrySink,
 )
-from paceline.scheduling.step_planner import LostTime, StepBatch, StepPlanner
+from paceline.scheduling.step_planner import LostTime, StepPlanner
 from paceline.scheduling.strategies import BatchStrategy
 from paceline.scheduling.telemetry import (
     ActivityLog,
@@ -70,8 +70,8 @@ class _Question(NamedTuple):
 class Scheduler:
     """Admission, plans and their outcome for one engine.
 
-    `plan` and `apply` take turns; commands come between them. What callers are to know goes out as the events that `apply`
-    returns. drafter: proposes tokens; several are asked in their order; None: no speculation.
+    `plan` and `apply` take turns; commands come between them. `apply` returns the events for the callers. drafter: proposes
+    tokens; several drafters are asked in their order; None: no speculation.
     """
 
     def __init__(
@@ -87,25 +87,25 @@ class Scheduler:
         self._decode_cost = DecodeCost(self.cost_model)
         self._speculation: Speculation | DraftChain | None = None
         if isinstance(drafter, tuple):
-            self._speculation = DraftChain([self._speculation_with(one) for one in drafter])
+            self._speculation = DraftChain([self._speculation_with(link) for link in drafter])
         elif drafter is not None:
             self._speculation = self._speculation_with(drafter)
         self._tick = 0
         self._num_sequences = 0
-        self.reports_held_back = False  # whether a replay log needs to know of tokens that are in no chunk yet
+        self.reports_held_back = False  # whether a replay log wants events for tokens that are in no chunk yet
         self._start()
 
     def _speculation_with(self, drafter: Drafter) -> Speculation:
         limits = self._limits
         chooser = DepthChooser(self.cost_model, self._decode_cost, limits.itl_target_s, limits.max_rollback)
-        return Speculation(drafter, self._limits, chooser, self._clock, self._sink.drafter_failed)
+        return Speculation(drafter, limits, chooser, self._clock, self._sink.drafter_failed)
 
     def _start(self) -> None:
         self._events: list[Event] = []
         self._telemetry = Telemetry(self._sink, self._limits, ActivityLog(self._clock.now()))
         self._slots, self._queue = Slots(self._limits.num_slots), WaitingQueue()
         self._requests: dict[int, Request] = {}
-        self.kv_cache = KVCache(self._limits.for_kv_cache(), self._sink, self.cost_model)
+        self.kv_cache = KVCache(self._limits, self._sink, self.cost_model)
         self._admission = Admission(self.kv_cache, self._slots, self._queue, self._telemetry)
         self._finisher = RequestFinisher(self.kv_cache, self._slots, self._queue, self._telemetry, self._requests)
         self._lost_time = LostTime(self._decode_cost)
@@ -119,7 +119,7 @@ class Scheduler:
         self.is_idle = True
 
     def calibrate(self, passes: Iterable[MeasuredPass]) -> None:
-        """Learn from passes that were made to measure, before the first request."""
+        """Learn from passes that were measured before the first request."""
         kept = list(passes)
         self.cost_model.calibrate(kept)
         for num_tokens, num_cells, seconds, num_outputs in kept:
@@ -137,7 +137,7 @@ class Scheduler:
             self._num_sequences += 1
             sequence.key = sequence.order = self._num_sequences
             sequence.request = request
-        for sequence in [one for one in request.sequences if one.reason is None]:
+        for sequence in [sequence for sequence in request.sequences if sequence.reason is None]:
             if sequence.num_uncomputed_tokens > 0 and (sequence.drawing or sequence.is_scoring):
                 self._queue.add(sequence)
             else:
@@ -150,14 +150,14 @@ class Scheduler:
         self._embedding.submit(request)
 
     def cancel(self, key: int) -> None:
-        """End a request before the next plan; no effect where it has ended."""
+        """End a request before the next plan; no effect if it has ended."""
         request = self._requests.get(key) or self._embedding.find(key)
         if request is not None:
             request.cancelled = True
             self._needs_poll = True
 
     def set_paused(self, key: int, *, is_paused: bool) -> None:
-        """Let a request sit out ticks, or resume."""
+        """Keep a request out of ticks, or resume it."""
         is_paused = is_paused and self._waits_for_readers
         request = self._requests.get(key)
         if request is not None and request.is_paused != is_paused:
@@ -165,14 +165,14 @@ class Scheduler:
             self._sink.paused(key, is_paused, self._clock.now())
 
     def set_interval(self, key: int, interval: int) -> None:
-        """Change how many tokens a chunk of a request needs. What is enough now goes out with the events of this tick."""
+        """Change the number of tokens that a chunk of a request needs; held text that is enough now goes out with this tick."""
         request = self._requests.get(key)
         if request is not None:
             request.set_interval(interval)
             self._interval_changed.add(key)
 
     def end_slow(self, key: int) -> None:
-        """End a request whose reader is too slow, before the next plan."""
+        """End a request before the next plan, as its reader is too slow."""
         request = self._requests.get(key)
         if request is not None:
             request.is_slow = True
@@ -202,7 +202,7 @@ class Scheduler:
         self.kv_cache.forget(lambda namespace: uses_adapter(namespace, adapter), self._clock.now())
 
     def drain(self) -> None:
-        """From now on wait for no reader: paused requests run to their end."""
+        """Wait for no reader from now on: paused requests run to their end."""
         self._waits_for_readers = False
         for key in self._requests:
             self.set_paused(key, is_paused=False)
@@ -212,60 +212,56 @@ class Scheduler:
         self._is_stopping = self._needs_poll = True
 
     def fail_all(self, error: PacelineError, failures: list[Exception]) -> list[Event]:
-        """End everything at once with an error and return the events: after a failure of the engine's own.
+        """End every request at once with an error and return the events, after a failure of the engine itself.
 
-        What the end of one request raises is added to `failures`, and the others end all the same.
+        Exceptions raised on the way are added to `failures`, and the other requests end all the same.
         """
         now = self._clock.now()
         self._events += self._finisher.fail_all(error, now, failures)
         try:
             self._events += self._embedding.fail_all(error, now)
-        except Exception as failure:  # noqa: BLE001 - the caller's to look at
+        except Exception as failure:  # noqa: BLE001 - the caller looks at it
             failures.append(failure)
         return self._take_events()
 
     def reset(self) -> None:
-        """Forget everything but tick costs, and have the device emptied: after a failure of the engine's own."""
+        """Forget everything but tick costs and empty the device, after a failure of the engine itself."""
         self.end_drafting()
         self._start()
         self.kv_cache.clear()
 
     def end_drafting(self) -> None:
-        """Have drafters learn the rest of all sequences and forget them; after the last tick."""
+        """Let drafters learn the rest of all sequences and forget them, after the last tick."""
         if self._speculation is not None:
             self._speculation.reset()
 
     # ---- a tick
 
     def plan(self) -> Plan:
-        """Return what the next tick does; an empty plan where nothing is to do before a command or a deadline."""
+        """Return the plan of the next tick; an empty one if there is nothing to do before a command or a deadline."""
         now = self._clock.now()
         self._finish_due(now)
         if self._speculation is not None:
             self._speculation.forget_gone()
-        self.kv_cache.begin_tick(is_generating=any(not one.request.is_paused for one in self._slots.running))
+        self.kv_cache.begin_tick(is_generating=any(not sequence.request.is_paused for sequence in self._slots.running))
         if self._queue.sequences:
             self._events += self._admission.admit(now, self._tick)
         self.kv_cache.take_checkpoints()
         ready = [sequence for sequence in self._slots.running if not sequence.request.is_paused]
-        self._offload(now, is_generating=bool(ready))
+        next_victim = self._slots.next_victim if len(self._slots.running) > 1 else None
+        self.kv_cache.offload(next_victim, now, is_generating=bool(ready))
         self._note_load(ready)
         if self._embedding.requests and self._embedding.has_turn(is_generating=bool(ready)):
             return self._plan_embedding(now, is_generating=bool(ready))
         return self._plan_step(ready, now)
 
     def _finish_due(self, now_s: float) -> None:
-        """Finish what was cancelled, is past a deadline, or is stopped; most ticks have none."""
+        """Finish requests that are cancelled, past a deadline or stopped; most ticks have none."""
         if self._needs_poll:
             self._events += self._finisher.poll(now_s, is_stopping=self._is_stopping)
-            self._needs_poll = any(one.has_deadline for one in self._requests.values())
+            self._needs_poll = any(request.has_deadline for request in self._requests.values())
         if self._embedding.requests:
             self._events += self._embedding.poll(now_s, is_stopping=self._is_stopping)
-
-    def _offload(self, now_s: float, *, is_generating: bool) -> None:
-        """Move to host memory what no sequence needs on the device, or the next victim would leave behind."""
-        next_victim = self._slots.next_victim if len(self._slots.running) > 1 else None
-        self.kv_cache.offload(next_victim, now_s, is_generating=is_generating)
 
     def _note_load(self, ready: list[Sequence]) -> None:
         self._telemetry.num_running, self._telemetry.num_waiting = len(self._slots.running), len(self._queue.sequences)
@@ -280,23 +276,21 @@ class Scheduler:
 
     def _plan_step(self, ready: list[Sequence], now_s: float) -> StepPlan:
         self._tick += bool(ready)
-        batch = self._step_planner.plan(ready, self._tick, now_s)
-        for sequence in batch.failed:
-            sequence.end(FinishReason.ERROR, batch.error)
+        planner = self._step_planner
+        plan = planner.plan(ready, self._tick, now_s)
+        for sequence in planner.failed:
+            sequence.end(FinishReason.ERROR, planner.error)
             self._events += self._finisher.finish(sequence, now_s)
-        if self._speculation is not None and batch.rows:
-            self._add_drafts(self._speculation, batch, now_s)
-        operations, num_cells = self.kv_cache.take_operations(), self.kv_cache.num_cells
-        return StepPlan(operations, batch.rows, batch.lora, now_s, num_cells, batch.lost_s)
-
-    def _add_drafts(self, speculation: Speculation | DraftChain, batch: StepBatch, now_s: float) -> None:
-        for sequence, error in speculation.add_drafts(batch.rows, self.kv_cache):
-            batch.rows = [row for row in batch.rows if row.sequence is not sequence]
-            sequence.end(FinishReason.ERROR, error)
-            self._events += self._finisher.finish(sequence, now_s)
+        if self._speculation is not None and plan.rows:
+            for sequence, error in self._speculation.add_drafts(plan.rows, self.kv_cache):
+                plan.rows = [row for row in plan.rows if row.sequence is not sequence]
+                sequence.end(FinishReason.ERROR, error)
+                self._events += self._finisher.finish(sequence, now_s)
+        plan.operations, plan.num_cells = self.kv_cache.take_operations(), self.kv_cache.num_cells
+        return plan
 
     def apply(self, plan: Plan, output: PlanOutput) -> list[Event]:
-        """Take in the outcome of a plan, and return the events of the tick."""
+        """Apply the outcome of a plan and return the events of the tick."""
         now = self._clock.now()
         restarted = self._apply_transfers(plan, output.transfers, now) if output.transfers else set()
         if self.kv_cache.is_exporting:
@@ -321,10 +315,10 @@ class Scheduler:
                 self._questions.append(question)
 
     def _apply_transfers(self, plan: Plan, transfers: TransferOutput, now_s: float) -> set[Sequence]:
-        """Take in the outcome of the operations; return the sequences that restart, as theirs failed."""
+        """Apply the outcome of the operations; return the sequences that restart because an operation failed."""
         self.kv_cache.complete(plan.operations, transfers, now_s)
-        restarted = {one for one in self._slots.running if one.seq_id in transfers.failed_seq_ids}
-        for seq_id in transfers.failed_seq_ids - {one.seq_id for one in restarted}:
+        restarted = {sequence for sequence in self._slots.running if sequence.seq_id in transfers.failed_seq_ids}
+        for seq_id in transfers.failed_seq_ids - {sequence.seq_id for sequence in restarted}:
             self.kv_cache.discard_cached(seq_id, now_s)
         for sequence in restarted:
             self._admission.restart(sequence, now_s)
@@ -358,7 +352,7 @@ class Scheduler:
             self._relieve_pressure(now_s)
 
     def _learn(self, plan: StepPlan, output: PlanOutput) -> None:
-        """Correct the costs by a pass, and sum up the lost time; for the cost model every eighth that only decodes is enough."""
+        """Learn costs and lost time from a pass; of passes that only decode, every eighth is enough for the cost model."""
         self._lost_time.observe(output.step_s, plan.lost_s)
         num_drafts = sum([result.num_verified for result in output.rows])
         num_left_out = sum([row.num_drafts for row in plan.rows]) - num_drafts
@@ -375,8 +369,8 @@ class Scheduler:
         sequence = row.sequence
         if result.computed:
             self._take_computed(row, result, now_s)
-        is_behind_end = bool(result.token_ids) and sequence.reason is not None
-        if result.error is not None and not is_behind_end:
+        is_after_end = bool(result.token_ids) and sequence.reason is not None
+        if result.error is not None and not is_after_end:
             sequence.end(FinishReason.ERROR, result.error)
         if sequence.request.cancelled:
             sequence.end(FinishReason.CANCELLED)
@@ -388,7 +382,7 @@ class Scheduler:
             self._events.append(HeldBack(sequence.request.key, sequence.choice))
 
     def _take_computed(self, row: Row, result: RowOutput, now_s: float) -> None:
-        """Count what is in cells now, and take in what was scored and drawn."""
+        """Count the cells of a row, and take its scored and drawn tokens."""
         sequence, start = row.sequence, row.sequence.num_computed_tokens
         if not result.is_taken_back:
             self.kv_cache.commit(sequence, len(row.token_ids) - row.num_drafts + result.num_accepted)
@@ -400,7 +394,7 @@ class Scheduler:
             self._accept(sequence, result, now_s)
         elif sequence.num_uncomputed_tokens == 0:
             sequence.end(FinishReason.STOP if result.is_complete else FinishReason.LENGTH)
-        if sequence.num_computed_tokens > sequence.num_tokens:  # accepted drafts behind the end
+        if sequence.num_computed_tokens > sequence.num_tokens:  # accepted drafts after the end
             self.kv_cache.truncate(sequence, sequence.num_tokens if self._limits.max_rollback is None else start)
         if result.is_taken_back or sequence.num_taken_back:
             sequence.note_taken_back(is_taken_back=result.is_taken_back)
@@ -412,7 +406,7 @@ class Scheduler:
             row.sequence.num_drafted += result.num_verified
 
     def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
-        """Append the drawn tokens one by one, up to the first that ends the choice."""
+        """Append the drawn tokens up to the first that ends the choice."""
         request = sequence.request
         if request.first_token_s is None:
             request.first_token_s = now_s
@@ -431,7 +425,7 @@ class Scheduler:
             sequence.end(FinishReason.STOP)
 
     def _flush_by_interval(self) -> None:
-        """Emit what a smaller interval lets out; after the rows, so that a chunk and the tokens drawn are of one moment."""
+        """Emit chunks that a smaller interval allows; after the rows, so that a chunk and the drawn tokens are of one moment."""
         for request in [self._requests[key] for key in self._interval_changed if key in self._requests]:
             for sequence in request.sequences:
                 if sequence.reason is None and (chunk := sequence.output.chunk()) is not None:
@@ -441,7 +435,7 @@ class Scheduler:
     def _relieve_pressure(self, now_s: float) -> None:
         """Free cells after a pass found none: evict a cached prefix, else preempt; a lone sequence ends with an error."""
         running = self._slots.running
-        if self.kv_cache.evict(now_s) or self.kv_cache.is_freeing:  # what ended in this tick may be enough
+        if self.kv_cache.evict(now_s) or self.kv_cache.is_freeing:  # requests that ended in this tick may free enough
             return
         if len(running) > 1:
             self._admission.preempt(now_s)
@@ -455,15 +449,15 @@ class Scheduler:
         self._events.clear()
         return events
 
-    # ---- what it holds
+    # ---- state
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """The sequences that have a slot, in order of admission; read-only."""
+        """Sequences with a slot, in order of admission; read-only."""
         return tuple(self._slots.running)
 
     def slots(self) -> SlotsSnapshot:
-        """Return what each slot does."""
+        """Return the state of each slot."""
         return slots_snapshot(
             self._slots.running,
             num_slots=self._limits.num_slots,
@@ -497,7 +491,7 @@ class Scheduler:
         return len(self._queue) + len(self._embedding)
 
     def next_deadline_s(self) -> float:
-        """Return when the first request passes a deadline; infinite without deadlines."""
+        """Return the time of the first deadline of a request; infinite without deadlines."""
         return min([self._finisher.next_deadline_s(), self._embedding.next_deadline_s()])
 
     def check(self) -> None:
@@ -507,9 +501,9 @@ class Scheduler:
         running, waiting = self._slots.running, self._queue.sequences
         assert len(set(running) | set(waiting)) == len(running) + len(waiting)  # noqa: S101 - our own invariants
         for request in self._requests.values():
-            open_ones = [one for one in request.sequences if one.reason is None]
-            assert len(open_ones) == request.num_open > 0, request  # noqa: S101
-            assert all((one in running) != (one in waiting) for one in open_ones)  # noqa: S101
+            is_open = [sequence for sequence in request.sequences if sequence.reason is None]
+            assert len(is_open) == request.num_open > 0, request  # noqa: S101
+            assert all((sequence in running) != (sequence in waiting) for sequence in is_open)  # noqa: S101
         for sequence in running:
             assert sequence.num_computed_tokens <= sequence.num_tokens <= self._limits.max_positions  # noqa: S101
-        assert all(one.num_computed_tokens == 0 and one.slot is None for one in waiting)  # noqa: S101
+        assert all(sequence.num_computed_tokens == 0 and sequence.slot is None for sequence in waiting)  # noqa: S101

@@ -1,42 +1,30 @@
-"""From ready sequences to the rows of a pass: whose adapters apply, what each may compute, what the strategy allocates."""
+"""From ready sequences to the rows of a pass: adapters, limits of the sequences, allocations of the strategy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.cost_model import DecodeCost
 from paceline.errors import PacelineError, StrategyError, Unsupported
 from paceline.kv_cache import TEXT_LAYOUT, KVCache, MediaItem
+from paceline.scheduling.records import StepPlan
 from paceline.scheduling.strategies import BatchStrategy, SchedulerView, SequenceView, TickCost, TokenAllocation
 from paceline.sequence import Limits, Row, Sequence
 
 Lora = tuple[tuple[str, float], ...]
 
 AnySequence = TypeVar("AnySequence", bound=SequenceView)
-_MEMORY_S = 10.0  # of passes: what is older fades
-
-
-@dataclass(slots=True)
-class StepBatch:
-    """The rows of a pass and its adapters; or, where none can be made, the sequences to end and why.
-
-    lost_s: as in `StepPlan`.
-    """
-
-    rows: list[Row]
-    lora: Lora
-    failed: list[Sequence]
-    error: PacelineError | None = None
-    lost_s: float | None = None
+_MEMORY_S = 10.0  # older passes fade
 
 
 class StepPlanner:
     """Gets allocations from the strategy and checks them. Rows of different adapter sets or kinds never share a pass.
 
-    Passes over tokens and over media items take turns; an item whose attention is not causal has a pass of its own.
+    Passes over tokens and over media take turns; a media item with attention that is not causal has a pass of its own.
+
+    failed, error: sequences for which the last plan could not be made, and the reason.
     """
 
     def __init__(
@@ -45,11 +33,14 @@ class StepPlanner:
         self._limits, self._strategy, self._kv_cache, self._cost = limits, strategy, kv_cache, cost
         self._lost_time = lost_time
         self._turns = AdapterTurns(limits.itl_target_s)
-        self._at_media: list[Sequence] = []  # of the candidates, those that are at a media item
+        self._at_media: list[Sequence] = []  # candidates at a media item
         self._was_media = False
+        self.failed: list[Sequence] = []
+        self.error: PacelineError | None = None
 
-    def plan(self, ready: list[Sequence], tick: int, now_s: float) -> StepBatch:
-        """Return the next pass over some of the ready sequences. What the strategy does wrong is the batch's error."""
+    def plan(self, ready: list[Sequence], tick: int, now_s: float) -> StepPlan:
+        """Return the next pass over some of the ready sequences, still without cache operations; empty if it `failed`."""
+        self.failed = []
         lora, group = self._turns.choose(ready, now_s)
         candidates, max_tick_s = self.set_limits(group), self._limits.max_tick_s
         if self._at_media:
@@ -58,9 +49,9 @@ class StepPlanner:
                 max_tick_s = self._itl_target_s()
             item = candidates[0].layout.item_at(candidates[0].num_computed_tokens)
             if item is not None and not item.is_causal:
-                return self._whole_item(candidates[0], item, lora)
+                return StepPlan([], self._whole_item(candidates[0], item), lora, now_s)
         if not candidates:
-            return StepBatch([], lora, [])
+            return StepPlan([], [], lora, now_s)
         view = SchedulerView(
             sequences=tuple(candidates),
             chunk_size=self._limits.chunk_size,
@@ -76,21 +67,21 @@ class StepPlanner:
         try:
             rows = rows_of(self._strategy.plan(view, self._limits.n_batch), candidates, self._limits.n_batch)
         except Exception as error:  # noqa: BLE001 - whatever a strategy of the user's raises
-            failure = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
-            failure.__cause__ = error
-            return StepBatch([], lora, candidates, failure)
-        return StepBatch(rows, lora, [], lost_s=self._lost_s(rows, candidates))
+            self.error = StrategyError(f"batch strategy {type(self._strategy).__name__} failed: {error!r:.500}")
+            self.error.__cause__ = error
+            self.failed, rows = candidates, []
+        return StepPlan([], rows, lora, now_s, lost_s=self._lost_s(rows, candidates))
 
     def _lost_s(self, rows: list[Row], candidates: list[Sequence]) -> float | None:
-        """Return `StepPlan.lost_s` of these rows, which the strategy chose among the candidates."""
-        num_prompts = len(candidates) - sum([one.is_decoding for one in candidates])
+        """Return `StepPlan.lost_s` of the rows that the strategy chose among the candidates."""
+        num_prompts = len(candidates) - sum([sequence.is_decoding for sequence in candidates])
         num_decode = sum([row.sequence.is_decoding for row in rows]) if num_prompts else 0
         return self._lost_time.of_pass(num_decode, num_prompts) if num_decode else None
 
     def set_limits(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Set how many tokens each sequence may compute in this tick, and return those that may compute any.
+        """Set the tokens that each sequence may compute in this tick, and return the sequences that may compute any.
 
-        Rows of logits for prompt tokens are scarce: they go to the first sequence that needs some.
+        Rows of logits for prompt tokens are scarce: the first sequence that needs some gets them.
         """
         num_scored = self._limits.max_scored
         if self._at_media:
@@ -103,7 +94,7 @@ class StepPlanner:
         return [sequence for sequence in sequences if sequence.limit > 0]
 
     def _prompt_limit(self, sequence: Sequence, limit: int, num_scored: int) -> tuple[int, int]:
-        """Return the limit of a sequence before its prompt's last token, and the scored rows that are left."""
+        """Return the limit of a sequence before its prompt's last token, and the number of scored rows left."""
         up_to_last = sequence.num_prompt_tokens - 1 - sequence.num_computed_tokens
         if sequence.is_scoring:
             if sequence.num_computed_tokens < sequence.num_scored:  # computed again: these scores are known
@@ -120,34 +111,36 @@ class StepPlanner:
         return limit if up_to_checkpoint is None else min(limit, up_to_checkpoint), num_scored
 
     def _choose_kind(self, candidates: list[Sequence]) -> list[Sequence]:
-        """Return the candidates whose turn it is: those at tokens, or of those at items the one behind and its like."""
-        at_tokens = [one for one in candidates if one not in self._at_media]
+        """Return the candidates that are next: those at tokens, or those at media of the kind that has waited longest."""
+        at_tokens = [sequence for sequence in candidates if sequence not in self._at_media]
         self._was_media = not (at_tokens and self._was_media)
         if not self._was_media:
             return at_tokens
-        behind = min(self._at_media, key=lambda one: one.last_tick)
-        is_causal = _is_at_causal(behind)
-        return [behind, *(one for one in self._at_media if one is not behind and _is_at_causal(one) == is_causal)]
+        first = min(self._at_media, key=lambda sequence: sequence.last_tick)
+        is_causal = _is_at_causal(first)
+        others = [sequence for sequence in self._at_media if sequence is not first]
+        return [first, *(sequence for sequence in others if _is_at_causal(sequence) == is_causal)]
 
-    def _whole_item(self, sequence: Sequence, item: MediaItem, lora: Lora) -> StepBatch:
-        """Return the pass over an item that cannot be computed in parts."""
+    def _whole_item(self, sequence: Sequence, item: MediaItem) -> list[Row]:
+        """Return the row of a media item that cannot be computed in parts."""
         most = min(self._limits.n_batch, self._limits.n_ubatch)
-        if item.num_cells > most:
-            error = Unsupported(
-                f"a media item of {item.num_cells} cells whose attention is not causal is computed at once, and n_ubatch "
-                f"allows {most}; raise n_batch and n_ubatch"
-            )
-            return StepBatch([], lora, [sequence], error)
-        return StepBatch([_row(sequence, item.num_cells)], lora, [])
+        if item.num_cells <= most:
+            return [_row(sequence, item.num_cells)]
+        self.failed = [sequence]
+        self.error = Unsupported(
+            f"a media item of {item.num_cells} cells whose attention is not causal is computed at once, and n_ubatch "
+            f"allows {most}; raise n_batch and n_ubatch"
+        )
+        return []
 
     def _itl_target_s(self) -> float:
-        """Return what transfers leave of the target; at least half, so that prompts make progress."""
+        """Return the target less the time of transfers; at least half of it, so that prompts make progress."""
         target_s = self._limits.itl_target_s
         return max(target_s / 2, target_s - self._kv_cache.transfer_s)
 
 
 class AdapterTurns:
-    """Gives each set of adapters a share of `itl_target_s`; then it is the turn of the one that has waited longest."""
+    """Gives each set of adapters a share of `itl_target_s`; the set that has waited longest is next."""
 
     def __init__(self, itl_target_s: float) -> None:
         self._itl_target_s = itl_target_s
@@ -155,7 +148,7 @@ class AdapterTurns:
         self._since_s = 0.0
 
     def choose(self, sequences: list[Sequence], now_s: float) -> tuple[Lora, list[Sequence]]:
-        """Return the adapters of this tick and, of these sequences, those that use them."""
+        """Return the adapters of this tick and the sequences that use them."""
         groups: dict[Lora, list[Sequence]] = {}
         for sequence in sequences:
             groups.setdefault(sequence.request.lora, []).append(sequence)
@@ -172,9 +165,9 @@ class AdapterTurns:
 def checked_allocations(
     allocations: object, sequences: Iterable[AnySequence], budget: int
 ) -> list[tuple[AnySequence, int]]:
-    """Return each sequence of a strategy's plan with its tokens. Raise `StrategyError` where it breaks `BatchStrategy`'s rules.
+    """Return each sequence of a strategy's plan with its tokens. Raise `StrategyError` for a plan against the rules.
 
-    The error's message continues after the strategy's name.
+    The message of the error continues a sentence that begins with the strategy's name.
     """
     if not isinstance(allocations, (list, tuple)):
         raise StrategyError(f"must return a list or a tuple of TokenAllocation, not {allocations!r:.80}")
@@ -201,7 +194,7 @@ def checked_allocations(
 
 
 def rows_of(allocations: object, sequences: Iterable[Sequence], budget: int) -> list[Row]:
-    """Return the rows of a strategy's plan. Raise `StrategyError` as `checked_allocations`."""
+    """Return the rows of a strategy's plan. Raise `StrategyError` as `checked_allocations` does."""
     return [_row(sequence, num_tokens) for sequence, num_tokens in checked_allocations(allocations, sequences, budget)]
 
 
@@ -222,20 +215,20 @@ def _row(sequence: Sequence, num_tokens: int) -> Row:
         targets=sequence.token_ids[start + 1 : end + 1] if scores else [],
         num_logprobs=params.prompt_logprobs if scores else params.logprobs,
     )
-    if sequence.layout is not TEXT_LAYOUT:
-        _place(row, start)
+    layout = sequence.layout
+    if layout is not TEXT_LAYOUT:  # positions are not cells
+        row.position, row.item = layout.position(start), layout.item_at(start)
+        row.offset = 0 if row.item is None else start - row.item.start
     return row
 
 
-def _place(row: Row, cell: int) -> None:
-    """Set the position of a row, and the media item that it is part of, where positions are not cells."""
-    layout = row.sequence.layout
-    row.position, row.item = layout.position(cell), layout.item_at(cell)
-    row.offset = 0 if row.item is None else cell - row.item.start
-
-
 class LostTime:
-    """Sums up the passes of about the last ten seconds."""
+    """The throughput that the inter-token target costs, in the passes of about the last ten seconds.
+
+    Rows that share a pass are cheaper than rows in passes of their own, and while prompts wait, fewer sequences decode than
+    could. A pass that decodes meanwhile loses the difference between the cost of its rows and their cost in a batch with the
+    sequences that wait.
+    """
 
     def __init__(self, decode_cost: DecodeCost) -> None:
         self._decode_cost = decode_cost
@@ -245,7 +238,7 @@ class LostTime:
 
     @property
     def share(self) -> float:
-        """Of the time of all passes, from 0 to 1."""
+        """Lost part of the time of all passes, from 0 to 1."""
         return min(1.0, self._lost_s / self._total_s) if self._total_s else 0.0
 
     @property
@@ -254,15 +247,15 @@ class LostTime:
         return self._lost_s / self._num_mixed if self._num_mixed else 0.0
 
     def of_pass(self, num_decode: int, num_prompts: int) -> float:
-        """Return the seconds that a pass loses in which so many sequences decode while so many prompts wait.
+        """Return the seconds that a pass loses; less than 0 if its rows are cheaper than in the larger batch.
 
-        Less than 0 where the rows are cheaper than in the larger batch.
+        num_decode: sequences that decode in it. num_prompts: prompts that wait.
         """
         num_rows = num_decode + num_prompts
         return self._decode_cost.seconds(num_decode) - self._decode_cost.seconds(num_rows) * num_decode / num_rows
 
     def observe(self, seconds: float, lost_s: float | None) -> None:
-        """Add a pass and what it lost; None where no prompt waited, or nothing decoded."""
+        """Add a pass and its lost seconds; None if no prompt waited or nothing decoded."""
         fade = math.exp(-seconds / _MEMORY_S)
         self._total_s = self._total_s * fade + seconds
         self._lost_s *= fade

@@ -1,4 +1,8 @@
-"""What the scheduler reports: records of requests and ticks for instruments, and what each slot does. On the engine's thread."""
+"""Reports of the scheduler: to instruments, and to people who watch an engine. On the engine's thread.
+
+The log for watchers records nothing unless someone has asked within the last `LEASE_S`: without watchers it costs one look at
+a flag.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.kv_cache import KVCache, Namespace, TreeView
+from paceline.kv_cache import KVCache, Namespace, TenantTree
 from paceline.scheduling.records import (
     EmbeddingPlan,
     EndRecord,
@@ -20,34 +24,90 @@ from paceline.scheduling.records import (
     SlotView,
     StepPlan,
     TelemetrySink,
-    TenantTree,
     TickActivity,
     TickRecord,
-    TreeNode,
     WaitingSequence,
 )
 from paceline.sequence import Limits, Request, Row, RowOutput, Sequence
 from paceline.streaming.chunk import FinishReason, Usage
 
 LEASE_S: Final = 5.0
-"""A log that no question has been put to for so long ends."""
+"""Seconds without a question after which the log ends."""
 
 MOST_TICKS: Final = 1024
-
 MOST_MARKS: Final = 256
-
 MOST_WAITING: Final = 64
 
-MOST_OWNERS: Final = 32
 _ENDINGS: Final[Mapping[FinishReason, MarkKind]] = {
     FinishReason.STOP: "ended",
     FinishReason.LENGTH: "ended",
     FinishReason.CANCELLED: "cancelled",
 }
+_Entry = TypeVar("_Entry", TickActivity, Mark)
+
+
+class ActivityLog:
+    """The last ticks and marks of an engine, in one sequence of numbers. started_s: the engine's clock at its beginning."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s
+        self.is_on = False
+        self.last_number = 0
+        self._asked_s = started_s
+        self._ticks: deque[TickActivity] = deque(maxlen=MOST_TICKS)
+        self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+
+    def ask(self, now_s: float) -> None:
+        """Record from now on, for at least `LEASE_S`."""
+        self.is_on, self._asked_s = True, now_s
+
+    def ticks(self, after: int) -> tuple[TickActivity, ...]:
+        """Return the ticks after a number."""
+        return _after(self._ticks, after)
+
+    def marks(self, after: int) -> tuple[Mark, ...]:
+        """Return the marks after a number."""
+        return _after(self._marks, after)
+
+    def add_tick(self, record: TickRecord, tenants: Mapping[int, str], now_s: float) -> None:
+        """Record a tick, or end the log if nobody has asked for a while. tenants: of requests by key."""
+        if now_s - self._asked_s > LEASE_S:
+            self.is_on = False
+            self._ticks.clear()
+            self._marks.clear()
+            return
+        owners = tuple([tenants[row.key] for row in record.rows]) if any(tenants.values()) else ()
+        self.last_number += 1
+        self._ticks.append(TickActivity(self.last_number, record, owners))
+
+    def add_mark(self, what: MarkKind, sequence: Sequence, slot: int | None, now_s: float) -> None:
+        """Record an event in the life of a sequence."""
+        request = sequence.request
+        self.last_number += 1
+        mark = Mark(
+            number=self.last_number,
+            what=what,
+            key=request.key,
+            choice=sequence.choice,
+            slot=slot,
+            now_s=now_s,
+            tenant=request.options.tenant,
+            reason=sequence.reason,
+        )
+        self._marks.append(mark)
+
+
+def _after(entries: deque[_Entry], number: int) -> tuple[_Entry, ...]:
+    num = 0
+    for entry in reversed(entries):
+        if entry.number <= number:
+            break
+        num += 1
+    return tuple(islice(entries, len(entries) - num, None))
 
 
 class Telemetry:
-    """Makes records of the scheduler's state, for the sink and for the log of those who watch."""
+    """Makes records of the scheduler's state, for instruments (`sink`) and for watchers (`log`)."""
 
     def __init__(self, sink: TelemetrySink, limits: Limits, log: ActivityLog) -> None:
         self.sink, self.log = sink, log
@@ -58,14 +118,14 @@ class Telemetry:
 
     @property
     def wants_ticks(self) -> bool:
-        """Whether a tick is to be reported to anyone."""
+        """Whether anyone wants reports of ticks."""
         return self.log.is_on or self.sink.wants_ticks
 
     def started(self, sequence: Sequence, slot: int, now_s: float) -> None:
         """Report that a sequence got a slot, for the first time or again."""
         self.sink.request_started(sequence.request.key, sequence.choice, slot, now_s)
         if self.log.is_on:
-            self.log.started(sequence, slot, now_s)
+            self.log.add_mark("started", sequence, slot, now_s)
 
     def preempted(self, sequence: Sequence, slot: int, num_computed_tokens: int, now_s: float) -> None:
         """Report that a sequence lost its slot and will resume."""
@@ -73,14 +133,15 @@ class Telemetry:
         self.sink.slot_freed(key, sequence.choice, slot, now_s)
         self.sink.preempted(key, sequence.choice, num_computed_tokens, now_s)
         if self.log.is_on:
-            self.log.preempted(sequence, slot, now_s)
+            self.log.add_mark("preempted", sequence, slot, now_s)
 
     def ended(self, sequence: Sequence, slot: int | None, now_s: float) -> None:
-        """Report the end of a sequence. slot: which it had; None where it waited."""
+        """Report the end of a sequence, whose reason is latched. slot: None if it waited."""
         if slot is not None:
             self.sink.slot_freed(sequence.request.key, sequence.choice, slot, now_s)
         if self.log.is_on:
-            self.log.ended(sequence, slot, now_s)
+            assert sequence.reason is not None  # noqa: S101 - latched by the caller
+            self.log.add_mark(_ENDINGS.get(sequence.reason, "failed"), sequence, slot, now_s)
 
     def request_ended(
         self, key: int, reason: FinishReason, usage: Usage, now_s: float, error: PacelineError | None
@@ -112,9 +173,7 @@ class Telemetry:
             num_cells=plan.num_cells,
             budget=self._limits.n_batch,
         )
-        self.sink.tick_finished(record)
-        if self.log.is_on:
-            self.log.add_tick(record, tenants, now_s)
+        self._report(record, tenants, now_s)
 
     def embedding_tick(self, plan: EmbeddingPlan, output: PlanOutput, now_s: float, num_waiting: int) -> None:
         """Report an embedding tick."""
@@ -136,13 +195,16 @@ class Telemetry:
             num_embedded=len(plan.items),
             num_embedded_tokens=sum(len(item.token_ids) for item in plan.items),
         )
+        self._report(record, {}, now_s)
+
+    def _report(self, record: TickRecord, tenants: Mapping[int, str], now_s: float) -> None:
         self.sink.tick_finished(record)
         if self.log.is_on:
-            self.log.add_tick(record, {}, now_s)
+            self.log.add_tick(record, tenants, now_s)
 
 
 def row_record(row: Row, result: RowOutput) -> RowRecord:
-    """Return the record of a row; to be called before its tokens are applied."""
+    """Return the record of a row; called before its tokens are applied."""
     sequence = row.sequence
     assert sequence.slot is not None  # noqa: S101 - it had a row
     return RowRecord(
@@ -158,125 +220,45 @@ def row_record(row: Row, result: RowOutput) -> RowRecord:
     )
 
 
-def slots_snapshot(
-    running: Iterable[Sequence], *, num_slots: int, num_waiting: int, now_s: float = 0.0
-) -> SlotsSnapshot:
-    """Return the slots of an engine that has num_slots. now_s: on the engine's clock."""
-    slots = [SlotView(id=slot) for slot in range(num_slots)]
-    for sequence in running:
-        assert sequence.slot is not None  # noqa: S101 - it runs
-        slots[sequence.slot] = _view(sequence, sequence.slot, now_s)
-    return SlotsSnapshot(tuple(slots), num_waiting)
-
-
-def _view(sequence: Sequence, slot: int, now_s: float) -> SlotView:
-    request = sequence.request
-    return SlotView(
-        id=slot,
-        state="paused" if request.is_paused else "decoding" if sequence.is_decoding else "prefilling",
-        key=request.key,
-        request_id=request.options.request_id,
-        choice=sequence.choice,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        num_cached=request.num_cached,
-        num_computed_tokens=sequence.num_computed_tokens,
-        num_generated=sequence.num_tokens - sequence.num_prompt_tokens,
-        max_tokens=request.params.max_tokens,
-        running_s=0.0 if request.started_s is None else now_s - request.started_s,
-        tenant=request.options.tenant,
-        num_preempted=sequence.num_preempted,
-        priority=request.options.priority,
-    )
-
-
-_Entry = TypeVar("_Entry", TickActivity, Mark)
-
-
-class ActivityLog:
-    """The last ticks and marks of an engine, numbered in one row. started_s: the engine's clock at its beginning."""
-
-    def __init__(self, started_s: float) -> None:
-        self.started_s = started_s
-        self.is_on = False
-        self.last_number = 0
-        self._asked_s = started_s
-        self._ticks: deque[TickActivity] = deque(maxlen=MOST_TICKS)
-        self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
-
-    def ask(self, now_s: float) -> None:
-        """Record from now on, for `LEASE_S` at least."""
-        self.is_on, self._asked_s = True, now_s
-
-    def ticks(self, after: int) -> tuple[TickActivity, ...]:
-        """Return the ticks behind a number."""
-        return _behind(self._ticks, after)
-
-    def marks(self, after: int) -> tuple[Mark, ...]:
-        """Return the marks behind a number."""
-        return _behind(self._marks, after)
-
-    def add_tick(self, record: TickRecord, tenants: Mapping[int, str], now_s: float) -> None:
-        """Record a tick, and end the log where it has not been asked for a while. tenants: of requests by key."""
-        if now_s - self._asked_s > LEASE_S:
-            self.is_on = False
-            self._ticks.clear()
-            self._marks.clear()
-            return
-        owners = tuple([tenants[row.key] for row in record.rows]) if any(tenants.values()) else ()
-        self.last_number += 1
-        self._ticks.append(TickActivity(self.last_number, record, owners))
-
-    def started(self, sequence: Sequence, slot: int, now_s: float) -> None:
-        """Record that a sequence got a slot."""
-        self._add_mark("started", sequence, slot, now_s)
-
-    def preempted(self, sequence: Sequence, slot: int, now_s: float) -> None:
-        """Record that a sequence lost its slot and will resume."""
-        self._add_mark("preempted", sequence, slot, now_s)
-
-    def ended(self, sequence: Sequence, slot: int | None, now_s: float) -> None:
-        """Record the end of a sequence, whose reason is latched. slot: None for one that waited."""
-        assert sequence.reason is not None  # noqa: S101 - latched by the caller
-        self._add_mark(_ENDINGS.get(sequence.reason, "failed"), sequence, slot, now_s)
-
-    def _add_mark(self, what: MarkKind, sequence: Sequence, slot: int | None, now_s: float) -> None:
-        request = sequence.request
-        self.last_number += 1
-        mark = Mark(
-            number=self.last_number,
-            what=what,
-            key=request.key,
-            choice=sequence.choice,
-            slot=slot,
-            now_s=now_s,
-            tenant=request.options.tenant,
-            reason=sequence.reason,
-        )
-        self._marks.append(mark)
-
-
-def _behind(entries: deque[_Entry], after: int) -> tuple[_Entry, ...]:
-    num = 0
-    for entry in reversed(entries):
-        if entry.number <= after:
-            break
-        num += 1
-    return tuple(islice(entries, len(entries) - num, None))
-
-
 def tenants_of(rows: Iterable[Row]) -> dict[int, str]:
-    """Return the tenants of the rows' requests by key, before the rows are applied: that may end the requests."""
+    """Return the tenants of the rows' requests by key; called before the rows are applied, which may end the requests."""
     return {row.sequence.request.key: row.sequence.request.options.tenant for row in rows}
 
 
+def slots_snapshot(
+    running: Iterable[Sequence], *, num_slots: int, num_waiting: int, now_s: float = 0.0
+) -> SlotsSnapshot:
+    """Return the slots of an engine that has num_slots."""
+    slots = [SlotView(id=slot) for slot in range(num_slots)]
+    for sequence in running:
+        request, slot = sequence.request, sequence.slot
+        assert slot is not None  # noqa: S101 - it runs
+        slots[slot] = SlotView(
+            id=slot,
+            state="paused" if request.is_paused else "decoding" if sequence.is_decoding else "prefilling",
+            key=request.key,
+            request_id=request.options.request_id,
+            choice=sequence.choice,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_cached=request.num_cached,
+            num_computed_tokens=sequence.num_computed_tokens,
+            num_generated=sequence.num_tokens - sequence.num_prompt_tokens,
+            max_tokens=request.params.max_tokens,
+            running_s=0.0 if request.started_s is None else now_s - request.started_s,
+            tenant=request.options.tenant,
+            num_preempted=sequence.num_preempted,
+            priority=request.options.priority,
+        )
+    return SlotsSnapshot(tuple(slots), num_waiting)
+
+
 def waiting_sequences(queue: Iterable[Sequence], now_s: float) -> tuple[WaitingSequence, ...]:
-    """Return the first `MOST_WAITING` of a queue as records."""
-    return tuple(_waiting(one, now_s) for one in islice(queue, MOST_WAITING))
+    """Return records of the first `MOST_WAITING` sequences of a queue."""
+    return tuple(_waiting(sequence, now_s) for sequence in islice(queue, MOST_WAITING))
 
 
 def _waiting(sequence: Sequence, now_s: float) -> WaitingSequence:
     request, waits_for = sequence.request, sequence.waits_for
-    pending = waits_for.sequence.request.key if waits_for is not None and waits_for.is_pending else None
     return WaitingSequence(
         key=request.key,
         request_id=request.options.request_id,
@@ -286,7 +268,7 @@ def _waiting(sequence: Sequence, now_s: float) -> WaitingSequence:
         num_generated=sequence.num_tokens - sequence.num_prompt_tokens,
         waiting_s=now_s - request.submitted_s,
         is_preempted=sequence.num_preempted > 0,
-        waits_for=pending,
+        waits_for=waits_for.sequence.request.key if waits_for is not None and waits_for.is_pending else None,
         priority=sequence.priority,
     )
 
@@ -294,8 +276,7 @@ def _waiting(sequence: Sequence, now_s: float) -> WaitingSequence:
 def tenant_trees(
     kv_cache: KVCache, running: Iterable[Sequence], requests: Mapping[int, Request], max_nodes: int
 ) -> tuple[TenantTree, ...]:
-    """Return the radix tree by tenant, at most max_nodes of each. requests: the open ones by key."""
-    names: dict[object, tuple[int, int]] = {one: (one.request.key, one.choice) for one in running}
+    """Return the radix tree by tenant, at most max_nodes nodes of each. requests: the open ones by key."""
 
     def tenant_of(namespace: Namespace) -> str:
         if len(namespace) == 1:  # of a request that shares nothing: its key
@@ -303,29 +284,5 @@ def tenant_trees(
             return "" if request is None else request.options.tenant
         return str(namespace[1])
 
-    views, is_whole = kv_cache.view(tenant_of, max_nodes)
-    return tuple(_tenant_tree(tenant, view, names, is_whole=is_whole) for tenant, view in views.items())
-
-
-def _tenant_tree(tenant: str, view: TreeView, names: Mapping[object, tuple[int, int]], *, is_whole: bool) -> TenantTree:
-    nodes = tuple(
-        TreeNode(
-            id=one.id,
-            parent=one.parent,
-            start=one.start,
-            end=one.end,
-            running=tuple([names[owner] for owner in one.running[:MOST_OWNERS] if owner in names]),
-            num_cached=one.num_cached,
-            on_device=one.on_device,
-            on_host=one.on_host,
-            has_state=one.has_state,
-        )
-        for one in view.nodes
-    )
-    return TenantTree(
-        tenant=tenant,
-        nodes=nodes,
-        num_nodes=view.num_nodes,
-        num_tokens=view.num_tokens,
-        is_complete=is_whole and view.is_complete,
-    )
+    names: dict[object, tuple[int, int]] = {sequence: (sequence.request.key, sequence.choice) for sequence in running}
+    return kv_cache.view(tenant_of, names, max_nodes)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.kv_cache import TenantTree, TreeNode
 from paceline.observability.activity_members import (
     RateMeter,
     mark_members,
@@ -21,10 +22,8 @@ from paceline.scheduling.records import (
     RowRecord,
     SlotsSnapshot,
     SlotView,
-    TenantTree,
     TickActivity,
     TickRecord,
-    TreeNode,
     WaitingSequence,
 )
 from paceline.streaming import FinishReason

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from paceline.errors import EngineStopped, PacelineError
+from paceline.kv_cache import TenantTree
 from paceline.observability.activity_members import RateMeter, Rates, count_members, histogram_members
-from paceline.scheduling.records import MOST_DELAY_S, EngineActivity, Mark, TenantTree, TickActivity
+from paceline.scheduling.records import MOST_DELAY_S, EngineActivity, Mark, TickActivity
 from paceline.scheduling.telemetry import MOST_MARKS, MOST_TICKS
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
+from paceline.kv_cache import TenantTree
 from paceline.observability.activity_members import (
     mark_members,
     memory_member,
@@ -17,7 +18,6 @@ from paceline.observability.activity_members import (
     tick_members,
     tree_member,
 )
-from paceline.scheduling.records import TenantTree
 from paceline.scheduling.telemetry import MOST_MARKS, MOST_TICKS
 from paceline.server.engine_events.engine_watch import SOON_S, EndReason, EngineWatch, Look, Watcher
 
