@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,8 +55,6 @@ class CacheRequest(Protocol):
     def key(self) -> int: ...  # noqa: D102
     @property
     def is_paused(self) -> bool: ...  # noqa: D102
-    @property
-    def sequences(self) -> Sequence[CacheSequence]: ...  # noqa: D102
 
 
 class CacheSequence(Protocol):

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from paceline.speculation.drafter_calls import DrafterCalls
+from paceline.speculation.drafter import DrafterCalls
 
 _NUM_KEPT = 5  # times of each number of sequences, of which the median counts
 _LEAST_S = 1e-7

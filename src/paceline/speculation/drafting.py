@@ -18,16 +18,15 @@ from paceline.sequence import Limits, Row, RowOutput, Sequence
 from paceline.speculation.acceptance import Acceptance, UsualAcceptance
 from paceline.speculation.cost import CatchUp, DraftCost
 from paceline.speculation.depth_chooser import KEPT_FOR, DepthChooser
-from paceline.speculation.drafter import BatchDrafter, Drafter, LaggingDrafter
-from paceline.speculation.drafter_calls import Candidates, DrafterCalls, DraftingSequence
+from paceline.speculation.drafter import BatchDrafter, Candidates, Drafter, DrafterCalls, DraftingSequence
 
 _USUAL_LAG = 2  # tokens that a tick brings, and that a lagging drafter computes with its first draft
 
 
 class LaggingSequences:
-    """Notes how far sequences lag behind, and decides what to catch up with. catch_up: what that takes.
+    """Sequences that lag behind in a drafter's own memory: their missing tokens, and whether computing those pays.
 
-    failed: where errors go that end the request of a sequence.
+    catch_up: the cost of computing them. failed: receives the errors that end the request of a sequence.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class LaggingSequences:
         self._calls, self._chooser, self._limits, self._failed = calls, chooser, limits, failed
 
     def begin(self, candidates: Candidates) -> Candidates:
-        """Begin with new sequences, to see how far the drafter is behind; leave out those for which it never can draft."""
+        """Begin with new sequences, to learn their lag; leave out sequences for which the drafter never can draft."""
         for row, known, _ in candidates:
             if not known.has_begun:
                 try:
@@ -50,12 +49,12 @@ class LaggingSequences:
                 except DrafterError as error:
                     known.is_off = True
                     self._failed.setdefault(row.sequence, error)
-        return [one for one in candidates if not one[1].is_off]
+        return [candidate for candidate in candidates if not candidate[1].is_off]
 
     def note_missing(self, candidates: Candidates) -> int:
-        """Note what the drafter misses of each; return for how many that is more than it catches up with in this tick.
+        """Note the missing tokens of each sequence; return the number of sequences with more than fit this tick.
 
-        Raises `DrafterError` where the drafter does not say how much that is.
+        Raises `DrafterError` if the drafter does not say how many tokens fit.
         """
         missing = []
         for row, known, _ in candidates:
@@ -68,13 +67,13 @@ class LaggingSequences:
         if not missing:
             return 0
         num_left = float(self.catch_up.limit(self._chooser.tick_s([])))
-        for known in sorted(missing, key=lambda one: one.num_missing):
+        for known in sorted(missing, key=lambda known: known.num_missing):
             num_left -= known.num_missing
             known.is_late = num_left < 0
         return sum([known.is_late for known in missing])
 
     def pays(self, row: Row, known: DraftingSequence) -> bool:
-        """Return whether the drafter is up to date with a sequence, or drafts may win back what catching up takes."""
+        """Return whether the drafter is up to date with a sequence, or drafts may win back the time of catching up."""
         if known.is_catching_up or not known.num_missing:
             return True
         max_tokens, generated = row.sequence.request.params.max_tokens, row.sequence.output.num_generated
@@ -82,9 +81,9 @@ class LaggingSequences:
         return self.catch_up.pays(known.num_missing, num_left, self._chooser.plain_s, self._chooser.num_decode)
 
     def depths_later(self, candidates: Candidates, worths: list[tuple[float, int]], room: int) -> list[int]:
-        """Return how many drafts there would be if nothing lagged behind, as far as catching up for them is worth it.
+        """Return the number of drafts of each candidate if no sequence lagged, as far as catching up for them pays.
 
-        For a pass of a size that was never seen it is a trial.
+        Catching up for a pass of a size that was never seen is a trial.
         """
         depths = self._chooser.would_choose(worths, room)
         if any(depths) and not self._chooser.is_known(sum(depths)):
@@ -96,7 +95,7 @@ class LaggingSequences:
         return depths
 
     def note_proposals(self, asked: Candidates, proposed: list[int]) -> list[int]:
-        """Take in how many tokens were proposed; return how many were asked for of those with which the drafter has caught up."""
+        """Note the numbers of proposed tokens; return the numbers asked for, 0 for sequences that still lag."""
         depths = [depth for _, _, depth in asked]
         for index, (row, known, _) in enumerate(asked):
             known.lag = known.num_ahead = 0
@@ -118,9 +117,9 @@ class LaggingSequences:
 
 
 class Speculation:
-    """Calls the drafter for drafts, and reports to it what came of them. On the engine's thread.
+    """Asks the drafter for drafts and reports their outcome to it. On the engine's thread.
 
-    num_expected: tokens that the drafts which it added last are expected to win.
+    num_expected: tokens that the last added drafts are expected to win.
     """
 
     def __init__(
@@ -140,18 +139,18 @@ class Speculation:
         self._usual = UsualAcceptance()
         self._failed: dict[Sequence, DrafterError] = {}  # since the last tick, the first of each
         self._lagging: LaggingSequences | None = None
-        if isinstance(drafter, LaggingDrafter):
+        if self._calls.lags:
             self._lagging = LaggingSequences(self._calls, chooser, limits, self._failed)
-        self._resting_shape: _Shape | None = None  # of the last rows, where no drafts paid or none were allowed
-        self._num_rested = self._rest_ticks = 0  # ticks since then, and until it is decided anew
+        self._resting_shape: _Shape | None = None  # of the last rows, if no drafts paid or none were allowed
+        self._num_rested = self._rest_ticks = 0  # ticks since then, and until the next decision
         self.num_expected = 0.0
 
     def add_drafts(
         self, rows: list[Row], kv_cache: KVCache, expected_beside: float = 0.0
     ) -> list[tuple[Sequence, DrafterError]]:
-        """Add drafts to these rows of a pass; return the open sequences for which the drafter failed, and how.
+        """Add drafts to the rows of a pass; return the open sequences for which the drafter failed, with the errors.
 
-        expected_beside: tokens that drafts of other drafters in some of the rows, which get no more, are expected to win.
+        expected_beside: tokens that drafts of other drafters are expected to win; the rows with these get no more.
         """
         self._chooser.expected_beside, self.num_expected = expected_beside, 0.0
         if not self._rests(rows):
@@ -164,14 +163,14 @@ class Speculation:
         return failed
 
     def _rests(self, rows: list[Row]) -> bool:
-        """Return whether drafters are not called again: a few ticks ago, beside such rows, none paid or were allowed."""
+        """Return whether to skip this tick: a few ticks ago no drafts paid beside rows like these, or none were allowed."""
         if self._resting_shape is None or self._num_rested >= self._rest_ticks or self._resting_shape != _shape(rows):
             return False
         self._num_rested += 1
         return True
 
     def _rest(self, rows: list[Row], num_ticks: int) -> None:
-        """Decide nothing for so many ticks, as long as the rows are like these."""
+        """Skip `num_ticks` ticks as long as the rows are like these."""
         self._resting_shape = _shape(rows) if num_ticks else None
         self._num_rested, self._rest_ticks = 0, num_ticks
 
@@ -206,14 +205,15 @@ class Speculation:
             self._chooser.note_drafts(num_drafts, self.num_expected, is_trial=is_trial)
 
     def _candidates(self, rows: list[Row]) -> Candidates:
-        """Return the rows that may have drafts, with what is known of them and how many."""
+        """Return the rows that may have drafts, with their state and maximum of drafts."""
         least = max(1, self._limits.min_draft)
         candidates = [
             (row, known, cap)
             for row in rows
             if row.draws
             and row.sequence.is_decoding
-            and len(row.token_ids) == 1  # else what was taken back comes first, so that it is not taken back again
+            and len(row.token_ids)
+            == 1  # else tokens that were taken back come first, so that they are not taken back again
             and (cap := self._cap(row.sequence)) >= least
             and not (known := self._known(row.sequence)).is_off
             and not row.num_drafts
@@ -221,15 +221,15 @@ class Speculation:
         return candidates if self._lagging is None else self._lagging.begin(candidates)
 
     def has_proposed(self, sequence: Sequence) -> bool:
-        """Return whether drafts of a sequence are in the pass that it has proposed."""
+        """Return whether it proposed drafts of a sequence that are in the pass."""
         known = self._sequences.get(sequence)
         return known is not None and known.num_proposed > 0
 
     def note(self, row: Row, output: RowOutput) -> None:
-        """Take in what came of a row's drafts.
+        """Take the outcome of a row's drafts.
 
-        A draft that was left out of the pass is right if it was drawn in its place all the same: that one was forbidden is
-        the drafter's mistake, that its mask came too late is not. It won nothing either way.
+        A draft that was left out of the pass is right if the same token was drawn in its place. A forbidden draft is the
+        drafter's mistake, a mask that came too late is not. The draft won nothing either way.
         """
         known = self._sequences[row.sequence]
         num_accepted = output.num_accepted if output.computed else 0
@@ -244,10 +244,10 @@ class Speculation:
             self._failed[row.sequence] = error
 
     def forget_gone(self) -> None:
-        """Forget the sequences that have no slot any more; one that is only preempted begins anew."""
-        for sequence in [one for one in self._failed if one.reason is not None]:
+        """Forget the sequences without a slot; a preempted sequence begins anew."""
+        for sequence in [sequence for sequence in self._failed if sequence.reason is not None]:
             self._report(self._failed.pop(sequence))
-        self._forget([one for one in self._sequences if one.slot is None])
+        self._forget([sequence for sequence in self._sequences if sequence.slot is None])
 
     def reset(self) -> None:
         """Forget all sequences."""
@@ -258,7 +258,7 @@ class Speculation:
             self._calls.forget(sequence, self._sequences.pop(sequence))
 
     def _cap(self, sequence: Sequence) -> int:
-        """Return how many drafts a sequence may have now: one drawn token follows them, which may be its last."""
+        """Return the most drafts that a sequence may have now: one drawn token follows them, which may be its last."""
         limits, max_tokens = self._limits, sequence.request.params.max_tokens
         most = min(sequence.max_draft, limits.max_draft, limits.max_positions - sequence.num_tokens)
         return most if max_tokens is None else min(most, max_tokens - sequence.output.num_generated - 1)
@@ -273,9 +273,9 @@ class Speculation:
     # ---- how many
 
     def _choose(self, candidates: Candidates, rows: list[Row], num_cells: int, room: int) -> tuple[Candidates, bool]:
-        """Return how many drafts to ask for: as many as pay, or a trial's; 0 for what is only caught up with.
+        """Return the number of drafts to ask for, and whether a trial is among them.
 
-        And whether there is a trial among them. Raises `DrafterError` where the drafter fails for all.
+        These are as many as pay, or a trial's; 0 for a sequence that only catches up. Raises `DrafterError` if the drafter fails.
         """
         chooser, lagging, least = self._chooser, self._lagging, max(1, self._limits.min_draft)
         num_late = 0 if lagging is None else lagging.note_missing(candidates)
@@ -306,10 +306,10 @@ class Speculation:
         return wanted, is_trial
 
     def _try_one(self, candidates: Candidates, depths: list[int], room: int) -> bool:
-        """Give a sequence without drafts some though they are not known to pay; return whether one has them.
+        """Give drafts that are not known to pay to a sequence without any; return whether one got some.
 
-        That is the one whose trial has begun, while the drafter caught up with it; else the first that is due, as soon as there
-        is room and time. One that takes longer to catch up with than the budget has does not hold up those behind it.
+        A sequence comes first if its trial began while the drafter caught up with it, else the first sequence that is due, as
+        soon as there is room and time. A sequence that takes more time to catch up with than the budget holds up no other.
         """
         without = [
             index for index, (_, known, _) in enumerate(candidates) if not depths[index] and not known.is_catching_up
@@ -326,7 +326,7 @@ class Speculation:
                 continue
             if not begun and not self._begin_trial(known, lost_s):
                 if not known.num_missing:
-                    return False  # those behind it lose about as much
+                    return False  # the others lose about as much
                 continue
             known.is_on_trial = known.is_catching_up = known.is_late
             if not known.is_late:
@@ -341,7 +341,7 @@ class Speculation:
         return 0.0 if self._lagging is None else self._lagging.catch_up.cost_s(known.num_missing)
 
     def _begin_trial(self, known: DraftingSequence, lost_s: float) -> bool:
-        """Spend what catching up for a trial takes, if there is time put aside for all of it; return whether there is."""
+        """Spend the time of catching up for a trial if the budget has time for all of it; return whether it has."""
         catching_up_s = self._catching_up_s(known)
         if not self._chooser.budget.affords(catching_up_s + max(0.0, lost_s)):
             return False
@@ -392,15 +392,15 @@ class Speculation:
         self._chooser.note_batch(depths, proposed, taken_s, None if lagging is None else lagging.catch_up)
 
     def _add(self, row: Row, known: DraftingSequence, proposed: Any, depth: int) -> int:
-        """Add a proposal to a row, if it is long enough; return how many tokens were proposed."""
+        """Add a proposal to a row if it is long enough; return its number of tokens."""
         drafts = self._calls.checked(proposed, depth)
         if not drafts:
-            if depth:  # with 0 it was only to be caught up with
+            if depth:  # with 0 the sequence only catches up
                 known.acceptance.note_no_proposal()
         elif len(drafts) >= self._limits.min_draft:
             known.num_proposed = row.num_drafts = len(drafts)
             self.num_expected += known.acceptance.expected(len(drafts))
-            row.token_ids = row.token_ids + drafts  # a new list: the other may be the sequence's own
+            row.token_ids = row.token_ids + drafts  # a new list, as the row's may be the sequence's own
         else:
             self._calls.rollback(row.sequence, len(drafts))
         return len(drafts)
@@ -410,9 +410,9 @@ _Shape: TypeAlias = tuple[list[int], int, int]
 
 
 def _shape(rows: list[Row]) -> _Shape:
-    """Return what changes where sequences or prompts come and go, and is quick to say.
+    """Return a value that changes when sequences or prompts come and go, and is quick to compute.
 
-    A new sequence in the place of one that has ended is another: that had no room for drafts before its end.
+    A new sequence in the place of an ended one counts: the ended one had no room for drafts before its end.
     """
     first, last = rows[0], rows[-1]
     keys = [row.sequence.key for row in rows]
@@ -420,17 +420,17 @@ def _shape(rows: list[Row]) -> _Shape:
 
 
 class DraftChain:
-    """The speculation of each drafter, in the order in which they are asked; to the scheduler like one.
+    """The speculation of several drafters, in the order in which they are asked: the first proposal for a sequence counts.
 
-    Each has its own view of how its drafts fare and what they cost, so that one which is right nine times of ten does not make
-    another look good, and its own state of each sequence, which it brings up to date when it is asked.
+    Each drafter has its own acceptance and costs, so that a drafter that is right nine times of ten does not make another look
+    good, and its own state of each sequence, which it brings up to date when it is asked.
     """
 
     def __init__(self, links: SequenceOf[Speculation]) -> None:
         self._links = tuple(links)
 
     def add_drafts(self, rows: list[Row], kv_cache: KVCache) -> list[tuple[Sequence, DrafterError]]:
-        """See `Speculation`. Rows that have drafts, or whose drafter failed, are not given to those that follow."""
+        """Add drafts as `Speculation` does. Rows with drafts, or with a failed drafter, do not go to the next drafters."""
         failed: list[tuple[Sequence, DrafterError]] = []
         num_expected = 0.0
         for link in self._links:
@@ -445,15 +445,15 @@ class DraftChain:
         return failed
 
     def note(self, row: Row, output: RowOutput) -> None:
-        """See `Speculation`; what came of a row's drafts is for the one that proposed them."""
+        """Report the outcome of a row's drafts to the drafter that proposed them."""
         next(link for link in self._links if link.has_proposed(row.sequence)).note(row, output)
 
     def forget_gone(self) -> None:
-        """See `Speculation`."""
+        """Forget the sequences without a slot."""
         for link in self._links:
             link.forget_gone()
 
     def reset(self) -> None:
-        """See `Speculation`."""
+        """Forget all sequences."""
         for link in self._links:
             link.reset()

@@ -13,7 +13,7 @@ from paceline.observability.instruments import Instruments
 from paceline.speculation.acceptance import Acceptance, UsualAcceptance
 from paceline.speculation.cost import CatchUp
 from paceline.speculation.depth_chooser import DepthChooser
-from paceline.speculation.drafter_calls import DrafterCalls, DraftingSequence
+from paceline.speculation.drafter import DrafterCalls, DraftingSequence
 from paceline.speculation.drafting import LaggingSequences
 
 COSTS = (TickCostModel(), DecodeCost(TickCostModel()))

@@ -9,7 +9,7 @@ import pytest
 from tests.drafters import Oracle
 
 from paceline.errors import DecodeError, EngineError, InvalidParams, InvalidType, NoKvSlot, Unsupported
-from paceline.speculation.drafter import BatchDrafter, PlacedDrafter
+from paceline.speculation.drafter import BatchDrafter
 from paceline.speculation.drafters.heads import (
     DFlashDrafter,
     DraftWish,
@@ -103,9 +103,7 @@ def test_a_drafter_without_heads_says_so() -> None:
 
 def test_they_are_placed_drafters_for_batches() -> None:
     """Others are not."""
-    assert isinstance(MtpDrafter(), PlacedDrafter)
     assert isinstance(MtpDrafter(), BatchDrafter)
-    assert not isinstance(Oracle(), PlacedDrafter)
 
 
 def test_names_and_options() -> None:

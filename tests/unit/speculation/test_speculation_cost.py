@@ -19,7 +19,7 @@ from paceline.sequence import Row
 from paceline.speculation import depth_chooser
 from paceline.speculation.acceptance import Acceptance, UsualAcceptance
 from paceline.speculation.depth_chooser import DepthChooser, choose_depths
-from paceline.speculation.drafter_calls import Candidates, DraftingSequence
+from paceline.speculation.drafter import Candidates, DraftingSequence
 from paceline.speculation.drafters.model_drafter import ModelDrafter
 from paceline.speculation.drafting import Speculation
 from paceline.testing.fake_backend import FakeBackend, ManualClock

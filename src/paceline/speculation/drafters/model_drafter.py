@@ -1,4 +1,9 @@
-"""What a drafter with a model needs of it: rows in, the likeliest next tokens out. llama.cpp, or a fake; engine's thread."""
+"""Drafts with a second, smaller model, which says what the large one will say. Pure; the model is behind `DraftBackend`.
+
+Its sequences are ordinary ones of a KV cache of their own, and lag behind: `begin` and `observe` only note tokens, and missing
+tokens are computed when drafts are asked for, a part at a time. So a sequence that was without drafts for a while, was preempted,
+or goes on in a new process catches up, from the longest prefix that is cached here.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ _IDLE_SHARE = 0.25  # of the cells, that cached prefixes may take beside what ru
 
 
 class DraftRow(msgspec.Struct):
-    """Tokens of one sequence id to be computed from `position` on. draws: whether its next token is wanted."""
+    """Tokens of a sequence id to compute, from `position` on. draws: whether the next token is wanted."""
 
     seq_id: int
     position: int
@@ -40,14 +45,14 @@ class DraftRow(msgspec.Struct):
 
 
 class DraftToken(NamedTuple):
-    """The likeliest next token. probability: that the model gives it; 1 where it was not asked for probabilities."""
+    """The likeliest next token. probability: by the draft model; 1 if it was not asked for probabilities."""
 
     token_id: int
     probability: float
 
 
 class DraftBackend(Protocol):
-    """A context of a draft model. What raises has changed nothing, except for the operations that went before it."""
+    """A context of a draft model, of llama.cpp or a fake. A call that raises has changed nothing."""
 
     def copy(self, from_seq_id: int, to_seq_id: int, end: int) -> None:
         """Copy the positions before `end` of one sequence id to another, which is empty."""
@@ -59,21 +64,30 @@ class DraftBackend(Protocol):
         """Empty a sequence id."""
 
     def step(self, rows: Sequence[DraftRow]) -> list[DraftToken | None]:
-        """Compute all rows in one pass; return what each draws, None for one that does not."""
+        """Compute all rows in one pass; return the drawn token of each, None for a row that draws none."""
+
+
+@dataclass(slots=True)
+class _DraftRequest:
+    """The owner of a sequence in the KV cache. is_paused: whether its sequence has no turn, so that no other waits for it."""
+
+    key: int
+    is_paused: bool = False
+    is_matched: bool = True
 
 
 class DraftSequence:
-    """One key's tokens: those that are known, and behind them those that were proposed and not rejected yet.
+    """A sequence of the draft model's KV cache: the known tokens of one key, then proposed tokens that are not rejected yet.
 
-    It is a sequence of the KV cache, and a request with that one sequence. seq_id: None while it has no cells.
-    is_paused: whether it is not asked for in this tick, so that no other one waits for what it would compute.
-    is_possible: whether the draft model has all of its tokens. put_off_until: tick from which on it may have cells again.
+    seq_id: None while it has no cells. is_possible: whether the draft model has all of its tokens. put_off_until: tick from
+    which on it may have cells again.
     """
 
     def __init__(
         self, key: int, token_ids: Sequence[int], namespace: Namespace, *, writes_cache: bool, is_possible: bool
     ) -> None:
         self.key, self.is_possible = key, is_possible
+        self.request = _DraftRequest(key)
         self.namespace: Namespace = namespace
         self.writes_cache = writes_cache
         self.token_ids = list(token_ids)
@@ -83,30 +97,15 @@ class DraftSequence:
         self.num_computed_tokens = 0
         self.waits_for: PendingPrefix | None = None
         self.computes_all = self.is_scoring = False
-        self.reads_cache = self.is_matched = True
-        self.is_paused = False
+        self.reads_cache = True
+        self.turn_key = (0.0, key)  # keys ascend by arrival
         self.last_tick = self.put_off_until = 0
         self._packed = bytearray()
-
-    @property
-    def request(self) -> DraftSequence:
-        """Itself."""
-        return self
-
-    @property
-    def sequences(self) -> tuple[DraftSequence, ...]:
-        """Itself."""
-        return (self,)
 
     @property
     def is_running(self) -> bool:
         """Whether it has cells."""
         return self.seq_id is not None
-
-    @property
-    def turn_key(self) -> tuple[float, int]:
-        """The order of keys, which is that of arrival."""
-        return (0.0, self.key)
 
     @property
     def num_tokens(self) -> int:
@@ -115,7 +114,7 @@ class DraftSequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Those that are left to compute before it can have drafts."""
+        """Tokens left to compute before it can have drafts."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
@@ -124,22 +123,18 @@ class DraftSequence:
         return self.token_ids[self.num_known :]
 
     def token_bytes(self, num_tokens: int) -> bytes:
-        """Return the first tokens as the radix tree keeps them."""
+        """Return the first tokens in the form of the radix tree."""
         have = len(self._packed) // TOKEN_BYTES
         if have < num_tokens:
             self._packed += pack_tokens(self.token_ids[have:num_tokens])
         return bytes(self._packed[: num_tokens * TOKEN_BYTES])
-
-    def propose(self, token_id: int) -> None:
-        """Add a token that is only proposed."""
-        self.token_ids.append(token_id)
 
     def reject(self, num_tokens: int) -> None:
         """Take back the last proposed tokens."""
         self._cut(max(self.num_known, len(self.token_ids) - num_tokens))
 
     def learn(self, token_ids: Sequence[int]) -> int:
-        """Take in what the sequence has got: proposed tokens that were right, then others; return how many were right."""
+        """Take the tokens that the sequence got: right proposed tokens, then others; return the number of right ones."""
         num_right = 0
         for proposed, token_id in zip(self.drafts, token_ids, strict=False):
             if proposed != token_id:
@@ -157,12 +152,12 @@ class DraftSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLimits:
-    """What a draft model's context allows.
+    """The limits of a draft model's context.
 
-    num_cells, num_seq_ids: of its memory; more ids than sequences draft at once. n_batch: most tokens of a pass, at least as
-    many as sequences. max_positions: tokens of one sequence. n_vocab: of the draft model; target_n_vocab: no token from there on
-    is proposed. eog_ids: ends of generation, behind which nothing is. p_min: a token that the draft model finds less likely is
-    not proposed. chunk_size: most tokens of a tick, all together, of sequences that lag behind.
+    num_cells, num_seq_ids: of its memory; more ids than sequences that draft at once. n_batch: most tokens of a pass, at least
+    the number of sequences. max_positions: tokens of one sequence. n_vocab: of the draft model; target_n_vocab: of the target,
+    larger token ids are not proposed. eog_ids: ends of generation; no draft follows them. p_min: less likely tokens are not
+    proposed. chunk_size: most tokens in a tick of all sequences that lag behind.
     """
 
     num_cells: int
@@ -179,7 +174,7 @@ class DraftLimits:
 class ModelDrafter:
     """Drafts with a second model: one pass of it for each step, over all sequences that draft so far.
 
-    Where its memory has no room for a sequence there are no drafts. After an error its memory is emptied, and filled anew.
+    A sequence has no drafts while the memory has no room for it. After an error the memory is emptied and filled anew.
     """
 
     def __init__(self, backend: DraftBackend, limits: DraftLimits) -> None:
@@ -200,14 +195,14 @@ class ModelDrafter:
         )
         return KVCache(limits, _NoTelemetry(), _IdleCost(self._limits.num_cells))
 
-    # ---- what sequences are
+    # ---- sequences
 
     def begin(self, key: int, token_ids: Sequence[int]) -> None:
         """See `Drafter`."""
         self.begin_shared(key, token_ids, ())
 
     def begin_shared(self, key: int, token_ids: Sequence[int], namespace: Hashable | None) -> None:
-        """See `SharingDrafter`: sequences share what is computed of their prompts."""
+        """See `SharingDrafter`: sequences share the computed prefixes of their prompts."""
         writes_cache, is_possible = namespace is not None, self._knows(token_ids)
         own = (namespace,) if writes_cache else (None, key)
         self._sequences[key] = DraftSequence(key, token_ids, own, writes_cache=writes_cache, is_possible=is_possible)
@@ -237,7 +232,7 @@ class ModelDrafter:
                 other.put_off_until = 0
 
     def lag(self, key: int) -> float:
-        """See `LaggingDrafter`."""
+        """Return the tokens to compute before a sequence can have drafts; infinite if it never can."""
         sequence = self._sequences[key]
         if not self._is_possible(sequence):
             return math.inf
@@ -248,11 +243,11 @@ class ModelDrafter:
 
     @property
     def num_caught_up(self) -> int:
-        """See `LaggingDrafter`."""
+        """Tokens that the last `propose_all` computed of sequences that lagged behind."""
         return self._num_caught_up
 
     def limit_catch_up(self, num_tokens: int) -> int:
-        """See `LaggingDrafter`; `chunk_size` is the most."""
+        """Set the tokens that `propose_all` may compute of sequences that lag behind, at most `chunk_size`; return the number."""
         self._chunk_size = min(num_tokens, self._limits.chunk_size)
         return self._chunk_size
 
@@ -260,7 +255,7 @@ class ModelDrafter:
         return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self._limits.n_vocab)
 
     def _is_possible(self, sequence: DraftSequence) -> bool:
-        """Return whether the draft model has its tokens, and room for one more than them."""
+        """Return whether the draft model has all tokens of a sequence, and room for one more."""
         return sequence.is_possible and sequence.num_tokens < min(self._limits.max_positions, self._limits.num_cells)
 
     # ---- drafts
@@ -275,14 +270,14 @@ class ModelDrafter:
         self._num_caught_up = 0
         asked = {key: self._sequences[key] for key, _ in wanted}
         for sequence in self._sequences.values():
-            sequence.is_paused = sequence.key not in asked
+            sequence.request.is_paused = sequence.key not in asked
         for sequence in asked.values():
             sequence.last_tick = self._tick
         try:
             self._cache.begin_tick(is_generating=True)
-            possible = [one for one in asked.values() if self._is_possible(one)]
+            possible = [sequence for sequence in asked.values() if self._is_possible(sequence)]
             self._admit(possible)
-            self._draft(self._catch_up([one for one in possible if one.is_running]), dict(wanted))
+            self._draft(self._catch_up([sequence for sequence in possible if sequence.is_running]), dict(wanted))
             self._cache.offload(None, self._tick, is_generating=True)
         except BaseException:
             self._empty()
@@ -290,7 +285,7 @@ class ModelDrafter:
         return [asked[key].drafts for key, _ in wanted]
 
     def _admit(self, asked: list[DraftSequence]) -> None:
-        """Give cells to sequences that have none, as far as there is room; take one back where nothing is left to compute."""
+        """Give cells to sequences without any, as far as there is room; take a cell back if nothing is left to compute."""
         for sequence in asked:
             if sequence.is_running and not sequence.num_uncomputed_tokens:
                 self._cut(sequence, sequence.num_tokens - 1)  # a cell alone does not say what follows
@@ -308,29 +303,29 @@ class ModelDrafter:
                 sequence.put_off_until = self._tick + _PUT_OFF_TICKS
 
     def _cut(self, sequence: DraftSequence, num_tokens: int) -> None:
-        """Keep the first tokens alone; where others share what is behind them, nothing, until it starts from their cells."""
+        """Keep only the first tokens; keep none if others share later cells, until the sequence starts from these cells."""
         if self._cache.may_truncate(sequence, num_tokens):
             self._cache.truncate(sequence, num_tokens)
         else:
             self._cache.discard(sequence)
 
     def _has_free_id(self) -> bool:
-        """Return whether there is an id beside that of the prefix which a sequence starts from."""
-        num_running = sum([one.is_running for one in self._sequences.values()])
+        """Return whether there is an id for a sequence, beside the id of the prefix that it starts from."""
+        num_running = sum([sequence.is_running for sequence in self._sequences.values()])
         return num_running + 1 < self._limits.num_seq_ids or self._release_idle()
 
     def _catch_up(self, asked: list[DraftSequence]) -> list[tuple[DraftSequence, DraftToken]]:
-        """Compute what sequences miss, those first that miss least; return what those draw that miss nothing more.
+        """Compute missing tokens, shortest backlog first; return the drawn token of each sequence that has caught up.
 
-        The first of them gets room in any case: else all could hold cells, and wait for those of the others for good.
+        The first sequence always gets room: else all sequences could hold cells and wait for each other's cells for good.
         """
         rows: list[DraftRow] = []
         computed = []
         num_tokens, num_late = 0, self._chunk_size
-        ordered = sorted(asked, key=lambda one: (one.num_uncomputed_tokens, one.key))
+        ordered = sorted(asked, key=lambda sequence: (sequence.num_uncomputed_tokens, sequence.key))
         for sequence in ordered:
             if not sequence.is_running:
-                break  # as those behind it, released for the first one
+                break  # this one and the next were released for the first
             num_missing = sequence.num_uncomputed_tokens
             num_usual = min(num_missing, _USUAL_LAG)
             num_added = min(num_missing, num_usual + num_late, self._limits.n_batch - num_tokens)
@@ -346,7 +341,7 @@ class ModelDrafter:
         return self._compute(rows, computed)
 
     def _draft(self, drawn: list[tuple[DraftSequence, DraftToken]], depths: dict[int, int]) -> None:
-        """Go on from what was drawn, a pass for each further token, while sequences are sure enough and may."""
+        """Continue from the drawn tokens, one pass for each further token, while they are likely enough and wanted."""
         limits = self._limits
         while drawn:
             going_on = []
@@ -357,14 +352,14 @@ class ModelDrafter:
                     or not depths[sequence.key]
                 ):
                     continue
-                sequence.propose(token.token_id)
+                sequence.token_ids.append(token.token_id)
                 is_deep = len(sequence.drafts) >= depths[sequence.key]
                 is_last = is_deep or token.token_id in limits.eog_ids
                 if not is_last and sequence.num_tokens < limits.max_positions:
                     going_on.append(sequence)
             while going_on and not self._make_room(len(going_on)):
                 going_on.pop()
-            drawn = self._compute([_row(one, 1) for one in going_on], going_on)
+            drawn = self._compute([_row(sequence, 1) for sequence in going_on], going_on)
 
     def _compute(self, rows: list[DraftRow], sequences: list[DraftSequence]) -> list[tuple[DraftSequence, DraftToken]]:
         self._operate(self._cache.take_operations())
@@ -373,14 +368,14 @@ class ModelDrafter:
         drawn = self._backend.step(rows)
         for sequence, row in zip(sequences, rows, strict=True):
             self._cache.commit(sequence, len(row.token_ids))
-        return [(one, token) for one, token in zip(sequences, drawn, strict=True) if token is not None]
+        return [(sequence, token) for sequence, token in zip(sequences, drawn, strict=True) if token is not None]
 
     # ---- room
 
     def _make_room(self, num_tokens: int, others: Sequence[DraftSequence] = ()) -> bool:
-        """Free cells of cached prefixes, of sequences that were not asked for longest, then of others, the last first.
+        """Free cells: of cached prefixes, of the sequences not asked for longest, then of others, the last first.
 
-        Returns whether there are enough. Others that lose theirs are put off.
+        Returns whether there are enough. Others that lose their cells are put off.
         """
         left = list(others)
         while self._cache.num_free < num_tokens:
@@ -394,11 +389,11 @@ class ModelDrafter:
         return True
 
     def _release_idle(self) -> bool:
-        """Make the running sequence that was not asked for longest a cached prefix; return whether there was one."""
-        idle = [one for one in self._sequences.values() if one.is_running and one.is_paused]
+        """Turn the running sequence that was not asked for longest into a cached prefix; return whether there was one."""
+        idle = [sequence for sequence in self._sequences.values() if sequence.is_running and sequence.request.is_paused]
         if not idle:
             return False
-        self._cache.release(min(idle, key=lambda one: one.last_tick))
+        self._cache.release(min(idle, key=lambda sequence: sequence.last_tick))
         return True
 
     def _operate(self, operations: list[Operation]) -> None:
@@ -414,7 +409,7 @@ class ModelDrafter:
                     raise AssertionError(f"{operation!r:.80} without host memory")
 
     def _empty(self) -> None:
-        """Forget what is computed, and have all of it removed before the next pass."""
+        """Forget all computed tokens, and remove them before the next pass."""
         for sequence in self._sequences.values():
             sequence.reject(sequence.num_tokens)
             sequence.seq_id, sequence.num_computed_tokens, sequence.waits_for = None, 0, None
@@ -436,7 +431,7 @@ def _row(sequence: DraftSequence, num_tokens: int) -> DraftRow:
 
 
 class _IdleCost:
-    """A cost model by which a share of the cells may be idle, whatever passes take."""
+    """A cost model that allows a fixed share of the cells to be idle."""
 
     def __init__(self, num_cells: int) -> None:
         self._per_cell_s = 0.1 / (_IDLE_SHARE * num_cells)  # `KVCache.update_idle_limit` finds the share again
@@ -447,7 +442,7 @@ class _IdleCost:
 
 
 class _NoTelemetry:
-    """Reports nothing: instruments know one cache, the target's."""
+    """Reports nothing: instruments know only the target's cache."""
 
     def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
         """See `CacheTelemetry`."""
