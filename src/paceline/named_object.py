@@ -1,10 +1,13 @@
-"""Objects by name, with options: `paced:patience=4` or a mapping, checked against the class that the name leads to."""
+"""Objects by name with options, such as `paced:patience=4`, for strategies and drafters.
+
+The options are checked against the constructor of the class that the name leads to.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -21,9 +24,9 @@ _BOOLEANS = {"true": True, "on": True, "false": False, "off": False}
 
 @dataclass(frozen=True, slots=True)
 class NamedObject:
-    """The name of a strategy or a drafter, `module:attr` or entry point, and its options.
+    """The name of a strategy or a drafter and its options.
 
-    kind: what it names, as errors say it. is_text: whether the options' values are still text.
+    kind: "strategy" or "speculation", for errors. is_text: whether the values of the options are still text.
     """
 
     kind: str
@@ -32,26 +35,54 @@ class NamedObject:
     is_text: bool = False
 
     @classmethod
-    def parse(cls, kind: str, value: str | Mapping[str, Any]) -> NamedObject:
-        """Read "name", "name:key=value,key=value" or a mapping with a "name" and options. Raises `InvalidParams`."""
-        if isinstance(value, str):
-            found = _TEXT.fullmatch(value)
-            if found is None:
-                return cls(kind, value, {})
-            return cls(kind, found["name"], _pairs(kind, value, found["options"]), is_text=True)
-        options = {validation.text(f"{kind}: the key", key): each for key, each in value.items()}
-        if "name" not in options:
-            raise InvalidParams(
-                f"{kind} is a mapping without the key 'name', which says whose options they are: {value!r:.80}"
-            )
-        return cls(kind, validation.text(f"{kind}['name']", options.pop("name")), options)
+    def parse(cls, kind: str, value: str | Mapping[str, Any], shipped: Container[str] = ()) -> NamedObject:
+        """Read "name", "name:key=value,key=value" or a mapping with a "name" and options. Raises `InvalidParams`.
 
-    def arguments(self, made_by: object) -> dict[str, Any]:
-        """Return the options as keyword arguments of the class that the name leads to.
+        shipped: names that take options only in this form; any other name may be `module:attr`.
+        """
+        if isinstance(value, str) and (found := _TEXT.fullmatch(value)) is not None:
+            named = cls(kind, found["name"], _pairs(kind, value, found["options"]), is_text=True)
+        elif isinstance(value, str):
+            named = cls(kind, value, {})
+        else:
+            options = {validation.text(f"{kind}: the key", key): option for key, option in value.items()}
+            if "name" not in options:
+                raise InvalidParams(
+                    f"{kind} is a mapping without the key 'name', which says whose options they are: {value!r:.80}"
+                )
+            named = cls(kind, validation.text(f"{kind}['name']", options.pop("name")), options)
+        name, colon, rest = named.name.partition(":")
+        if colon and name in shipped:
+            raise InvalidParams(f"{kind} {name!r} takes options as {name}:KEY=VALUE,KEY=VALUE, not {rest!r:.80}")
+        return named
 
-        Values have the types of its annotations; without one, text is read as an integer, a number, true or false where it
-        looks like one. Raises `InvalidType` for an unknown option, with the nearest known one, and `InvalidParams` for a
-        value of another type.
+    def make(self, load: Callable[[], Any]) -> Any:
+        """Return what `load` returns; if that is a class, an instance made with the options.
+
+        Raises `InvalidParams` if loading or the constructor fails or a value has another type, and `InvalidType` for an unknown
+        option, with the nearest known one.
+        """
+        try:
+            found = load()
+        except Exception as error:  # whatever an import may raise
+            raise self._not_loaded(error) from error
+        arguments = self._arguments(found)
+        if not isinstance(found, type):
+            return found
+        try:
+            return found(**arguments)
+        except InvalidParams as error:
+            raise type(error)(f"{self.kind} {self.name!r}: {error}") from error
+        except Exception as error:  # whatever a constructor may raise
+            raise self._not_loaded(error) from error
+
+    def _not_loaded(self, error: Exception) -> InvalidParams:
+        return InvalidParams(f"{self.kind} {self.name!r} cannot be loaded: {type(error).__name__}: {error}")
+
+    def _arguments(self, made_by: object) -> dict[str, Any]:
+        """Return the options as keyword arguments of a class, with the types of its annotations.
+
+        Text without an annotation is read as an integer, a number, true or false if it looks like one.
         """
         if not self.options:
             return {}
@@ -62,43 +93,18 @@ class NamedObject:
             )
         known = _hints(made_by)
         if None not in known:
-            self._reject_unknown({name for name in known if name is not None})
-        return {name: self._value(name, known.get(name, Any), each) for name, each in self.options.items()}
-
-    def made(self, found: Any) -> Any:
-        """Return what the name leads to; of a class an instance, with the options. Raises `InvalidParams`, `InvalidType`."""
-        arguments = self.arguments(found)
-        if not isinstance(found, type):
-            return found
-        try:
-            return found(**arguments)
-        except InvalidParams as error:
-            raise type(error)(f"{self.kind} {self.name!r}: {error}") from error
-        except Exception as error:  # whatever a constructor may raise
-            raise self.not_loaded(error) from error
-
-    def loaded(self, load: Callable[[], Any]) -> Any:
-        """Return what a loader returns. Raises `InvalidParams` where it fails."""
-        try:
-            return load()
-        except Exception as error:  # whatever an import may raise
-            raise self.not_loaded(error) from error
-
-    def not_loaded(self, error: Exception) -> InvalidParams:
-        """Return the error of a name that leads to nothing."""
-        return InvalidParams(f"{self.kind} {self.name!r} cannot be loaded: {type(error).__name__}: {error}")
-
-    def _reject_unknown(self, known: set[str]) -> None:
-        if not known:
-            raise InvalidType(f"{self.kind} {self.name!r} takes no options, not {next(iter(self.options))!r:.80}")
-        try:
-            validation.reject_unknown(self.options, known)
-        except InvalidType as error:
-            raise InvalidType(f"{self.kind} {self.name!r}: {error}") from None
-
-    def _value(self, name: str, hint: Any, value: Any) -> Any:
-        label = f"{self.kind} {self.name!r}: {name}"
-        return _of_text(label, hint, value) if self.is_text else _of_type(label, hint, value)
+            names = {name for name in known if name is not None}
+            if not names:
+                raise InvalidType(f"{self.kind} {self.name!r} takes no options, not {next(iter(self.options))!r:.80}")
+            try:
+                validation.reject_unknown(self.options, names)
+            except InvalidType as error:
+                raise InvalidType(f"{self.kind} {self.name!r}: {error}") from None
+        read = _of_text if self.is_text else _of_type
+        return {
+            name: read(f"{self.kind} {self.name!r}: {name}", known.get(name, Any), value)
+            for name, value in self.options.items()
+        }
 
 
 def _pairs(kind: str, value: str, options: str) -> dict[str, str]:
@@ -117,14 +123,14 @@ def _pairs(kind: str, value: str, options: str) -> dict[str, str]:
 
 
 def _hints(made_by: type) -> dict[str | None, Any]:
-    """Keywords of the constructor and their types; None among them where it takes any keyword."""
+    """Return the keywords of the constructor with their types; None is one of them if it takes any keyword."""
     try:
         parameters = inspect.signature(made_by, eval_str=True).parameters.values()
-    except Exception:  # noqa: BLE001 - annotations may name what is imported for type checkers alone
+    except Exception:  # noqa: BLE001 - annotations may name imports that only type checkers make
         parameters = inspect.signature(made_by).parameters.values()
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found: dict[str | None, Any] = {one.name: _hint(one.annotation) for one in parameters if one.kind in named}
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+    found: dict[str | None, Any] = {each.name: _hint(each.annotation) for each in parameters if each.kind in named}
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         found[None] = Any
     return found
 
@@ -144,7 +150,7 @@ def _of_text(label: str, hint: Any, text: str) -> Any:
 
 
 def _literal(kind: Any, text: str) -> Any:
-    """Return the text as a value of this type; None where it is none."""
+    """Return the text as a value of this type; None if it is none."""
     if kind in (int, Any) and _INTEGER.fullmatch(text):
         return int(text)
     if kind in (float, Any) and _NUMBER.fullmatch(text):
@@ -155,7 +161,7 @@ def _literal(kind: Any, text: str) -> Any:
 
 
 def _of_type(label: str, hint: Any, value: Any) -> Any:
-    """Return the value, checked where its type is a simple one; of others the constructor decides."""
+    """Return the value, checked if its type is a simple one; the constructor checks other types."""
     kinds = list(_kinds(hint))
     if get_origin(hint) is Literal:
         return validation.choice(label, value, get_args(hint))
@@ -175,7 +181,7 @@ def _of_type(label: str, hint: Any, value: Any) -> Any:
 
 
 def _kinds(hint: Any) -> Iterator[Any]:
-    """Return the members of a union, or the one type; integers before numbers, and texts last."""
+    """Return the members of a union, or the single type; integers before numbers, and texts last."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     order = [NoneType, bool, int, float]
     yield from sorted(members, key=lambda kind: order.index(kind) if kind in order else len(order))

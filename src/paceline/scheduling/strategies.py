@@ -30,16 +30,16 @@ ENTRY_POINT_GROUP = "paceline.batch_strategies"
 class SequenceView(Protocol):
     """One running sequence as a strategy sees it. It counts tokens, not phases.
 
-    key: its name in a `TokenAllocation`. num_prompt_tokens: of its prompt; num_tokens: prompt and generated;
-    num_computed_tokens: in the KV cache. num_uncomputed_tokens: its work, at least 1. limit: most tokens that it may get in
-    this tick, 1 <= limit <= num_uncomputed_tokens. is_decoding: whether it has generated and a row of all its uncomputed
-    tokens yields its next token (the last chunk of a prompt is prefill). order: place by arrival, lower came first.
-    submitted_s: when; if several tenants run, when it was admitted. last_tick: the tick in which it last had a row, or was
-    admitted. priority: higher first; if several tenants run, 0 is the highest of each.
+    key: its name in a `TokenAllocation`. num_tokens: prompt and generated; num_computed_tokens: in the KV cache;
+    num_uncomputed_tokens: its work, at least 1. limit: most tokens that it may get in this tick, 1 <= limit <=
+    num_uncomputed_tokens. is_decoding: whether it has generated and a row of all its uncomputed tokens yields its next token (the
+    last chunk of a prompt is prefill). order: place by arrival, lower came first. submitted_s: time of its submission; if several
+    tenants run, of its admission. last_tick: the tick of its last row, or of its admission. priority: higher first; if several
+    tenants run, 0 is the highest of each.
     """
 
     @property
-    def key(self) -> int: ...  # noqa: D102 - said above
+    def key(self) -> int: ...  # noqa: D102 - see the class
     @property
     def num_prompt_tokens(self) -> int: ...  # noqa: D102
     @property
@@ -63,22 +63,22 @@ class SequenceView(Protocol):
 
 
 class TickCost(Protocol):
-    """What a tick is expected to take: a high quantile, learnt from the ticks so far."""
+    """The expected seconds of a tick: a high quantile, learned from the ticks so far."""
 
     def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
         """Return the seconds of a pass over `num_tokens` tokens in all while `num_cells` cells are in use.
 
-        num_outputs: how many of the tokens get logits. A decoding row's does, and a prompt's last one.
+        num_outputs: tokens that get logits: each decoding row's, and the last of a prompt.
         """
 
 
 class SchedulerView(msgspec.Struct, frozen=True, kw_only=True):
-    """The sequences that may have a row in this tick, in the order of their admission, and what the tick may cost.
+    """The sequences that may have a row in this tick, in the order of their admission, and the allowed cost of the tick.
 
-    chunk_size: most tokens of one sequence, already part of each `limit`. num_cells: KV cells in use.
-    itl_target_s: inter-token latency target; max_tick_s: the longest tick while no sequence decodes. lost_share: how much
-    of the last ten seconds or so was lost to batches that were small as prompts waited, from 0 to 1; lost_tick_s: seconds
-    that a tick which decoded meanwhile lost.
+    chunk_size: most tokens of one sequence, already part of each `limit`. num_cells: KV cells in use. itl_target_s: inter-token
+    latency target; max_tick_s: the longest tick while no sequence decodes. lost_share: part of about the last ten seconds that
+    was lost to batches that were small as prompts waited, from 0 to 1; lost_tick_s: seconds lost in each tick that decoded
+    meanwhile.
     """
 
     sequences: Sequence[SequenceView]
@@ -94,7 +94,7 @@ class SchedulerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenAllocation(msgspec.Struct, frozen=True):
-    """Tokens of the tick for the sequence of this key."""
+    """Tokens of the tick for the sequence with this key."""
 
     key: int
     num_tokens: int
@@ -102,12 +102,12 @@ class TokenAllocation(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class BatchStrategy(Protocol):
-    """Decides what goes into the next tick. What speculation proposes goes in behind it, where there is room.
+    """Decides which tokens the next tick computes. Drafts of speculation are added afterwards if there is room.
 
-    `plan` returns allocations: each key once and from the view, 1 <= num_tokens <= that sequence's limit, together at most
-    `budget`, at least one. It must keep nothing of the view, nor wait, nor change anything: the result follows from the view
-    alone. A plan that breaks this, or an exception, ends the sequences of the view with a `StrategyError` that names the
-    strategy. `paceline.testing.check_strategy` tests a strategy against this contract.
+    `plan` returns at least one allocation: each key once and from the view, 1 <= num_tokens <= that sequence's limit, together at
+    most `budget`. It must keep nothing of the view, nor wait, nor change anything: the result follows from the view alone. A plan
+    that breaks these rules, or an exception, ends the sequences of the view with a `StrategyError` that names the strategy.
+    `paceline.testing.check_strategy` tests a strategy against this contract.
     """
 
     def plan(self, view: SchedulerView, budget: int) -> Sequence[TokenAllocation]:
@@ -115,7 +115,7 @@ class BatchStrategy(Protocol):
 
 
 class BatchBuilder:
-    """Token allocations as they are added. tokens_left: of the budget."""
+    """Builds token allocations. tokens_left: of the budget."""
 
     __slots__ = ("_allocated", "tokens_left")
 
@@ -124,7 +124,7 @@ class BatchBuilder:
         self.tokens_left = budget
 
     def add_prefill(self, sequences: Iterable[SequenceView], most: int) -> None:
-        """Add at most `most` tokens together, in this order: each sequence as many as it may still have."""
+        """Add at most `most` tokens together, in this order: to each sequence as many as it may still have."""
         for sequence in sequences:
             room = min(most, self.tokens_left)
             if room <= 0:
@@ -132,10 +132,7 @@ class BatchBuilder:
             most -= self._add(sequence, min(room, sequence.limit - self._allocated.get(sequence.key, 0)))
 
     def add_decode(self, decoders: Sequence[SequenceView], most: int) -> None:
-        """Add at most `most` tokens together, in this order: one each as far as they go, more with what is left.
-
-        For sequences that have no allocation yet.
-        """
+        """Add at most `most` tokens together to sequences without an allocation: one each in this order, then the rest."""
         room = min(most, self.tokens_left)
         for behind, decoder in zip(range(len(decoders) - 1, -1, -1), decoders, strict=True):
             if room <= 0:
@@ -143,7 +140,7 @@ class BatchBuilder:
             room -= self._add(decoder, min(decoder.limit, max(1, room - behind)))
 
     def allocations(self) -> list[TokenAllocation]:
-        """Return the allocations, one a sequence."""
+        """Return the allocations, one for each sequence."""
         return [TokenAllocation(key, num_tokens) for key, num_tokens in self._allocated.items()]
 
     def _add(self, sequence: SequenceView, num_tokens: int) -> int:
@@ -154,7 +151,7 @@ class BatchBuilder:
 
 
 def split(sequences: Iterable[SequenceView]) -> tuple[list[SequenceView], list[SequenceView]]:
-    """Those that decode, and the others: prompts, or what a preemption made them compute again."""
+    """Return the sequences that decode, and the others: prompts, or tokens to compute again after a preemption."""
     decoders: list[SequenceView] = []
     prompts: list[SequenceView] = []
     for sequence in sequences:
@@ -163,46 +160,46 @@ def split(sequences: Iterable[SequenceView]) -> tuple[list[SequenceView], list[S
 
 
 def longest_waiting_first(sequences: Iterable[SequenceView]) -> list[SequenceView]:
-    """By the tick of their last row, so that they take turns where not all of them fit."""
+    """Return the sequences by the tick of their last row, so that they take turns if not all fit."""
     return sorted(sequences, key=attrgetter("last_tick", "order"))
 
 
 def most_urgent_first(sequences: Iterable[SequenceView]) -> list[SequenceView]:
-    """By priority and then arrival, with ageing: by `submitted_s - 10 s * priority`."""
-    return sorted(sequences, key=lambda one: (turn_s(one.submitted_s, one.priority), one.order))
+    """Return the sequences by priority and arrival, with ageing: by `submitted_s - 10 s * priority`."""
+    return sorted(sequences, key=lambda sequence: (turn_s(sequence.submitted_s, sequence.priority), sequence.order))
 
 
 def ticks_without_row(sequences: Sequence[SequenceView], tick: int) -> int:
-    """How long ago any of them had a row (1: in the tick before, or just admitted: less); 0 where there are none."""
+    """Return the ticks since the last row of any sequence (1: the tick before; just admitted: less); 0 without sequences."""
     return tick - max(sequence.last_tick for sequence in sequences) if sequences else 0
 
 
 def num_wanted(sequences: Iterable[SequenceView]) -> int:
-    """Tokens that they may have in this tick, all together."""
+    """Return the tokens that the sequences may have in this tick, all together."""
     return sum(sequence.limit for sequence in sequences)
 
 
 class Paced:
-    """Decode rows first; prompts get what keeps the tick within `view.itl_target_s`, as `view.cost` expects it.
+    """Decode rows first; prompts get the tokens that keep the tick within `view.itl_target_s`, as `view.cost` expects.
 
-    The target yields where keeping it would cost too much, and by no more than that:
+    The target yields if keeping it would cost too much, and by no more than that:
 
-    - Prompts get at least `prefill_share` of the time: where decoding alone takes too much of the target, the tick is as long
-      as that needs, up to `view.max_tick_s`; beyond that they get half of it.
-    - Prompts in pieces cost throughput: with each piece sequences decode that are fewer than could, and a row of a small batch
-      is dearer than one of a large batch. While more than 1 - `efficiency` of the time is lost so (`view.lost_share`), a
-      tick is so long that what it loses is no larger part of it, up to `view.max_tick_s`.
+    - Prompts get at least `prefill_share` of the time. If decoding alone takes too much of the target, the tick is longer, up to
+      `view.max_tick_s`; beyond that prompts get half of it.
+    - Prompts in pieces cost throughput: fewer sequences decode beside each piece than could, and a row of a small batch is dearer
+      than a row of a large batch. While more than 1 - `efficiency` of the time is lost so (`view.lost_share`), a tick is long
+      enough that its loss is no larger part of it, up to `view.max_tick_s`.
     - Prompts get at least `least_tokens`, all together.
-    - A tick of less than 64 tokens is filled up to 64 where that takes at most `stretch` times what it may, and prompts come
-      `stretch` times as fast for it: on some backends a token costs less from there on.
-    - A prompt is cut where the tick has a multiple of four tokens: kernels compute four at once, and the rest costs as much.
+    - A tick of less than 64 tokens is filled up to 64 if that takes at most `stretch` times the allowed time and makes prompts
+      `stretch` times as fast: on some backends a token costs less from 64 on.
+    - A prompt is cut so that the tick has a multiple of four tokens: kernels compute four at once, and a rest costs as much.
 
     While no sequence decodes, a tick is as large as `view.max_tick_s` allows, and at least `least_tokens`.
 
-    Prompts come in the order of `submitted_s + what it still takes alone - 10 s * priority`: the shortest first, but a long
-    one comes before all that are submitted after the time at which it could have been done. Each gets as much as it may.
+    Prompts come in the order of `submitted_s + remaining time alone - 10 s * priority`: the shortest first, but a long prompt
+    comes before all that are submitted after the time at which it could have been done. Each prompt gets as much as it may.
 
-    Where decoding alone fills the budget, the one that waits longest comes first, and prompts that had no row for more than
+    If decoding alone fills the budget, the sequence that waits longest comes first, and prompts that had no row for more than
     `patience` ticks get `least_tokens`, at most half of the budget, before all others.
     """
 
@@ -223,9 +220,9 @@ class Paced:
 
     def plan(self, view: SchedulerView, budget: int) -> list[TokenAllocation]:
         """Return the allocations of the next tick."""
-        if all(one.is_decoding for one in view.sequences):  # as most ticks are
-            allocations = [TokenAllocation(one.key, one.limit) for one in view.sequences]
-            if sum(one.num_tokens for one in allocations) <= budget:
+        if all(sequence.is_decoding for sequence in view.sequences):  # as in most ticks
+            allocations = [TokenAllocation(sequence.key, sequence.limit) for sequence in view.sequences]
+            if sum(allocation.num_tokens for allocation in allocations) <= budget:
                 return allocations
         decoders, prompts = split(view.sequences)
         prompts = self._earliest_due_first(prompts, view, budget)
@@ -249,14 +246,14 @@ class Paced:
         token_s = view.cost.seconds(chunk, view.num_cells) / chunk
         return sorted(
             prompts,
-            key=lambda one: (
-                turn_s(one.submitted_s, one.priority) + one.num_uncomputed_tokens * token_s,
-                one.order,
+            key=lambda prompt: (
+                turn_s(prompt.submitted_s, prompt.priority) + prompt.num_uncomputed_tokens * token_s,
+                prompt.order,
             ),
         )
 
     def _limit_s(self, view: SchedulerView, num_decode: int) -> float:
-        """How long the tick may take, beside so many tokens of decoding."""
+        """Return the allowed seconds of the tick, with `num_decode` tokens of decoding."""
         if not num_decode:
             return view.max_tick_s
         decode_s = view.cost.seconds(num_decode, view.num_cells, num_decode)
@@ -274,10 +271,10 @@ class _Search:
 
     def __init__(self, view: SchedulerView, num_decode: int, most: int) -> None:
         self._view, self._num_decode, self._most = view, num_decode, most
-        self._tile = TILE_TOKENS - num_decode  # what fills a tile
+        self._tile = TILE_TOKENS - num_decode  # tokens that fill a tile
 
     def best(self, least: int, limit_s: float, stretch: float) -> int:
-        """For a tick that is expected to take at most `limit_s`: in whole tiles, else below, else a tile that is worth it."""
+        """Return the largest for a tick of at most `limit_s`: in whole tiles, else below a tile, else a tile that is worth it."""
         if self._most <= least or self._seconds(self._most) <= limit_s:
             return self._most
         num_prefill = self._fitting(least, limit_s, stretch)
@@ -292,7 +289,7 @@ class _Search:
         return self._tile if self._is_worth_it(below, stretch, limit_s) else below
 
     def _largest(self, low: int, high: int, limit_s: float) -> int:
-        """Return the largest in [low, high) that fits, else `low`, which is allowed anyway; in between more takes longer."""
+        """Return the largest number in [low, high) that fits, else `low`, which is always allowed."""
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._seconds(middle) <= limit_s else (low, middle)
@@ -310,8 +307,8 @@ class _Search:
 class DecodeMaximal:
     """Decode rows first, then prompts by priority and arrival (with ageing), each as much as it may have.
 
-    Where decoding alone fills the budget, the one whose last row is longest ago comes first, and prompts that had no row
-    for more than `patience` ticks get one tick's half of the budget before all others.
+    If decoding alone fills the budget, the sequence with the oldest last row comes first, and prompts that had no row for more
+    than `patience` ticks get half of a tick's budget before all others.
     """
 
     def __init__(self, *, patience: int = 8) -> None:
@@ -330,11 +327,11 @@ class DecodeMaximal:
 
 
 class PrefillPriority:
-    """Prompts by priority and arrival (with ageing) first, then decode rows, the one that waits longest first.
+    """Prompts by priority and arrival (with ageing) first, then decode rows, the row that waits longest first.
 
-    While prompts fill the budget no other sequence decodes, but not for ever: one that has waited `patience` ticks comes
-    before the prompts. Where the budget is too small for that to leave the prompts half of it, patience is longer: twice the
-    ticks that one row for every sequence takes.
+    While prompts fill the budget no sequence decodes, but not for ever: a sequence that has waited `patience` ticks comes before
+    the prompts. If the budget is too small for that to leave half of it to the prompts, patience is longer: twice the ticks that
+    one row for every sequence takes.
     """
 
     def __init__(self, *, patience: int = 8) -> None:
@@ -354,10 +351,10 @@ class PrefillPriority:
 
 
 class Balanced:
-    """Half of the budget for decode rows, half for prompts; what one side does not need goes to the other.
+    """Half of the budget for decode rows, half for prompts; tokens that one side does not need go to the other.
 
-    Who decodes takes turns where not all fit (the one that waits longest first); prompts come by priority and arrival,
-    with ageing. The odd token goes to the side that had a row longer ago, so a budget of 1 alternates.
+    Decode rows take turns if not all fit (the row that waits longest first); prompts come by priority and arrival, with ageing.
+    The odd token goes to the side that had a row longer ago, so a budget of 1 alternates.
     """
 
     def plan(self, view: SchedulerView, budget: int) -> list[TokenAllocation]:
@@ -372,7 +369,7 @@ class Balanced:
     def _halves(
         self, decoders: list[SequenceView], prompts: list[SequenceView], tick: int, budget: int
     ) -> tuple[int, int]:
-        """Tokens for decoding and for prompts."""
+        """Return the tokens for decoding and for prompts."""
         wanted_decode, wanted_prefill = num_wanted(decoders), num_wanted(prompts)
         half = budget // 2
         if budget % 2 and ticks_without_row(decoders, tick) >= ticks_without_row(prompts, tick):
@@ -392,34 +389,25 @@ _SHIPPED: Mapping[str, type] = {
 def resolve_strategy(value: str | Mapping[str, Any] | BatchStrategy) -> BatchStrategy:
     """Return the strategy of a name, of `module:attr` or of an entry point, in this order; a strategy itself is returned as is.
 
-    A name may have options, as "paced:patience=4,stretch=1.5" or {"name": "paced", "patience": 4, "stretch": 1.5}. What a name
-    leads to is an instance, or a class that is called with them. Raises `InvalidParams` for a name that is unknown or cannot
-    be loaded and for a value that an option cannot have, `InvalidType` for an unknown option and for what has no method
-    `plan`.
+    A name may have options, as "paced:patience=4,stretch=1.5" or {"name": "paced", "patience": 4, "stretch": 1.5}. It leads to a
+    strategy or to a class, which is called with the options. Raises `InvalidParams` for a name that is unknown or cannot be
+    loaded and for a wrong value of an option, `InvalidType` for an unknown option and for an object without a method `plan`.
     """
     if not isinstance(value, (str, Mapping)):
         return _checked(value, "strategy")
-    named = _parsed(value)
-    return _checked(named.made(_SHIPPED.get(named.name) or _found(named)), f"strategy {named.name!r}")
+    named = NamedObject.parse("strategy", value, _SHIPPED)
+    name = named.name
+    if name in _SHIPPED:
+        load: Callable[[], Any] = partial(_SHIPPED.__getitem__, name)
+    else:
+        load = partial(validation.import_named, name) if ":" in name else _announced(name)
+    return _checked(named.make(load), f"strategy {name!r}")
 
 
 def check_strategy_name(value: object) -> None:
-    """Raise what is wrong with a name and its options as far as that can be said without importing what is not shipped."""
-    if isinstance(value, (str, Mapping)) and _parsed(value).name in _SHIPPED:
+    """Raise the errors of a name and its options that can be found without importing code that is not shipped."""
+    if isinstance(value, (str, Mapping)) and NamedObject.parse("strategy", value, _SHIPPED).name in _SHIPPED:
         resolve_strategy(value)
-
-
-def _parsed(value: str | Mapping[str, Any]) -> NamedObject:
-    named = NamedObject.parse("strategy", value)
-    name, colon, rest = named.name.partition(":")
-    if colon and name in _SHIPPED:
-        raise InvalidParams(f"strategy {name!r} takes options as {name}:KEY=VALUE,KEY=VALUE, not {rest!r:.80}")
-    return named
-
-
-def _found(named: NamedObject) -> Any:
-    name = named.name
-    return named.loaded(partial(validation.import_named, name) if ":" in name else _announced(name))
 
 
 def _announced(name: str) -> Callable[[], Any]:

@@ -23,7 +23,7 @@ _SHIPPED: Mapping[str, str] = {  # imported when named, since arrays take a whil
 }
 
 DRAFT_MODEL = "draft-model"
-"""The name of a draft model among drafters: what it is made of is loaded with the engine."""
+"""The name of a draft model among drafters; it is loaded with the engine."""
 _HEADS = frozenset({"dflash", "eagle3", "mtp"})
 _OPTION = re.compile(r"\s*[^\W\d]\w*\s*=[^,]*")
 _METHODS = ("begin", "propose", "observe", "rollback", "end")
@@ -34,41 +34,41 @@ def resolve_drafter(
 ) -> Drafter | Drafters | None:
     """Return the drafter of a name or of `module:attr`; a drafter itself is returned as is, and None for no speculation.
 
-    A name may have options, as "ngram:size_n=6,size_m=16" or {"name": "ngram", "size_n": 6}. What `module:attr` leads to is
-    an instance, or a class that is called with them. Several, as "ngram,ngram-mod" or in a list, are a tuple. Raises
-    `InvalidParams` for a name that is unknown or cannot be loaded, for a value that an option cannot have and for an empty
-    list, `InvalidType` for an unknown option and for what is no drafter. draft_model: what the name "draft-model" leads to.
+    A name may have options, as "ngram:size_n=6,size_m=16" or {"name": "ngram", "size_n": 6}. `module:attr` leads to a drafter or
+    to a class, which is called with the options. Several, as "ngram,ngram-mod" or in a list, become a tuple. draft_model: the
+    drafter named "draft-model". Raises `InvalidParams` for a name that is unknown or cannot be loaded, for a wrong value of an
+    option and for an empty list, `InvalidType` for an unknown option and for an object that is no drafter.
     """
     if value is None:
         return None
-    drafters = tuple(_resolved(one, draft_model) for one in drafter_parts(value))
+    drafters = tuple(_resolved(part, draft_model) for part in drafter_parts(value))
     if len(set(map(id, drafters))) < len(drafters):
         raise InvalidParams("speculation has the same drafter twice; leave one out, or make two")
     return drafters if len(drafters) > 1 else drafters[0]
 
 
 def check_drafter_name(value: object) -> None:
-    """Raise what is wrong with a name and its options as far as that can be said without importing what is not shipped."""
-    for one in () if value is None else drafter_parts(value):
-        if not isinstance(one, (str, Mapping)):
-            _checked(one, "speculation")
-        elif _parsed(one).name in _SHIPPED:
-            _resolved(one)
+    """Raise the errors of a name and its options that can be found without importing code that is not shipped."""
+    for part in () if value is None else drafter_parts(value):
+        if not isinstance(part, (str, Mapping)):
+            _checked(part, "speculation")
+        elif _parsed(part).name in _SHIPPED:
+            _resolved(part)
 
 
 def drafter_parts(value: Any) -> list[Any]:
-    """Return what stands for each drafter: of a text its parts, of a list what is in it. Raises `InvalidParams` for none."""
+    """Return the value of each drafter: the parts of a text, the members of a list. Raises `InvalidParams` for an empty list."""
     if isinstance(value, str):
         return _texts(value)
     if not isinstance(value, (list, tuple)):
         return [value]
     if not value:
         raise InvalidParams("speculation is an empty list; name a drafter in it, or leave speculation out")
-    return [part for one in value for part in (_texts(one) if isinstance(one, str) else [one])]
+    return [part for member in value for part in (_texts(member) if isinstance(member, str) else [member])]
 
 
 def _texts(text: str) -> list[str]:
-    """Return the parts of "ngram:size_n=6,size_m=16,ngram-mod": a part that is KEY=VALUE goes on with the options before it."""
+    """Return the parts of "ngram:size_n=6,size_m=16,ngram-mod": a part KEY=VALUE belongs to the options before it."""
     found: list[str] = []
     for part in text.split(","):
         if found and _OPTION.fullmatch(part):
@@ -86,32 +86,28 @@ def _resolved(value: Any, draft_model: Drafter | None = None) -> Drafter:
         if draft_model is None:
             raise InvalidParams(f"speculation {DRAFT_MODEL!r} needs a model: give draft_model=PATH")
         return draft_model
-    found = named.loaded(partial(validation.import_named, _SHIPPED.get(named.name, named.name)))
-    made = named.made(found)
+    made = named.make(partial(validation.import_named, _SHIPPED.get(named.name, named.name)))
     return made if named.name in _HEADS else _checked(made, f"speculation {named.name!r}")
 
 
 def draft_heads_of(value: Any) -> HeadsDrafter | None:
-    """Return the drafter of draft heads among those named, which a model is loaded with. Raises `InvalidParams` for several."""
-    named = [one for one in (() if value is None else drafter_parts(value)) if isinstance(one, (str, Mapping))]
-    found = [_resolved(one) for one in named if _parsed(one).name in _HEADS]
+    """Return the draft heads among the named drafters, which a model is loaded with. Raises `InvalidParams` for several."""
+    parts = () if value is None else drafter_parts(value)
+    found = [_resolved(part) for part in parts if isinstance(part, (str, Mapping)) and _parsed(part).name in _HEADS]
     if len(found) > 1:
         raise InvalidParams("speculation names draft heads twice, and one kind of them follows a model; leave one out")
     return found[0] if found and isinstance(found[0], HeadsDrafter) else None
 
 
 def _parsed(value: str | Mapping[str, Any]) -> NamedObject:
-    named = NamedObject.parse("speculation", value)
-    name, colon, rest = named.name.partition(":")
+    named = NamedObject.parse("speculation", value, _SHIPPED)
+    name, colon, _ = named.name.partition(":")
     if name == DRAFT_MODEL:
         if colon or named.options:
             raise InvalidParams(
                 f"speculation {DRAFT_MODEL!r} takes its options as draft_options, not here: {value!r:.80}"
             )
-        return named
-    if colon and name in _SHIPPED:
-        raise InvalidParams(f"speculation {name!r} takes options as {name}:KEY=VALUE,KEY=VALUE, not {rest!r:.80}")
-    if not colon:
+    elif not colon:
         validation.choice("speculation", name, sorted((*_SHIPPED, DRAFT_MODEL)))
     return named
 

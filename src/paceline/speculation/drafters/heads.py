@@ -1,7 +1,7 @@
-"""Drafts of a model's own heads: next-token prediction (MTP), and EAGLE-3 and DFlash from files of their own. Pure.
+"""Drafts of a model's own heads: next-token prediction (MTP), or EAGLE-3 and DFlash from files of their own. Pure.
 
-The backend's memory of the heads follows that of the model by itself, under the same sequence ids. So all that is known here of a
-sequence is its id, its newest token and how many it has.
+The backend's memory of the heads follows the memory of the model under the same sequence ids. So a drafter of heads only knows
+the id of a sequence, its newest token and its number of tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DraftWish = tuple[int, int, int, int]
 """Sequence id, position of the newest token, that token, most drafts."""
 
 Draft = Callable[[Sequence[DraftWish], float], Sequence[Sequence[int]]]
-"""Returns drafts for wishes, each until a token is less probable than the number. Raises `NoKvSlot` where cells are short."""
+"""Returns drafts for wishes; each ends before a token less probable than the number. Raises `NoKvSlot` if cells are short."""
 
 
 @dataclass(slots=True)
@@ -29,16 +29,16 @@ class _Placed:
 
 
 class HeadsDrafter:
-    """Asks the backend for drafts of all sequences at once. attach: before the first.
+    """Asks the backend for drafts of all sequences at once. Call `attach` before the first.
 
-    architecture: of the file of such heads; None: the model's. drafts_blocks: see `DraftCost`.
+    architecture: of the file of these heads; None: the model's. drafts_blocks: see `DraftCost`.
     """
 
     architecture: ClassVar[str | None] = None
     drafts_blocks: ClassVar[bool] = False
 
     def __init__(self, p_min: float = 0.0, model: str | None = None) -> None:
-        """p_min: probability, in the heads' own judgement, below which a draft ends. model: a file of the heads."""
+        """p_min: a draft ends before a token that the heads find less probable. model: a file of the heads."""
         self._p_min = validation.number("p_min", p_min, 0, 1)
         self.model = None if model is None else validation.text("model", model)
         if self.model == "":
@@ -47,15 +47,15 @@ class HeadsDrafter:
         self._placed: dict[int, _Placed] = {}
 
     def attach(self, draft: Draft) -> None:
-        """Take drafts from there."""
+        """Set the function that drafts."""
         self._draft = draft
 
     def begin_at(self, key: int, token_ids: Sequence[int], seq_id: int) -> None:
-        """See `PlacedDrafter`."""
+        """Begin with a sequence, in place of `begin`. seq_id: its id in memory until `end`."""
         self._placed[key] = _Placed(seq_id, len(token_ids), token_ids[-1])
 
     def begin(self, key: int, token_ids: Sequence[int]) -> None:
-        """Raise `EngineError`: `begin_at` stands for it."""
+        """Raise `EngineError`: speculation calls `begin_at`."""
         raise EngineError(
             f"{type(self).__name__} cannot begin with sequence {key} of {len(token_ids)} tokens without its id in memory: "
             "call begin_at"
@@ -66,15 +66,17 @@ class HeadsDrafter:
         return self.propose_all([(key, max_tokens)])[0]
 
     def propose_all(self, wanted: Sequence[tuple[int, int]]) -> Sequence[Sequence[int]]:
-        """Return drafts, none for sequences that the heads could not follow.
+        """Return drafts; none for sequences that the heads could not follow.
 
-        Cells that this tick frees are still taken, as its operations run with the pass: where all of them are needed there are
-        no drafts this once.
+        Cells that this tick frees are still in use, as its operations run with the pass. If all of them are needed, this tick has
+        no drafts.
         """
         if self._draft is None:
             raise EngineError(f"{type(self).__name__} needs a backend with draft heads, which this one has not")
-        placed = [(self._placed[key], max_tokens) for key, max_tokens in wanted]
-        wishes = [(one.seq_id, one.num_tokens - 1, one.newest, max_tokens) for one, max_tokens in placed]
+        wishes = []
+        for key, max_tokens in wanted:
+            placed = self._placed[key]
+            wishes.append((placed.seq_id, placed.num_tokens - 1, placed.newest, max_tokens))
         try:
             return self._draft(wishes, self._p_min)
         except NoKvSlot:
@@ -87,7 +89,7 @@ class HeadsDrafter:
         placed.newest = token_ids[-1]
 
     def rollback(self, key: int, num_tokens: int) -> None:
-        """Do nothing: the backend cuts what the heads hold with what the model holds."""
+        """Do nothing: the backend cuts the memory of the heads with the memory of the model."""
 
     def end(self, key: int) -> None:
         """Forget a sequence."""
@@ -123,14 +125,14 @@ class DFlashDrafter(FileHeadsDrafter):
 
 
 def attach_heads(drafter: Drafter | Drafters | None, backend: Any) -> None:
-    """Let the draft heads among drafters draft with the backend. Raises `Unsupported` where it has no `draft`."""
-    for one in drafter if isinstance(drafter, tuple) else (drafter,):
-        if not isinstance(one, HeadsDrafter):
+    """Let the draft heads among the drafters draft with the backend. Raises `Unsupported` if it has no `draft`."""
+    for heads in drafter if isinstance(drafter, tuple) else (drafter,):
+        if not isinstance(heads, HeadsDrafter):
             continue
         draft = getattr(backend, "draft", None)
         if draft is None:
             raise Unsupported(
-                f"speculation with draft heads ({type(one).__name__}) needs a model that has them, and {type(backend).__name__} "
-                "has none; name another drafter, such as 'ngram'"
+                f"speculation with draft heads ({type(heads).__name__}) needs a model that has them, and "
+                f"{type(backend).__name__} has none; name another drafter, such as 'ngram'"
             )
-        one.attach(draft)
+        heads.attach(draft)

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last tokens when they came before is proposed again. Pure Python, no model."""
+"""Prompt lookup: proposes the tokens that followed the last tokens at their earlier occurrence. Pure Python, no model."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from paceline import validation
 
-_INDEXED_AT_ONCE = 4096  # n-grams a call: of a long prompt they would delay a tick by milliseconds
+_INDEXED_AT_ONCE = 4096  # n-grams in a call: all of a long prompt would delay a tick by milliseconds
 _MOST = 64
 
 
 class NgramDrafter:
-    """Looks up the last `size_n` tokens in the sequence's own tokens, and proposes what followed their last occurrence.
+    """Looks up the last `size_n` tokens in the sequence's own tokens, and proposes the tokens after their last occurrence.
 
-    Good for output that repeats its prompt: code that is edited, documents that are quoted, JSON. Where the occurrence
-    overlaps the end, as in text that goes round in circles, it is followed round.
+    Good for output that repeats its prompt: code that is edited, documents that are quoted, JSON. If the occurrence overlaps the
+    end, as in text that goes round in circles, the proposal goes round too.
 
-    size_n: tokens that have to match; size_m: most tokens of a proposal; min_hits: earlier occurrences without which
-    nothing is proposed. Raises `InvalidParams` for values that are no numbers from 1 to 64, of min_hits from 1 on.
+    size_n: tokens that have to match; size_m: most tokens of a proposal; min_hits: earlier occurrences that a proposal needs.
+    Raises `InvalidParams` for values outside of 1 to 64, and for a min_hits below 1.
     """
 
     def __init__(self, *, size_n: int = 4, size_m: int = 48, min_hits: int = 1) -> None:
@@ -36,7 +36,11 @@ class NgramDrafter:
         history = self._histories[key]
         history.index()
         found = history.find(self._min_hits)
-        return [] if found is None else _tokens_of(history.going_on(found, min(max_tokens, self._size_m)))
+        if found is None:
+            return []
+        tokens = history.going_on(found, min(max_tokens, self._size_m))
+        end = next((index for index, token in enumerate(tokens) if token < 0), None)  # cells of an image
+        return tokens[:end]
 
     def observe(self, key: int, token_ids: Sequence[int]) -> None:
         """See `Drafter`."""
@@ -50,13 +54,8 @@ class NgramDrafter:
         del self._histories[key]
 
 
-def _tokens_of(found: list[int]) -> list[int]:
-    """Return what comes before an image, whose cells have negative numbers."""
-    return found[: next(index for index, one in enumerate(found) if one < 0)] if min(found) < 0 else found
-
-
 class History:
-    """The tokens of a sequence, and where its n-grams were last."""
+    """The tokens of a sequence, and the last place of each of its n-grams."""
 
     __slots__ = ("_ends", "_hits", "_next", "_size", "tokens")
 
@@ -67,7 +66,7 @@ class History:
         self._hits: dict[int, int] = {}
 
     def index(self) -> None:
-        """Take in n-grams that something follows, at most so many that no tick is delayed."""
+        """Index n-grams that a token follows, few enough to delay no tick."""
         tokens, size = self.tokens, self._size
         end = min(len(tokens), self._next + _INDEXED_AT_ONCE)
         for at in range(self._next, end):
@@ -77,7 +76,7 @@ class History:
         self._next = max(self._next, end)
 
     def find(self, min_hits: int) -> int | None:
-        """Return where the last tokens went on when they came last, if they came as often as that."""
+        """Return the place after the last earlier occurrence of the last tokens; None if they came less than min_hits times."""
         last = self.tokens[-self._size :].tobytes()
         ngram = hash(last)
         at = self._ends.get(ngram)
@@ -86,7 +85,7 @@ class History:
         return at
 
     def going_on(self, at: int, num_tokens: int) -> list[int]:
-        """Return the tokens from a place on; at their end from there again."""
+        """Return the tokens from a place on, and at their end again from that place."""
         tokens = self.tokens
         period = len(tokens) - at
         if period >= num_tokens:
