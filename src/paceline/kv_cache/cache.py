@@ -221,8 +221,9 @@ class KVCache:
 
     def take_checkpoints(self) -> None:
         """Save the states of running sequences that are at the places where they stopped for it."""
-        for sequence in self._places.take_due():
-            self._save_state(sequence)
+        if self._places.places:
+            for sequence in self._places.take_due():
+                self._save_state(sequence)
 
     def evict(self, now_s: float) -> bool:
         """Evict the least recently used cached prefix before the next pass; return whether there was one."""

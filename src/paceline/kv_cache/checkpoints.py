@@ -35,11 +35,14 @@ _HOST_SHARE = 8  # a prompt's regular checkpoints fill at most 1/8 of host memor
 
 
 class CheckpointPlaces:
-    """The places of running sequences that they have not reached, in order. Empty for most that decode."""
+    """Places ahead of running sequences.
+
+    places: of each sequence in order; most sequences that decode have none. Read-only.
+    """
 
     def __init__(self, limits: KVCacheLimits, transfers: TransferCost, cost: ComputeCost) -> None:
         self._limits, self._transfers, self._cost = limits, transfers, cost
-        self._places: dict[CacheSequence, list[int]] = {}
+        self.places: dict[CacheSequence, list[int]] = {}
 
     def begin(self, sequence: CacheSequence, end: Node) -> None:
         """Choose the places of a sequence that begins to run. end: of its prompt in the radix tree."""
@@ -54,7 +57,7 @@ class CheckpointPlaces:
         chosen += spaced(doubling(ends, start, last), chosen, start, spacing)
         spacing = self._spacing(_REGULAR_COST)
         chosen += spaced(self._regular(start, last, spacing), [*chosen, last], start, spacing)
-        self._places[sequence] = sorted({sequence.layout.cut(start, place) for place in (*chosen, last)})
+        self.places[sequence] = sorted({sequence.layout.cut(start, place) for place in (*chosen, last)})
 
     def request(self, sequence: CacheSequence, end: int) -> int:
         """Let a running sequence stop at `end`, which it has not reached, or soon before, and return where.
@@ -62,7 +65,7 @@ class CheckpointPlaces:
         Beside another place that is less than 64 tokens later, it is rounded down to a multiple of 64, so that many requests
         do not make as many passes; but for one that is less than that ahead of the sequence.
         """
-        places = self._places.setdefault(sequence, [])
+        places = self.places.setdefault(sequence, [])
         index = bisect_left(places, end)
         if index < len(places) and places[index] == end:
             return end
@@ -79,24 +82,24 @@ class CheckpointPlaces:
 
     def tokens_left(self, sequence: CacheSequence) -> int | None:
         """Return how many tokens there are to the next place; None without one."""
-        places = self._places.get(sequence)
+        places = self.places.get(sequence)
         return places[0] - sequence.num_computed_tokens if places else None
 
     def take_due(self) -> Iterable[CacheSequence]:
         """Return the sequences that are at a place, and forget the places that sequences have reached."""
-        return list(self._due()) if self._places else ()
+        return list(self._due())
 
     def end(self, sequence: CacheSequence) -> None:
         """Forget a sequence that runs no longer."""
-        self._places.pop(sequence, None)
+        self.places.pop(sequence, None)
 
     def _due(self) -> Iterator[CacheSequence]:
-        for sequence, places in list(self._places.items()):
+        for sequence, places in list(self.places.items()):
             place = 0
             while places and places[0] <= sequence.num_computed_tokens:
                 place = places.pop(0)
             if not places:
-                del self._places[sequence]
+                del self.places[sequence]
             if place and place == sequence.num_computed_tokens:
                 yield sequence
 

@@ -161,7 +161,7 @@ class Metrics(Instrument):
         """Count what a tick computed and generated, and observe the latencies that its tokens end."""
         with self._lock:
             self._tallies[table.TICK_S.name][record.kind].observe(record.elapsed_s)
-            self._observe(table.TICK_OWN_S, record.own_s)
+            self._observe(table.TICK_OWN_S, record.elapsed_s - record.step_s)
             self._gauge(table.SLOTS, record.num_slots)
             if record.kind == "embed":
                 self._count(table.EMBEDDED, record.num_embedded)

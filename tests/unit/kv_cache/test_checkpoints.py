@@ -276,6 +276,6 @@ def test_decoding_sequences_have_no_places(kind: str) -> None:
     outcome = world.begin(text(300), 30)
     while not outcome.token_ids():
         world.tick()
-    assert world.scheduler.kv_cache._places._places == {}
+    assert world.scheduler.kv_cache._places.places == {}
     world.run()
     world.check_done()
