@@ -1,4 +1,7 @@
-"""The table of frozen files: the name of each, and the function that makes its text."""
+"""The table of frozen files: the name of each, and the function that makes its text.
+
+Another version of FastAPI or pydantic may change the OpenAPI documents; write them again then.
+"""
 
 from __future__ import annotations
 

@@ -169,6 +169,9 @@ def _chat() -> str:
                 "resumable", path, {**body, "stream": True, "max_tokens": 4}, headers={"x-conversation-id": "one"}
             ),
             Exchange("streams of a conversation", "/v1/streams/lookup", {"conversation_ids": ["one", "two"]}),
+            Exchange("read a stream again", "/v1/stream?conv_id=one", method="GET"),
+            Exchange("end a stream", "/v1/stream?conv_id=one", method="DELETE"),
+            Exchange("read a stream that ended", "/v1/stream?conv_id=one", method="GET"),
         ]
     )
 
