@@ -180,4 +180,4 @@ def _names(models: Any) -> str:
 
 def _line(model: Any) -> str:
     replicas = model.replicas
-    return f"{model.name}: {model.source.model or 'the demo model'}, {replicas.min} to {replicas.max} replicas"
+    return f"{model.name}: {model.entry.model or 'the demo model'}, {replicas.min} to {replicas.max} replicas"

@@ -105,11 +105,27 @@ class ModelLoader(Protocol[T_co]):
         """Load. progress: called with 0 to 1, on any thread. Raises `Aborted` after `cancel` was set."""
 
 
-class EngineHandle(Generic[T]):
-    """A `RunningModel` around an engine."""
+class HasEngine(Protocol):
+    """An `AsyncLLM`, an `LLM`, or another object with an engine."""
 
-    def __init__(self, llm: T, engine: EngineClient, close: Callable[[], Awaitable[None]]) -> None:
-        self.llm, self._engine, self._close = llm, engine, close
+    @property
+    def engine(self) -> EngineClient:
+        """The engine."""
+
+
+E_co = TypeVar("E_co", bound=HasEngine, covariant=True)
+
+
+class EngineHandle(Generic[E_co]):
+    """A `RunningModel` around an engine. close: ends it."""
+
+    def __init__(self, llm: E_co, close: Callable[[], Awaitable[None]]) -> None:
+        self._llm, self._engine, self._close = llm, llm.engine, close
+
+    @property
+    def llm(self) -> E_co:
+        """The object that users get."""
+        return self._llm
 
     @property
     def is_asleep(self) -> bool:
@@ -150,6 +166,29 @@ def resident_bytes(pid: int) -> int | None:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def engine_options(entry: ModelEntry) -> dict[str, Any]:
+    """Return the options of a model's engine."""
+    options = {name: value for name, value in entry.options.items() if name not in _OF_THE_FRONT}
+    return {"isolation": "process", **options}
+
+
+def source_options(entry: ModelEntry) -> dict[str, Any]:
+    """Return the options of the download of a model."""
+    return {"offline": entry.options.get("offline", False), "hf_token": entry.options.get("hf_token")}
+
+
+def find_model(entry: ModelEntry, cancel: threading.Event | None = None) -> tuple[Any, dict[str, Any]]:
+    """Return the file or files of a model, and its engine's options with the files that they name, downloaded if necessary.
+
+    Blocks. Raises as `LLM`, and `Aborted` after `cancel` was set.
+    """
+    source, given = source_options(entry), {**engine_options(entry), "cancel": cancel}
+    files = local_files(entry.model, given, **source)
+    options = local_options(given, **source)
+    del options["cancel"]
+    return files, options
+
+
 class EngineLoader:
     """The base of both loaders. Under a budget it plans the memory, and bounds the host cache."""
 
@@ -158,10 +197,9 @@ class EngineLoader:
 
     def check(self, entry: ModelEntry) -> None:
         """Raise the error of an entry that is wrong."""
-        options = _engine_options(entry)
         try:
-            check_options(None if entry.model is None else entry.model, options)
-            check_source(entry.model, **_source(entry))
+            check_options(None if entry.model is None else entry.model, engine_options(entry))
+            check_source(entry.model, **source_options(entry))
             if (template := entry.options.get("chat_template")) is not None:
                 validation.text("chat_template", template)
         except InvalidParams as error:
@@ -175,10 +213,7 @@ class EngineLoader:
         stamp, known = self._prepared.get(entry.name, (None, None))
         if known is not None and known.entry == entry and stamp == (budget, _stamp(known.model)):
             return known
-        options = _engine_options(entry)
-        files: Any = local_files(entry.model, {**options, "cancel": cancel}, **_source(entry))
-        options = local_options({**options, "cancel": cancel}, **_source(entry))
-        del options["cancel"]
+        files, options = find_model(entry, cancel)
         if budget is not None:
             options.setdefault("fit_cache_bytes", budget // _CACHE_SHARE)
         needed = _plan(files, options, has_budget=budget is not None)
@@ -214,7 +249,7 @@ class AsyncLLMLoader(EngineLoader):
         finally:
             if self._keeps_spare and prepared.options.get("isolation") == "process":
                 asyncio.get_running_loop().call_later(_SPARE_DELAY_S, SPARE_WORKERS.launch)
-        return EngineHandle(llm, llm.engine, llm.aclose)
+        return EngineHandle(llm, llm.aclose)
 
 
 class LLMLoader(EngineLoader):
@@ -226,7 +261,7 @@ class LLMLoader(EngineLoader):
         """Open an `LLM`."""
         options = {**prepared.options, "progress": progress, "cancel": cancel}
         llm = await asyncio.to_thread(partial(LLM, prepared.model, **options))
-        return EngineHandle(llm, llm.engine, partial(asyncio.to_thread, llm.close))
+        return EngineHandle(llm, partial(asyncio.to_thread, llm.close))
 
 
 def _plan(model: Any, options: Mapping[str, Any], *, has_budget: bool) -> int | None:
@@ -236,15 +271,6 @@ def _plan(model: Any, options: Mapping[str, Any], *, has_budget: bool) -> int | 
         if has_budget or isinstance(error, NotEnoughMemory):
             raise
         return None  # the load finds what is wrong
-
-
-def _engine_options(entry: ModelEntry) -> dict[str, Any]:
-    options = {name: value for name, value in entry.options.items() if name not in _OF_THE_FRONT}
-    return {"isolation": "process", **options}
-
-
-def _source(entry: ModelEntry) -> dict[str, Any]:
-    return {"offline": entry.options.get("offline", False), "hf_token": entry.options.get("hf_token")}
 
 
 def _stamp(model: object) -> object:

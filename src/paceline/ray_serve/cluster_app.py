@@ -11,7 +11,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.cluster.replica_calls import ReplicaCalls
-from paceline.errors import EngineStopped
+from paceline.engine.engine_factory import local_files
 from paceline.model_manager import ModelEntry, PreparedModel
+from paceline.model_manager.engine_loader import EngineHandle, engine_options, source_options
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel
 from paceline.server.api_errors import ApiException, invalid_request, not_supported
@@ -62,13 +62,13 @@ def cluster_app(config: ClusterConfig, calls: Mapping[str, MakeCalls]) -> FastAP
 
 
 def _open_engine(model: ClusterModel, make_calls: MakeCalls, share: float, cancel: threading.Event) -> ClusterEngine:
-    files: Any = model.source.files(cancel)
+    files: Any = local_files(model.entry.model, {"cancel": cancel}, **source_options(model.entry))
     if files is None:
         from paceline.demo import demo_model_path
 
         files = demo_model_path()
     paths = [str(files)] if isinstance(files, (str, Path)) else [str(path) for path in files]
-    return ClusterEngine(paths, model.source.options, make_calls, share=share, cancel=cancel)
+    return ClusterEngine(paths, engine_options(model.entry), make_calls, share=share, cancel=cancel)
 
 
 class ClusterFront:
@@ -103,32 +103,11 @@ class ClusterFront:
             await asyncio.to_thread(partial(self._engine.close, drain=drain, timeout_s=timeout_s))
 
 
-class RunningCluster:
-    """A `RunningModel`, and the object with an engine that its users get. It has no process here and takes no memory here."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Holder:
+    """The object with an engine that users of a loaded model get, in place of an `AsyncLLM`."""
 
-    is_asleep = False
-    taken_bytes = None
-    worker_pid = None
-
-    def __init__(self, engine: ClusterEngine) -> None:
-        self.engine = engine
-
-    @property
-    def llm(self) -> Any:
-        """Itself."""
-        return self
-
-    @property
-    def ended(self) -> Future[EngineStopped | None]:
-        """Done when the engine has ended, with the reason if it gave up by itself."""
-        return self.engine.ended
-
-    def wake(self) -> None:
-        """Do nothing: replicas do not sleep."""
-
-    async def aclose(self) -> None:
-        """End the engine; the replicas go on."""
-        await asyncio.to_thread(self.engine.close)
+    engine: ClusterEngine
 
 
 class ClusterLoader:
@@ -146,11 +125,11 @@ class ClusterLoader:
 
     async def load(
         self, prepared: PreparedModel, progress: Callable[[float], None], cancel: threading.Event
-    ) -> RunningCluster:
+    ) -> EngineHandle[_Holder]:
         """Wait for the first replica."""
         engine = await asyncio.to_thread(self._open_engines[prepared.entry.name], cancel)
         progress(1.0)
-        return RunningCluster(engine)
+        return EngineHandle(_Holder(engine), partial(asyncio.to_thread, engine.close))
 
 
 class ClusterPresets:

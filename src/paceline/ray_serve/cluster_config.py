@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from paceline import validation
-from paceline.engine.engine_factory import local_files, local_options
 from paceline.errors import InvalidParams, InvalidType
 from paceline.model_manager import ModelEntry
 from paceline.model_manager.model_settings import models_table
@@ -129,50 +127,23 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """A model as `LLM` takes it, for each machine to find its files.
+class ClusterModel:
+    """A model and its replicas.
 
     Attributes:
-        model: A path, a name on the hub, or None for the demo model.
-        options: Options of the engine.
-        offline: Whether nothing is downloaded.
-        hf_token: A token for the hub.
+        entry: The model, with the options of its engines.
+        settings: The server's settings for requests of this model.
+        replicas: How many replicas it has.
     """
 
-    model: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    offline: bool = False
-    hf_token: str | None = field(default=None, repr=False)
-
-    def files(self, cancel: threading.Event) -> Any:
-        """Return the file or files of the model on this machine, downloaded if necessary; None for the demo model.
-
-        Raises as `LLM`, and `Aborted` after `cancel` was set.
-        """
-        return local_files(self.model, {"cancel": cancel}, offline=self.offline, hf_token=self.hf_token)
-
-    def found(self, trace_name: str = "") -> tuple[Any, dict[str, Any]]:
-        """Return the file or files on this machine, and the engine's options with the files that they name. Raises as `LLM`.
-
-        trace_name: a part of the name of the trace's file, since each replica writes its own.
-        """
-        source: dict[str, Any] = {"offline": self.offline, "hf_token": self.hf_token}
-        given = {"isolation": "process", **self.options}
-        options = dict(local_options(given, **source))
-        if trace_name and options.get("trace") is not None:
-            path = Path(options["trace"])
-            options["trace"] = path.with_name(f"{path.stem}-{trace_name}{path.suffix}")
-        return local_files(self.model, options, **source), options
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterModel:
-    """A model and its replicas. settings: the server's settings for requests of this model."""
-
-    name: str
-    source: ModelSource
+    entry: ModelEntry
     settings: ServerSettings
     replicas: ReplicaOptions
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.entry.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,21 +213,14 @@ def _model(server: ServerSettings, entry: ModelEntry, replicas: ReplicaOptions) 
         raise InvalidParams(f'[models.{entry.name}]: isolation="thread" is not for replicas; leave it out')
     options = {**server.engine_options, **entry.options, "isolation": "process"}
     template = options.pop("chat_template", None)
-    source = {name: options.pop(name) for name in ("offline", "hf_token") if name in options}
-    model = None if entry.model is None else str(entry.model)
     settings = dataclasses.replace(
         server,
-        model=None if model is None else Path(model),
-        aliases=(entry.name, *entry.aliases),
-        engine_options=options,
+        model=None if entry.model is None else Path(entry.model),
+        aliases=entry.names,
+        engine_options={name: value for name, value in options.items() if name not in ("offline", "hf_token")},
         chat_template=server.chat_template if template is None else template,
     )
-    return ClusterModel(
-        name=entry.name,
-        source=ModelSource(model=model, options=options, **source),
-        settings=settings,
-        replicas=replicas,
-    )
+    return ClusterModel(entry=dataclasses.replace(entry, options=options), settings=settings, replicas=replicas)
 
 
 def _record(kind: type[T], where: str, table: Mapping[str, Any]) -> T:

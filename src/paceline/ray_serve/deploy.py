@@ -27,6 +27,8 @@ from paceline import validation
 from paceline.cluster.replica_service import ReplicaService
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import WorkerEngine
+from paceline.model_manager import ModelEntry
+from paceline.model_manager.engine_loader import find_model
 from paceline.observability import metric_table
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
 from paceline.ray_serve.cluster_app import cluster_app
@@ -34,7 +36,6 @@ from paceline.ray_serve.cluster_config import (
     ClusterConfig,
     ClusterModel,
     ClusterOptions,
-    ModelSource,
     parse_cluster_config,
     read_cluster_config,
 )
@@ -139,16 +140,19 @@ def _replicas(model: ClusterModel, options: ClusterOptions) -> serve.Application
         **_HEALTH,
         **scaling,
     )
-    return deployment.bind(model.source, max_digest_bytes=options.max_digest_bytes)
+    return deployment.bind(model.entry, max_digest_bytes=options.max_digest_bytes)
 
 
 class EngineReplica(ReplicaService):
     """A replica: an engine with a worker process of its own. Serve calls the methods of `ReplicaService`, and hooks by name."""
 
-    async def __init__(self, source: ModelSource, *, max_digest_bytes: int) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, entry: ModelEntry, *, max_digest_bytes: int) -> None:  # type: ignore[misc]  # Serve awaits it
         """Find or download the model, and start the engine. If that raises, Serve tries again."""
         name = serve.get_replica_context().replica_id.unique_id
-        paths, options = await asyncio.to_thread(source.found, trace_name=name)
+        paths, options = await asyncio.to_thread(find_model, entry)
+        if options.get("trace") is not None:  # each replica writes its own
+            trace = Path(options["trace"])
+            options["trace"] = trace.with_name(f"{trace.stem}-{name}{trace.suffix}")
         engine = await asyncio.to_thread(WorkerEngine, paths, options)
         super().__init__(engine, name, max_digest_bytes=max_digest_bytes)
         self._metrics = RayMetrics()

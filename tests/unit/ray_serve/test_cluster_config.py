@@ -53,19 +53,19 @@ def test_a_whole_file_is_read() -> None:
     assert (config.options.port, config.options.ingresses, config.options.app) == (9000, 2, "paceline")
     small, large = config.models
     assert small.replicas == ReplicaOptions(min=2, max=3, num_cpus=0.5)
-    assert small.source.model is None
+    assert small.entry.model is None
     assert small.settings.aliases == ("small", "tiny")
     assert small.settings.engine_options["num_slots"] == 4
     assert large.replicas == ReplicaOptions(min=2, max=8, num_cpus=0.5, num_gpus=1, itl_ms=50)
-    assert (large.source.model, large.source.offline) == ("hf:someone/large:Q4_K_M", True)
-    assert large.source.options == {"num_slots": 16, "isolation": "process"}
+    assert large.entry.model == "hf:someone/large:Q4_K_M"
+    assert large.entry.options == {"num_slots": 16, "isolation": "process", "offline": True}
     assert config.server.api_keys == large.settings.api_keys != ()
     assert large.settings.hosts == (config.options.host,)
 
 
 def test_paths_are_relative_to_the_file() -> None:
     """A model's path is found from the folder of the file."""
-    assert parse('[models.a]\nmodel = "a.gguf"\n').models[0].source.model == "/somewhere/a.gguf"
+    assert parse('[models.a]\nmodel = "a.gguf"\n').models[0].entry.model == "/somewhere/a.gguf"
 
 
 @pytest.mark.parametrize(
