@@ -30,7 +30,7 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.questions import Reply
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
-from paceline.engine.worker.relay import TakePart
+from paceline.engine.worker.open_requests import TakeEvent
 from paceline.engine.worker.request_preparer import RequestPreparer
 from paceline.engine.worker.socket_sink import SocketSink
 from paceline.observability.heartbeat import Heartbeat, Pulse
@@ -50,7 +50,7 @@ class MemoryReplica:
     """The engine of a replica: what a worker process has, on a thread of this one. `passes`: those that may be computed."""
 
     def __init__(self, **backend_options: Any) -> None:
-        self._takers: dict[int, TakePart] = {}
+        self._takers: dict[int, TakeEvent] = {}
         self._keys = itertools.count(1)
         self._gate = threading.Condition()
         self._allowed: float = float("inf")
@@ -70,7 +70,7 @@ class MemoryReplica:
         self._runner = Runner(engine, self._inbox, self._sink, Pulse(clock), backend.abort, (backend.close,))
         self.adapters: list[str] = []
         self._asked: dict[int, tuple[Any, Future[Any]]] = {}
-        self.requests: list[messages.Generate | messages.Embed] = []
+        self.requests: list[messages.EngineRequest] = []
 
     # ---- passes
 
@@ -98,17 +98,17 @@ class MemoryReplica:
             if isinstance(message, Reply):
                 question, found = self._asked.pop(message.number)
                 found.set_result(question.result(message))
-            for part in message.parts if isinstance(message, messages.Happened) else ():
-                self._takers[part.key](part)
+            for event in message.events if isinstance(message, messages.Happened) else ():
+                self._takers[event.key](event)
 
     # ---- see `RelayEngine`
 
-    def relay(self, message: messages.Generate | messages.Embed, take: TakePart) -> int:
+    def relay(self, message: messages.EngineRequest, take: TakeEvent) -> int:
         key = next(self._keys)
         self.requests.append(message)
         self._takers[key] = take
         decoded = messages.decode_down(messages.encode(msgspec.structs.replace(message, key=key)))
-        assert isinstance(decoded, (messages.Generate, messages.Embed))
+        assert isinstance(decoded, messages.EngineRequest)
         self._preparer.expect(key)
         self._preparer.prepare(decoded)
         return key

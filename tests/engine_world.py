@@ -32,9 +32,7 @@ from paceline.scheduling.records import (
     Delta,
     Embedded,
     EmbeddingRequest,
-    Ended,
     Event,
-    HeldBack,
     Released,
     Started,
 )
@@ -385,7 +383,7 @@ class World:
 
     def take(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, HeldBack):
+            if isinstance(event, Delta) and event.chunk is None:
                 continue
             if isinstance(event, Embedded):
                 assert event.key not in self.embedded, "an embedding request ended twice"
@@ -407,13 +405,14 @@ class World:
             assert not outcome.is_released
             outcome.is_released = True
             return
-        assert isinstance(event, (Delta, Ended))
+        assert isinstance(event, Delta)
+        assert event.chunk is not None
         assert outcome.terminal is None, "a chunk after the terminal one"
         expected = len(outcome.token_ids(event.chunk.choice))
         assert event.chunk.index == expected, (event.chunk.index, expected)
         event.chunk.text.encode()
         outcome.chunks.append(event.chunk)
-        if isinstance(event, Ended):
+        if event.is_last:
             assert event.chunk.finish_reason is not None
             assert event.chunk.usage is not None
             outcome.terminal = event.chunk

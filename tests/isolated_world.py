@@ -25,7 +25,7 @@ from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.records import Delta, Embedded, EmbeddingRequest, Ended, Event, Released, Started
+from paceline.scheduling.records import Delta, Embedded, EmbeddingRequest, Event, Released, RequestEvent, Started
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
 from paceline.sequence import Request
@@ -63,16 +63,16 @@ class WorkerLife:
         self.preparer = RequestPreparer(self.inbox, self.sink, self.backend, self.box)
         self.engine = Engine(self.inbox, self.scheduler, Executor(self.backend, clock))
 
-    def hear(self, message: messages.Generate | messages.Embed) -> None:
+    def hear(self, message: messages.EngineRequest) -> None:
         decoded = messages.decode_down(messages.encode(message))
-        assert isinstance(decoded, (messages.Generate, messages.Embed))
+        assert isinstance(decoded, messages.EngineRequest)
         self.preparer.expect(message.key)
         self.preparer.prepare(decoded)
 
-    def tick(self) -> list[messages.Part]:
+    def tick(self) -> list[RequestEvent]:
         self.sink.deliver(self.engine.tick())
         self.check()
-        parts = [part for one in self.link.received if isinstance(one, messages.Happened) for part in one.parts]
+        parts = [event for one in self.link.received if isinstance(one, messages.Happened) for event in one.events]
         self.link.writes.clear()
         return parts
 
@@ -303,13 +303,10 @@ class IsolatedWorld:
             match event:
                 case Started():
                     outcome.num_started += 1
-                case Delta(_, chunk):
+                case Delta(_, StreamChunk() as chunk, is_last):
                     assert outcome.terminal is None
                     outcome.chunks.append(chunk)
-                case Ended(_, chunk):
-                    assert outcome.terminal is None
-                    outcome.chunks.append(chunk)
-                    outcome.terminal = chunk
+                    outcome.terminal = chunk if is_last else None
                 case Released():
                     assert outcome.terminal is not None
                     assert not outcome.is_released

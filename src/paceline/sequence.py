@@ -97,6 +97,30 @@ class GenerationState(msgspec.Struct, array_like=True, kw_only=True):
     sampler_state: bytes | None = None
 
 
+class Progress(msgspec.Struct, array_like=True):
+    """What has happened to a request apart from its tokens.
+
+    Attributes:
+        started_s: When it left the queue, on the system-wide clock that a worker and its front read.
+        first_token_s: When its first token was drawn.
+        num_cached: Prompt tokens that came from the cache when it started.
+        cached_from: Where most of them were.
+    """
+
+    started_s: float | None = None
+    first_token_s: float | None = None
+    num_cached: int = 0
+    cached_from: str | None = None
+
+    def moved(self, by_s: float) -> Progress:
+        """Return a copy with its times moved."""
+        return msgspec.structs.replace(
+            self,
+            started_s=None if self.started_s is None else self.started_s + by_s,
+            first_token_s=None if self.first_token_s is None else self.first_token_s + by_s,
+        )
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """A submitted request and its state. The caller's thread makes it, then the engine's thread owns it.
@@ -125,10 +149,7 @@ class Request:
     is_paused: bool = False
     is_slow: bool = False
     is_matched: bool = False
-    started_s: float | None = None
-    first_token_s: float | None = None
-    num_cached: int = 0
-    cached_from: str | None = None
+    progress: Progress = field(default_factory=Progress)
     has_deadline: bool = field(init=False)
     layout: PromptLayout = field(init=False, default=TEXT_LAYOUT)
     sequences: list[Sequence] = field(init=False)
@@ -152,7 +173,7 @@ class Request:
         """Return the time of its next deadline; infinite without one."""
         if not self.has_deadline:
             return math.inf
-        return next_deadline_s(self.options, self.submitted_s, self.started_s, self.first_token_s)
+        return next_deadline_s(self.options, self.submitted_s, self.progress)
 
     def set_interval(self, interval: int) -> None:
         """Change the number of tokens that a chunk needs, from the next chunk on."""
@@ -167,12 +188,12 @@ class Request:
 
     def usage(self, now_s: float) -> Usage:
         """Return token counts and times so far."""
-        started = now_s if self.started_s is None else self.started_s
-        first = self.first_token_s
+        progress = self.progress
+        started, first = now_s if progress.started_s is None else progress.started_s, progress.first_token_s
         return Usage(
             prompt_tokens=len(self.prompt),
-            cached_tokens=self.num_cached,
-            cached_from=self.cached_from,
+            cached_tokens=progress.num_cached,
+            cached_from=progress.cached_from,
             completion_tokens=sum(sequence.output.num_generated for sequence in self.sequences),
             draft_tokens=sum(sequence.num_drafted for sequence in self.sequences),
             accepted_tokens=sum(sequence.num_accepted for sequence in self.sequences),
@@ -183,16 +204,14 @@ class Request:
         )
 
 
-def next_deadline_s(
-    options: RequestOptions, submitted_s: float, started_s: float | None, first_token_s: float | None
-) -> float:
-    """Return the time of a request's next deadline; infinite without one. Times are None for events that have not happened."""
+def next_deadline_s(options: RequestOptions, submitted_s: float, progress: Progress) -> float:
+    """Return the time of a request's next deadline; infinite without one."""
     limits = [math.inf]
     if options.timeout_s is not None:
         limits.append(options.timeout_s)
-    if options.ttft_timeout_s is not None and first_token_s is None:
+    if options.ttft_timeout_s is not None and progress.first_token_s is None:
         limits.append(options.ttft_timeout_s)
-    if options.queue_timeout_s is not None and started_s is None:
+    if options.queue_timeout_s is not None and progress.started_s is None:
         limits.append(options.queue_timeout_s)
     return submitted_s + min(limits)
 

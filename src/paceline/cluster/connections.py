@@ -15,6 +15,7 @@ from paceline.cluster.replica_calls import ReplicaCalls, ReplicaGone
 from paceline.cluster.replica_service import LEASE_S
 from paceline.engine.worker import messages
 from paceline.errors import EngineError
+from paceline.scheduling.records import RequestEvent
 
 _log = logging.getLogger("paceline.cluster")
 
@@ -38,7 +39,7 @@ class ConnectionObserver(Protocol):
     def lost(self, replica_id: str, why: str) -> None:
         """Note that a replica is gone, or what it had for this front is."""
 
-    def received(self, replica_id: str, parts: list[messages.Part]) -> None:
+    def received(self, replica_id: str, parts: list[RequestEvent]) -> None:
         """Take parts of requests."""
 
 
@@ -191,7 +192,7 @@ class Connections:
                 has_any = True
                 message = messages.decode_up(frame)
                 if isinstance(message, messages.Happened):
-                    self._observer.received(replica_id, message.parts)
+                    self._observer.received(replica_id, message.events)
             if not has_any:  # as its session ended, or what carries its events did: renewing finds out
                 await asyncio.sleep(_PAUSE_S)
 

@@ -31,6 +31,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import EngineError, EngineStopped
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, WorkerHistory, heartbeat_of, starting
+from paceline.scheduling.records import RequestEvent
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.cluster")
@@ -311,7 +312,7 @@ class Dispatcher(EngineThread):
         self._requests.lost(replica_id, why)
         self._rest()
 
-    def received(self, replica_id: str, parts: list[messages.Part]) -> None:
+    def received(self, replica_id: str, parts: list[RequestEvent]) -> None:
         """Deliver what a replica reports."""
         self._pulse.tick()
         self._requests.received(replica_id, parts)

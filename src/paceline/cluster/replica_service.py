@@ -29,12 +29,12 @@ from paceline.engine.commands import Cancel, RequestCommand
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.questions import Call, Reply, find_question
 from paceline.engine.worker import messages
-from paceline.engine.worker.relay import TakePart, moved_in_time, part_moved_in_time, renamed
+from paceline.engine.worker.open_requests import TakeEvent
 from paceline.errors import EngineError, EngineStopped, WorkerUnresponsive
 from paceline.observability import metric_table as table
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
-from paceline.scheduling.records import SlotsSnapshot
+from paceline.scheduling.records import Delta, Embedded, Failed, Released, RequestEvent, SlotsSnapshot, event_elsewhere
 from paceline.streaming.chunk import FinishReason
 
 LEASE_S: Final = 10.0
@@ -61,7 +61,7 @@ class RelayEngine(Protocol):
 
     @property
     def limits(self) -> Any: ...  # noqa: D102
-    def relay(self, message: messages.Generate | messages.Embed, take: TakePart) -> int: ...  # noqa: D102
+    def relay(self, message: messages.EngineRequest, take: TakeEvent) -> int: ...  # noqa: D102
     def command(self, command: RequestCommand) -> None: ...  # noqa: D102
     def describe(self) -> messages.Ready: ...  # noqa: D102
     def ask(self, question: Any, *args: Any) -> Future[Any]: ...  # noqa: D102
@@ -82,14 +82,14 @@ class _Session:
         self.is_over = False
         self._loop = loop
         self._lock = threading.Lock()
-        self._parts: list[messages.Part] = []
+        self._parts: list[RequestEvent] = []
         self._has_parts = asyncio.Event()
         self._reader = 0
         self.keys: dict[int, int] = {}  # of this front's requests: its key and ours
         self.cancelled: deque[int] = deque(maxlen=MAX_EARLY_CANCELS)  # keys of requests that are not here
         self.renewed_s = clock.now()
 
-    def put(self, part: messages.Part) -> None:
+    def put(self, part: RequestEvent) -> None:
         """Add a part; wake the reader where it was the first. Never raises: it is called on the engine's thread."""
         with self._lock:
             self._parts.append(part)
@@ -111,7 +111,7 @@ class _Session:
         self._has_parts.set()
         return self._reader
 
-    async def take(self, reader: int) -> list[messages.Part] | None:
+    async def take(self, reader: int) -> list[RequestEvent] | None:
         """Wait for parts, and return them; None where the session is over, or has another reader."""
         while True:
             await self._has_parts.wait()
@@ -161,10 +161,10 @@ class ReplicaService:
         """
         self._check_engine()
         message = messages.decode_down(request)
-        if not isinstance(message, (messages.Generate, messages.Embed)):
+        if not isinstance(message, messages.EngineRequest):
             raise EngineError(f"a {type(message).__name__} is no request")
         session, key = self._session(front), message.key
-        aged = moved_in_time(message, self._clock.now())
+        aged = message.moved_in_time(self._clock.now())
         try:
             await self._load_missing(adapters)
             # One that was cancelled, before it came or meanwhile, does not begin; nor one of a session that is over, which no
@@ -174,7 +174,7 @@ class ReplicaService:
         except EngineStopped as stopped:
             raise self._ended(str(stopped)) from None
         except Exception as error:  # noqa: BLE001 - the front is to know
-            session.put(messages.Failed(key, as_paceline_error(error)))
+            session.put(Failed(key, as_paceline_error(error)))
         return self._replica_id, session.number
 
     async def _load_missing(self, adapters: Mapping[str, str]) -> None:
@@ -188,14 +188,14 @@ class ReplicaService:
             for name in adapters.keys() - known:
                 await asyncio.to_thread(self._engine.load_lora, name, adapters[name])
 
-    def _take(self, session: _Session, key: int, part: messages.Part) -> None:
+    def _take(self, session: _Session, key: int, part: RequestEvent) -> None:
         """Pass a part on, unless it is there because the engine ends: no request has to end for that. On the engine's thread."""
         if not self._has_ended and _is_for_shutdown(part):
             self._has_ended = True
             with suppress(RuntimeError):  # the loop has ended, and with it this process
                 self._loop.call_soon_threadsafe(self._end_readers)
         if not self._has_ended:
-            session.put(part_moved_in_time(renamed(part, key), -self._clock.now()))
+            session.put(event_elsewhere(part, key, -self._clock.now()))
 
     def _end_readers(self) -> None:
         for session in self._sessions.values():
@@ -228,7 +228,7 @@ class ReplicaService:
                 self._check_engine()
                 return
             for part in parts:
-                if isinstance(part, (messages.Freed, messages.Failed, messages.Vectors)):
+                if isinstance(part, (Released, Failed, Embedded)):
                     session.keys.pop(part.key, None)
             yield messages.encode(messages.Happened(parts))
 
@@ -425,12 +425,12 @@ class _Reports:
             del self._updates[0]
 
 
-def _is_for_shutdown(part: messages.Part) -> bool:
+def _is_for_shutdown(part: RequestEvent) -> bool:
     """Whether a part ends a request for no other reason than that its engine ends."""
     match part:
-        case messages.Chunk(chunk=chunk) if chunk is not None:
+        case Delta(chunk=chunk) if chunk is not None:
             return chunk.finish_reason is FinishReason.SHUTDOWN or isinstance(chunk.error, EngineStopped)
-        case messages.Failed(error=error) | messages.Vectors(error=error):
+        case Failed(error=error) | Embedded(error=error):
             return isinstance(error, EngineStopped)
     return False
 

@@ -24,10 +24,9 @@ from paceline.engine.output_router import OutputRouter
 from paceline.engine.worker import messages
 from paceline.engine.worker.blame import PROBATION_TICKS
 from paceline.engine.worker.front_requests import FrontRequests
-from paceline.engine.worker.relay import moved_in_time, part_moved_in_time, renamed
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import EngineDied, EngineError
-from paceline.scheduling.records import EmbeddingRequest, due_reason
+from paceline.scheduling.records import Delta, EmbeddingRequest, RequestEvent, Started, due_reason, event_elsewhere
 from paceline.sequence import Request
 from paceline.streaming.chunk import FinishReason
 
@@ -214,9 +213,9 @@ class RoutedRequests(FrontRequests):
             self._tell(key, SetPaused(key, True))
             self._suspects.forget(key)
 
-    def _message(self, key: int, number: int) -> messages.Generate | messages.Embed:
+    def _message(self, key: int, number: int) -> messages.EngineRequest:
         """Return a request as a replica takes it: under its number there, with ages for times and adapters by name."""
-        message = moved_in_time(self._replay_log.message(key), -self._clock.now())
+        message = self._replay_log.message(key).moved_in_time(-self._clock.now())
         options = dict(message.options)
         if options.get("lora"):
             options["lora"] = {name_of(adapter): scale for adapter, scale in dict(options["lora"]).items()}
@@ -247,7 +246,7 @@ class RoutedRequests(FrontRequests):
 
     # ---- of replicas
 
-    def received(self, replica_id: str, parts: list[messages.Part]) -> None:
+    def received(self, replica_id: str, parts: list[RequestEvent]) -> None:
         """Record and deliver what a replica reports; parts of an earlier place of a request are left out."""
         for part in parts:
             placement = self._placements.numbered(part.key)
@@ -258,10 +257,10 @@ class RoutedRequests(FrontRequests):
             elif placement.replica_id == replica_id:
                 self._take_placed(placement, part)
 
-    def _take_placed(self, placement: ReplicaPlacement, part: messages.Part) -> None:
-        if isinstance(part, messages.Lived):
+    def _take_placed(self, placement: ReplicaPlacement, part: RequestEvent) -> None:
+        if isinstance(part, (Started, Delta)) and part.progress is not None:
             placement.has_begun = True
-        self.take(part_moved_in_time(renamed(part, placement.key), self._clock.now()))
+        self.take(event_elsewhere(part, placement.key, self._clock.now()))
 
     def joined(self, replica_id: str, num_slots: int) -> None:
         """Move what waits on replicas that are drained to this one, or another, and what came there in an earlier session."""
@@ -365,8 +364,8 @@ class RoutedRequests(FrontRequests):
             self.flush()
             self.end(key, reason)
 
-    def _noted(self, part: messages.Part) -> None:
-        if isinstance(part, messages.Chunk) and part.drawn:
+    def _noted(self, part: RequestEvent) -> None:
+        if isinstance(part, Delta) and part.drawn:
             self._suspects.brought(part.key)
             self._send_next()
 
@@ -419,7 +418,7 @@ class ReplicaPlacement:
     replica_id: str | None = None
     session: int = 0
     has_begun: bool = False
-    early: list[tuple[str, messages.Part]] = field(default_factory=list)
+    early: list[tuple[str, RequestEvent]] = field(default_factory=list)
 
 
 class Placements:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -15,17 +16,7 @@ from paceline.engine.commands import Ask, Cancel, EndSlow, SetInterval, SetPause
 from paceline.engine.inbox import Inbox, Wait
 from paceline.engine.pending_results import PendingResults, end_each
 from paceline.errors import EngineStopped, PacelineError
-from paceline.scheduling.records import (
-    Answered,
-    Delta,
-    Embedded,
-    EmbeddingRequest,
-    Ended,
-    Event,
-    HeldBack,
-    Released,
-    Started,
-)
+from paceline.scheduling.records import Answered, Delta, Embedded, EmbeddingRequest, Event, Released, Started
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamSender
 
@@ -125,7 +116,7 @@ class OutputRouter:
             self.end_all(EngineStopped("the engine was shut down; make a new one"))
         return future
 
-    def deliver(self, events: list[Event]) -> None:
+    def deliver(self, events: Iterable[Event]) -> None:
         """Deliver a tick's events, in order. Raise the first failure, after the other events were delivered."""
         failure: Exception | None = None
         for event in events:
@@ -138,10 +129,9 @@ class OutputRouter:
 
     def _hand_out(self, event: Event) -> None:
         match event:
-            case Delta(key, chunk) | Ended(key, chunk):
-                self._pass_on(key, chunk, is_last=isinstance(event, Ended))
-            case HeldBack():
-                pass  # its reader has nothing to read
+            case Delta(key, chunk, is_last):
+                if chunk is not None:  # else the reader has nothing to read
+                    self._pass_on(key, chunk, is_last=is_last)
             case Started(key):
                 self._inbox.started(key)
             case Released(key):

@@ -16,7 +16,7 @@ import msgspec
 
 from paceline.errors import PacelineError
 from paceline.kv_cache import KVCache, NotAdmitted, PrefixMatch
-from paceline.scheduling.records import Delta, Ended, Event, Released, Started, due_reason
+from paceline.scheduling.records import Delta, Event, Released, Started, due_reason
 from paceline.scheduling.telemetry import Telemetry
 from paceline.sequence import Request, Sequence
 from paceline.streaming.chunk import FinishReason
@@ -202,8 +202,8 @@ class Admission:
         request = sequence.request
         slot = self._slots.release(sequence)
         self._kv_cache.discard(sequence)
-        if sequence.choice == 0 and request.first_token_s is None:
-            request.num_cached, request.cached_from = 0, None
+        if sequence.choice == 0 and request.progress.first_token_s is None:
+            request.progress.num_cached, request.progress.cached_from = 0, None
         self._requeue(sequence, slot, 0, now_s)
 
     def _requeue(self, sequence: Sequence, slot: int, num_computed_tokens: int, now_s: float) -> None:
@@ -224,15 +224,16 @@ class Admission:
         request, sink = sequence.request, self._telemetry.sink
         self._queue.take(sequence)
         slot = self._slots.allocate(sequence, tick, now_s)
-        is_first = request.started_s is None
+        is_first = request.progress.started_s is None
         if is_first:
-            request.started_s = now_s
+            request.progress.started_s = now_s
         self._telemetry.started(sequence, slot, now_s)
         self._kv_cache.allocate(sequence, match, now_s)
         if match.num_tokens:
             sink.prefix_shared(request.key, sequence.choice, match.num_tokens, match.source_name)
             if is_first:
-                request.num_cached, request.cached_from = match.num_tokens, match.source_name
+                progress = request.progress
+                progress.num_cached, progress.cached_from = match.num_tokens, match.source_name
         return [Started(request.key)] if is_first else []
 
 
@@ -303,10 +304,11 @@ class RequestFinisher:
             self._queue.discard(sequence)
         self._telemetry.ended(sequence, slot, now_s)
         if request.num_open:
-            return [Delta(request.key, chunk)]
+            return [Delta(request.key, chunk, choice=sequence.choice)]
         usage = request.usage(now_s)
         self._retire(request, now_s)
-        return [Ended(request.key, msgspec.structs.replace(chunk, usage=usage)), Released(request.key)]
+        chunk = msgspec.structs.replace(chunk, usage=usage)
+        return [Delta(request.key, chunk, is_last=True, choice=sequence.choice), Released(request.key)]
 
     def next_deadline_s(self) -> float:
         """Return the time of the first deadline of a request; infinite without deadlines."""

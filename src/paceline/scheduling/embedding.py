@@ -147,8 +147,8 @@ class EmbeddingScheduler:
         events: list[Event] = []
         items = self._queue.take(self._limits.embed_texts, self._max_tokens(is_generating))
         for item in items:
-            if item.request.started_s is None:
-                item.request.started_s = now_s
+            if item.request.progress.started_s is None:
+                item.request.progress.started_s = now_s
                 events.append(Started(item.request.key))
         return EmbeddingPlan(operations, items, items[0].request.pooling, now_s), events
 

@@ -1,6 +1,7 @@
 """Records of the scheduler: plans and their outcome, events, embedding requests, and reports for instruments and watchers.
 
 Events name requests by key and know no channel. All times are seconds on the engine's clock.
+A worker sends the events of requests to its front, and a replica to the front of its cluster, as they are here.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from paceline.errors import Cancelled, DeadlineExceeded, EngineStopped, Paceline
 from paceline.kv_cache import MediaItem, Operation, TenantTree, TransferOutput
 from paceline.media import Attachment
 from paceline.request import RequestOptions
-from paceline.sequence import Request, Row, RowOutput, next_deadline_s
-from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
+from paceline.sequence import Progress, Request, Row, RowOutput, next_deadline_s
+from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 MOST_DELAY_S: Final = 1.0
 """Longest delay of a reply about the engine's activity. The log of ticks stays on that long (`telemetry.LEASE_S`)."""
@@ -80,45 +81,63 @@ class PlanOutput(msgspec.Struct):
 # ---- events
 
 
-class Started(msgspec.Struct):
-    """The request left the queue: a sequence of it got a slot, or its first text got a place in a pass."""
-
+class _Event(msgspec.Struct, array_like=True):
     key: int
 
 
-class Delta(msgspec.Struct):
-    """A chunk of a request that has not ended."""
+class Started(_Event, tag="s"):
+    """The request left the queue: one of its sequences got a slot, or its first text a place in a pass.
 
-    key: int
-    chunk: StreamChunk
+    Attributes:
+        progress: Of the request; set for another process.
+    """
 
-
-class HeldBack(msgspec.Struct):
-    """A choice drew tokens and made no chunk: they may belong to a stop, or are fewer than its interval."""
-
-    key: int
-    choice: int
+    progress: Progress | None = None
 
 
-class Ended(msgspec.Struct):
-    """The last chunk of a request; only `Released` follows."""
+class Delta(_Event, tag="d"):
+    """A choice drew tokens.
 
-    key: int
-    chunk: StreamChunk
+    A worker sets the fields from `drawn` on. They are what its front needs to end the request or to continue it elsewhere.
+
+    Attributes:
+        chunk: For the reader; None if the tokens may belong to a stop, or are fewer than the interval.
+        is_last: Whether the request has ended; nothing but `Released` follows.
+        choice: Of the request.
+        drawn: All tokens drawn since the last event, also held back tokens and those of a stop.
+        unsent_logprobs: If log-probabilities are wanted: with a chunk those of the tokens held back after it, without a chunk
+            those of `drawn`.
+        sampler_state: See `GenerationState`.
+        progress: Of the request, if it has changed since the last event.
+    """
+
+    chunk: StreamChunk | None
+    is_last: bool = False
+    choice: int = 0
+    drawn: tuple[int, ...] = ()
+    unsent_logprobs: tuple[TokenLogprobs, ...] = ()
+    sampler_state: bytes | None = None
+    progress: Progress | None = None
 
 
-class Released(msgspec.Struct):
+class Released(_Event, tag="r"):
     """The request's slots are free and its memory is reclaimable."""
 
-    key: int
 
+class Embedded(_Event, tag="e"):
+    """An embedding request has ended: a vector for each of its texts, or why there are none.
 
-class Embedded(msgspec.Struct):
-    """An embedding request ended, with a vector for each of its texts or with an error."""
+    From another process the vectors come as the bytes of float32 numbers.
+    """
 
-    key: int
     vectors: list[Any]
     error: PacelineError | None
+
+
+class Failed(_Event, tag="x"):
+    """A request could not be prepared in another process, and never reached an engine."""
+
+    error: PacelineError
 
 
 class Answered(msgspec.Struct):
@@ -128,7 +147,18 @@ class Answered(msgspec.Struct):
     result: Any
 
 
-Event = Answered | Started | Delta | HeldBack | Ended | Released | Embedded
+RequestEvent = Started | Delta | Released | Embedded | Failed
+"""An event of a request, as it goes between processes."""
+
+Event = Answered | RequestEvent
+
+
+def event_elsewhere(event: RequestEvent, key: int, by_s: float) -> RequestEvent:
+    """Return an event as another front or engine has it: under another key, and with its times moved."""
+    if isinstance(event, (Started, Delta)) and event.progress is not None:
+        return msgspec.structs.replace(event, key=key, progress=event.progress.moved(by_s))
+    return msgspec.structs.replace(event, key=key)
+
 
 # ---- embedding requests
 
@@ -150,7 +180,7 @@ class EmbeddingRequest:
     attachments: tuple[Attachment, ...] = ()
     embeddings: Any = None
     cancelled: bool = False
-    started_s: float | None = None
+    progress: Progress = field(default_factory=Progress)
     vectors: list[Any] = field(default_factory=list)
     num_planned: int = 0
     num_done: int = 0
@@ -194,11 +224,13 @@ class EmbeddingRequest:
 
     def deadline_s(self) -> float:
         """Return the time of its next deadline; infinite without one."""
-        return next_deadline_s(self.options, self.submitted_s, self.started_s, math.inf)  # it has no first token
+        progress = Progress(self.progress.started_s, first_token_s=math.inf)  # it waits for no first token
+        return next_deadline_s(self.options, self.submitted_s, progress)
 
     def usage(self, now_s: float) -> Usage:
         """Return token counts and times so far; passes count as prefill."""
-        started = now_s if self.started_s is None else self.started_s
+        started_s = self.progress.started_s
+        started = now_s if started_s is None else started_s
         return Usage(prompt_tokens=self.num_tokens, queue_s=started - self.submitted_s, prefill_s=now_s - started)
 
 

@@ -33,7 +33,6 @@ from paceline.scheduling.records import (
     EmbeddingRequest,
     EngineActivity,
     Event,
-    HeldBack,
     Plan,
     PlanOutput,
     RequestRecord,
@@ -376,10 +375,8 @@ class Scheduler:
             sequence.end(FinishReason.CANCELLED)
         if sequence.reason is not None:
             self._events += self._finisher.finish(sequence, now_s)
-        elif (chunk := sequence.output.chunk()) is not None:
-            self._events.append(Delta(sequence.request.key, chunk))
-        elif self.reports_held_back and result.token_ids:
-            self._events.append(HeldBack(sequence.request.key, sequence.choice))
+        elif (chunk := sequence.output.chunk()) is not None or (self.reports_held_back and result.token_ids):
+            self._events.append(Delta(sequence.request.key, chunk, choice=sequence.choice))
 
     def _take_computed(self, row: Row, result: RowOutput, now_s: float) -> None:
         """Count the cells of a row, and take its scored and drawn tokens."""
@@ -408,8 +405,8 @@ class Scheduler:
     def _accept(self, sequence: Sequence, result: RowOutput, now_s: float) -> None:
         """Append the drawn tokens up to the first that ends the choice."""
         request = sequence.request
-        if request.first_token_s is None:
-            request.first_token_s = now_s
+        if request.progress.first_token_s is None:
+            request.progress.first_token_s = now_s
         num_before, logprobs = sequence.num_tokens, result.logprobs
         for index, token_id in enumerate(result.token_ids):
             sequence.token_ids.append(token_id)
@@ -429,7 +426,7 @@ class Scheduler:
         for request in [self._requests[key] for key in self._interval_changed if key in self._requests]:
             for sequence in request.sequences:
                 if sequence.reason is None and (chunk := sequence.output.chunk()) is not None:
-                    self._events.append(Delta(request.key, chunk))
+                    self._events.append(Delta(request.key, chunk, choice=sequence.choice))
         self._interval_changed.clear()
 
     def _relieve_pressure(self, now_s: float) -> None:

@@ -514,7 +514,7 @@ def test_a_cancel_reaches_a_replica_that_is_connected_later() -> None:
         gate.set()
         del world.held_in["a", "submit"]
         assert tokens(read(submit(engine, "after"))) == alone("after", 20)
-        assert [bytes(one.prompt) for one in world.replicas["a"].requests] == [b"after"]  # type: ignore[union-attr]
+        assert [bytes(one.prompts[0]) for one in world.replicas["a"].requests] == [b"after"]
 
 
 def test_what_changes_while_a_request_is_on_its_way_counts() -> None:

@@ -19,6 +19,7 @@ from paceline.engine.commands import Cancel
 from paceline.engine.worker import messages
 from paceline.errors import EngineStopped, PacelineError, WorkerUnresponsive
 from paceline.request import RequestOptions
+from paceline.scheduling.records import Delta, Failed, Released, RequestEvent
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import ManualClock
 
@@ -39,29 +40,27 @@ def with_service(test: Callable[[ReplicaService, MemoryReplica, ManualClock], Aw
 
 def generate(key: int, prompt: bytes = b"a prompt", **params: Any) -> bytes:
     return messages.encode(
-        messages.Generate(
+        messages.EngineRequest(
             key=key,
-            prompt=list(prompt),
+            prompts=[list(prompt)],
             params={"max_tokens": 5, "ignore_eos": True, "seed": 1, **params},
             options={},
-            echo="",
             submitted_s=-0.5,
-            life=messages.Life(),
             states=[None],
         )
     )
 
 
-async def parts(frames: AsyncIterator[bytes]) -> list[messages.Part]:
+async def parts(frames: AsyncIterator[bytes]) -> list[RequestEvent]:
     """Return the next frame's parts."""
     message = messages.decode_up(await anext(frames))
     assert isinstance(message, messages.Happened)
-    return message.parts
+    return message.events
 
 
-async def until_freed(frames: AsyncIterator[bytes], key: int) -> list[messages.Part]:
-    found: list[messages.Part] = []
-    while not any(isinstance(one, messages.Freed) and one.key == key for one in found):
+async def until_freed(frames: AsyncIterator[bytes], key: int) -> list[RequestEvent]:
+    found: list[RequestEvent] = []
+    while not any(isinstance(one, Released) and one.key == key for one in found):
         found += [one for one in await parts(frames) if one.key == key]
     return found
 
@@ -74,7 +73,7 @@ def test_each_front_gets_the_parts_of_its_own_requests() -> None:
         await service.submit("two", generate(1, b"second"), {})
         for front in ("one", "two"):
             found = await until_freed(service.events(front), 1)
-            drawn = [token for one in found if isinstance(one, messages.Chunk) for token in one.drawn]
+            drawn = [token for one in found if isinstance(one, Delta) for token in one.drawn]
             assert len(drawn) == 5
         assert service.num_open == 0
 
@@ -98,7 +97,7 @@ def test_what_is_wrong_with_a_request_is_its_last_part() -> None:
     async def test(service: ReplicaService, replica: MemoryReplica, clock: ManualClock) -> None:
         await service.submit("one", generate(1, temperature=-3.0), {})
         (failed,) = await parts(service.events("one"))
-        assert isinstance(failed, messages.Failed)
+        assert isinstance(failed, Failed)
         assert isinstance(failed.error, PacelineError)
         await service.submit("one", generate(2), {})
         assert await until_freed(service.events("one"), 2)
@@ -131,9 +130,9 @@ def test_a_front_that_died_leaves_no_request_behind() -> None:
         await service.renew("alive")
         replica.allow()
         found = await until_freed(service.events("alive"), 1)
-        assert [
-            one.chunk.finish_reason for one in found if isinstance(one, messages.Chunk) and one.is_last and one.chunk
-        ] == [FinishReason.LENGTH]
+        assert [one.chunk.finish_reason for one in found if isinstance(one, Delta) and one.is_last and one.chunk] == [
+            FinishReason.LENGTH
+        ]
         await reading
         while replica.num_open:
             await asyncio.sleep(0.001)
@@ -152,7 +151,7 @@ def test_a_second_reader_ends_the_first() -> None:
         reading = asyncio.ensure_future(until_freed(frames, 1))
         await asyncio.sleep(0)
         await service.submit("one", generate(1), {})
-        drawn = [token for one in await reading if isinstance(one, messages.Chunk) for token in one.drawn]
+        drawn = [token for one in await reading if isinstance(one, Delta) for token in one.drawn]
         assert len(drawn) == 5
         assert await left == []
 

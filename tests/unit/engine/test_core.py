@@ -11,7 +11,7 @@ from tests.engine_world import Outcome, World
 
 from paceline.engine.commands import Cancel, EndSlow, SetPaused, Submit
 from paceline.errors import Aborted, DecodeError, NoKvSlot, SamplingError, StrategyError
-from paceline.scheduling.records import Delta, Ended, Released, Started
+from paceline.scheduling.records import Delta, Released, Started
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
 
@@ -34,8 +34,8 @@ def test_events_of_one_request_come_in_order() -> None:
     seen = []
     for _ in range(5):
         seen += world.engine.tick()
-    assert [type(event) for event in seen] == [Started, Delta, Delta, Ended, Released]
-    assert [event.chunk.index for event in seen if isinstance(event, (Delta, Ended))] == [0, 1, 2]
+    assert [type(event) for event in seen] == [Started, Delta, Delta, Delta, Released]
+    assert [event.chunk.index for event in seen if isinstance(event, Delta) and event.chunk] == [0, 1, 2]
 
 
 def test_one_token_is_reported_like_many() -> None:
@@ -504,7 +504,7 @@ def test_admission_is_first_come_first_served_within_a_priority() -> None:
     order: list[int] = []
 
     def started(outcomes: list[Outcome]) -> list[int]:
-        return [outcomes.index(one) for one in sorted(outcomes, key=lambda one: one.request.started_s or 0)]
+        return [outcomes.index(one) for one in sorted(outcomes, key=lambda one: one.request.progress.started_s or 0)]
 
     low = world.submit("low", priority=-1, max_tokens=2)
     world.clock.advance(11)

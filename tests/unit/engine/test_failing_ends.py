@@ -17,7 +17,7 @@ from paceline.engine.worker import messages
 from paceline.errors import DecodeError, EngineError, EngineStopped
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.records import Delta, Ended, Released
+from paceline.scheduling.records import Delta, Released
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 from paceline.testing.fake_backend import ManualClock
 from paceline.testing.fake_engine_client import fake_worker_engine
@@ -91,7 +91,9 @@ def test_what_fails_in_one_event_keeps_no_other_from_its_reader() -> None:
     sender = door.router._senders[first.key]
     sender.push = NoMemory(sender.push)  # type: ignore[method-assign]
     with pytest.raises(MemoryError):
-        door.router.deliver([Delta(first.key, chunk(0, 1)), Ended(second.key, ending(0)), Released(second.key)])
+        door.router.deliver(
+            [Delta(first.key, chunk(0, 1)), Delta(second.key, ending(0), is_last=True), Released(second.key)]
+        )
     assert last_of(other) == ending(0)
     assert other.is_released
     assert not broken.is_finished
@@ -177,7 +179,7 @@ def test_each_step_of_the_end_is_taken_whatever_the_one_before_it_raises(step: s
 def test_replies_go_out_with_the_tick_that_they_are_of() -> None:
     """In one write, so that the front wakes up once; where the engine fails before, the front learns that there is none."""
     worker = WorkerLife(ManualClock(), {"num_seq_ids": 8, "eos_every": 10**9})
-    worker.hear(messages.Generate(1, [65, 66], {"max_tokens": 9}, {}, "", 0.0, messages.Life(), [None]))
+    worker.hear(messages.EngineRequest(1, [[65, 66]], {"max_tokens": 9}, {}, 0.0, states=[None]))
     worker.sink.answer(activity.call(21, (0, None)), 0.0)
     worker.sink.deliver(worker.engine.tick())
     assert [type(one) for one in worker.link.writes[-1]] == [messages.Happened, Reply]
@@ -195,7 +197,7 @@ def test_replies_go_out_with_the_tick_that_they_are_of() -> None:
 def test_a_question_that_cannot_be_replied_to_learns_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its reply could not be encoded, beside requests that go on, or not be sent at first."""
     worker = WorkerLife(ManualClock(), {"num_seq_ids": 8, "eos_every": 10**9})
-    worker.hear(messages.Generate(1, [65, 66], {"max_tokens": 9}, {}, "", 0.0, messages.Life(), [None]))
+    worker.hear(messages.EngineRequest(1, [[65, 66]], {"max_tokens": 9}, {}, 0.0, states=[None]))
     tick = worker.engine.tick
 
     worker.sink.answer(activity.call(21, (0, None)), 0.0)
@@ -222,12 +224,12 @@ def test_a_worker_reports_the_failure_of_all_requests_but_one_that_cannot_be_enc
     """Where memory runs out over one message, the others are sent, and it is tried again."""
     worker = WorkerLife(ManualClock(), {"num_seq_ids": 8})
     for key in (1, 2, 3):
-        worker.hear(messages.Generate(key, [65, 66], {"max_tokens": 9}, {}, "", 0.0, messages.Life(), [None]))
+        worker.hear(messages.EngineRequest(key, [[65, 66]], {"max_tokens": 9}, {}, 0.0, states=[None]))
     worker.tick()
     with monkeypatch.context() as patch:
         patch.setattr(worker.link, "send", NoMemory(worker.link.send, 1))
         worker.sink.end_all(DecodeError("the device is gone"))
-    (failed,) = [[part.key for one in worker.link.received for part in one.parts]]  # type: ignore[union-attr]
+    (failed,) = [[part.key for one in worker.link.received for part in one.events]]  # type: ignore[union-attr]
     assert sorted(failed) == [1, 2, 3]
     assert worker.inbox.num_open == 0
     worker.close()

@@ -14,7 +14,7 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.errors import DecodeError, EngineStopped, InvalidParams, QueueFull
 from paceline.request import RequestOptions
-from paceline.scheduling.records import Delta, Embedded, EmbeddingRequest, Ended, Released, Started
+from paceline.scheduling.records import Delta, Embedded, EmbeddingRequest, Released, Started
 from paceline.sequence import Request
 from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel, StreamChunk, StreamState, Usage
 from paceline.testing.fake_backend import FakeBackend, ManualClock
@@ -61,7 +61,7 @@ def test_events_reach_the_channel_in_order() -> None:
     door.router.deliver([Started(request.key), Delta(request.key, chunk(0, 1, 2))])
     assert channel.get(0) == chunk(0, 1, 2)
     assert channel.get(0) is TIMEOUT
-    door.router.deliver([Ended(request.key, ending(2)), Released(request.key)])
+    door.router.deliver([Delta(request.key, ending(2), is_last=True), Released(request.key)])
     assert channel.is_released
     assert channel.get(0) == ending(2)
     assert channel.get(0) is END
@@ -74,7 +74,9 @@ def test_each_submit_has_a_channel_of_its_own() -> None:
     (first, one), (second, other) = door.submit(), door.submit()
     assert one is not other
     assert (one.is_finished, one.is_cancelled, one.finish_reason) == (False, False, None)
-    door.router.deliver([Delta(second.key, chunk(0, 5)), Ended(first.key, ending(0)), Released(first.key)])
+    door.router.deliver(
+        [Delta(second.key, chunk(0, 5)), Delta(first.key, ending(0), is_last=True), Released(first.key)]
+    )
     assert (one.get(0), other.get(0)) == (ending(0), chunk(0, 5))
     assert not other.is_finished
 
@@ -98,7 +100,7 @@ def test_a_refused_request_leaves_nothing_behind_and_can_be_tried_again() -> Non
     gc.collect()
     assert not request.cancelled
     assert door.inbox.take() == []
-    door.router.deliver([Ended(kept.key, ending(0)), Released(kept.key)])
+    door.router.deliver([Delta(kept.key, ending(0), is_last=True), Released(kept.key)])
     channel = door.router.submit(request, 0)
     assert door.inbox.take() == [Submit(request)]
     assert not channel.is_cancelled
@@ -112,7 +114,7 @@ def test_a_change_of_the_interval_reaches_the_engine() -> None:
     channel.interval = 2
     channel.interval = 9
     assert door.inbox.take() == [SetInterval(request.key, 2), SetInterval(request.key, 9)]
-    door.router.deliver([Ended(request.key, ending(0)), Released(request.key)])
+    door.router.deliver([Delta(request.key, ending(0), is_last=True), Released(request.key)])
     channel.interval = 1
     assert door.inbox.take() == []
 
@@ -154,7 +156,7 @@ def test_a_channel_that_the_caller_made_serves_one_request() -> None:
     assert door.inbox.take() == [Submit(request)]
     with pytest.raises(InvalidParams, match="attached.*one request in its life"):
         door.router.submit(second, 0, channel)
-    door.router.deliver([Ended(request.key, ending(0)), Released(request.key)])
+    door.router.deliver([Delta(request.key, ending(0), is_last=True), Released(request.key)])
     with pytest.raises(InvalidParams, match=r"finished.*StreamChannel.create\(\)"):
         door.router.submit(second, 0, channel)
     assert door.inbox.take() == []
@@ -187,7 +189,7 @@ def test_a_channel_whose_request_was_refused_can_be_used_again() -> None:
     with pytest.raises(QueueFull):
         door.router.submit(request, 0, channel)
     assert (channel.state, channel.is_cancelled, channel.get(0)) == (StreamState.NEW, False, TIMEOUT)
-    door.router.deliver([Ended(kept.key, ending(0)), Released(kept.key)])
+    door.router.deliver([Delta(kept.key, ending(0), is_last=True), Released(kept.key)])
     door.router.submit(request, 0, channel)
     assert door.inbox.take() == [Submit(request)]
     assert (channel.interval, request.options.interval) == (3, 3)
@@ -232,7 +234,7 @@ def test_a_cancel_after_the_end_notifies_no_listener() -> None:
     """A late cancel changes neither the reason nor anything in the engine."""
     door = Door()
     request, channel = door.submit()
-    door.router.deliver([Ended(request.key, ending(0, FinishReason.STOP)), Released(request.key)])
+    door.router.deliver([Delta(request.key, ending(0, FinishReason.STOP), is_last=True), Released(request.key)])
     channel.cancel()
     assert door.inbox.take() == []
     assert (channel.finish_reason, request.cancelled) == (FinishReason.STOP, False)
@@ -246,7 +248,9 @@ def test_a_forgotten_channel_cancels_its_request() -> None:
     gc.collect()
     assert request.cancelled
     assert door.inbox.take() == [Cancel(request.key)]
-    door.router.deliver([Delta(request.key, chunk(0, 1)), Ended(request.key, ending(1)), Released(request.key)])
+    door.router.deliver(
+        [Delta(request.key, chunk(0, 1)), Delta(request.key, ending(1), is_last=True), Released(request.key)]
+    )
     assert door.inbox.num_open == 0
 
 
@@ -254,7 +258,9 @@ def test_the_terminal_chunk_comes_once_and_deltas_after_it_are_ignored() -> None
     """The first ending wins."""
     door = Door()
     request, channel = door.submit()
-    door.router.deliver([Ended(request.key, ending(0, FinishReason.STOP)), Ended(request.key, ending(0))])
+    door.router.deliver(
+        [Delta(request.key, ending(0, FinishReason.STOP), is_last=True), Delta(request.key, ending(0), is_last=True)]
+    )
     door.router.deliver([Delta(request.key, chunk(0, 9)), Released(request.key)])
     assert [one.finish_reason for one in channel] == [FinishReason.STOP]
 
@@ -284,7 +290,9 @@ def test_a_reader_that_comes_back_after_the_end_wakes_no_engine() -> None:
     """Reading a finished stream sends the engine nothing."""
     door = Door(max_buffered_tokens=1)
     request, channel = door.submit()
-    door.router.deliver([Delta(request.key, chunk(0, 1, 2)), Ended(request.key, ending(2)), Released(request.key)])
+    door.router.deliver(
+        [Delta(request.key, chunk(0, 1, 2)), Delta(request.key, ending(2), is_last=True), Released(request.key)]
+    )
     assert door.inbox.take() == [SetPaused(request.key, True)]
     assert len(list(channel)) == 2
     assert door.inbox.take() == []

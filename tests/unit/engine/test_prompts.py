@@ -20,6 +20,7 @@ from paceline.media import Image
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime.tokenizer import FimTokens
+from paceline.scheduling.records import Failed
 from paceline.testing import FakeEngineClient
 from paceline.testing.fake_backend import FakeTokenizer
 
@@ -247,10 +248,10 @@ def test_a_text_that_is_cut_is_never_refused(size: int, side: str) -> None:
 def test_the_error_of_a_bound_stays_one_on_its_way() -> None:
     """Between processes, and as a chat's."""
     error = PromptTooLong("the prompt (at least 9 tokens) is too long; shorten it", 9, 8, is_counted=False)
-    arrived = messages.decode_up(messages.encode(messages.Happened([messages.Failed(1, error)])))
+    arrived = messages.decode_up(messages.encode(messages.Happened([Failed(1, error)])))
     assert isinstance(arrived, messages.Happened)
-    [failed] = arrived.parts
-    assert isinstance(failed, messages.Failed)
+    [failed] = arrived.events
+    assert isinstance(failed, Failed)
     assert isinstance(failed.error, PromptTooLong)
     assert (str(failed.error), failed.error.num_tokens, failed.error.is_counted) == (str(error), 9, False)
     assert chat_too_long(error, FakeEngineClient().limits).is_counted is False

@@ -93,7 +93,7 @@ def test_a_slot_shows_how_much_was_cached() -> None:
     outcome = world.submit(prompt, max_tokens=9)
     world.tick(2)
     found = ask(world).slots[0]
-    assert found.num_cached == outcome.request.num_cached > 0
+    assert found.num_cached == outcome.request.progress.num_cached > 0
 
 
 def test_an_engine_with_a_thread_replies_between_two_ticks() -> None:

@@ -200,7 +200,7 @@ def test_usage_and_deadlines() -> None:
     """All tokens are prompt; a request that has begun has only its whole time as a limit."""
     one = request(3, 4, queue_timeout_s=2, timeout_s=9)
     assert (one.num_tokens, one.deadline_s()) == (7, 2)
-    one.started_s = 1.0
+    one.progress.started_s = 1.0
     assert one.deadline_s() == 9
     usage = one.usage(5.0)
     assert (usage.prompt_tokens, usage.completion_tokens, usage.queue_s, usage.prefill_s) == (7, 0, 1.0, 4.0)

@@ -153,8 +153,8 @@ def test_equal_pictures_share_a_prefix_and_different_ones_do_not(kind: str) -> N
     ):
         assert outcome.token_ids() == world.ask_alone(*parts).token_ids()
     if kind == "attention":
-        assert same.request.num_cached == 36 + 24 + 36
-        assert other.request.num_cached == 36
+        assert same.request.progress.num_cached == 36 + 24 + 36
+        assert other.request.progress.num_cached == 36
         assert not [row for row in world.rows_of(same) if row[0] is not TOKENS]
     world.check_done()
 
@@ -168,7 +168,7 @@ def test_the_same_prompt_again_computes_no_picture(kind: str) -> None:
     again = world.ask(TEXT, CAT, TEXT)
     world.run()
     assert again.token_ids() == first.token_ids()
-    assert again.request.num_cached == 36 + 24 + 35
+    assert again.request.progress.num_cached == 36 + 24 + 35
     assert {row[0] for row in world.rows_of(again)} == {TOKENS}
 
 
@@ -183,7 +183,7 @@ def test_a_conversation_about_a_picture_goes_on() -> None:
     ids = [*prompt["prompt"], *first.drawn(), *b"and then?"]
     second = world.submit(ids, media=prompt["media"], max_tokens=4, ignore_eos=True)
     world.run()
-    assert second.request.num_cached == 36 + 24 + 5 + 19
+    assert second.request.progress.num_cached == 36 + 24 + 5 + 19
     alone = world.alone(ids, media=prompt["media"], max_tokens=4, ignore_eos=True)
     assert second.token_ids() == alone.token_ids()
 
@@ -208,7 +208,7 @@ def test_an_item_with_a_short_key_is_not_shared() -> None:
     world.run()
     again = world.ask(TEXT, beep, TEXT)
     world.run()
-    assert again.request.num_cached == 36
+    assert again.request.progress.num_cached == 36
     assert again.token_ids() == first.token_ids()
     world.check_done()
 
@@ -225,7 +225,7 @@ def test_a_request_that_ends_within_an_item_leaves_what_is_before_it(kind: str) 
     again = world.ask(TEXT, Picture("large", 60, 8), "a")
     world.run()
     if kind == "attention":
-        assert again.request.num_cached == 36
+        assert again.request.progress.num_cached == 36
     assert again.token_ids() == world.ask_alone(TEXT, Picture("large", 60, 8), "a").token_ids()
     world.check_done()
 
@@ -253,7 +253,7 @@ def test_a_paused_sequence_shares_no_part_of_an_item(kind: str) -> None:
     world.pause(first)
     second = world.ask(*parts)
     world.tick(8)
-    assert second.request.num_cached == (36 if kind == "attention" else 0)
+    assert second.request.progress.num_cached == (36 if kind == "attention" else 0)
     assert second.token_ids() == world.ask_alone(*parts).token_ids()
     world.pause(first, is_paused=False)
     world.run()
@@ -304,8 +304,8 @@ def test_saved_ranges_end_beside_items(kind: str) -> None:
     again = world.ask(*parts)
     world.run()
     assert again.token_ids() == first.token_ids() == world.ask_alone(*parts).token_ids()
-    assert again.request.cached_from == "host"
-    assert again.request.num_cached == 72 + BLOCK_TOKENS + 100 + 36 + 24 + 35
+    assert again.request.progress.cached_from == "host"
+    assert again.request.progress.num_cached == 72 + BLOCK_TOKENS + 100 + 36 + 24 + 35
     world.check_done()
 
 

@@ -70,7 +70,7 @@ def test_without_tenants_priority_and_arrival_decide() -> None:
         world = World(limits={"num_slots": 1})
         outcomes = [world.submit("hello", max_tokens=2, tenant=tenant, priority=one) for one in (0, 2, 1, 2)]
         world.run()
-        starts = [one.request.started_s or 0 for one in outcomes]
+        starts = [one.request.progress.started_s or 0 for one in outcomes]
         assert sorted(range(4), key=lambda index: starts[index]) == [1, 3, 2, 0]
 
 
@@ -112,7 +112,7 @@ def test_prompts_of_a_tenant_wait_for_a_prefix_that_another_one_of_it_computes(o
         outcomes.append(world.submit("abcdefghijklmnop" * 6, max_tokens=4, tenant="a", priority=3))
         world.clock.advance(0.01)
     world.run()
-    assert [outcome.request.num_cached for outcome in outcomes] == [0, 95, 95]
+    assert [outcome.request.progress.num_cached for outcome in outcomes] == [0, 95, 95]
 
 
 def test_embedding_passes_alternate_between_tenants() -> None:

@@ -86,8 +86,8 @@ class Worker:
         self._inbox = Inbox(_UNBOUNDED)
         self._metrics = Metrics()
         self._clock = MonotonicClock()
-        self._work = WorkQueue[messages.Setup | messages.Generate | messages.Embed | _GivenUp]()
-        self._encoding: EncodingQueue[messages.Generate | messages.Embed] | None = None
+        self._work = WorkQueue[messages.Setup | messages.EngineRequest | _GivenUp]()
+        self._encoding: EncodingQueue[messages.EngineRequest] | None = None
         self._queueing = threading.Lock()  # for encoding, by the listening thread and the preparing one
         self._encoder: MediaEncoder | None = None
         self._preparer: RequestPreparer | None = None
@@ -127,7 +127,7 @@ class Worker:
         match message:
             case messages.Setup():
                 self._work.put(message)
-            case messages.Generate() | messages.Embed():
+            case messages.EngineRequest():
                 self._take_request(message)
             case Cancel() | SetPaused() | SetInterval() | EndSlow():
                 self._pass_on(message)
@@ -200,25 +200,24 @@ class Worker:
         if isinstance(command, Cancel) and self._encoding is not None:
             self._encoding.release(command.key)
 
-    def _take_request(self, message: messages.Generate | messages.Embed) -> None:
+    def _take_request(self, message: messages.EngineRequest) -> None:
         """Pass a request on to the thread that prepares it. Listening thread."""
         self._ready.expect(message.key)
-        if isinstance(message, messages.Embed) or not message.attachments or self._encoding is None:
+        if message.is_embedding or not message.attachments or self._encoding is None:
             self._work.put(message, message.options.get("tenant", ""))
         else:
             self._have_encoded(message)
 
-    def _have_encoded(self, message: messages.Generate | messages.Embed) -> None:
+    def _have_encoded(self, message: messages.EngineRequest) -> None:
         """Queue a request whose images or audio are encoded before it is prepared. Listening or preparing thread."""
         assert self._encoding is not None  # noqa: S101 - as the caller saw
         options = RequestOptions(**message.options)
-        life = messages.Life(message.started_s) if isinstance(message, messages.Embed) else message.life
-        deadline_s = next_deadline_s(options, message.submitted_s, life.started_s, life.first_token_s)
+        deadline_s = next_deadline_s(options, message.submitted_s, message.progress)
         with self._queueing:
             turn = turn_s(message.submitted_s, options.priority)
             self._encoding.put(message.key, message, deadline_s, turn, options.tenant)
 
-    def _give_up(self, message: messages.Generate | messages.Embed) -> None:
+    def _give_up(self, message: messages.EngineRequest) -> None:
         """Have a request prepared whose images or audio will not be encoded, as it has ended. Watching thread."""
         self._work.put(_GivenUp(message), message.options.get("tenant", ""))
 
@@ -236,13 +235,13 @@ class Worker:
                 self._set_up(message)
             elif isinstance(message, _GivenUp):
                 self._ready.prepare(message.message)
-            elif isinstance(message, messages.Embed) and message.attachments and self._encoding is not None:
+            elif message.is_embedding and message.attachments and self._encoding is not None:
                 self._reserve(message)
             else:
                 self._ready.prepare(message)
             message = self._work.get()
 
-    def _reserve(self, message: messages.Embed) -> None:
+    def _reserve(self, message: messages.EngineRequest) -> None:
         """Make what an embedding request with images needs, then queue it for encoding, unless it was cancelled meanwhile."""
         assert self._encoding is not None  # noqa: S101 - as the caller saw
         if self._ready.reserve(message):
@@ -335,7 +334,7 @@ class Worker:
 class _GivenUp:
     """A request that has ended before its images or audio were encoded."""
 
-    message: messages.Generate | messages.Embed
+    message: messages.EngineRequest
 
 
 class _ToFront(logging.Handler):

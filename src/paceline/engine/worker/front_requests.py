@@ -11,11 +11,10 @@ from paceline.clock import Clock
 from paceline.engine.executor import as_paceline_error
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.pending_results import end_each
-from paceline.engine.worker import messages
 from paceline.engine.worker.replay_log import ReplayLog
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import PacelineError
-from paceline.scheduling.records import Event, Released
+from paceline.scheduling.records import Failed, Released, RequestEvent
 from paceline.streaming.chunk import FinishReason
 
 _log = logging.getLogger("paceline.engine")
@@ -28,18 +27,18 @@ class FrontRequests:
         self._router, self._clock, self._watch = router, clock, watch
         self._replay_log = ReplayLog()
 
-    def take(self, part: messages.Part) -> None:
-        """Record what an engine reports of a request, and deliver it."""
-        if isinstance(part, messages.Failed):
-            if self._replay_log.is_unreleased(part.key):
-                self._release(part.key)
+    def take(self, event: RequestEvent) -> None:
+        """Record an event of a request, and deliver it."""
+        if isinstance(event, Failed):
+            if self._replay_log.is_unreleased(event.key):
+                self._release(event.key)
             else:
-                self.end(part.key, FinishReason.ERROR, part.error)
+                self.end(event.key, FinishReason.ERROR, event.error)
             return
-        request = self._replay_log.find(part.key)
-        events = self._replay_log.note(part)
+        request = self._replay_log.find(event.key)
+        events = self._replay_log.note(event)
         if request is not None or events:
-            self._noted(part)
+            self._noted(event)
         self._deliver(events, request)
 
     def end(
@@ -67,7 +66,7 @@ class FrontRequests:
         self._ended_here(key, events)
         self._deliver(events, None)
 
-    def _deliver(self, events: list[Event], request: object) -> None:
+    def _deliver(self, events: list[RequestEvent], request: object) -> None:
         for event in events:
             self._watch.saw(event, request)
             if isinstance(event, Released):
@@ -76,10 +75,10 @@ class FrontRequests:
 
     # ---- for subclasses
 
-    def _noted(self, part: messages.Part) -> None:
-        """Look at a part that was recorded, before it is delivered."""
+    def _noted(self, event: RequestEvent) -> None:
+        """Look at an event that was recorded, before it is delivered."""
 
-    def _ended_here(self, key: int, events: list[Event]) -> None:
+    def _ended_here(self, key: int, events: list[RequestEvent]) -> None:
         """Look at the events of a request that was ended by this front, before they are delivered."""
 
     def _forget(self, key: int) -> None:

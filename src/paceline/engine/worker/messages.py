@@ -6,21 +6,27 @@ the socket is order in time. Any thread.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from paceline import validation
 from paceline.engine.commands import RequestCommand, Stop
 from paceline.engine.questions import Call, Reply
 from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.kv_cache import MediaItem
-from paceline.media import MediaExtent
+from paceline.media import Attachment, MediaExtent, restored
 from paceline.observability.metrics_snapshot import Sample
-from paceline.sequence import GenerationState
-from paceline.streaming.chunk import StreamChunk, TokenLogprobs
+from paceline.output import Vocabulary
+from paceline.params import SamplingParams
+from paceline.request import RequestOptions
+from paceline.scheduling.records import EmbeddingRequest, RequestEvent
+from paceline.sequence import GenerationState, Progress, Request
 
-PROTOCOL = 15
+PROTOCOL = 16
+_DEFAULT_PARAMS, _DEFAULT_OPTIONS = SamplingParams(), RequestOptions()
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
@@ -55,15 +61,6 @@ class Setup(_Message, frozen=True, tag="setup"):
     drafter: bytes = b""
 
 
-class Life(_Message, frozen=True):
-    """What has happened to a request apart from its tokens. Times are of the system-wide clock that both sides read."""
-
-    started_s: float | None = None
-    first_token_s: float | None = None
-    num_cached: int = 0
-    cached_from: str | None = None
-
-
 class AttachmentData(_Message, frozen=True):
     """An image or audio of a prompt; see `Image` and `Audio`."""
 
@@ -73,42 +70,115 @@ class AttachmentData(_Message, frozen=True):
     name: str = ""
 
 
-class Generate(_Message, frozen=True, tag="generate"):
-    """A request for text, new or continued. params, options: by name, those that differ from the defaults.
+class EngineRequest(_Message, frozen=True, tag="request"):
+    """A request for text or embeddings, new or continued.
 
-    media: the items whose keys are in the prompt. attachments: what they are of, in order.
+    Attributes:
+        key: Of the request.
+        prompts: Token ids: of one prompt, or of texts to be embedded.
+        params: Sampling parameters by name that differ from the defaults; None for an embedding request.
+        options: Request options by name that differ from the defaults.
+        submitted_s: When it was accepted.
+        progress: What has happened to it on other engines.
+        states: Of its choices.
+        echo: See `Request`.
+        pooling: Of an embedding request.
+        media: The items of its prompts, see `Request` and `EmbeddingRequest`.
+        attachments: The images and audio of these items, in order.
     """
 
     key: int
-    prompt: list[int]
-    params: dict[str, Any]
+    prompts: list[list[int]]
+    params: dict[str, Any] | None
     options: dict[str, Any]
-    echo: str
     submitted_s: float
-    life: Life
-    states: list[GenerationState | None]
+    progress: Progress = msgspec.field(default_factory=Progress)
+    states: list[GenerationState | None] = []
+    echo: str = ""
+    pooling: str | None = None
     media: tuple[MediaItem, ...] = ()
     attachments: tuple[AttachmentData, ...] = ()
 
+    def moved_in_time(self, by_s: float) -> EngineRequest:
+        """Return a copy with its times moved: to ages before it goes to another machine, and back to times there."""
+        return msgspec.structs.replace(self, submitted_s=self.submitted_s + by_s, progress=self.progress.moved(by_s))
 
-class Embed(_Message, frozen=True, tag="embed"):
-    """Texts to be embedded. media: their items, see `EmbeddingRequest`. attachments: what they are of, in order."""
+    def restored_attachments(self) -> tuple[Attachment, ...]:
+        """Return the images and audio."""
+        return tuple(restored(one.format, one.extent, one.data, one.name) for one in self.attachments)
 
-    key: int
-    texts: list[list[int]]
-    pooling: str | None
-    options: dict[str, Any]
-    submitted_s: float
-    started_s: float | None
-    media: tuple[MediaItem, ...] = ()
-    attachments: tuple[AttachmentData, ...] = ()
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it has texts to be embedded."""
+        return self.params is None
+
+    def for_text(self, params: SamplingParams, options: RequestOptions, vocabulary: Vocabulary, **more: Any) -> Request:
+        """Return the request for text. more: fields of `Request`. Raises `InvalidParams` for wrong states."""
+        validation.integer("the number of states", len(self.states), params.n, params.n)
+        validation.integer("the number of prompt tokens", len(self.prompts[0]), 1)
+        fields = {"key": self.key, **more}
+        return Request(
+            prompt=self.prompts[0],
+            params=params,
+            options=options,
+            submitted_s=self.submitted_s,
+            lora=options.lora,
+            vocabulary=vocabulary,
+            echo=self.echo,
+            media=self.media,
+            progress=self.progress,
+            **fields,
+        )
+
+    def for_embedding(self, options: RequestOptions, **more: Any) -> EmbeddingRequest:
+        """Return the embedding request. more: fields of `EmbeddingRequest`."""
+        fields = {"key": self.key, **more}
+        return EmbeddingRequest(
+            texts=self.prompts,
+            pooling=self.pooling,
+            options=options,
+            submitted_s=self.submitted_s,
+            progress=self.progress,
+            media=self.media,
+            **fields,
+        )
+
+
+def engine_request(
+    request: Request | EmbeddingRequest, states: list[GenerationState | None] | None = None
+) -> EngineRequest:
+    """Return a request as another process takes it. states: of its choices, if it is for text."""
+    common: dict[str, Any] = {
+        "key": request.key,
+        "options": _changed(request.options, _DEFAULT_OPTIONS),
+        "submitted_s": request.submitted_s,
+        "progress": request.progress,
+        "media": request.media,
+        "attachments": tuple(AttachmentData(one.format, one.extent, one.data, one.name) for one in request.attachments),
+    }
+    if isinstance(request, EmbeddingRequest):
+        return EngineRequest(prompts=request.texts, params=None, pooling=request.pooling, **common)
+    params = _changed(request.params, _DEFAULT_PARAMS)
+    return EngineRequest(prompts=[request.prompt], params=params, states=states or [], echo=request.echo, **common)
+
+
+def _changed(record: Any, default: Any) -> dict[str, Any]:
+    """Return the fields that differ from the defaults; pairs of names and scales as a mapping, which is how they are given."""
+    changed = {
+        field.name: getattr(record, field.name)
+        for field in dataclasses.fields(record)
+        if getattr(record, field.name) != getattr(default, field.name)
+    }
+    if changed.get("lora"):
+        changed["lora"] = dict(changed["lora"])
+    return changed
 
 
 class Leave(_Message, frozen=True, tag="leave"):
     """End the worker in good order. Without it the end of the socket ends it at once."""
 
 
-Down = Setup | Generate | Embed | RequestCommand | Stop | Call | Leave
+Down = Setup | EngineRequest | RequestCommand | Stop | Call | Leave
 
 
 # ---- worker to front
@@ -130,59 +200,10 @@ class Refused(_Message, frozen=True, tag="refused"):
     error: PacelineError
 
 
-class Chunk(_Message, frozen=True, tag="c"):
-    """What a tick brought to a choice: a chunk, if there is one, and all tokens drawn, held back or of a stop or not.
-
-    unsent_logprobs: where logprobs are wanted, with a chunk those of what it leaves held back, without one those of what was
-    drawn.
-    sampler_state: see `GenerationState`. is_last: the request's.
-    """
-
-    key: int
-    choice: int
-    chunk: StreamChunk | None
-    drawn: tuple[int, ...]
-    unsent_logprobs: tuple[TokenLogprobs, ...]
-    sampler_state: bytes | None
-    is_last: bool
-
-
-class Lived(_Message, frozen=True, tag="l"):
-    """What has changed in a request's life; sent before the chunk of the same tick. started: it left the queue just now."""
-
-    key: int
-    life: Life
-    started: bool
-
-
-class Freed(_Message, frozen=True, tag="f"):
-    """The request's slots are free and its memory is reclaimable."""
-
-    key: int
-
-
-class Vectors(_Message, frozen=True, tag="v"):
-    """An embedding request has ended: float32 vectors, or why there are none."""
-
-    key: int
-    vectors: list[bytes]
-    error: PacelineError | None
-
-
-class Failed(_Message, frozen=True, tag="x"):
-    """A request could not be prepared, and never reached the engine."""
-
-    key: int
-    error: PacelineError
-
-
-Part = Chunk | Lived | Freed | Vectors | Failed
-
-
 class Happened(_Message, frozen=True, tag="tick"):
-    """All that one tick brought, whole or not at all."""
+    """All events of requests in one tick, whole or not at all."""
 
-    parts: list[Part]
+    events: list[RequestEvent]
 
 
 class Logged(_Message, frozen=True, tag="log"):

@@ -6,6 +6,8 @@ Knows of workers only what is passed in. Supervising thread only, so it needs no
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from paceline.clock import Clock
@@ -16,18 +18,38 @@ from paceline.engine.pending_results import end_each
 from paceline.engine.worker import messages
 from paceline.engine.worker.blame import Blame
 from paceline.engine.worker.front_requests import FrontRequests
-from paceline.engine.worker.relay import Relay, parts_of
 from paceline.engine.worker.worker_process import Death, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import EngineDied, PacelineError
-from paceline.scheduling.records import EmbeddingRequest, Event, due_reason
-from paceline.sequence import Request, next_deadline_s
+from paceline.scheduling.records import Delta, EmbeddingRequest, RequestEvent, due_reason
+from paceline.sequence import GenerationState, Progress, Request, next_deadline_s
 from paceline.streaming.chunk import FinishReason
 
 GRACE_S: Final = 1.0
 """Seconds that a worker has to end a request that was cancelled, or is past a deadline; then it ends without the worker."""
 
 _LOOK_AGAIN_S = 0.25
+
+
+TakeEvent = Callable[[RequestEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A request that another front holds, and whose events go there as they come.
+
+        front of a cluster ──EngineRequest──> this front ──> worker
+        front of a cluster <─RequestEvents─── this front <── worker
+
+    It is in the replay log and the blame as any other, so that a crash of the worker is over before the other front hears of it.
+
+    Attributes:
+        take: Called on the supervising thread with each event.
+        states: Of its choices, from before.
+    """
+
+    take: TakeEvent
+    states: Sequence[GenerationState | None] | None = None
 
 
 class OpenRequests(FrontRequests):
@@ -190,10 +212,10 @@ class OpenRequests(FrontRequests):
 
     def _may_have_started(self, request: Request | EmbeddingRequest, ticking_since_s: float | None) -> bool:
         """Return whether a request may have started before its queue timeout: a start is reported after the tick."""
-        if request.cancelled or request.started_s is not None or ticking_since_s is None:
+        if request.cancelled or request.progress.started_s is not None or ticking_since_s is None:
             return False
         now_s = self._clock.now()
-        started_deadline_s = next_deadline_s(request.options, request.submitted_s, now_s, None)
+        started_deadline_s = next_deadline_s(request.options, request.submitted_s, Progress(started_s=now_s))
         return ticking_since_s < request.deadline_s() and now_s < started_deadline_s + GRACE_S
 
     def next_deadline_s(self) -> float:
@@ -202,18 +224,18 @@ class OpenRequests(FrontRequests):
 
     # ---- see `FrontRequests`
 
-    def _noted(self, part: messages.Part) -> None:
-        if isinstance(part, messages.Chunk) and part.drawn:
-            self._blame.brought(part.key)
-        relay = self.relays.get(part.key)
+    def _noted(self, event: RequestEvent) -> None:
+        if isinstance(event, Delta) and event.drawn:
+            self._blame.brought(event.key)
+        relay = self.relays.get(event.key)
         if relay is not None:
-            relay.take(part)
+            relay.take(event)
 
-    def _ended_here(self, key: int, events: list[Event]) -> None:
+    def _ended_here(self, key: int, events: list[RequestEvent]) -> None:
         relay = self.relays.get(key)
         if relay is not None:
-            for part in parts_of(events):
-                relay.take(part)
+            for event in events:
+                relay.take(event)
 
     def end(
         self, key: int, reason: FinishReason, error: PacelineError | None = None, *, keeps_slots: bool = False

@@ -1,41 +1,35 @@
 """What the front knows of every request that has not ended: enough to end it, and enough to continue it in another worker. Pure.
 
-message of the worker ──> note ──> events for the readers          and what was reported is recorded
-request ──> generate / embed ──> message for a worker, new or next
+event of the worker ──> note ──> events for the readers          and the state in it is recorded
+request ──> message ──> for a worker, new or next
 request ──> end ──> events, where there is no worker to end it
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from paceline.engine.worker import messages
 from paceline.errors import PacelineError
-from paceline.params import SamplingParams
-from paceline.request import RequestOptions
 from paceline.scheduling.records import (
     Delta,
     Embedded,
     EmbeddingRequest,
-    Ended,
-    Event,
+    Failed,
     Released,
+    RequestEvent,
     Started,
     due_reason,
     embedding_error,
 )
 from paceline.sequence import GenerationState, Request, Sequence
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
-
-_DEFAULT_PARAMS, _DEFAULT_OPTIONS = SamplingParams(), RequestOptions()
 
 
 class ReplayLog:
@@ -81,67 +75,57 @@ class ReplayLog:
 
     def started(self) -> set[int]:
         """Return the requests that ever ran."""
-        return {key for key, request in self._requests.items() if request.started_s is not None}
+        return {key for key, request in self._requests.items() if request.progress.started_s is not None}
 
     # ---- from the worker
 
-    def note(self, part: messages.Part) -> list[Event]:
-        """Record what the worker reports, and return the events for the readers. `Failed` is for `end`."""
-        match part:
-            case messages.Chunk():
-                return self._note_chunk(part)
-            case messages.Lived(key, life, started):
-                return self._note_life(key, life, started=started)
-            case messages.Freed(key):
+    def note(self, event: RequestEvent) -> list[RequestEvent]:
+        """Record an event of the worker, and return the events for the readers. `Failed` is for `end`."""
+        request = self._requests.get(event.key)
+        if isinstance(event, (Started, Delta)) and request is not None and event.progress is not None:
+            request.progress = event.progress
+        match event, request:
+            case Released(key), _:
                 return self._close(key)
-            case messages.Vectors(key, vectors, error):
-                return self._note_vectors(key, vectors, error)
-            case messages.Failed():
+            case Started(), Request() | EmbeddingRequest():
+                return [event]
+            case Delta(), Request():
+                return self._note_delta(event, request)
+            case Embedded(), EmbeddingRequest():
+                return self._note_vectors(event, request)
+            case Failed(), _:
                 raise AssertionError("a request that failed is ended, not noted")
+        return []
 
-    def _note_vectors(self, key: int, vectors: list[bytes], error: PacelineError | None) -> list[Event]:
-        request = self._requests.get(key)
-        if not isinstance(request, EmbeddingRequest):
-            return []
-        arrays = [np.frombuffer(one, dtype=np.float32) for one in vectors]
+    def _note_vectors(self, event: Embedded, request: EmbeddingRequest) -> list[RequestEvent]:
+        arrays = [np.frombuffer(vector, dtype=np.float32) for vector in event.vectors]
         if request.pooling == "none":  # a row for each token
-            arrays = [one.reshape(len(ids), -1) for one, ids in zip(arrays, request.texts, strict=not error)]
-        return [Embedded(key, arrays, error)]
+            texts = zip(arrays, request.texts, strict=not event.error)
+            arrays = [array.reshape(len(ids), -1) for array, ids in texts]
+        return [Embedded(event.key, arrays, event.error)]
 
-    def _note_chunk(self, part: messages.Chunk) -> list[Event]:
-        request, chunk = self._requests.get(part.key), part.chunk
-        if not isinstance(request, Request):
-            return []
-        states = self._states[part.key]
-        state = states[part.choice] = states[part.choice] or GenerationState()
-        sequence = request.sequences[part.choice]
-        state.token_ids += part.drawn
-        sequence.num_tokens += len(part.drawn)
-        state.sampler_state = part.sampler_state
+    def _note_delta(self, event: Delta, request: Request) -> list[RequestEvent]:
+        states, chunk = self._states[event.key], event.chunk
+        state = states[event.choice] = states[event.choice] or GenerationState()
+        sequence = request.sequences[event.choice]
+        state.token_ids += event.drawn
+        sequence.num_tokens += len(event.drawn)
+        state.sampler_state = event.sampler_state
         if chunk is None:
-            state.unsent_logprobs += part.unsent_logprobs
+            state.unsent_logprobs += event.unsent_logprobs
             return []
-        state.unsent_logprobs, state.num_sent = list(part.unsent_logprobs), len(state.token_ids)
+        state.unsent_logprobs, state.num_sent = list(event.unsent_logprobs), len(state.token_ids)
         if chunk.logprobs or chunk.prompt_logprobs:
             chunk = sequence.output.with_token_texts(chunk, request.prompt[state.num_scored + 1 :])
+            event = msgspec.structs.replace(event, chunk=chunk)
         state.num_scored += len(chunk.prompt_logprobs)
         if chunk.finish_reason is not None:
             state.reason = chunk.finish_reason
             sequence.reason, sequence.error = chunk.finish_reason, chunk.error
             request.num_open -= 1
-        return [(Ended if part.is_last else Delta)(part.key, chunk)]
+        return [event]
 
-    def _note_life(self, key: int, life: messages.Life, *, started: bool) -> list[Event]:
-        request = self._requests.get(key)
-        if request is None:
-            return []
-        request.started_s = life.started_s
-        if isinstance(request, Request):
-            request.first_token_s = life.first_token_s
-            request.num_cached, request.cached_from = life.num_cached, life.cached_from
-        return [Started(key)] if started else []
-
-    def _close(self, key: int) -> list[Event]:
+    def _close(self, key: int) -> list[RequestEvent]:
         self._states.pop(key, None)
         return [] if self._requests.pop(key, None) is None and not self.is_unreleased(key) else self.release(key)
 
@@ -154,39 +138,16 @@ class ReplayLog:
         """The requests that have ended here while the worker still has their slots."""
         return frozenset(self._unreleased)
 
-    def release(self, key: int) -> list[Event]:
+    def release(self, key: int) -> list[RequestEvent]:
         """Return the event of a request whose slots the worker has released, or lost with its process."""
         self._unreleased.discard(key)
         return [Released(key)]
 
     # ---- to a worker
 
-    def message(self, key: int) -> messages.Generate | messages.Embed:
+    def message(self, key: int) -> messages.EngineRequest:
         """Return the request as a worker takes it, with the state of its choices."""
-        request = self._requests[key]
-        if isinstance(request, EmbeddingRequest):
-            return messages.Embed(
-                key=key,
-                texts=request.texts,
-                pooling=request.pooling,
-                options=changed_options(request.options),
-                submitted_s=request.submitted_s,
-                started_s=request.started_s,
-                media=request.media,
-                attachments=_attachment_data(request),
-            )
-        return messages.Generate(
-            key=key,
-            prompt=request.prompt,
-            params=_changed(request.params, _DEFAULT_PARAMS),
-            options=changed_options(request.options),
-            echo=request.echo,
-            submitted_s=request.submitted_s,
-            life=messages.Life(request.started_s, request.first_token_s, request.num_cached, request.cached_from),
-            states=self._states[key],
-            media=request.media,
-            attachments=_attachment_data(request),
-        )
+        return messages.engine_request(self._requests[key], self._states.get(key))
 
     # ---- without a worker
 
@@ -207,7 +168,7 @@ class ReplayLog:
         error: PacelineError | None = None,
         *,
         keeps_slots: bool = False,
-    ) -> list[Event]:
+    ) -> list[RequestEvent]:
         """End a request that no worker will end, with all that was held back.
 
         keeps_slots: whether a worker that does not respond has the request. `Released` then comes when the worker frees the slots
@@ -219,23 +180,22 @@ class ReplayLog:
         self._unreleased.add(key)
         return events
 
-    def _end(self, key: int, reason: FinishReason, now_s: float, error: PacelineError | None) -> list[Event]:
+    def _end(self, key: int, reason: FinishReason, now_s: float, error: PacelineError | None) -> list[RequestEvent]:
         request = self._requests[key]
         if isinstance(request, EmbeddingRequest):
             return [Embedded(key, [], error or embedding_error(reason)), *self._close(key)]
-        events: list[Event] = []
+        events: list[RequestEvent] = []
         for sequence in [one for one in request.sequences if one.reason is None]:
             chunk = _last_chunk(sequence, self._states[key][sequence.choice], reason, error)
             sequence.reason = chunk.finish_reason
             request.num_open -= 1
-            events.append(
-                Delta(key, chunk)
-                if request.num_open
-                else Ended(key, msgspec.structs.replace(chunk, usage=usage_of(request, now_s)))
-            )
+            is_last = not request.num_open
+            if is_last:
+                chunk = msgspec.structs.replace(chunk, usage=usage_of(request, now_s))
+            events.append(Delta(key, chunk, is_last, sequence.choice))
         return [*events, *self._close(key)]
 
-    def drop(self, key: int, error: PacelineError) -> list[Event]:
+    def drop(self, key: int, error: PacelineError) -> list[RequestEvent]:
         """End a request with an error and nothing else, after `end` has failed; what was held back is lost."""
         request = self._requests[key]
         if isinstance(request, EmbeddingRequest):
@@ -243,16 +203,8 @@ class ReplayLog:
         for sequence in request.sequences:
             sequence.reason = sequence.reason or FinishReason.ERROR
         request.num_open = 0
-        return [Ended(key, StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error)), *self._close(key)]
-
-
-def _attachment_data(request: Request | EmbeddingRequest) -> tuple[messages.AttachmentData, ...]:
-    return tuple(messages.AttachmentData(one.format, one.extent, one.data, one.name) for one in request.attachments)
-
-
-def changed_options(options: RequestOptions) -> dict[str, Any]:
-    """Return request options as messages carry them."""
-    return _changed(options, _DEFAULT_OPTIONS)
+        chunk = StreamChunk(index=0, finish_reason=FinishReason.ERROR, error=error)
+        return [Delta(key, chunk, is_last=True), *self._close(key)]
 
 
 def worst_reason(request: Request) -> FinishReason:
@@ -275,15 +227,3 @@ def usage_of(request: Request, now_s: float) -> Usage:
         request.usage(now_s),
         completion_tokens=sum(one.num_tokens - one.num_prompt_tokens for one in request.sequences),
     )
-
-
-def _changed(record: Any, default: Any) -> dict[str, Any]:
-    """Return the fields that differ from the defaults; pairs of names and scales as a mapping, which is how they are given."""
-    changed = {
-        field.name: getattr(record, field.name)
-        for field in dataclasses.fields(record)
-        if getattr(record, field.name) != getattr(default, field.name)
-    }
-    if changed.get("lora"):
-        changed["lora"] = dict(changed["lora"])
-    return changed

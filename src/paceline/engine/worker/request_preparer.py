@@ -22,7 +22,6 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.media_encoder import MediaEncoder, num_bytes
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
-from paceline.engine.worker.relay import attachments_of
 from paceline.engine.worker.socket_sink import SocketSink
 from paceline.errors import Aborted, AdapterError, Cancelled, PacelineError, Unsupported
 from paceline.params import SamplingParams
@@ -97,11 +96,11 @@ class RequestPreparer:
                 return
         self._inbox.put(command)
 
-    def encode(self, message: messages.Generate | messages.Embed, is_given_up: Callable[[], bool]) -> None:
+    def encode(self, message: messages.EngineRequest, is_given_up: Callable[[], bool]) -> None:
         """As `prepare`, for a request with images or audio, which are encoded first. Encoding thread."""
         self._prepare(message, self._box.encode, is_given_up)
 
-    def reserve(self, message: messages.Embed) -> bool:
+    def reserve(self, message: messages.EngineRequest) -> bool:
         """Make what an embedding request with images or audio needs, before they are encoded. Preparing thread.
 
         Threads of a context have the priority of the one that makes it, and that of encoding is low. Returns False where it
@@ -129,7 +128,7 @@ class RequestPreparer:
             for command in self._pending.pop(key, ()):
                 self._inbox.put(command)
 
-    def prepare(self, message: messages.Generate | messages.Embed) -> None:
+    def prepare(self, message: messages.EngineRequest) -> None:
         """Prepare a request, or report to the front what is wrong with it. Preparing thread.
 
         A request with images or audio has ended before they were encoded: the scheduler is to say so.
@@ -138,14 +137,13 @@ class RequestPreparer:
 
     def _prepare(
         self,
-        message: messages.Generate | messages.Embed,
+        message: messages.EngineRequest,
         note: Callable[[int | None], None],
         is_given_up: Callable[[], bool],
     ) -> None:
         note(message.key)
         try:
-            request: Request | EmbeddingRequest
-            request = self._request(message) if isinstance(message, messages.Generate) else self._texts(message)
+            request = self._texts(message) if message.is_embedding else self._request(message)
             if message.attachments:
                 self._encode(request, message, is_given_up)
             self._sink.accept(request)
@@ -155,49 +153,34 @@ class RequestPreparer:
             note(None)
         self._pass_on_pending(message.key)
 
-    def _request(self, message: messages.Generate) -> Request:
-        params, options = SamplingParams(**message.params), RequestOptions(**message.options)
+    def _request(self, message: messages.EngineRequest) -> Request:
+        params, options = SamplingParams(**message.params or {}), RequestOptions(**message.options)
         for key, _ in options.lora:
             if key in self._lost_adapters:
                 why = self._lost_adapters[key]
                 raise AdapterError(f"the adapter {name_of(key)!r} could not be loaded again: {why}")
         if params.prompt_logprobs is not None:  # else the front would not know of scores that wait for an interval
             options = dataclasses.replace(options, interval=1)
-        text = [one for one in message.prompt if one >= 0] if message.media else message.prompt
+        (prompt,) = message.prompts
+        text = [token for token in prompt if token >= 0] if message.media else prompt
         with cache_scope(options.tenant, options.cache_salt):
             samplers = self._backend.make_samplers(params, text)
         for sampler, state in zip(samplers, message.states, strict=True):
             if state is not None and state.reason is None:
                 self._backend.resume_sampler(sampler, state.token_ids, state.sampler_state)
-        request = Request(
-            key=message.key,
-            prompt=message.prompt,
-            params=params,
-            options=options,
-            samplers=samplers,
-            submitted_s=message.submitted_s,
-            lora=options.lora,
-            vocabulary=self._vocabulary,
-            states=message.states,
-            echo=message.echo,
-            media=message.media,
-        )
-        life = message.life
-        request.started_s, request.first_token_s = life.started_s, life.first_token_s
-        request.num_cached, request.cached_from = life.num_cached, life.cached_from
-        return request
+        return message.for_text(params, options, self._vocabulary, samplers=samplers, states=message.states)
 
     def _encode(
         self,
         request: Request | EmbeddingRequest,
-        message: messages.Generate | messages.Embed,
+        message: messages.EngineRequest,
         is_given_up: Callable[[], bool],
     ) -> None:
         """Have the attachments encoded, as long as the request is wanted. Raises what is wrong with them."""
         if self._encoder is None:
             raise Unsupported("the worker has no projector for the images or audio of this request")
         key, namespace = request.key, (request.options.tenant, request.options.cache_salt)
-        files = attachments_of(message)
+        files = message.restored_attachments()
         if is_given_up():
             request.embeddings = Cancelled("the request ended before its images or audio were encoded")
             request.cancelled = self.is_cancelled(key)
@@ -217,16 +200,8 @@ class RequestPreparer:
         with self._lock:
             return any(isinstance(one, Cancel) for one in self._pending.get(key, ()))
 
-    def _texts(self, message: messages.Embed) -> EmbeddingRequest:
-        request = EmbeddingRequest(
-            key=message.key,
-            texts=message.texts,
-            pooling=message.pooling,
-            options=RequestOptions(**message.options),
-            submitted_s=message.submitted_s,
-            started_s=message.started_s,
-            media=message.media,
-        )
+    def _texts(self, message: messages.EngineRequest) -> EmbeddingRequest:
+        request = message.for_embedding(RequestOptions(**message.options))
         request.pooling = prepare_embedding(self._backend, request)
         return request
 

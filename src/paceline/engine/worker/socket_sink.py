@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from paceline.engine.backend import Backend
@@ -24,14 +25,13 @@ from paceline.scheduling.records import (
     Delta,
     Embedded,
     EmbeddingRequest,
-    Ended,
     Event,
-    HeldBack,
+    Failed,
     Released,
+    RequestEvent,
     Started,
 )
-from paceline.sequence import Request
-from paceline.streaming.chunk import StreamChunk
+from paceline.sequence import Progress, Request
 
 _log = logging.getLogger("paceline.engine")
 
@@ -43,11 +43,11 @@ _ANY = 2**31
 class _SentState:
     """What the front has received of a request."""
 
-    __slots__ = ("life", "num_sent", "request")
+    __slots__ = ("num_sent", "progress", "request")
 
     def __init__(self, request: Request | EmbeddingRequest) -> None:
         self.request = request
-        self.life = messages.Life()
+        self.progress = Progress()
         self.num_sent = [one.num_tokens for one in request.sequences] if isinstance(request, Request) else []
 
 
@@ -85,19 +85,19 @@ class SocketSink:
         If the engine has ended nothing is sent: the process ends, and another continues the request.
         """
         if not isinstance(error, EngineStopped):
-            self._link.send(messages.encode(messages.Happened([messages.Failed(key, error)])))
+            self._link.send(messages.encode(messages.Happened([Failed(key, error)])))
         self._sent.pop(key, None)
 
     def deliver(self, events: list[Event]) -> None:
         """Send a tick's events and the replies to questions in one write: the front wakes up once for both."""
-        parts: list[messages.Part] = []
+        sent: list[RequestEvent] = []
         replies: dict[int, bytes] = {}
         for event in events:
             if isinstance(event, Answered):
                 replies |= self._reply(event)
-            else:
-                parts += self._parts(event)
-        happened = [messages.encode(messages.Happened(parts))] if parts else []
+            elif self._complete(event):
+                sent.append(event)
+        happened = [messages.encode(messages.Happened(sent))] if sent else []
         if happened or replies:
             self._link.send(*happened, *replies.values())
         for key in replies:
@@ -119,27 +119,43 @@ class SocketSink:
             _log.exception("the answer to the question %s could not be sent", question.name)
             return {event.key: messages.encode(Reply(number))}
 
-    def _parts(self, event: Event) -> list[messages.Part]:
-        parts: list[messages.Part] = []
-        if not isinstance(event, Embedded) and event.key not in self._sent:
-            return parts  # the front has its failure already
+    def _complete(self, event: RequestEvent) -> bool:
+        """Add what the front needs of the request to an event; return whether the event is to be sent."""
+        if isinstance(event, Embedded):
+            vectors = [] if event.error is not None else event.vectors
+            event.vectors = [np.asarray(vector, dtype=np.float32).tobytes() for vector in vectors]
+            return True
+        sent = self._sent.get(event.key)
+        if sent is None:  # the front has its failure already
+            return False
         match event:
-            case Delta(key, chunk):
-                parts = self._chunk(key, chunk.choice, chunk)
-            case HeldBack(key, choice):
-                parts = self._chunk(key, choice, None)
-            case Ended(key, chunk):
-                parts = self._chunk(key, chunk.choice, chunk, is_last=True)
+            case Delta():
+                self._complete_delta(event, sent)
             case Started(key):
                 self._inbox.started(key)
-                parts = self._life(key, started=True)
+                event.progress = sent.progress = msgspec.structs.replace(sent.request.progress)
             case Released(key):
                 self._inbox.ended(key)
                 self._sent.pop(key, None)
-                parts = [messages.Freed(key)]
-            case Embedded(key, vectors, error):
-                parts = [messages.Vectors(key, [] if error else [_bytes(one) for one in vectors], error)]
-        return parts
+        return True
+
+    def _complete_delta(self, event: Delta, sent: _SentState) -> None:
+        request, chunk = sent.request, event.chunk
+        assert isinstance(request, Request)  # noqa: S101 - only they have chunks
+        sequence, num_sent = request.sequences[event.choice], sent.num_sent[event.choice]
+        sent.num_sent[event.choice] = sequence.num_tokens
+        params = request.params
+        event.drawn = tuple(sequence.token_ids[num_sent:])
+        if sequence.reason is None:
+            if params.logprobs is not None:
+                num_unsent = len(event.drawn) if chunk is None else _ANY
+                event.unsent_logprobs = sequence.output.latest_logprobs(num_unsent)
+            if needs_state(params):
+                event.sampler_state = self._backend.sampler_state(sequence.sampler)
+        if request.progress != sent.progress:
+            event.progress = sent.progress = msgspec.structs.replace(request.progress)
+        if chunk is not None and chunk.error is not None:
+            _forget_frames(chunk.error)
 
     def end_all(self, error: PacelineError) -> None:
         """Report what is still open as failed. Raise what kept a request from that, after all others."""
@@ -159,39 +175,6 @@ class SocketSink:
         """End what is still open, as the thread has ended."""
         self.end_all(EngineStopped("the engine was shut down; make a new one"))
 
-    def _chunk(self, key: int, choice: int, chunk: StreamChunk | None, *, is_last: bool = False) -> list[messages.Part]:
-        sent = self._sent.get(key)
-        if sent is None:  # it was ended here already, after a failure of the engine itself
-            return []
-        request = sent.request
-        assert isinstance(request, Request)  # noqa: S101 - only they have chunks
-        sequence, num_sent = request.sequences[choice], sent.num_sent[choice]
-        sent.num_sent[choice] = sequence.num_tokens
-        goes_on, params = sequence.reason is None, request.params
-        drawn = tuple(sequence.token_ids[num_sent:])
-        unsent = sequence.output.latest_logprobs(_ANY if chunk else len(drawn)) if params.logprobs is not None else ()
-        part = messages.Chunk(
-            key=key,
-            choice=choice,
-            chunk=chunk,
-            drawn=drawn,
-            unsent_logprobs=unsent if goes_on else (),
-            sampler_state=self._backend.sampler_state(sequence.sampler) if goes_on and needs_state(params) else None,
-            is_last=is_last,
-        )
-        if chunk is not None and chunk.error is not None:
-            _forget_frames(chunk.error)
-        return [*self._life(key, started=False), part]
-
-    def _life(self, key: int, *, started: bool) -> list[messages.Part]:
-        """Return what has changed in the request's life since the last message."""
-        sent = self._sent[key]
-        life = _life_of(sent.request)
-        if life == sent.life and not started:
-            return []
-        sent.life = life
-        return [messages.Lived(key, life, started)]
-
 
 def _forget_frames(error: BaseException | None) -> None:
     """Drop the tracebacks of an error that is only sent: the frames keep the rows of the pass, and these the request."""
@@ -203,13 +186,3 @@ def _forget_frames(error: BaseException | None) -> None:
 def needs_state(params: SamplingParams) -> bool:
     """Whether a sampler's draws depend on more than seed, choice and tokens."""
     return params.mirostat != 0 or ("adaptive_p" in params.samplers and params.adaptive_target >= 0)
-
-
-def _life_of(request: Request | EmbeddingRequest) -> messages.Life:
-    if isinstance(request, Request):
-        return messages.Life(request.started_s, request.first_token_s, request.num_cached, request.cached_from)
-    return messages.Life(request.started_s)
-
-
-def _bytes(vector: Any) -> bytes:
-    return np.asarray(vector, dtype=np.float32).tobytes()

@@ -37,8 +37,7 @@ from paceline.engine.questions import Reply, free_adapter, load_adapter, report
 from paceline.engine.worker import messages
 from paceline.engine.worker.calls import Calls, OpenCall
 from paceline.engine.worker.lifecycle import HangWatch, Policy, Restarts, ServersAway, Sleep
-from paceline.engine.worker.open_requests import OpenRequests
-from paceline.engine.worker.relay import Relay
+from paceline.engine.worker.open_requests import OpenRequests, Relay
 from paceline.engine.worker.setup import model_files
 from paceline.engine.worker.worker_process import Watching, WorkerProcess
 from paceline.engine.worker.worker_telemetry import RequestsWatch, WorkerTotals
@@ -269,9 +268,9 @@ class Supervisor(EngineThread):
 
     def _handle(self, worker: WorkerProcess, message: messages.Up) -> None:
         match message:
-            case messages.Happened(parts):
-                for part in parts:
-                    self._requests.take(part)
+            case messages.Happened(events):
+                for event in events:
+                    self._requests.take(event)
             case messages.Ready():
                 self._become_ready(worker, message)
             case messages.Refused(_, error):

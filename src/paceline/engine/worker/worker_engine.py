@@ -32,7 +32,7 @@ from paceline.engine.questions import Question, measure_media, measuring, report
 from paceline.engine.worker import messages
 from paceline.engine.worker.calls import NO_WORKER
 from paceline.engine.worker.lifecycle import Policy, RestartLimits
-from paceline.engine.worker.relay import Relay, TakePart, relayed_embedding, relayed_request
+from paceline.engine.worker.open_requests import Relay, TakeEvent
 from paceline.engine.worker.setup import worker_setup
 from paceline.engine.worker.supervisor import Supervisor
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
@@ -221,25 +221,26 @@ class WorkerEngine(BaseEngine):
 
     # ---- requests of another front
 
-    def relay(self, message: messages.Generate | messages.Embed, take: TakePart) -> int:
+    def relay(self, message: messages.EngineRequest, take: TakeEvent) -> int:
         """Run a request that another front holds, on from what was generated of it, and return its key here.
 
-        take: called on the supervising thread with each part, under this key; `Freed` is the last one. Times in message and
-        parts are those of this engine's clock. Its adapters are found by name. The bounds of the queue are the other front's.
+        take: called on the supervising thread with each event, under this key; `Released` is the last one. Times in message and
+        events are those of this engine's clock. Its adapters are found by name. The bounds of the queue are the other front's.
         Raises as `accept`, but for `QueueFull`.
         """
         self._check_usable()
         key, inbox = self._inbox.next_key(), self._inbox
-        options = self._adapters.resolve(RequestOptions(**message.options))
+        options, attachments = self._adapters.resolve(RequestOptions(**message.options)), message.restored_attachments()
         request: Request | EmbeddingRequest
-        if isinstance(message, messages.Embed):
-            request, states, num_tokens = relayed_embedding(message, key, options), None, sum(map(len, message.texts))
+        if message.is_embedding:
+            request, states = message.for_embedding(options, key=key, attachments=attachments), None
         else:
-            request = relayed_request(message, key, options, self._front.vocabulary)
-            states, num_tokens = message.states, len(message.prompt)
+            params, vocabulary = SamplingParams(**message.params or {}), self._front.vocabulary
+            request = message.for_text(params, options, vocabulary, key=key, samplers=(), attachments=attachments)
+            states = message.states
         self._supervisor.relays[key] = Relay(take, states)
         try:
-            inbox.submit(request, num_tokens, is_accepted=True)
+            inbox.submit(request, sum(map(len, message.prompts)), is_accepted=True)
         except BaseException:
             self._supervisor.relays.pop(key, None)
             raise

@@ -22,9 +22,18 @@ from paceline.observability.instruments import Instrument
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
 from paceline.observability.trace_events import EngineRestarted, EventInstrument, Paused, TraceEvent, to_line
 from paceline.observability.trace_file import TraceRecorder
-from paceline.scheduling.records import Embedded, EmbeddingRequest, Ended, EndRecord, Event, RequestRecord, Started
+from paceline.scheduling.records import (
+    Delta,
+    Embedded,
+    EmbeddingRequest,
+    EndRecord,
+    Event,
+    RequestEvent,
+    RequestRecord,
+    Started,
+)
 from paceline.sequence import Request
-from paceline.streaming.chunk import FinishReason
+from paceline.streaming.chunk import FinishReason, StreamChunk
 
 _log = logging.getLogger("paceline.engine")
 _REASONS = {
@@ -84,12 +93,12 @@ class RequestsWatch:
         if self._trace is not None:
             self._trace.close()
 
-    def saw(self, event: Event, request: object) -> None:
+    def saw(self, event: RequestEvent, request: object) -> None:
         """Report an event of a request that is about to be delivered."""
         match event, request:
             case Started(key), Request():
-                self._instrument.request_started(key, 0, 0, request.started_s or self._clock.now())
-            case Ended(key, chunk), Request():
+                self._instrument.request_started(key, 0, 0, request.progress.started_s or self._clock.now())
+            case Delta(key, StreamChunk() as chunk, True), Request():
                 self._ended(request, worst_reason(request), chunk.error)
                 self._instrument.slot_freed(key, 0, 0, self._clock.now())
             case Embedded(key, _, error), EmbeddingRequest():

@@ -17,8 +17,8 @@ from paceline.engine.worker.link import MAX_BYTES, FrameReader, framed
 from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLong, QueueFull
 from paceline.kv_cache import HashedPrefix, PrefixDigest
 from paceline.observability.metrics_snapshot import Histogram, Sample
-from paceline.scheduling.records import SlotsSnapshot, SlotView
-from paceline.sequence import GenerationState
+from paceline.scheduling.records import Delta, Embedded, Failed, Released, SlotsSnapshot, SlotView, Started
+from paceline.sequence import GenerationState, Progress
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 numbers = st.floats(allow_nan=False)
@@ -42,22 +42,23 @@ chunks = st.builds(
     stop_token_ids=ids,
     usage=st.none() | usages,
 )
-lives = st.builds(messages.Life, st.none() | numbers, st.none() | numbers, st.integers(0, 9), st.none() | texts)
+progress = st.builds(Progress, st.none() | numbers, st.none() | numbers, st.integers(0, 9), st.none() | texts)
 keys = st.integers(1, 2**62)
-parts = st.one_of(
+events = st.one_of(
     st.builds(
-        messages.Chunk,
+        Delta,
         key=keys,
-        choice=st.integers(0, 255),
         chunk=st.none() | chunks,
+        is_last=st.booleans(),
+        choice=st.integers(0, 255),
         drawn=ids,
         unsent_logprobs=some_logprobs,
         sampler_state=st.none() | st.binary(max_size=9),
-        is_last=st.booleans(),
+        progress=st.none() | progress,
     ),
-    st.builds(messages.Lived, keys, lives, st.booleans()),
-    st.builds(messages.Freed, keys),
-    st.builds(messages.Vectors, keys, st.lists(st.binary(max_size=12), max_size=2), st.none()),
+    st.builds(Started, keys, st.none() | progress),
+    st.builds(Released, keys),
+    st.builds(Embedded, keys, st.lists(st.binary(max_size=12), max_size=2), st.none()),
 )
 slots = st.builds(
     SlotView,
@@ -73,7 +74,7 @@ digests = st.builds(
     PrefixDigest, st.lists(st.builds(HashedPrefix, texts, st.integers(0, 9)), max_size=3).map(tuple), st.booleans()
 )
 ups = st.one_of(
-    st.builds(messages.Happened, st.lists(parts, max_size=4)),
+    st.builds(messages.Happened, st.lists(events, max_size=4)),
     st.builds(messages.Logged, texts, st.integers(0, 50), texts),
     st.builds(Reply, keys, st.none() | st.binary(max_size=9)),
     st.builds(messages.Loading, st.floats(0, 1)),
@@ -92,14 +93,14 @@ states = st.builds(
 )
 downs = st.one_of(
     st.builds(
-        messages.Generate,
+        messages.EngineRequest,
         key=keys,
-        prompt=st.lists(st.integers(0, 2**31 - 1), max_size=5),
+        prompts=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=2),
         params=st.just({"seed": 2**64 - 1, "stop": ["a"]}),
         options=st.just({"lora": {"x": 0.5}}),
         echo=texts,
         submitted_s=numbers,
-        life=lives,
+        progress=progress,
         states=st.lists(st.none() | states, max_size=3),
     ),
     st.builds(Cancel, keys),
@@ -187,9 +188,9 @@ def classes(base: type[PacelineError] = PacelineError) -> list[type[PacelineErro
 @pytest.mark.parametrize("kind", classes())
 def test_every_error_keeps_its_class_and_message(kind: type[PacelineError]) -> None:
     """The code selects the class."""
-    sent = messages.Happened([messages.Failed(3, kind("why, and the way out"))])
-    (part,) = messages.decode_up(messages.encode(sent)).parts  # type: ignore[union-attr]
-    assert isinstance(part, messages.Failed)
+    sent = messages.Happened([Failed(3, kind("why, and the way out"))])
+    (part,) = messages.decode_up(messages.encode(sent)).events  # type: ignore[union-attr]
+    assert isinstance(part, Failed)
     assert type(part.error) is kind
     assert str(part.error) == "why, and the way out"
 
@@ -201,15 +202,15 @@ def test_an_error_without_a_code_of_its_own_comes_over_as_its_base() -> None:
         def __init__(self, num_tokens: int, max_tokens: int) -> None:
             super().__init__(f"{num_tokens} of {max_tokens}")
 
-    sent = messages.Happened([messages.Failed(3, Narrower(7, 5))])
-    (part,) = messages.decode_up(messages.encode(sent)).parts  # type: ignore[union-attr]
+    sent = messages.Happened([Failed(3, Narrower(7, 5))])
+    (part,) = messages.decode_up(messages.encode(sent)).events  # type: ignore[union-attr]
     assert (type(part.error), str(part.error)) == (PromptTooLong, "7 of 5")
 
 
 def test_a_prompt_that_is_too_long_keeps_its_numbers() -> None:
     """The error has the prompt's length and the limit."""
-    sent = messages.Happened([messages.Failed(3, PromptTooLong("too long", 7, 5))])
-    (part,) = messages.decode_up(messages.encode(sent)).parts  # type: ignore[union-attr]
+    sent = messages.Happened([Failed(3, PromptTooLong("too long", 7, 5))])
+    (part,) = messages.decode_up(messages.encode(sent)).events  # type: ignore[union-attr]
     assert (part.error.num_tokens, part.error.max_tokens) == (7, 5)
 
 

@@ -16,6 +16,7 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped, InvalidParams, Unsupported
 from paceline.kv_cache import MediaItem
 from paceline.media import Image
+from paceline.scheduling.records import Delta, Embedded, Released, RequestEvent, Started
 from paceline.sequence import GenerationState
 from paceline.streaming import FinishReason
 from paceline.testing.fake_engine_client import fake_worker_engine
@@ -32,43 +33,41 @@ def engine() -> Iterator[WorkerEngine]:
 
 def message(
     prompt: str = "a fox", states: list[GenerationState | None] | None = None, **params: Any
-) -> messages.Generate:
-    return messages.Generate(
+) -> messages.EngineRequest:
+    return messages.EngineRequest(
         key=77,
-        prompt=list(prompt.encode()),
+        prompts=[list(prompt.encode())],
         params={"max_tokens": 12, "ignore_eos": True, "seed": 3, **params},
         options={},
-        echo="",
         submitted_s=0.0,
-        life=messages.Life(),
         states=states or [None] * params.get("n", 1),
     )
 
 
-def relayed(engine: WorkerEngine, request: messages.Generate | messages.Embed) -> list[messages.Part]:
+def relayed(engine: WorkerEngine, request: messages.EngineRequest) -> list[RequestEvent]:
     """Return all parts of a request."""
-    parts: queue.SimpleQueue[messages.Part] = queue.SimpleQueue()
+    parts: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
     key = engine.relay(request, parts.put)
     found = []
-    while not found or not isinstance(found[-1], messages.Freed):
+    while not found or not isinstance(found[-1], Released):
         found.append(parts.get(timeout=PATIENCE_S))
         assert found[-1].key == key
     return found
 
 
-def drawn(parts: list[messages.Part]) -> list[int]:
-    return [token for one in parts if isinstance(one, messages.Chunk) for token in one.drawn]
+def drawn(parts: list[RequestEvent]) -> list[int]:
+    return [token for one in parts if isinstance(one, Delta) for token in one.drawn]
 
 
-def last(parts: list[messages.Part]) -> messages.Chunk:
-    return next(one for one in parts if isinstance(one, messages.Chunk) and one.is_last)
+def last(parts: list[RequestEvent]) -> Delta:
+    return next(one for one in parts if isinstance(one, Delta) and one.is_last)
 
 
 def test_a_request_is_relayed_from_its_beginning_to_its_end(engine: WorkerEngine) -> None:
     """All tokens come, with what happened to the request, and nothing is open then."""
     parts = relayed(engine, message())
     assert len(drawn(parts)) == 12
-    assert any(isinstance(one, messages.Lived) and one.started for one in parts)
+    assert any(isinstance(one, Started) and one.progress for one in parts)
     chunk = last(parts).chunk
     assert chunk is not None and chunk.finish_reason is FinishReason.LENGTH
     assert engine.num_open == 0
@@ -80,7 +79,7 @@ def test_a_request_goes_on_from_what_another_engine_generated(engine: WorkerEngi
     state = GenerationState(token_ids=whole[:7], num_sent=7)
     parts = relayed(engine, message(states=[state]))
     assert drawn(parts) == whole[7:]
-    first = next(one.chunk for one in parts if isinstance(one, messages.Chunk) and one.chunk is not None)
+    first = next(one.chunk for one in parts if isinstance(one, Delta) and one.chunk is not None)
     assert first.index == 7
     assert state.token_ids == whole  # the record is the relay's from then on
 
@@ -89,23 +88,22 @@ def test_a_choice_that_has_ended_stays_so(engine: WorkerEngine) -> None:
     """Of two choices the one that had ended brings nothing more."""
     both = relayed(engine, message(n=2))
     tokens = [
-        [t for one in both if isinstance(one, messages.Chunk) and one.choice == choice for t in one.drawn]
-        for choice in (0, 1)
+        [t for one in both if isinstance(one, Delta) and one.choice == choice for t in one.drawn] for choice in (0, 1)
     ]
     ended = GenerationState(token_ids=tokens[0], num_sent=12, reason=FinishReason.LENGTH)
     parts = relayed(engine, message(n=2, states=[ended, None]))
     assert drawn(parts) == tokens[1]
-    assert {one.choice for one in parts if isinstance(one, messages.Chunk)} == {1}
+    assert {one.choice for one in parts if isinstance(one, Delta)} == {1}
 
 
 def test_a_cancel_ends_a_relayed_request(engine: WorkerEngine) -> None:
     """The other front's command reaches the request under its key here."""
-    parts: queue.SimpleQueue[messages.Part] = queue.SimpleQueue()
+    parts: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
     key = engine.relay(message(max_tokens=1_000_000), parts.put)
     parts.get(timeout=PATIENCE_S)
     engine.command(Cancel(key))
     found = []
-    while not found or not isinstance(found[-1], messages.Freed):
+    while not found or not isinstance(found[-1], Released):
         found.append(parts.get(timeout=PATIENCE_S))
     chunk = last(found).chunk
     assert chunk is not None and chunk.finish_reason is FinishReason.CANCELLED
@@ -125,31 +123,31 @@ def test_a_wrong_request_is_refused_and_leaves_nothing(engine: WorkerEngine) -> 
 
 def test_texts_to_embed_are_relayed(engine: WorkerEngine) -> None:
     """Vectors come as they do from a worker."""
-    request = messages.Embed(key=1, texts=[[1, 2], [3]], pooling=None, options={}, submitted_s=0.0, started_s=None)
+    request = messages.EngineRequest(key=1, prompts=[[1, 2], [3]], params=None, options={}, submitted_s=0.0)
     parts = relayed(engine, request)
-    assert [len(one.vectors) for one in parts if isinstance(one, messages.Vectors)] == [2]
+    assert [len(one.vectors) for one in parts if isinstance(one, Embedded)] == [2]
 
 
 def test_texts_with_media_are_relayed(engine: WorkerEngine) -> None:
     """With their items; images that the worker has no projector for fail."""
     items = (MediaItem(2, 2, 1, b"one"), MediaItem(6, 2, 1, b"two"))
     texts = [[1, 2, 0, 0, 3], [4, 0, 0, 3], [5]]
-    request = messages.Embed(
-        key=1, texts=texts, pooling="last", options={}, submitted_s=0.0, started_s=None, media=items
+    request = messages.EngineRequest(
+        key=1, prompts=texts, params=None, pooling="last", options={}, submitted_s=0.0, media=items
     )
-    (found,) = [one for one in relayed(engine, request) if isinstance(one, messages.Vectors)]
+    (found,) = [one for one in relayed(engine, request) if isinstance(one, Embedded)]
     assert (len(set(found.vectors)), found.error) == (3, None)
     image = Image(picture(1))
     data = messages.AttachmentData(image.format, image.extent, image.data)
     parts = relayed(engine, msgspec.structs.replace(request, attachments=(data,)))
-    errors = [one.error for one in parts if isinstance(one, messages.Vectors)]
+    errors = [one.error for one in parts if isinstance(one, Embedded)]
     assert [type(one) for one in errors] == [Unsupported]
 
 
 def test_closing_ends_relayed_requests_with_parts_of_the_front() -> None:
     """Requests of other fronts end with SHUTDOWN when the engine is closed, also those that no worker has any more."""
     engine = fake_worker_engine(backend_options={"eos_every": 10**9})
-    parts: queue.SimpleQueue[messages.Part] = queue.SimpleQueue()
+    parts: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
     engine.relay(message(max_tokens=1_000_000), parts.put)
     parts.get(timeout=PATIENCE_S)
     engine.close()

@@ -8,7 +8,7 @@ from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
 from paceline.observability.metrics import Metrics
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
-from paceline.scheduling.records import Ended, RequestRecord, Started, TickRecord
+from paceline.scheduling.records import Delta, RequestRecord, Started, TickRecord
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChunk
 from paceline.testing.fake_backend import FakeBackend, ManualClock
@@ -76,7 +76,7 @@ def test_a_request_has_a_slot_in_the_front_until_it_ends() -> None:
     watch.saw(Started(7), request)
     assert metrics.snapshot().number("paceline_slots_in_use") == 1
     request.sequences[0].end(FinishReason.CANCELLED)
-    watch.saw(Ended(7, StreamChunk(index=0, finish_reason=FinishReason.CANCELLED)), request)
+    watch.saw(Delta(7, StreamChunk(index=0, finish_reason=FinishReason.CANCELLED), is_last=True), request)
     assert metrics.snapshot().number("paceline_slots_in_use") == 0
     metrics.check()
 
