@@ -195,7 +195,7 @@ def test_a_reader_that_goes_away_ends_a_demo_quietly(tmp_path: Path, long_model:
 # ---- terminals
 
 
-def test_a_terminal_sees_slots_and_then_figures() -> None:
+def test_a_terminal_sees_streams_and_then_figures() -> None:
     """The picture is drawn over itself; afterwards the cursor is back and the terminal as it was."""
     screen = Terminal("demo", "-t", "1", "-n", "10", "--pace", "200")
     before = screen.mode()
@@ -228,14 +228,14 @@ def test_q_ends_a_demo_and_prints_the_figures(endless: tuple[str, ...]) -> None:
 def test_a_digit_cancels_one_and_p_makes_the_engine_wait(endless: tuple[str, ...]) -> None:
     """The cancelled one shows so, and of the paused one the engine computes no more; the others go on."""
     screen = Terminal(*endless)
-    screen.read_until_seen(r"2  #2 +decode")
+    screen.read_until_seen(r"#2 +decode")
     screen.press("2")
-    screen.read_until_seen(r"2  #2 +cancelled")
+    screen.read_until_seen(r"#2 +cancelled")
     screen.press("p1")
-    screen.read_until_seen(r"1  #1 +paused")
+    screen.read_until_seen(r"#1 +paused")
     screen.press("q")
     assert screen.finish() == 0
-    last = screen.plain_text[screen.plain_text.rindex(" 1  #1") :]
+    last = screen.plain_text[screen.plain_text.rindex(" #1 ") :]
     assert last.count("cancelled") == 4 and "paused" not in last
 
 

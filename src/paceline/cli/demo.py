@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from paceline import validation
 from paceline.cli import terminal
-from paceline.cli.demo_requests import (
-    FOR_ANY_MODEL,
-    FOR_DEMO_MODEL,
-    DemoRequest,
-    buffered,
-    limited,
-    read_requests,
-    requests_of,
-    seeded,
-)
-from paceline.cli.endings import StopSignal, run
+from paceline.cli.endings import FAILED, StopSignal, run
+from paceline.cli.inputs import STDIN, stdin_text, text_file
 from paceline.cli.options import (
     DeviceOption,
     GpuLayersOption,
@@ -41,43 +34,233 @@ from paceline.cli.options import (
 )
 from paceline.config import EngineConfig
 from paceline.demo import demo_draft_model_path
-from paceline.errors import InvalidParams
+from paceline.errors import InvalidParams, InvalidType, PacelineError
+from paceline.params import FIELDS, SamplingParams
+from paceline.request import OPTION_NAMES, RequestOptions
 
 if TYPE_CHECKING:
-    from paceline.cli.demo_instruments import Pacer
-    from paceline.cli.demo_streams import DemoStreams, SpeedUp
+    from paceline.cli.demo_pace import Pacer
+    from paceline.cli.screen import StreamLine, TopState
+    from paceline.llm import LLM
     from paceline.runtime import Model
+    from paceline.streaming import Stream
 
 _DEFAULTS = EngineConfig()
-_WATCHABLE = 25.0  # ticks a second: a little faster than one reads
-_SEED = 1
-_BUFFERED = {True: 16, False: 256}  # tokens a picture's reader may be behind, held back or not
-_POLL_S = 0.02
-_MEASURED_POLL_S = 0.002
+_WATCHABLE: Final = 25.0  # ticks a second: a little faster than one reads
+_BUFFERED: Final = {True: 16, False: 256}  # unread tokens before the engine pauses a request, held back or not
+_FRAME_S: Final = 1 / 15
+_POLL_S: Final = 0.005
 _MEASURED_S, _MOST_ROUNDS = 1.5, 8
-_DRAFTER = "ngram:size_n=2"
-_WITH_PAIR = "ngram,draft-model"  # for the demo model, which has a draft model
-_FAILED = 1
+_DRAFTER, _WITH_PAIR = (
+    "ngram:size_n=2",
+    "ngram,draft-model",
+)  # the second one for the demo model, which has a draft model
+_SEEDS: Final = 2**32
+_HINT = " 1-9 cancel a request · p pause a reader · q quit"
+_HINT_PAUSE = " pause or go on: 1-9 the reader of a request · p all readers"
+
+# ---- the requests of the demo
+
+# What the demo model was trained on begins an answer after a thought, which may be empty.
+_ANSWER = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The name of the city"}},
+            "required": ["city"],
+        },
+    },
+}
+_TOOLS = (
+    "# Tools\n\nYou can call the functions below. Each line is the JSON description of one function:\n"
+    f"<tools>\n{json.dumps(_WEATHER)}\n</tools>\n\n"
+    "To call a function, write its name and its arguments as JSON between tags:\n"
+    '<tool_call>\n{"name": "function-name", "arguments": {"argument": "value"}}\n</tool_call>'
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoJob:
-    """The options of a demo, checked. pace: most ticks a second, 0 for no limit.
+def _ask(question: str, system: str = "", **options: Any) -> Mapping[str, Any]:
+    """Return a request with the first turn of a conversation in ChatML, as the demo model was trained."""
+    before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+    prompt = f"{before}<|im_start|>user\n{question}<|im_end|>\n{_ANSWER}"
+    return {"prompt": prompt, "parse_special": True, "temperature": 0, **options}
 
-    measured: the requests as they run where nothing is shown, for which no reader makes the engine wait.
+
+FOR_DEMO_MODEL: Final[tuple[Mapping[str, Any], ...]] = (
+    {"prompt": "Once upon a time", "max_tokens": 220, "echo": True},
+    _ask("Tell me a story about a fox.", temperature=0.7, max_tokens=220),
+    _ask("Where does Wilma live?", max_tokens=60),
+    _ask("What is the job of Gilda?", "Talk like a pirate.", max_tokens=60),
+    _ask("What is the weather like in Oslo?", _TOOLS, max_tokens=80),
+    {"prompt": "A little bear", "n": 2, "max_tokens": 160, "echo": True},
+    _ask("Describe Tessa.", max_tokens=120),
+    {"prompt": "One cold morning, an old owl", "max_tokens": 200, "echo": True},
+)
+"""Stories, a question about the model's small world, a system prompt, a tool call, two choices of one prompt."""
+
+FOR_ANY_MODEL: Final[tuple[Mapping[str, Any], ...]] = (
+    {"prompt": "Once upon a time", "max_tokens": 200, "echo": True},
+    {"prompt": "The three most important things about a garden are", "max_tokens": 120, "echo": True},
+    {"prompt": "Question: What is the capital of France?\nAnswer:", "max_tokens": 24, "stop": ["\n"], "temperature": 0},
+    {"prompt": "def fibonacci(n: int) -> int:\n", "max_tokens": 120, "temperature": 0.2, "echo": True},
+    {"prompt": "Dear neighbour,\n\nI am writing to you because", "max_tokens": 160, "echo": True},
+    {"prompt": "A haiku about rain:\n", "max_tokens": 60, "n": 2},
+    {"prompt": "Monday, Tuesday, Wednesday,", "max_tokens": 30, "temperature": 0, "echo": True},
+    {"prompt": "It was a dark and stormy night, and", "max_tokens": 200, "echo": True},
+)
+"""Texts to continue, for models whose chat template is not used here."""
+
+
+@dataclass(slots=True)
+class DemoChoice:
+    """A choice of a request as far as it was read. reason: its `FinishReason`; None while it runs."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    reason: str | None = None
+    stop: str | int | None = None
+
+
+class DemoRequest:
+    """A request of the demo, and what was read of its stream.
+
+    Attributes:
+        number: Its number, from 1.
+        prompt: The prompt.
+        options: Keywords of `LLM.stream`, each checked.
+        choices: Its choices.
+        error: Why it was refused or failed.
+        is_read: Whether its reader takes chunks.
+        is_over: Whether it was refused, or read to its end.
     """
 
-    requests: Sequence[DemoRequest]
-    measured: Sequence[DemoRequest]
-    model: ModelChoice
-    config: EngineConfig
-    n_threads: int | None
-    pace: float
-    seed: int
-    is_live: bool
-    as_json: bool
-    trace: Path | None
+    def __init__(self, number: int, prompt: str | tuple[int, ...], options: Mapping[str, Any]) -> None:
+        self.number, self.prompt, self.options = number, prompt, dict(options)
+        self.choices = [DemoChoice() for _ in range(self.options.get("n") or 1)]
+        self.error: PacelineError | None = None
+        self.is_read, self.is_over = True, False
+        self.stream: Stream | None = None
 
+    def submit(self, llm: LLM) -> None:
+        """Submit the request. One that is refused keeps its error."""
+        try:
+            self.stream = llm.stream(self.prompt, **self.options)
+        except PacelineError as error:
+            self.error, self.is_over = error, True
+
+    def take(self) -> None:
+        """Read the chunks that are ready."""
+        from paceline.streaming import StreamChunk
+        from paceline.streaming.sender import END
+
+        while self.stream is not None and self.is_read and not self.is_over:
+            chunk = self.stream.get(0)
+            if not isinstance(chunk, StreamChunk):
+                self.is_over = chunk is END
+                return
+            choice = self.choices[chunk.choice]
+            choice.text += chunk.text
+            choice.token_ids += chunk.token_ids
+            self.error = self.error or chunk.error
+            if chunk.finish_reason is not None:
+                choice.reason, choice.stop = chunk.finish_reason, chunk.stop
+
+    def cancel(self) -> None:
+        """Cancel the request; its reader takes what is left. Any thread."""
+        if self.stream is not None:
+            self.stream.cancel()
+        self.is_read = True
+
+
+def parse_requests(items: Sequence[Any], name: str) -> list[DemoRequest]:
+    """Check a list of requests. name: of the list, for errors, which name the request and its field."""
+    return [_parsed(item, number, f"{name}, request {number}") for number, item in enumerate(items, start=1)]
+
+
+def read_requests(path: Path) -> list[DemoRequest]:
+    """Read the requests of a file, "-" for stdin: a JSON list of prompts, or of objects of a prompt and options.
+
+    Raises `InvalidParams`, which names the request and its field.
+    """
+    name = f"--requests {path}"
+    text = stdin_text() if str(path) == STDIN else text_file("--requests", path)
+    try:
+        items = json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParams(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(items, list):
+        raise InvalidParams(f"{name} must be a list of prompts or of objects with a prompt, not {_kind(items)}")
+    if not items:
+        raise InvalidParams(f"{name} is an empty list; give it at least one request")
+    return parse_requests(items, name)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object; refuse a key that occurs twice."""
+    keys = [key for key, _ in pairs]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"an object has the key {twice!r} twice")
+    return dict(pairs)
+
+
+def _parsed(item: Any, number: int, name: str) -> DemoRequest:
+    item = {"prompt": item} if isinstance(item, str) else item
+    if not isinstance(item, Mapping):
+        raise InvalidType(f"{name} must be a prompt or an object with a prompt, not {_kind(item)}")
+    if "prompt" not in item:
+        raise InvalidParams(f"{name} has no prompt")
+    options = {key: value for key, value in item.items() if key != "prompt"}
+    if isinstance(options.get("logit_bias"), Mapping):  # whose keys are texts in JSON
+        options["logit_bias"] = {
+            int(id_) if id_.isdecimal() else id_: bias for id_, bias in options["logit_bias"].items()
+        }
+    prompt = item["prompt"]
+    try:
+        validation.reject_unknown(options, {*FIELDS, *OPTION_NAMES}, "SamplingParams and RequestOptions")
+        SamplingParams(**{key: value for key, value in options.items() if key in FIELDS})
+        RequestOptions(**{key: value for key, value in options.items() if key in OPTION_NAMES})
+        if isinstance(prompt, str):
+            validation.text("prompt", prompt)
+        elif isinstance(prompt, Sequence):
+            prompt = tuple(validation.token_ids("prompt", prompt, 2**31))
+        else:
+            raise InvalidType(f"prompt must be a text or a list of token ids, not {_kind(prompt)}")
+    except InvalidParams as error:
+        raise type(error)(f"{name}: {error}") from None
+    return DemoRequest(number, prompt, options)
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def completed(
+    requests: Sequence[DemoRequest], seed: int, max_tokens: int | None, max_buffered_tokens: int | None = None
+) -> list[DemoRequest]:
+    """Return copies with options that a request leaves open: a seed of its own, the limits, and a name for the picture."""
+    found = []
+    for request in requests:
+        options = request.options
+        limit = options.get("max_tokens", SamplingParams().max_tokens)
+        if max_tokens is not None:
+            limit = max_tokens if limit is None else min(limit, max_tokens)
+        given = {
+            "seed": (seed + request.number - 1) % _SEEDS,
+            "max_buffered_tokens": max_buffered_tokens,
+            "request_id": f"#{request.number}",
+        }
+        open_ones = {name: value for name, value in given.items() if options.get(name) is None}
+        found.append(DemoRequest(request.number, request.prompt, {**options, **open_ones, "max_tokens": limit}))
+    return found
+
+
+# ---- the command
 
 Requests = Annotated[
     Path | None,
@@ -134,13 +317,28 @@ TraceTarget = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoJob:
+    """The options of a demo, checked. llm: keywords of `LLM`; pace: most ticks a second, 0 for no limit."""
+
+    requests: Sequence[DemoRequest]
+    model: ModelChoice
+    llm: Mapping[str, Any]
+    pace: float
+    seed: int
+    max_tokens: int | None
+    is_live: bool
+    as_json: bool
+    trace: Path | None
+
+
 def demo(
     *,
     model: ModelOption = None,
     n_gpu_layers: GpuLayersOption = None,
     device: DeviceOption = None,
     requests: Requests = None,
-    seed: FirstSeed = _SEED,
+    seed: FirstSeed = 1,
     max_tokens: MostTokens = None,
     num_slots: NumSlots = _DEFAULTS.num_slots,
     pace: Pace = None,
@@ -154,9 +352,10 @@ def demo(
 ) -> None:
     """Run several requests together on one engine, and show how they share it.
 
-    On a terminal there is a picture of the slots, and keys act on it: a digit cancels the request in that slot; p and
-    a digit stops or starts its reader, p and p the readers of all requests, and the engine pauses a request that is not
-    read; q ends the demo. Figures come last: time to first token (TTFT), time between tokens (ITL), throughput, and more.
+    On a terminal there is a picture of the requests and the engine, and keys act on it: a digit cancels the request of
+    this number; p and a digit stop or start its reader, p and p the readers of all requests, and the engine pauses a
+    request that is not read; q ends the demo. Figures come last: time to first token (TTFT), time between tokens (ITL),
+    throughput, and more.
     """
     if plain and as_json:
         raise InvalidParams("--plain and --json exclude each other; choose one")
@@ -164,165 +363,386 @@ def demo(
     if pace is None:
         pace = _WATCHABLE if is_live and model is None else 0.0
     pace = validation.number("pace", pace, 0)
-    validation.integer("seed", seed, -1, 2**32 - 1)
+    validation.integer("seed", seed, -1, _SEEDS - 1)
+    if max_tokens is not None:
+        validation.integer("max_tokens", max_tokens, 0)
+    chosen = FOR_DEMO_MODEL if model is None else FOR_ANY_MODEL
+    parsed = parse_requests(chosen, "our requests") if requests is None else read_requests(requests)
+    if speculation is None and speculate:
+        speculation = _WITH_PAIR if model is None else _DRAFTER
+    options: dict[str, Any] = {
+        "num_slots": num_slots,
+        "max_queue": max(_DEFAULTS.max_queue, len(parsed)),
+        "speculation": speculation,
+    }
+    EngineConfig(**options)
+    options |= {"n_threads": threads, "mmproj": False}
     if speculation is not None:
-        from paceline.speculation.named_drafter import check_drafter_name
+        from paceline.speculation.named_drafter import DRAFT_MODEL, check_drafter_name, drafter_parts
 
         check_drafter_name(speculation)
-    chosen = _requests(requests, is_demo_model=model is None)
-    seed = secrets.randbits(32) if seed == -1 else seed
-    chosen = seeded(limited(chosen, max_tokens), seed)
+        if model is None and DRAFT_MODEL in drafter_parts(speculation):
+            options["draft_model"] = demo_draft_model_path()
     job = DemoJob(
-        requests=buffered(chosen, _BUFFERED[pace > 0]) if is_live else chosen,
-        measured=chosen,
+        requests=parsed,
         model=ModelChoice(
             path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not as_json, verbose=verbose
         ),
-        config=EngineConfig(
-            num_slots=num_slots,
-            max_queue=max(_DEFAULTS.max_queue, len(chosen)),
-            speculation=speculation or ((_WITH_PAIR if model is None else _DRAFTER) if speculate else None),
-        ),
-        n_threads=threads,
+        llm=options,
         pace=pace,
-        seed=seed,
+        seed=secrets.randbits(32) if seed == -1 else seed,
+        max_tokens=max_tokens,
         is_live=is_live,
         as_json=as_json,
         trace=trace,
     )
-    with _keys(job) as keys:
+    with terminal.Keys(sys.stdin.fileno()) if is_live and terminal.can_read_keys() else nullcontext() as keys:
         have_failed = run(lambda stop: _run(job, keys, stop))
     if have_failed:
-        raise typer.Exit(_FAILED)
-
-
-def _requests(path: Path | None, *, is_demo_model: bool) -> list[DemoRequest]:
-    if path is not None:
-        return read_requests(path)
-    ours = FOR_DEMO_MODEL if is_demo_model else FOR_ANY_MODEL
-    return requests_of(ours, "our requests")
-
-
-def _keys(job: DemoJob) -> terminal.Keys | nullcontext[None]:
-    return terminal.Keys(sys.stdin.fileno()) if job.is_live and terminal.can_read_keys() else nullcontext()
+        raise typer.Exit(FAILED)
 
 
 def _run(job: DemoJob, keys: terminal.Keys | None, stop: StopSignal) -> bool:
     """Run the demo and return whether a request failed, or writing the trace."""
-    from paceline.cli.demo_instruments import Pacer, SlotBoard, TraceFile
-    from paceline.cli.demo_screen import LiveScreen
-    from paceline.cli.demo_streams import DemoStreams
+    from paceline.cli.demo_pace import LenientRecorder, Pacer
     from paceline.llm import LLM
-    from paceline.observability.trace_file import TraceRecorder
 
-    board, pacer, streams = SlotBoard(), Pacer(job.pace), DemoStreams()
+    pacer = Pacer(job.pace)
+    requests = completed(job.requests, job.seed, job.max_tokens, _BUFFERED[job.pace > 0] if job.is_live else None)
     with ExitStack() as stack:
-        file = None if job.trace is None else stack.enter_context(TraceFile(job.trace))
-        recorders = () if file is None else (stack.enter_context(TraceRecorder(file)),)
+        recorder = None if job.trace is None else stack.enter_context(LenientRecorder(job.trace))
         loaded = load(job.model, stop)
-        speed_up = None if job.config.speculation is None else _measured(job, loaded.model, stop)
-        llm = stack.enter_context(LLM(loaded.model, instruments=(board, *recorders, pacer), **_options(job)))
-
-        def end() -> None:
-            pacer.hurry()
-            streams.cancel_all()
-
-        stack.enter_context(stop.aborting(end))
-        streams.submit(llm, job.requests)
+        speed_up = None if job.llm["speculation"] is None else _speed_up(job, loaded.model, stop)
+        instruments = [pacer] if recorder is None else [recorder, pacer]
+        llm = stack.enter_context(LLM(loaded.model, instruments=instruments, **job.llm))
+        stack.enter_context(stop.aborting(lambda: _end(requests, pacer)))
+        submit(llm, requests)
+        if stop.requested:
+            _end(requests, pacer)
         if job.is_live:
-            LiveScreen(streams, board, job.config.num_slots, _title(job, loaded.model), keys).run()
+            LiveDemo(requests, _title(job, loaded.model), keys).show(llm)
         else:
-            _read(streams, job)
-    _tell(job, streams, pacer, loaded.load_s, speed_up)
-    if file is not None and file.problem is not None:
-        terminal.report(file.problem)
+            _read(requests, shows=not job.as_json)
+    _tell(job, requests, pacer, loaded.load_s, speed_up)
+    if recorder is not None and recorder.error is not None:
+        problem = recorder.error.strerror or recorder.error
+        terminal.report(f"the trace {job.trace} is incomplete: {problem}")
         return True
-    return any(one.error is not None for one in streams)
+    return any(request.error is not None for request in requests)
 
 
-def _options(job: DemoJob) -> dict[str, Any]:
-    config = job.config
-    options = {
-        "num_slots": config.num_slots,
-        "max_queue": config.max_queue,
-        "n_threads": job.n_threads,
-        "speculation": config.speculation,
-        "mmproj": False,
-    }
-    if job.model.path is None and _names_draft_model(config.speculation):
-        options["draft_model"] = demo_draft_model_path()
-    return options
+def submit(llm: LLM, requests: Sequence[DemoRequest]) -> None:
+    """Submit the requests. Raises the first error if all are refused."""
+    for request in requests:
+        request.submit(llm)
+    errors = [request.error for request in requests if request.stream is None]
+    if len(errors) == len(requests) and errors[0] is not None:
+        raise errors[0]
 
 
-def _names_draft_model(speculation: str | None) -> bool:
-    from paceline.speculation.named_drafter import DRAFT_MODEL, drafter_parts
+def _end(requests: Sequence[DemoRequest], pacer: Pacer) -> None:
+    pacer.hurry()
+    for request in requests:
+        request.cancel()
 
-    return speculation is not None and DRAFT_MODEL in drafter_parts(speculation)
 
-
-def _measured(job: DemoJob, model: Model, stop: StopSignal) -> SpeedUp:
-    """Run the requests without drafts and then with them, as fast as they go, with nothing else to do."""
-    from paceline.cli.demo_streams import SpeedUp
-
+def _speed_up(job: DemoJob, model: Model, stop: StopSignal) -> tuple[float | None, float | None]:
+    """Return the tokens a second of the requests without drafts and with them, in engines that have nothing else to do."""
     if job.is_live:
         terminal.write("Measuring the requests without drafts, then with them ...\n")
-    return SpeedUp(_rate(job, model, stop, with_drafts=False), _rate(job, model, stop, with_drafts=True))
+    without = {**job.llm, "speculation": None, "draft_model": None}
+    return _rate(job, model, stop, without), _rate(job, model, stop, job.llm)
 
 
-def _rate(job: DemoJob, model: Model, stop: StopSignal, *, with_drafts: bool) -> float | None:
-    """Return the tokens a second of the requests in an engine of their own, over as many rounds as a second or two has."""
-    from paceline.cli.demo_instruments import Pacer
-    from paceline.cli.demo_streams import DemoStreams, run_figures
+def _rate(job: DemoJob, model: Model, stop: StopSignal, options: Mapping[str, Any]) -> float | None:
     from paceline.llm import LLM
 
-    pacer, streams = Pacer(0.0), DemoStreams()
-    options = _options(job) if with_drafts else _options(job) | {"speculation": None, "draft_model": None}
-    with LLM(model, instruments=(pacer,), **options) as llm:
+    num_tokens, elapsed_s = 0, 0.0
+    with LLM(model, **options) as llm:
         for _ in range(_MOST_ROUNDS):
-            streams = DemoStreams()
-            with stop.aborting(streams.cancel_all):
-                streams.submit(llm, job.measured)
-                while not streams.are_over:
-                    streams.take()
-                    time.sleep(_MEASURED_POLL_S)
-            if pacer.elapsed_s > _MEASURED_S or stop.requested:
+            requests = completed(job.requests, job.seed, job.max_tokens)
+            start_s = time.perf_counter()
+            with stop.aborting(lambda requests=requests: [request.cancel() for request in requests]):  # type: ignore[misc]
+                submit(llm, requests)
+                _read(requests, shows=False)
+            elapsed_s += time.perf_counter() - start_s
+            num_tokens += sum(len(choice.token_ids) for request in requests for choice in request.choices)
+            if elapsed_s > _MEASURED_S or stop.requested:
                 break
-    return run_figures(streams, pacer).tokens_per_s
+    return num_tokens / elapsed_s if num_tokens else None
 
 
-def _title(job: DemoJob, model: Model) -> str:
-    held_back = f" · at most {job.pace:g} ticks a second" if job.pace else ""
-    drafts = "" if job.config.speculation is None else f" · drafts by {terminal.printable(job.config.speculation)}"
-    return f" {terminal.printable(model.paths[0].name)} · {job.config.num_slots} slots{drafts}{held_back}"
-
-
-def _read(streams: DemoStreams, job: DemoJob) -> None:
-    """Read all streams to their end; write each result as soon as it is complete."""
-    from paceline.cli.demo_streams import result_lines
-
-    waiting = list(streams)
+def _read(requests: Sequence[DemoRequest], *, shows: bool) -> None:
+    """Read all streams to their end. shows: write the results of a request when it has ended."""
+    waiting = list(requests)
     while waiting:
-        streams.take()
-        over = [one for one in waiting if one.is_over]
-        waiting = [one for one in waiting if not one.is_over]
-        if not job.as_json:
-            for one in over:
-                terminal.write("".join(f"{line}\n" for line in result_lines(one)))
+        for request in waiting:
+            request.take()
+        if shows:
+            for request in waiting:
+                if request.is_over:
+                    terminal.write("".join(f"{line}\n" for line in result_lines(request)))
+        waiting = [request for request in waiting if not request.is_over]
         if waiting:
             time.sleep(_POLL_S)
 
 
-def _tell(job: DemoJob, streams: DemoStreams, pacer: Pacer, load_s: float, speed_up: SpeedUp | None) -> None:
-    from paceline.cli import demo_streams
+def _title(job: DemoJob, model: Model) -> str:
+    speculation = job.llm["speculation"]
+    parts = [model.paths[0].name, terminal.counted(job.llm["num_slots"], "slot")]
+    parts += [f"drafts by {speculation}"] if speculation else []
+    parts += [f"at most {job.pace:g} ticks a second"] if job.pace else []
+    return " · ".join(parts)
 
-    found = demo_streams.run_figures(streams, pacer)
+
+# ---- the picture
+
+
+class LiveDemo:
+    """Draws requests and engine, and applies keys to the requests. keys: None if the terminal gives none."""
+
+    def __init__(self, requests: Sequence[DemoRequest], title: str, keys: terminal.Keys | None) -> None:
+        self._requests, self._title, self._keys = requests, title, keys
+        self._is_choosing = False
+
+    def show(self, llm: LLM) -> None:
+        """Read all streams to their end, and leave the last picture on the terminal."""
+        from rich.live import Live
+
+        from paceline.cli.screen import DemoPicture
+
+        drawn = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False, "vertical_overflow": "crop"}
+        with _watched(llm) as state, Live(console=terminal.console(sys.stdout), **drawn) as live:  # type: ignore[arg-type]
+            while not all(request.is_over for request in self._requests):
+                live.update(DemoPicture(state, self._title, self.lines(state), self.hint), refresh=True)
+                self._wait()
+                for request in self._requests:
+                    request.take()
+            live.update(DemoPicture(state, self._title, self.lines(state), ""), refresh=True)
+
+    @property
+    def hint(self) -> str:
+        """What the next key does."""
+        if self._keys is None:
+            return " Ctrl-C quits"
+        return _HINT_PAUSE if self._is_choosing else _HINT
+
+    def press(self, key: str) -> None:
+        """Apply a key: a digit cancels, "p" and a digit or another "p" stops or starts readers, "q" ends all."""
+        index = (int(key) - 1) % 10 if key.isdecimal() else len(self._requests)
+        chosen = [request for request in self._requests[index : index + 1] if not request.is_over]
+        if self._is_choosing:
+            self._is_choosing = False
+            if key == "p":
+                live = [request for request in self._requests if not request.is_over]
+                are_read = not any(request.is_read for request in live)
+                for request in live:
+                    request.is_read = are_read
+            for request in chosen:
+                request.is_read = not request.is_read
+        elif key == "p":
+            self._is_choosing = True
+        else:
+            for request in self._requests if key == "q" else chosen:
+                request.cancel()
+
+    def lines(self, state: TopState) -> list[StreamLine]:
+        """Return a line for each choice of each request."""
+        from paceline.cli.screen import StreamLine
+
+        slots = {(slot["request_id"], slot["choice"]): slot for slot in state.members.get("slots", ())}
+        return [
+            StreamLine(
+                label=f"#{request.number}" + (f".{index + 1}" if len(request.choices) > 1 else ""),
+                state=_state_word(request, choice, slots.get((request.options["request_id"], index), {})),
+                num_tokens=len(choice.token_ids),
+                max_tokens=request.options["max_tokens"],
+                text=choice.text,
+                is_live=choice.reason is None and not request.is_over,
+            )
+            for request in self._requests
+            for index, choice in enumerate(request.choices)
+        ]
+
+    def _wait(self) -> None:
+        if self._keys is None:
+            time.sleep(_FRAME_S)
+            return
+        self._keys.wait(_FRAME_S)
+        for key in self._keys.read():
+            self.press(key)
+
+
+def _state_word(request: DemoRequest, choice: DemoChoice, slot: Mapping[str, Any]) -> str:
+    """Return the state of a choice in a word; after its end its finish reason. "unread": its reader has stopped."""
+    if request.stream is None:
+        return "refused"
+    state = {"prefilling": "prefill", "decoding": "decode", "paused": "paused"}.get(slot.get("state", ""))
+    if choice.reason is not None:
+        return choice.reason
+    if not request.is_read and state != "paused":
+        return "unread"
+    return state or ("decode" if choice.token_ids else "waiting")
+
+
+@contextmanager
+def _watched(llm: LLM) -> Iterator[TopState]:
+    """Yield the state of an engine of this process, which a thread keeps up to date."""
+    from paceline.cli.screen import TopState
+    from paceline.cli.watch import LocalEvents
+
+    state, stop = TopState(), threading.Event()
+    source = LocalEvents(llm.engine, "", interval_ms=round(1000 * _FRAME_S))
+    reading = threading.Thread(target=source.run, args=(state.take, stop), name="paceline-demo", daemon=True)
+    reading.start()
+    try:
+        yield state
+    finally:
+        stop.set()
+        reading.join(1.0)
+
+
+# ---- results and figures
+
+
+def _tell(
+    job: DemoJob,
+    requests: Sequence[DemoRequest],
+    pacer: Pacer,
+    load_s: float,
+    speed_up: tuple[float | None, float | None] | None,
+) -> None:
+    found = figures(requests, pacer, speed_up) | {"load_s": load_s, "seed": job.seed}
     if job.as_json:
-        terminal.write(demo_streams.run_json(streams, found, job.seed, load_s, speed_up))
-    elif job.is_live:
-        for one in streams:
-            if one.error is not None:
-                terminal.write("".join(f"{line}\n" for line in demo_streams.result_lines(one)), style="red")
-        terminal.write("\n")
-        terminal.write_section("Summary", demo_streams.figure_rows(found, job.seed, load_s, speed_up))
-    else:
-        terminal.write(demo_streams.figure_line(found, job.seed, load_s, speed_up) + "\n")
+        report = {"results": [_result(request) for request in requests], "summary": found}
+        terminal.write(json.dumps(report, ensure_ascii=False) + "\n")
+        return
+    if not job.is_live:
+        terminal.write(figure_line(found) + "\n")
+        return
+    for request in requests:
+        if request.error is not None:
+            terminal.write("".join(f"{line}\n" for line in result_lines(request)), style="red")
+    terminal.write("\n")
+    terminal.write_section("Summary", figure_rows(found))
+
+
+def figures(
+    requests: Sequence[DemoRequest], pacer: Pacer, speed_up: tuple[float | None, float | None] | None = None
+) -> dict[str, Any]:
+    """Return the figures of a run that has ended, in seconds without the rests of the pacer; None: nothing was measured."""
+    now = pacer.metrics.snapshot()
+    ttft, itl = now.histogram("paceline_ttft_seconds"), now.histogram("paceline_itl_seconds")
+    num_tokens = int(now.number("paceline_tokens_generated_total"))
+    found: dict[str, Any] = {
+        "requests": len(requests),
+        "ended": now.completed,
+        "tokens": num_tokens,
+        "elapsed_s": pacer.elapsed_s,
+        "rested_s": pacer.rested_s,
+        "tokens_per_s": num_tokens / pacer.elapsed_s if pacer.elapsed_s > 0 else None,
+        "ttft_p50_s": ttft.quantile(0.5),
+        "ttft_p95_s": ttft.quantile(0.95),
+        "itl_p50_s": itl.quantile(0.5),
+        "itl_p99_s": itl.quantile(0.99),
+        "occupancy": now.histogram("paceline_batch_occupancy_ratio").mean,
+        "prefix_hits": int(now.number("paceline_prefix_hits_total")),
+        "prefix_hit_tokens": int(now.number("paceline_prefix_hit_tokens_total")),
+        "ticks": now.histogram("paceline_tick_seconds", "generate").count,
+    }
+    if speed_up is not None:
+        found |= {
+            "draft_tokens": int(now.number("paceline_draft_tokens_total")),
+            "accepted_tokens": int(now.number("paceline_draft_tokens_accepted_total")),
+            "tokens_per_s_with_drafts": speed_up[1],
+            "tokens_per_s_without": speed_up[0],
+        }
+    return found
+
+
+def figure_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures as names and values, for a terminal."""
+    words = _words(found)
+    return [
+        ("requests", f"{found['requests']}, of which {found['ended']} came to their end"),
+        ("throughput", words["throughput"]),
+        ("held back", f"{found['rested_s']:.1f} s of rests, counted nowhere" if found["rested_s"] else ""),
+        ("TTFT", words["TTFT"].replace(" p95", ", p95")),
+        ("ITL", words["ITL"].replace(" p99", ", p99")),
+        ("occupancy", words["occupancy"]),
+        ("prefix hits", f"{found['prefix_hits']} ({terminal.counted(found['prefix_hit_tokens'], 'token')})"),
+        ("ticks", str(found["ticks"])),
+        ("drafts", words.get("drafts", "")),
+        ("speed-up", words.get("speed-up", "")),
+        ("load", words["load"]),
+        ("seed", str(found["seed"])),
+    ]
+
+
+def figure_line(found: Mapping[str, Any]) -> str:
+    """Return the figures on one line, for a pipe."""
+    words = _words(found)
+    parts = [f"{terminal.counted(found['requests'], 'request')}, {found['ended']} ended", words["throughput"]]
+    parts += [f"{name} {words[name]}" for name in ("TTFT", "ITL", "occupancy")]
+    parts += [f"prefix hits {found['prefix_hits']}", f"ticks {found['ticks']}"]
+    parts += [f"drafts {words['drafts']}", words["speed-up"]] if "drafts" in words else []
+    return " | ".join([*parts, f"load {words['load']}", f"seed {found['seed']}"])
+
+
+def _words(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return figures as texts with their units."""
+    times = {name: terminal.duration(value) for name, value in found.items() if name.endswith("_s")}
+    rate, occupancy = found["tokens_per_s"], found["occupancy"]
+    speed = "no speed" if rate is None else f"{rate:.0f} tok/s"
+    words = {
+        "throughput": f"{speed}, {terminal.counted(found['tokens'], 'token')} in {times['elapsed_s']}",
+        "TTFT": f"p50 {times['ttft_p50_s']} p95 {times['ttft_p95_s']}",
+        "ITL": f"p50 {times['itl_p50_s']} p99 {times['itl_p99_s']}",
+        "occupancy": "-" if occupancy is None else f"{occupancy:.0%}",
+        "load": times["load_s"],
+    }
+    if "draft_tokens" not in found:
+        return words
+    drafts, accepted = found["draft_tokens"], found["accepted_tokens"]
+    without, with_drafts = found["tokens_per_s_without"], found["tokens_per_s_with_drafts"]
+    words["drafts"] = "none, as none paid or none were proposed"
+    if drafts:
+        words["drafts"] = f"{drafts} verified, {accepted} accepted ({accepted / drafts:.0%})"
+    words["speed-up"] = "not measured"
+    if without and with_drafts:
+        factor = f"{with_drafts / without:.2f} times as fast"
+        words["speed-up"] = f"{factor}: {with_drafts:.0f} tok/s with drafts, {without:.0f} without"
+    return words
+
+
+def result_lines(request: DemoRequest) -> list[str]:
+    """Return a line for each choice of a request that has ended: its number, how it ended, its text."""
+    if request.stream is None:
+        return [f"#{request.number} refused: {_flat(str(request.error))}"]
+    lines = []
+    for index, choice in enumerate(request.choices, start=1):
+        number = f"#{request.number}" + (f".{index}" if len(request.choices) > 1 else "")
+        how = terminal.finish_words(choice.reason or "cancelled", choice.stop)
+        how = f"failed ({_flat(str(request.error))})" if choice.reason == "error" else how
+        lines.append(f"{number} {how}, {terminal.counted(len(choice.token_ids), 'token')}: {_flat(choice.text)}")
+    return lines
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _result(request: DemoRequest) -> dict[str, Any]:
+    usage, error = None if request.stream is None else request.stream.usage, request.error
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    answers = [
+        {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.reason, "stop": choice.stop}
+        for choice in request.choices
+    ]
+    return {
+        "request": request.number,
+        "prompt": request.prompt,
+        "answers": [] if request.stream is None else answers,
+        "error": None if error is None else {"code": error.code, "message": str(error)},
+        "usage": None if usage is None else {name: getattr(usage, name) for name in names},
+    }

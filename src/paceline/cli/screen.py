@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -132,6 +133,94 @@ class TopPicture:
             cached = f"{node['cached']} cached" if node["cached"] else ""
             where = f"tokens {node['start']} to {node['end']}"
             yield _line(f"  {where:<24}{' '.join(filter(None, (running, cached)))}", "dim", width)
+
+
+_STREAM_STYLES: Final = {
+    "prefill": "cyan", "decode": "green", "stop": "dim green", "length": "dim green", "paused": "yellow", "unread": "yellow",
+    "cancelled": "red", "refused": "red", "error": "red",
+}  # fmt: skip
+_DEMO_ROWS: Final = 14  # lines of everything but the streams
+_LABEL, _STATE, _BAR, _COUNT = 5, 9, 18, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLine:
+    """A stream of the demo. label: request and choice; state: in a word; max_tokens: None without a limit."""
+
+    label: str
+    state: str
+    num_tokens: int
+    max_tokens: int | None
+    text: str
+    is_live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPicture:
+    """The picture of `paceline demo`: its streams, and below them the engine. hint: what keys do; empty if nothing runs."""
+
+    state: TopState
+    title: str
+    lines: Sequence[StreamLine]
+    hint: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, room = options.max_width, max(1, options.size.height - _DEMO_ROWS)
+        shown, hidden = self.lines[:room], len(self.lines) - room
+        parts: list[Text | Table] = [_line(f" {self.title}", "bold", width), Text(""), _streams(shown, width)]
+        parts += [_line(f"   and {hidden} more", "dim", width)] if hidden > 0 else []
+        if self.state.members:
+            parts += [Text(""), *_ticks(self.state, width)]
+        requests = {line.label.partition(".")[0] for line in self.lines}
+        live = {line.label.partition(".")[0] for line in self.lines if line.is_live}
+        rates, queue = self.state.get("rates"), self.state.get("queue")
+        words = [f" {len(requests) - len(live)}/{len(requests)} ended"]
+        if live and rates:
+            words += [f"queue {queue.get('waiting', 0)}", f"{rates['generated_per_s']:,.0f} tok/s"]
+            counts, memory = self.state.get("counts"), self.state.get("memory")
+            words += [f"{memory['cells']:,} cells"] if memory else []
+            drafts = counts.get("draft_tokens")
+            words += [f"drafts {drafts}, accepted {counts['accepted_tokens'] / drafts:.0%}"] if drafts else []
+        parts += [Text(""), _line(" · ".join(words), "", width)]
+        yield Group(*parts, *([_line(self.hint, "dim", width)] if self.hint else []))
+
+
+def _streams(lines: Sequence[StreamLine], width: int) -> Table:
+    bar, count = (8, 4) if width < _NARROW else (_BAR, _COUNT)
+    text = max(4, width - (_LABEL + _STATE + bar + count + 9))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for cells in (_LABEL, _STATE, bar, count, text):
+        table.add_column(width=cells, no_wrap=True, overflow="crop")
+    for line in lines:
+        style, faded = _STREAM_STYLES.get(line.state, "dim"), "" if line.is_live else "dim"
+        both = f"{line.num_tokens}/{line.max_tokens}"
+        counted = str(line.num_tokens) if line.max_tokens is None or len(both) > count else both
+        progress: ProgressBar | Text = Text("")
+        if line.max_tokens is not None:
+            total, done = max(1, line.max_tokens), line.num_tokens
+            progress = ProgressBar(total=total, completed=done, width=bar, complete_style=style, finished_style=style)
+        found = (Text(f" {line.label}", faded), Text(line.state, style), progress, Text(f"{counted:>{count}}", faded))
+        table.add_row(*found, Text(tail(line.text, text), faded))
+    return table
+
+
+def tail(text: str, width: int) -> str:
+    """Return the last words of a text that fit into so many columns, on one line; "…" stands for the rest."""
+    words = terminal.printable(" ".join(text.split())).replace("\t", " ")
+    if cell_len(words) <= width:
+        return words
+    kept: list[str] = []
+    room = width - 2
+    for word in reversed(words.split(" ")):
+        room -= cell_len(word) + 1
+        if room < -1:
+            break
+        kept.append(word)
+    if kept:
+        return "… " + " ".join(reversed(kept))
+    while cell_len(words) > width - 1:
+        words = words[1:]
+    return "…" + words if width else ""
 
 
 def _slot_table(slots: Sequence[Members], width: int) -> Table:

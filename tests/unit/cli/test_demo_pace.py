@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.demo_instruments import Pacer
+from paceline.cli.demo_pace import Pacer
 from paceline.observability.instruments import HOOKS
 from paceline.observability.trace_events import EVENTS, EventInstrument
 from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
@@ -86,7 +86,9 @@ def test_figures_are_those_of_an_engine_that_never_rests() -> None:
     slow, fast = rehearsed(10)[0], rehearsed(0)[0]
     assert slow.elapsed_s == pytest.approx(fast.elapsed_s) == pytest.approx(0.03)
     for name in ("paceline_ttft_seconds", "paceline_itl_seconds", "paceline_request_seconds"):
-        assert slow.snapshot().histogram(name).sum == pytest.approx(fast.snapshot().histogram(name).sum), name
+        assert slow.metrics.snapshot().histogram(name).sum == pytest.approx(
+            fast.metrics.snapshot().histogram(name).sum
+        ), name
 
 
 def test_a_moment_within_a_rest_is_its_beginning() -> None:
@@ -98,7 +100,7 @@ def test_a_moment_within_a_rest_is_its_beginning() -> None:
     )  # fmt: skip
     pace.request_queued(late)
     pace.request_started(2, 0, 0, 0.1)
-    assert pace.snapshot().histogram("paceline_queue_time_seconds").largest == pytest.approx(0)
+    assert pace.metrics.snapshot().histogram("paceline_queue_time_seconds").largest == pytest.approx(0)
 
 
 def test_every_hook_reaches_the_metrics() -> None:

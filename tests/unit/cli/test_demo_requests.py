@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import demo_requests
-from paceline.cli.demo_requests import DemoRequest, buffered, limited, read_requests, requests_of, seeded
-from paceline.errors import InvalidParams, InvalidType
+from paceline.cli import demo
+from paceline.cli.demo import DemoRequest, completed, parse_requests, read_requests
+from paceline.errors import InvalidParams
 
 
 def read(tmp_path: Path, content: Any) -> list[DemoRequest]:
@@ -26,8 +26,9 @@ def test_a_list_has_prompts_and_objects(tmp_path: Path) -> None:
     items = ["a", {"prompt": "b", "n": 2, "max_tokens": None, "interval": 4}, {"prompt": [1, 2], "stop": ["x"]}]
     first, second, third = read(tmp_path, items)
     assert (first.number, first.prompt, first.options) == (1, "a", {})
-    assert (second.prompt, second.num_choices, second.max_tokens, second.options["interval"]) == ("b", 2, None, 4)
-    assert (third.number, third.prompt, third.options, third.max_tokens) == (3, (1, 2), {"stop": ["x"]}, 256)
+    assert (second.prompt, len(second.choices), second.options["interval"]) == ("b", 2, 4)
+    assert (third.number, third.prompt, third.options) == (3, (1, 2), {"stop": ["x"]})
+    assert [request.options["max_tokens"] for request in completed([first, second, third], 1, None)] == [256, None, 256]
 
 
 def test_the_token_ids_of_biases_may_be_texts(tmp_path: Path) -> None:
@@ -82,32 +83,35 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_requests(tmp_path / "none.json")
 
 
+def options_of(items: list[Any], name: str, *limits: Any) -> list[Any]:
+    return [request.options[name] for request in completed(parse_requests(items, ""), *limits)]
+
+
 def test_a_limit_shortens_and_never_lengthens() -> None:
     """--max-tokens holds for all; a request with a lower limit keeps it."""
-    asked = requests_of(
-        [{"prompt": "a", "max_tokens": 5}, {"prompt": "b", "max_tokens": None}, "c", {"prompt": "d", "max_tokens": 50}],
-        "",
-    )
-    assert [one.max_tokens for one in limited(asked, 20)] == [5, 20, 20, 20]
-    assert limited(asked, None) == asked
-    with pytest.raises(InvalidType, match="max_tokens"):
-        limited(asked, True)
+    asked = [
+        {"prompt": "a", "max_tokens": 5},
+        {"prompt": "b", "max_tokens": None},
+        "c",
+        {"prompt": "d", "max_tokens": 50},
+    ]
+    assert options_of(asked, "max_tokens", 1, 20) == [5, 20, 20, 20]
+    assert options_of(asked, "max_tokens", 1, None) == [5, None, 256, 50]
 
 
 def test_seeds_count_on_and_keep_explicit_ones() -> None:
     """Two requests with the same prompt have different outputs, and a seed of a request's own stays."""
-    asked = requests_of(["a", {"prompt": "b", "seed": 7}, "c"], "")
-    assert [one.options["seed"] for one in seeded(asked, 2**32 - 2)] == [2**32 - 2, 7, 0]
+    assert options_of(["a", {"prompt": "b", "seed": 7}, "c"], "seed", 2**32 - 2, None) == [2**32 - 2, 7, 0]
 
 
 def test_a_limit_of_the_backlog_keeps_explicit_ones() -> None:
     """A limit of the request's own stays."""
-    asked = requests_of(["a", {"prompt": "b", "max_buffered_tokens": 7}], "")
-    assert [one.options["max_buffered_tokens"] for one in buffered(asked, 16)] == [16, 7]
+    asked = ["a", {"prompt": "b", "max_buffered_tokens": 7}]
+    assert options_of(asked, "max_buffered_tokens", 1, None, 16) == [16, 7]
 
 
-@pytest.mark.parametrize("ours", [demo_requests.FOR_DEMO_MODEL, demo_requests.FOR_ANY_MODEL])
+@pytest.mark.parametrize("ours", [demo.FOR_DEMO_MODEL, demo.FOR_ANY_MODEL])
 def test_our_own_requests_are_eight_and_right(ours: Any) -> None:
     """They pass the checks of a file, and one of them has two choices."""
-    found = requests_of(ours, "ours")
-    assert len(found) == 8 and sum(one.num_choices for one in found) == 9
+    found = parse_requests(ours, "ours")
+    assert len(found) == 8 and sum(len(request.choices) for request in found) == 9
