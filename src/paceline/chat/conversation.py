@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from paceline import validation
@@ -102,14 +102,21 @@ class ChatMedia:
         self._last_of_user = -1
         self.messages = messages  # with marks
         if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes)):
-            users = (index for index, message in enumerate(messages) if _role_of(message) == "user")
-            self._last_of_user = max(users, default=-1)
+            roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+            self._last_of_user = max((index for index, role in enumerate(roles) if role == "user"), default=-1)
             self.messages = [self._plain(index, message) for index, message in enumerate(messages)]
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about attachments that were left out, and about members of parts beside attachments."""
-        return (*map(_omission, self._omitted.values()), *self._ignored.warnings())
+        found = []
+        for modality, (first, *more) in self._omitted.items():
+            kind = "images" if modality == "image" else "audio"
+            others = f" (and for {len(more)} more)" if more else ""
+            found.append(
+                f"{first.place}: this model takes no {kind}; the prompt has {first.text!r} in its place{others}"
+            )
+        return (*found, *self._ignored.warnings())
 
     def restored(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return parsed messages with their attachments in place of the marks, as they were given."""
@@ -219,17 +226,6 @@ class ChatMedia:
         return text_of_part(place, part, self._ignored)[1]
 
 
-def _role_of(message: object) -> object:
-    return message.get("role") if isinstance(message, Mapping) else None
-
-
-def _omission(omitted: Sequence[OmittedAttachment]) -> str:
-    first = omitted[0]
-    kind = "images" if first.modality == "image" else "audio"
-    more = f" (and for {len(omitted) - 1} more)" if len(omitted) > 1 else ""
-    return f"{first.place}: this model takes no {kind}; the prompt has {first.text!r} in its place{more}"
-
-
 def _with_contents(messages: Sequence[Mapping[str, Any]], contents: Mapping[int, list[Any]]) -> list[dict[str, Any]]:
     return [
         {**message, "content": contents[index]} if index in contents else dict(message)
@@ -260,69 +256,38 @@ MAX_TOOL_CALLS = 1024
 MAX_ARGUMENTS_DEPTH = 64
 MAX_ARGUMENTS_BYTES = 16 << 20
 
-_READ_MEMBERS = (
-    "role",
-    "content",
-    "name",
-    "refusal",
-    "tool_calls",
-    "tool_call_id",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-    "prefix",
-)
-# Members that SDKs and providers add to messages, and that say nothing to a model. The text of `thinking_blocks` and
-# `reasoning_details` is in `reasoning_content` or `reasoning` as well.
+# The members that are read, and members that SDKs and providers add to messages and that say nothing to a model. The text of
+# `thinking_blocks` and `reasoning_details` is in `reasoning_content` or `reasoning` as well.
 _KNOWN_MEMBERS = frozenset(
     (
-        *_READ_MEMBERS,
-        "annotations",
-        "cache_control",
-        "citations",
-        "created_at",
-        "encrypted_content",
-        "finish_reason",
-        "id",
-        "index",
-        "logprobs",
-        "metadata",
-        "model",
-        "parsed",
-        "phase",
-        "provider_metadata",
-        "provider_options",
-        "provider_specific_fields",
-        "providerMetadata",
-        "providerOptions",
-        "reasoning_details",
-        "reasoning_signature",
-        "response_metadata",
-        "status",
-        "stop_reason",
-        "thinking_blocks",
-        "timestamp",
-        "token_ids",
-        "type",
-        "usage",
-        "usage_metadata",
-        "weight",
+        *("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "reasoning_content"),
+        *("reasoning", "thinking", "prefix"),
+        *(
+            "annotations",
+            "cache_control",
+            "citations",
+            "created_at",
+            "encrypted_content",
+            "finish_reason",
+            "id",
+            "index",
+        ),
+        *("logprobs", "metadata", "model", "parsed", "phase", "provider_metadata", "provider_options"),
+        *(
+            "provider_specific_fields",
+            "providerMetadata",
+            "providerOptions",
+            "reasoning_details",
+            "reasoning_signature",
+        ),
+        *("response_metadata", "status", "stop_reason", "thinking_blocks", "timestamp", "token_ids", "type", "usage"),
+        *("usage_metadata", "weight"),
     )
 )
 _KNOWN_CALL_MEMBERS = frozenset(
     (
-        "id",
-        "type",
-        "function",
-        "custom",
-        "index",
-        "cache_control",
-        "caller",
-        "extra_content",
-        "provider_specific_fields",
-        "status",
-        "thought_signature",
+        *("id", "type", "function", "custom", "index", "cache_control", "caller", "extra_content"),
+        *("provider_specific_fields", "status", "thought_signature"),
     )
 )
 _KNOWN_FUNCTION_MEMBERS = frozenset(("name", "arguments", "parsed_arguments", "index", "description"))
@@ -360,18 +325,12 @@ def parse_messages(
         raise InvalidParams(f"{name} must have at most {MAX_MESSAGES} messages, not {len(messages)}; leave some out")
     ignored = IgnoredMembers() if ignored is None else ignored
     parsed = [_parse_message(f"{name}[{index}]", message, ignored) for index, message in enumerate(messages)]
-    if not any(map(_says_something, messages)):
+    said = ("refusal", "tool_calls", "function_call", "content")
+    if not any(isinstance(message.get("content"), str) or any(map(message.get, said)) for message in messages):
         raise InvalidParams(
             f"{name}[0].content is missing or empty, as in every message; give a text or a list of parts"
         )
     return parsed
-
-
-def _says_something(message: Mapping[str, Any]) -> bool:
-    """Return whether a message has a content, which may be an empty text, or calls."""
-    return isinstance(message.get("content"), str) or any(
-        message.get(member) for member in ("content", "refusal", "tool_calls", "function_call")
-    )
 
 
 def _parse_message(place: str, message: object, ignored: IgnoredMembers) -> dict[str, Any]:
@@ -383,9 +342,10 @@ def _parse_message(place: str, message: object, ignored: IgnoredMembers) -> dict
     parsed: dict[str, Any] = {"role": role, "content": content}
     if message.get("name") is not None:
         parsed["name"] = validation.text(f"{place}.name", message["name"])
-    reasoning = _parse_reasoning(place, message) or thoughts
-    if reasoning:
-        parsed["reasoning_content"] = reasoning
+    member = next((name for name in ("reasoning_content", "reasoning", "thinking") if message.get(name)), None)
+    reasoning = "" if member is None else validation.text(f"{place}.{member}", message[member])
+    if reasoning or thoughts:
+        parsed["reasoning_content"] = reasoning or thoughts
     calls = _parse_calls(place, role, message, ignored)
     if calls:
         parsed["tool_calls"] = calls
@@ -405,11 +365,6 @@ def _parse_role(place: str, message: Mapping[Any, Any]) -> str:
             f"{place}.role must be one of {', '.join(map(repr, ROLES))}, or a plain word, not {role[:80]!r}{hint}"
         )
     return "tool" if role == "function" else role
-
-
-def _parse_reasoning(place: str, message: Mapping[Any, Any]) -> str:
-    name = next((name for name in ("reasoning_content", "reasoning", "thinking") if message.get(name)), None)
-    return "" if name is None else validation.text(f"{place}.{name}", message[name])
 
 
 def _parse_content(
@@ -484,16 +439,12 @@ def _parse_function(place: str, function: object, ignored: IgnoredMembers) -> di
     if isinstance(arguments, Mapping):
         plain = checked_json(f"{place}.arguments", arguments, MAX_ARGUMENTS_DEPTH, MAX_ARGUMENTS_BYTES)
         arguments = json.dumps(plain, ensure_ascii=False)
+    name = validation.text(f"{place}.name", function.get("name"))
+    text = "" if arguments is None else validation.text(f"{place}.arguments", arguments)
     return {
-        "name": validation.text(f"{place}.name", function.get("name")),
-        "arguments": _arguments_text(f"{place}.arguments", arguments),
-    }
-
-
-def _arguments_text(place: str, arguments: object) -> str:
-    """Return arguments as text; clients spell calls without arguments in three ways."""
-    text = "" if arguments is None else validation.text(place, arguments)
-    return text if text.strip() else "{}"
+        "name": name,
+        "arguments": text if text.strip() else "{}",
+    }  # clients spell calls without arguments in three ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,36 +490,31 @@ def next_turn(
     """
     media = None if read_part is None else ChatMedia(messages, read_part)
     ignored = IgnoredMembers()
-    given = messages if media is None else media.messages
+    given: Any = messages if media is None else media.messages
     parsed = parse_messages(given, ignored=ignored)
     warnings = (*(() if media is None else media.warnings), *ignored.warnings())
-    if media is not None and not media.attachments:
-        media = None
-    has_prefix = _has_prefix(parsed, given)
+    turn = Turn(parsed, media=media if media is not None and media.attachments else None, warnings=warnings)
+    continued = replace(turn, add_generation_prompt=False, continue_final_message=True)
+    last, prefix = parsed[-1], given[-1].get("prefix")
+    has_prefix = (
+        prefix is not None
+        and last["role"] == "assistant"
+        and validation.boolean(f"messages[{len(parsed) - 1}].prefix", prefix)
+    )
     if continues:
         if generates:
             raise InvalidParams(
                 "add_generation_prompt and continue_final_message exclude each other; set one of them to false"
             )
-        return Turn(parsed, add_generation_prompt=False, continue_final_message=True, media=media, warnings=warnings)
-    may_continue = has_prefix or (prefills and not parsed[-1].get("tool_calls"))
-    if continues is False or not may_continue or parsed[-1]["role"] != "assistant":
-        return Turn(parsed, add_generation_prompt=generates is not False, media=media, warnings=warnings)
+        return continued
+    may_continue = has_prefix or (prefills and not last.get("tool_calls"))
+    if continues is False or not may_continue or last["role"] != "assistant":
+        return replace(turn, add_generation_prompt=generates is not False)
     if len(parsed) > 1 and parsed[-2]["role"] == "assistant" and not has_prefix:
         raise InvalidParams("messages end with two of the assistant's, and only one can be continued; join them")
-    says_more = has_prefix and ("tool_calls" in parsed[-1] or "reasoning_content" in parsed[-1])
-    if len(parsed) > 1 and _is_empty(parsed[-1]["content"]) and not says_more:
-        return Turn(parsed[:-1], media=media, warnings=warnings)
-    return Turn(parsed, add_generation_prompt=False, continue_final_message=True, media=media, warnings=warnings)
-
-
-def _has_prefix(parsed: Sequence[Mapping[str, Any]], messages: Any) -> bool:
-    """Return whether the last message is the assistant's, and its member `prefix` says that the model continues it."""
-    prefix = messages[-1].get("prefix")
-    if prefix is None or parsed[-1]["role"] != "assistant":
-        return False
-    return validation.boolean(f"messages[{len(parsed) - 1}].prefix", prefix)
-
-
-def _is_empty(content: str | list[dict[str, str]]) -> bool:
-    return not content if isinstance(content, str) else not any(part["text"] for part in content)
+    content = last["content"]
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    says_more = has_prefix and ("tool_calls" in last or "reasoning_content" in last)
+    if len(parsed) > 1 and not any(texts) and not says_more:
+        return replace(turn, messages=parsed[:-1])
+    return continued

@@ -28,22 +28,9 @@ _MAX_SHOWN = 80
 # Members that SDKs and providers add to parts, and that say nothing to a model.
 _SILENT = frozenset(
     (
-        "annotations",
-        "cache_control",
-        "citations",
-        "closed",
-        "encrypted_content",
-        "id",
-        "index",
-        "logprobs",
-        "prompt_cache_breakpoint",
-        "provider_metadata",
-        "provider_options",
-        "provider_specific_fields",
-        "providerMetadata",
-        "providerOptions",
-        "signature",
-        "state",
+        *("annotations", "cache_control", "citations", "closed", "encrypted_content", "id", "index", "logprobs"),
+        *("prompt_cache_breakpoint", "provider_metadata", "provider_options", "provider_specific_fields"),
+        *("providerMetadata", "providerOptions", "signature", "state"),
     )
 )
 _ATTACHMENT_MEMBERS = ("url", "detail", "data", "format")
