@@ -20,7 +20,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import validation
@@ -39,7 +39,7 @@ from paceline.constraints.schema_walk import MAX_OPTIONAL, circles, is_too_large
 from paceline.constraints.thinking import ThinkingConstraint, ThinkingTokens
 from paceline.errors import GrammarError, InvalidParams, InvalidType, PacelineError
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams
-from paceline.request import current_cache_scope
+from paceline.request import cached_in_scope, current_cache_scope
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -156,9 +156,11 @@ class ConstraintCompiler:
         self._cached: OrderedDict[tuple[Scope, Spec], _CachedGrammar] = OrderedDict()
         self._compiling: dict[tuple[Scope, Spec], Future[_CachedGrammar]] = {}
         self.num_compiled = 0
-        self._tokens_by_digits: OrderedDict[int, JsonTokens] = OrderedDict()
-        self._triggers: OrderedDict[tuple[object, ...], CallTriggers] = OrderedDict()
-        self._thinking: OrderedDict[tuple[Scope, str, tuple[str, ...], str], ThinkingTokens] = OrderedDict()
+        self._json_tokens = lru_cache(_MAX_DIGIT_LIMITS)(lambda limit: JsonTokens(table, self._index, limit))
+        self._triggers = cached_in_scope(_CACHED_GRAMMARS)(CallTriggers)
+        self._thinking = cached_in_scope(_CACHED_GRAMMARS)(
+            lambda start, ends, message: ThinkingTokens(start, ends, message, self._index)
+        )
 
     def compile(self, params: SamplingParams) -> Constraint | None:
         """Return the constraint of one choice; None if the params have no constraint, or only a GBNF grammar.
@@ -173,7 +175,7 @@ class ConstraintCompiler:
             kind, text, _ = spec
             matcher, note_use = self._found(spec)
             inner = (
-                JsonConstraint(matcher, self._json_tokens(text), note_use)
+                JsonConstraint(matcher, self._json_tokens(_digit_limit(text)), note_use)
                 if kind == "json_schema"
                 else GrammarConstraint(matcher, note_use)
             )
@@ -181,7 +183,8 @@ class ConstraintCompiler:
             inner = self._own(params.constraint)
         calls = self._calls(params.call_grammar) if isinstance(params.call_grammar, CallGrammar) else None
         if isinstance(params.thinking, ThinkingParams):
-            tokens = self._thinking_tokens(params.thinking)
+            thinking = params.thinking
+            tokens = self._thinking(thinking.start, thinking.ends, thinking.message)
             separates = params.grammar_lazy or calls is not None
             return ThinkingConstraint(params.thinking, tokens, inner, separates=separates, calls=calls)
         if inner is not None and calls is not None:
@@ -270,15 +273,8 @@ class ConstraintCompiler:
     def _calls(self, grammar: CallGrammar) -> CallConstraint:
         # Kept here: the cache may drop the grammar before a call begins, and compiling it again would hold up an engine.
         matcher, note_use = self._found(("lark", grammar.lark, True))
-        with self._lock:
-            key = (current_cache_scope(), *grammar.triggers)
-            triggers = self._triggers.get(key)
-            if triggers is None:
-                triggers = self._triggers[key] = CallTriggers(grammar.triggers)
-                while len(self._triggers) > _CACHED_GRAMMARS:
-                    self._triggers.popitem(last=False)
         return CallConstraint(
-            triggers,
+            self._triggers(grammar.triggers),
             lambda: GrammarConstraint(matcher.deep_copy(), note_use),
             self.table,
             lambda data: self._index.split(data),  # noqa: PLW0108 - the index is made when it is needed
@@ -290,26 +286,6 @@ class ConstraintCompiler:
         if not isinstance(given, type) and hasattr(given, "fill_mask"):
             return _checked_own(given).copy()
         return _checked_own(given(self.table))
-
-    def _thinking_tokens(self, params: ThinkingParams) -> ThinkingTokens:
-        with self._lock:
-            key = (current_cache_scope(), params.start, params.ends, params.message)
-            found = self._thinking.get(key)
-            if found is None:
-                found = self._thinking[key] = ThinkingTokens(params, self._index)
-                while len(self._thinking) > _CACHED_GRAMMARS:
-                    self._thinking.popitem(last=False)
-            return found
-
-    def _json_tokens(self, schema: str) -> JsonTokens:
-        limit = max_digits(json.loads(schema)) if _LONG_NUMBER.search(schema) else MAX_DIGITS
-        with self._lock:
-            found = self._tokens_by_digits.get(limit)
-            if found is None:
-                found = self._tokens_by_digits[limit] = JsonTokens(self.table, self._index, limit)
-                while len(self._tokens_by_digits) > _MAX_DIGIT_LIMITS:
-                    self._tokens_by_digits.popitem(last=False)
-            return found
 
     @cached_property
     def _index(self) -> PieceIndex:
@@ -325,6 +301,10 @@ class ConstraintCompiler:
             n_vocab=len(self.table.pieces),
             eos_token=sorted(self.table.eog_ids),
         )
+
+
+def _digit_limit(schema: str) -> int:
+    return max_digits(json.loads(schema)) if _LONG_NUMBER.search(schema) else MAX_DIGITS
 
 
 class _Vocabulary:

@@ -34,7 +34,7 @@ class GrammarConstraint:
         self._num_accepted = 0
 
     def fill_mask(self, words: TokenWords) -> bool:
-        """See `Constraint`. Releases the GIL. Raises `GrammarError` if following the grammar exceeds the limits on grammars."""
+        """Fill the mask without the GIL. Raises `GrammarError` if following the grammar exceeds the limits on grammars."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if is_dead(self._matcher):
             raise GrammarError("the constraint cannot be followed here: no text that goes on from here satisfies it")
@@ -43,7 +43,7 @@ class GrammarConstraint:
         return True
 
     def accept(self, token_id: int) -> None:
-        """See `Constraint`. Raises `InvalidParams` for a token that may not come, and does not advance."""
+        """Raise `InvalidParams` for a token that may not come, and does not advance."""
         if self._matcher.try_consume_tokens([token_id]) != 1:
             reason = f": {short_error(self._matcher)}" if self._matcher.is_error() else ""
             raise InvalidParams(f"token_id: the constraint does not allow token {token_id} here{reason}")
@@ -51,7 +51,7 @@ class GrammarConstraint:
         self._note_use()
 
     def rollback(self, num_tokens: int) -> None:
-        """See `Constraint`. Raises `InvalidParams` for more tokens than were accepted."""
+        """Raise `InvalidParams` for more tokens than were accepted."""
         if not 0 <= num_tokens <= self._num_accepted or not self._matcher.rollback(num_tokens):
             raise InvalidParams(
                 f"num_tokens must be from 0 to {self._num_accepted}, which were accepted, not {num_tokens}"
@@ -60,16 +60,13 @@ class GrammarConstraint:
 
     @property
     def is_complete(self) -> bool:
-        """See `Constraint`."""
         return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     @property
     def may_end(self) -> bool:
-        """See `Constraint`."""
         return self._matcher.is_accepting()
 
     def copy(self) -> GrammarConstraint:
-        """See `Constraint`."""
         copied = GrammarConstraint(self._matcher.deep_copy(), self._note_use)
         copied._num_accepted = self._num_accepted
         return copied
@@ -246,7 +243,6 @@ class JsonConstraint(GrammarConstraint):
         self._states = [tokens.start]  # after each token
 
     def fill_mask(self, words: TokenWords) -> bool:
-        """See `Constraint`."""
         super().fill_mask(words)
         here = self._tokens.at(self._states[-1])
         if self._states[-1].num_digits == 0 and not (words & here.words).any():
@@ -282,7 +278,7 @@ class JsonConstraint(GrammarConstraint):
         return bool(words[token_id >> 5] >> np.uint32(token_id & 31) & 1)
 
     def accept(self, token_id: int) -> None:
-        """See `Constraint`. Raises `InvalidParams` for a token that may not come, and does not advance."""
+        """Raise `InvalidParams` for a token that may not come, and does not advance."""
         piece = self._tokens.table.pieces[token_id]
         state = self._states[-1]
         after, text = self._tokens.after(state, piece), piece.rstrip(_STRIPPED)
@@ -302,12 +298,10 @@ class JsonConstraint(GrammarConstraint):
         self._states.append(after)
 
     def rollback(self, num_tokens: int) -> None:
-        """See `Constraint`."""
         super().rollback(num_tokens)
         del self._states[len(self._states) - num_tokens :]
 
     def copy(self) -> JsonConstraint:
-        """See `Constraint`."""
         copied = JsonConstraint(self._matcher.deep_copy(), self._tokens, self._note_use)
         copied._num_accepted, copied._states = self._num_accepted, list(self._states)
         return copied
@@ -409,20 +403,17 @@ class CallConstraint:
 
     @property
     def is_complete(self) -> bool:
-        """See `Constraint`."""
         return self._calls is not None and self._calls.is_complete
 
     @property
     def may_end(self) -> bool:
-        """See `Constraint`."""
         return self._calls is None or self._calls.may_end
 
     def fill_mask(self, words: TokenWords) -> bool:
-        """See `Constraint`."""
         return self._calls is not None and self._calls.fill_mask(words)
 
     def accept(self, token_id: int) -> None:
-        """See `Constraint`. Raises `InvalidParams` for a token that a call does not allow."""
+        """Raise `InvalidParams` for a token that a call does not allow."""
         if self._calls is not None:
             self._calls.accept(token_id)
             self._num_followed += 1
@@ -460,7 +451,7 @@ class CallConstraint:
         self._is_whole = False
 
     def rollback(self, num_tokens: int) -> None:
-        """See `Constraint`. Raises `InvalidParams` for more tokens than were accepted."""
+        """Raise `InvalidParams` for more tokens than were accepted."""
         if not 0 <= num_tokens <= self._num_followed + len(self._token_ids):
             raise InvalidParams(f"num_tokens must not be more than were accepted, not {num_tokens}")
         if self._calls is not None:
@@ -474,7 +465,6 @@ class CallConstraint:
             del self._text[self._starts[-num_tokens] :], self._starts[-num_tokens:], self._token_ids[-num_tokens:]
 
     def copy(self) -> CallConstraint:
-        """See `Constraint`."""
         copied = CallConstraint(self._triggers, self._begin, self._table, self._split)
         copied._text, copied._starts = bytearray(self._text), list(self._starts)
         copied._token_ids, copied._is_whole = list(self._token_ids), self._is_whole

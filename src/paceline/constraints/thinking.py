@@ -14,6 +14,7 @@ import copy
 import enum
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,11 +39,11 @@ class _Phase(enum.Enum):
 class ThinkingTokens:
     """Which tokens matter to the tags of thinking, in one vocabulary. Constant; any thread."""
 
-    def __init__(self, params: ThinkingParams, index: PieceIndex) -> None:
+    def __init__(self, start: str, ends: Sequence[str], message: str, index: PieceIndex) -> None:
         self._index, self.table = index, index.table
-        self.start = params.start.encode()
-        self.ends = tuple(one.encode() for one in params.ends)
-        self.message, self.end = index.encode(params.message), index.encode(params.ends[0])
+        self.start = start.encode()
+        self.ends = tuple(end.encode() for end in ends)
+        self.message, self.end = index.encode(message), index.encode(ends[0])
         self.blanks, self.continuations = index.blanks, index.continuations
         rests = [self.start[at:] for at in range(len(self.start))]
         self.completing = [index.beginning_with(rest) for rest in rests]
@@ -145,14 +146,12 @@ class ThinkingConstraint:
 
     @property
     def is_complete(self) -> bool:
-        """See `Constraint`."""
         if self._calls is not None and self._calls.is_complete:
             return True
         return self._state.phase is _Phase.CONTENT and self._content is not None and self._content.is_complete
 
     @property
     def may_end(self) -> bool:
-        """See `Constraint`."""
         if self._calls is not None and not self._calls.may_end:
             return False
         if self.is_thinking or self._content is None:
@@ -160,7 +159,6 @@ class ThinkingConstraint:
         return self._is_content and self._content.may_end
 
     def fill_mask(self, words: TokenWords) -> bool:
-        """See `Constraint`."""
         is_written = self._fill(words)
         if self._calls is None or self.is_thinking:
             return is_written
@@ -228,7 +226,7 @@ class ThinkingConstraint:
     # ---- advancing
 
     def accept(self, token_id: int) -> None:
-        """See `Constraint`. Raises what the inner constraint raises; nothing changed then."""
+        """Raise what the inner constraint raises; nothing changed then."""
         before = (self._state, self._content, self._is_content)
         calls = None if self.is_thinking else self._calls
         if calls is not None:
@@ -352,7 +350,7 @@ class ThinkingConstraint:
     # ---- copies and rollback
 
     def rollback(self, num_tokens: int) -> None:
-        """See `Constraint`. Raises `InvalidParams` for more tokens than were accepted, or more than 256."""
+        """Raise `InvalidParams` for more tokens than were accepted, or more than 256."""
         if not 0 <= num_tokens <= len(self._undo):
             raise InvalidParams(f"num_tokens must be from 0 to {len(self._undo)}, not {num_tokens}")
         for _ in range(num_tokens):
@@ -361,7 +359,7 @@ class ThinkingConstraint:
                 one.rollback(1)
 
     def copy(self) -> ThinkingConstraint:
-        """See `Constraint`. The copy cannot roll back what was accepted before."""
+        """Return a copy, which cannot roll back tokens that were accepted before it was made."""
         copied = copy.copy(self)
         copied._take_copies()  # noqa: SLF001 - of our own
         return copied
