@@ -506,50 +506,86 @@ class _Writer:
                 raise Untranslatable("free text without a text that ends it")
         return " ".join(part for part in found if part)
 
-    def _items(self, node_id: int) -> list[_Item]:
-        node = self._nodes[node_id]
-        kind = node["type"]
-        write = getattr(self, f"_items_{kind}", None)
-        if write is None:
-            raise Untranslatable(f"a part of the type {kind!r}")
-        found: list[_Item] = write(node, node_id)
-        return found
+    def _items(self, node_id: int) -> list[_Item]:  # noqa: C901, PLR0911, PLR0912 - a table
+        """Return the parts of a node of the parser."""
+        node, place = self._nodes[node_id], self._place
+        match node["type"]:
+            case "epsilon" | "start" | "end" | "and" | "not":
+                return []
+            case "literal":
+                text = node["literal"]
+                for match in ALIAS.finditer(text):
+                    if match[2]:
+                        self._place = match[0]
+                        self._note_required(match[0])
+                return [(self._names.in_text(text),)] if text else []
+            case "sequence":
+                return [item for child in node["children"] for item in self._items(child)]
+            case "choice":
+                return self._choice(node["children"])
+            case "repetition":
+                return self._repetition(node)
+            case "any":
+                return ["/(?s:.)/"]
+            case "space":
+                return ["SPACE?"]
+            case "chars":
+                ranges = "".join(f"\\u{{{part['start']:x}}}-\\u{{{part['end']:x}}}" for part in node["ranges"])
+                least, most = node["min_count"], node["max_count"]
+                counts = f"{{{max(1, least)},{'' if most == -1 else most}}}"
+                body = f"/[{'^' if node['negated'] else ''}{ranges}]{counts}/"
+                return [self._named("C", body) + ("" if least else "?")]
+            case "string":
+                delimiter = quoted_pattern(node["delimiter"])
+                escape = rf"\\(?:[{delimiter}\\\/ bfnrt]|u[0-9a-fA-F]{{4}})"
+                return [self._named("S", rf"/(?:[^{delimiter}\\]|{escape})+/") + "?"]
+            case "until":
+                return [_Until(tuple(node["delimiters"]), "")]
+            case "ac":
+                if len(node["delimiters"]) != 1:
+                    raise Untranslatable("text that ends with one of several texts")
+                (delimiter,) = node["delimiters"]
+                place = place if self._has_argument(node["child"]) else ""
+                return [_Until((delimiter,), place), (self._names.in_text(delimiter),)]
+            case "schema":
+                return [self._schema(node["name"])]
+            case "rule":
+                return [self._rule(node_id)]
+            case "ref":
+                return [self._rule(self._rule_ids[node["name"]])]
+            case "tag":
+                is_argument = node["tag"] == "tool-arg"
+                self._place = "" if is_argument else place
+                items = self._items(node["child"])
+                self._place = "" if is_argument else self._place
+                is_value = self._place and node["tag"] in ("tool-arg-string-value", "tool-arg-value")
+                return self._argument(items) if is_value else items
+            case "atomic":
+                return self._items(node["child"])
+            case "gbnf":
+                name = node["grammar"]
+                if name and name not in self._rule_ids:
+                    raise Untranslatable("a grammar of its own")
+                return [self._rule(self._rule_ids[name])] if name else []
+            case kind:
+                raise Untranslatable(f"a part of the type {kind!r}")
 
-    def _items_epsilon(self, _: Any, __: int) -> list[_Item]:
-        return []
-
-    _items_start = _items_end = _items_and = _items_not = _items_epsilon
-
-    def _items_literal(self, node: Any, _: int) -> list[_Item]:
-        text = node["literal"]
-        for match in ALIAS.finditer(text):
-            if match[2]:
-                self._place = match[0]
-                self._note_required(match[0])
-        return [(self._names.in_text(text),)] if text else []
-
-    def _items_sequence(self, node: Any, _: int) -> list[_Item]:
-        return [item for child in node["children"] for item in self._items(child)]
-
-    def _items_choice(self, node: Any, _: int) -> list[_Item]:
+    def _choice(self, children: Sequence[int]) -> list[_Item]:
         place, found = self._place, []
-        for child in node["children"]:
+        for child in children:
             self._place = place
             found.append(self._expression(child))
         self._place = place
-        some = list(dict.fromkeys(part for part in found if part))
-        if not some:
-            return []
-        return [f"({' | '.join(some)}){'' if len([part for part in found if part]) == len(found) else '?'}"]
+        some = list(dict.fromkeys(filter(None, found)))
+        return [f"({' | '.join(some)}){'' if all(found) else '?'}"] if some else []
 
-    def _items_repetition(self, node: Any, _: int) -> list[_Item]:
+    def _repetition(self, node: Any) -> list[_Item]:
         place, least, most = self._place, node["min_count"], node["max_count"]
         self._num_repeated += most != 1
         items = self._items(node["child"])
         if items and isinstance(items[-1], _Until) and (least, most) == (0, 1):
-            if self._nodes[node["child"]].get("tag") == "content":
-                return ["/(?s:.+)/?"]
-            return [_Optional(tuple(items))]
+            is_content = self._nodes[node["child"]].get("tag") == "content"
+            return ["/(?s:.+)/?" if is_content else _Optional(tuple(items))]
         body = self._joined(items)
         self._num_repeated -= most != 1
         self._place = place
@@ -559,59 +595,16 @@ class _Writer:
         count = counts.get((least, most), f"{{{least},{'' if most == -1 else most}}}")
         return [f"({body}){count}"]
 
-    def _items_any(self, _: Any, __: int) -> list[_Item]:
-        return ["/(?s:.)/"]
-
-    def _items_space(self, _: Any, __: int) -> list[_Item]:
-        return ["SPACE?"]
-
-    def _items_chars(self, node: Any, _: int) -> list[_Item]:
-        ranges = "".join(f"\\u{{{bounds['start']:x}}}-\\u{{{bounds['end']:x}}}" for bounds in node["ranges"])
-        least, most = node["min_count"], node["max_count"]
-        body = f"[{'^' if node['negated'] else ''}{ranges}]"
-        counts = f"{{{max(1, least)},{'' if most == -1 else most}}}"
-        return [self._named("C", f"/{body}{counts}/") + ("" if least else "?")]
-
-    def _items_string(self, node: Any, _: int) -> list[_Item]:
-        delimiter = quoted_pattern(node["delimiter"])
-        escape = rf"\\(?:[{delimiter}\\\/ bfnrt]|u[0-9a-fA-F]{{4}})"
-        return [self._named("S", rf"/(?:[^{delimiter}\\]|{escape})+/") + "?"]
-
-    def _items_until(self, node: Any, _: int) -> list[_Item]:
-        return [_Until(tuple(node["delimiters"]), "")]
-
-    def _items_ac(self, node: Any, _: int) -> list[_Item]:
-        place = self._place if self._has_argument(node["child"]) else ""
-        (delimiter,) = node["delimiters"] if len(node["delimiters"]) == 1 else (None,)
-        if delimiter is None:
-            raise Untranslatable("text that ends with one of several texts")
-        return [_Until((delimiter,), place), (self._names.in_text(delimiter),)]
-
-    def _items_schema(self, node: Any, _: int) -> list[_Item]:
-        found = self._names.schema_of(node["name"])
+    def _schema(self, name: str) -> str:
+        """Return the terminal of JSON that conforms to the schema of a tool or an argument."""
+        found = self._names.schema_of(name)
         if found is None:
-            raise Untranslatable(f"a schema of the name {node['name']!r}")
+            raise Untranslatable(f"a schema of the name {name!r}")
         root, schema, pointer = found
-        self._held.add((self._names.tool_index(node["name"]), pointer))
+        self._held.add((self._names.tool_index(name), pointer))
         if schema is not root and isinstance(schema, dict):
             schema = part_of(root, schema, pointer)
-        return [self._named("j", f"%json {json.dumps(schema, ensure_ascii=False)}")]
-
-    def _items_rule(self, _: Any, node_id: int) -> list[_Item]:
-        return [self._rule(node_id)]
-
-    def _items_ref(self, node: Any, _: int) -> list[_Item]:
-        return [self._rule(self._rule_ids[node["name"]])]
-
-    def _items_tag(self, node: Any, _: int) -> list[_Item]:
-        if node["tag"] == "tool-arg":
-            self._place = ""
-        items = self._items(node["child"])
-        if node["tag"] == "tool-arg":
-            self._place = ""
-        if self._place and node["tag"] in ("tool-arg-string-value", "tool-arg-value"):
-            return self._argument(items)
-        return items
+        return self._named("j", f"%json {json.dumps(schema, ensure_ascii=False)}")
 
     def _argument(self, items: list[_Item]) -> list[_Item]:
         """Return the parts of an argument's value, held to its schema."""
@@ -631,12 +624,12 @@ class _Writer:
         if is_plain and not is_text:
             self._held.add((self._names.tool_index(self._place), pointer))
             return items
-        held = self._items_schema({"name": self._place}, 0)
+        held = self._schema(self._place)
         if is_text or types != frozenset(("string",)):
-            return held
+            return [held]
         allowed = self._allowed(self._place) or "/.*/"  # also between the other quotes, without anything escaped
         quoted = self._named("Q", rf"/\u{{27}}/ (({allowed}) & /[^\u{{27}}\\\n]*/) /\u{{27}}/")
-        return [f"({held[0]} | {quoted})"]
+        return [f"({held} | {quoted})"]
 
     def _note_required(self, place: str) -> None:
         """Report that a format lets a required property be left out."""
@@ -645,15 +638,6 @@ class _Writer:
         required = resolved(root, root).get("required", ())
         if self._num_repeated and any(pointer == f"#/properties/{escaped(str(name))}" for name in required):
             self.unenforced[index, "#/required", "this chat format lets any argument be left out"] = None
-
-    def _items_atomic(self, node: Any, _: int) -> list[_Item]:
-        return self._items(node["child"])
-
-    def _items_gbnf(self, node: Any, _: int) -> list[_Item]:
-        name = node["grammar"]
-        if name and name not in self._rule_ids:
-            raise Untranslatable("a grammar of its own")
-        return [self._rule(self._rule_ids[name])] if name else []
 
     # ---- texts
 

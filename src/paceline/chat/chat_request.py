@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from paceline.chat.chat_format import ChatFormat, ChatOptions, GrammarTrigger, R
 from paceline.chat.conversation import ChatMedia, Segment, Turn
 from paceline.chat.message_parser import MessageParser
 from paceline.chat.message_parts import IgnoredMembers
-from paceline.chat.tools import ToolChoice, parse_tool_choice, parse_tools
+from paceline.chat.tools import Tool, ToolChoice, parse_tool_choice, parse_tools
 from paceline.errors import ChatParseError, InvalidParams, PromptTooLong, Unsupported
 from paceline.media import Attachment, is_attachment
 from paceline.params import CallGrammar, PatternTrigger, SamplingParams, ThinkingParams
@@ -36,7 +36,7 @@ _REPLACED = {">>>(?!all)": r"^(?!a$|al$|all$|all\n)"}
 
 
 @dataclass(frozen=True, slots=True)
-class LazyGrammar:
+class _LazyGrammar:
     """A grammar of calls and what begins it; see `SamplingParams`."""
 
     text: str
@@ -44,9 +44,9 @@ class LazyGrammar:
     triggers: tuple[str | int | PatternTrigger, ...]
 
 
-def lazy_grammar_of(
+def _lazy_grammar_of(
     rendered: RenderedPrompt, names: Sequence[str], tokenizer: Tokenizer, render_required: Callable[[], RenderedPrompt]
-) -> LazyGrammar | None:
+) -> _LazyGrammar | None:
     """Return the grammar of the calls in a message that may have some; None where the format has no such grammar.
 
     Args:
@@ -66,7 +66,7 @@ def lazy_grammar_of(
         for one in rendered.triggers
         if not (rendered.is_continued and one.value in _REPLACED)  # a continued message has begun as content
     )
-    return LazyGrammar(rendered.grammar, "root", triggers) if triggers else None
+    return _LazyGrammar(rendered.grammar, "root", triggers) if triggers else None
 
 
 def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int | PatternTrigger:
@@ -77,7 +77,7 @@ def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int | Patte
     return trigger.value if token_id is None else token_id
 
 
-def _bare_calls(grammar: str | None, names: Sequence[str]) -> LazyGrammar | None:
+def _bare_calls(grammar: str | None, names: Sequence[str]) -> _LazyGrammar | None:
     """Return the grammar of calls that are JSON objects without a mark in front, as in Llama 3.
 
     llama.cpp has no trigger for them. A call has begun where the first object of the text has the name of a tool: other
@@ -93,7 +93,7 @@ def _bare_calls(grammar: str | None, names: Sequence[str]) -> LazyGrammar | None
     pattern = rf'^[^{{]*(\{{{space}{optional}"name"{space}:{space}"(?:{name})")'
     if len(pattern) > _MAX_PATTERN_CHARS:
         return None
-    return LazyGrammar(grammar, "tool-call", (PatternTrigger(pattern),))
+    return _LazyGrammar(grammar, "tool-call", (PatternTrigger(pattern),))
 
 
 _NO_CONTENT = "json_schema: the schema was left out, since tool_choice demands a call, and a call has no content"
@@ -177,26 +177,29 @@ def prepare_chat(
     if params.json_schema is None and chosen.json_schema is not None:
         params = params.replace(json_schema=chosen.json_schema)
     ignored = IgnoredMembers()
-    parse_tools(chosen.tools, ignored)
+    tools = parse_tools(chosen.tools, ignored)
     chosen, warnings = replace(chosen, json_schema=None), (*turn.warnings, *ignored.warnings())
-    choice = _choice_of(chosen)
+    may_call = bool(chosen.tools) and not chosen.skip_parsing  # and calls are read as calls
+    choice, offered = parse_tool_choice(chosen.tool_choice, tools) if may_call else ("none", ())
     if params.json_schema is not None and choice == "required":
         params, warnings = params.replace(json_schema=None), (*warnings, _NO_CONTENT)
     if chosen.thinking_budget == 0:  # templates that can say so keep the model from wanting to
         chosen = replace(chosen, kwargs={"enable_thinking": False, **(chosen.kwargs or {})})
-    rendered = chat_format.render_turn(turn, chosen, has_call_grammar=_constraint_of(params) is None)
+    preparation = _Preparation(chat_format, turn, chosen, params)
     if choice != "none":
-        rendered, params = _with_tools(chat_format, turn, chosen, params, rendered)
-    elif _constraint_of(params) is not None:
-        rendered, params = _with_constraint(chat_format, turn, chosen, params, rendered)
-    tokenizer = chat_format.tokenizer
-    rendered = replace(rendered, stop_token_ids=_hidden_stops(rendered, tokenizer))
+        preparation.add_tools(choice, offered)
+    elif preparation.constraint is not None:
+        preparation.add_constraint()
+    rendered, tokenizer = preparation.rendered, chat_format.tokenizer
+    hidden = _ids_of((stop for stop in rendered.stops if stop not in rendered.preserved_tokens), tokenizer)
+    # The text of stops that are control tokens is not searched for stop texts.
+    rendered = replace(rendered, stop_token_ids=tuple(token for token in hidden if tokenizer.is_control(token)))
     if max_positions:
         _check_may_fit(rendered, turn.media, tokenizer, max_positions)
     return ChatRequest(
         rendered,
         chat_format.encode(rendered),
-        _with_thinking(_with_stops(params, rendered), rendered, chosen),
+        _with_thinking(_with_stops(preparation.params, rendered), rendered, chosen),
         _ids_of(rendered.preserved_tokens, tokenizer),
         turn.media,
         (*warnings, *(rendered.warnings if choice != "none" else ())),
@@ -225,104 +228,136 @@ def is_thinking_open(rendered: RenderedPrompt) -> bool:
     return not any(end in after for end in rendered.thinking_ends)
 
 
-def _choice_of(options: ChatOptions) -> ToolChoice:
-    """Return whether tools may or have to be called, and are read as calls."""
-    if not options.tools or options.skip_parsing:
-        return "none"
-    return parse_tool_choice(options.tool_choice, parse_tools(options.tools))[0]
-
-
 def _constraint_of(params: SamplingParams) -> str | None:
     """Return the name of the constraint that the caller has set."""
     names = ("json_schema", "grammar", "regex", "choice", "lark", "constraint")
     return next((name for name in names if getattr(params, name) is not None), None)
 
 
-def _with_tools(
-    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
-) -> tuple[RenderedPrompt, SamplingParams]:
-    constraint = _constraint_of(params)
-    if constraint == "json_schema":
-        return rendered, _with_either(chat_format, turn, options, params, rendered)
-    if constraint is not None:
-        raise InvalidParams(
-            f"{constraint} and tools exclude each other: the tools have a grammar of their own; leave one of them out"
+class _Preparation:
+    """Renders a turn, and puts the constraints of the chat format into the params.
+
+    Attributes:
+        rendered: The prompt.
+        params: The params, with the constraints that were added so far.
+        constraint: The name of the caller's own constraint.
+    """
+
+    def __init__(self, chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams) -> None:
+        self.params, self.constraint = params, _constraint_of(params)
+        self._format, self._turn, self._options = chat_format, turn, options
+        self.rendered = self._render(options, has_call_grammar=self.constraint is None)
+
+    def _render(self, options: ChatOptions, *, has_call_grammar: bool = False) -> RenderedPrompt:
+        return self._format.render_turn(self._turn, options, has_call_grammar=has_call_grammar)
+
+    def _fix(self, grammar: str, prefix: str) -> None:
+        """Set a grammar in place of a schema. It holds for the text after the prefix."""
+        self.params = self.params.replace(json_schema=None, grammar=grammar, grammar_root="root", grammar_prefix=prefix)
+
+    def _check_fits(self) -> None:
+        """Raise `InvalidParams` if the prompt has the beginning of a content that the params do not allow."""
+        if self.rendered.is_continued and not self._format.can_begin(self.params):
+            raise InvalidParams("json_schema: the begun message does not fit the schema; leave one of them out")
+
+    def _spaced(self, grammar: str) -> str:
+        """Return a grammar of a schema's JSON with the blanks that the params allow."""
+        return spaced_grammar(grammar, is_compact=self.params.disable_any_whitespace)
+
+    def _schema(self) -> Mapping[str, Any]:
+        schema = json.loads(str(self.params.json_schema))  # SamplingParams keeps it as text
+        if not isinstance(schema, Mapping):
+            raise InvalidParams(f"json_schema must be an object in a chat, not {schema!r}")
+        return schema
+
+    def add_tools(self, choice: ToolChoice, offered: Sequence[Tool]) -> None:
+        """Constrain calls of the tools, and the content by the caller's JSON schema."""
+        if self.constraint == "json_schema":
+            self._add_either(offered)
+            return
+        if self.constraint is not None:
+            raise InvalidParams(
+                f"{self.constraint} and tools exclude each other: the tools have a grammar of their own; leave one of them out"
+            )
+        self._add_calls(choice, offered)
+
+    def _add_either(self, offered: Sequence[Tool]) -> None:
+        """Allow messages that call a tool, or whose content conforms to the schema."""
+        # A grammar has the place of thinking wherever that is shown.
+        options = replace(self._options, tools=offered, tool_choice="auto", reasoning_format="auto")
+        content = self._render(replace(options, tools=None, json_schema=self._schema()))
+        calls = self.rendered
+        if calls.grammar is not None:
+            calls = self._render(replace(options, tool_choice="required"))
+        prompts = {prompt.generation_prompt for prompt in (self.rendered, content, calls)}
+        if calls.grammar is None or content.grammar is None or content.is_grammar_lazy or len(prompts) > 1:
+            raise Unsupported(
+                "json_schema with tools: this model's chat format has no grammar for both; leave one of them out, or set "
+                "tool_choice to 'none'"
+            )
+        # Free text before a call would be a way around the schema.
+        first = _TEXT_BEFORE_CALLS.sub("", calls.grammar)
+        second = _with_thinking_ended(self._spaced(content.grammar), content)
+        grammar = f"root ::= a-root | b-root\n{_prefixed(first, 'a-')}\n{_prefixed(second, 'b-')}\n"
+        self._fix(grammar, self.rendered.generation_prompt)
+        self._check_fits()
+
+    def add_constraint(self) -> None:
+        """Make the content follow the caller's constraint."""
+        name, begun = self.constraint, _begun_content(self.rendered)
+        if begun is None and name == "json_schema":
+            self.rendered = rendered = self._render(replace(self._options, json_schema=self._schema()))
+            if rendered.grammar is not None and not rendered.is_grammar_lazy:
+                self._fix(_with_thinking_ended(self._spaced(rendered.grammar), rendered), rendered.generation_prompt)
+                self._check_fits()
+                return
+        if begun is None:
+            raise Unsupported(
+                f"{name}: in this model's chat format the content stands between marks, and it has no grammar for them; "
+                "constrain a completion of a prompt instead"
+            )
+        if begun and name == "json_schema":
+            self._fix(self._spaced(grammar_of_schema(str(self.params.json_schema))), begun)
+            self._check_fits()
+
+    def _add_calls(self, choice: ToolChoice, offered: Sequence[Tool]) -> None:
+        """Set the grammar of the format's tool calls, and the schemas that hold for their arguments."""
+        options = replace(self._options, tools=offered, tool_choice=choice)
+
+        def render(choice: str, *, has_call_grammar: bool = True) -> RenderedPrompt:
+            shown = replace(options, tool_choice=choice, reasoning_format="auto")  # as in `_add_either`
+            return self._render(shown, has_call_grammar=has_call_grammar)
+
+        source, rendered = self.rendered, self.rendered
+        if source.grammar is not None and options.reasoning_format == "none":
+            source = render(choice)
+        is_required = source.grammar is not None and not source.is_grammar_lazy
+        lazy = _lazy_grammar_of(
+            render("auto") if is_required else source,
+            [tool.name for tool in offered],
+            self._format.tokenizer,
+            lambda: source if is_required else render("required"),
         )
-    params = _with_grammar(chat_format, turn, options, params, rendered)
-    if rendered.grammar is None and params.grammar_lazy:  # calls of this format are bare JSON, which its parser reads
-        rendered = replace(rendered, untagged_tools=())
-    return rendered, params
-
-
-def _with_either(
-    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
-) -> SamplingParams:
-    """Return the params with a grammar of messages that call a tool, or whose content conforms to the schema."""
-    _, offered = parse_tool_choice(options.tool_choice, parse_tools(options.tools))
-    # A grammar has the place of thinking wherever that is shown.
-    options = replace(options, tools=offered, tool_choice="auto", reasoning_format="auto")
-    content = chat_format.render_turn(turn, replace(options, tools=None, json_schema=_schema_of(params)))
-    calls = rendered
-    if rendered.grammar is not None:
-        calls = chat_format.render_turn(turn, replace(options, tool_choice="required"))
-    prompts = {one.generation_prompt for one in (rendered, content, calls)}
-    if calls.grammar is None or content.grammar is None or content.is_grammar_lazy or len(prompts) > 1:
-        raise Unsupported(
-            "json_schema with tools: this model's chat format has no grammar for both; leave one of them out, or set "
-            "tool_choice to 'none'"
-        )
-    # Free text in front of a call would be a way around the schema.
-    grammar = _with_thinking_ended(_spaced(content.grammar, params), content)
-    grammar = _either(_TEXT_BEFORE_CALLS.sub("", calls.grammar), grammar)
-    return _fitting(chat_format, _with_fixed(params, grammar, rendered.generation_prompt), rendered)
-
-
-def _either(first: str, second: str) -> str:
-    """Return a grammar of the texts of two, whose rules may have the same names."""
-    return f"root ::= a-root | b-root\n{_prefixed(first, 'a-')}\n{_prefixed(second, 'b-')}\n"
+        if lazy is not None and source.call_grammar is not None:
+            self.params = self.params.replace(call_grammar=CallGrammar(source.call_grammar, lazy.triggers))
+        if is_required:
+            if source.call_grammar is not None and lazy is None:  # nothing says where the calls begin
+                source = render(choice, has_call_grammar=False)
+            # Text without end could put off a call that is required.
+            self._fix(_TEXT_BEFORE_CALLS.sub("", str(source.grammar)), source.generation_prompt)
+        elif lazy is not None:
+            self.params = self.params.replace(
+                grammar=lazy.text, grammar_root=lazy.root, grammar_lazy=True, grammar_triggers=lazy.triggers
+            )
+        if (
+            rendered.grammar is None and self.params.grammar_lazy
+        ):  # calls of the format are bare JSON, which its parser reads
+            self.rendered = replace(rendered, untagged_tools=())
 
 
 def _prefixed(grammar: str, prefix: str) -> str:
+    """Return a grammar whose rules have other names, so that it may stand beside another grammar."""
     return _RULE_NAME.sub(lambda found: found[0] if found["name"] is None else prefix + found["name"], grammar)
-
-
-def _with_constraint(
-    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
-) -> tuple[RenderedPrompt, SamplingParams]:
-    """Return how the content follows the caller's constraint."""
-    name, begun = _constraint_of(params), _begun_content(rendered)
-    if begun is None and name == "json_schema":
-        rendered = chat_format.render_turn(turn, replace(options, json_schema=_schema_of(params)))
-        if rendered.grammar is not None and not rendered.is_grammar_lazy:
-            grammar = _with_thinking_ended(_spaced(rendered.grammar, params), rendered)
-            params = _with_fixed(params, grammar, rendered.generation_prompt)
-            return rendered, _fitting(chat_format, params, rendered)
-    if begun is None:
-        raise Unsupported(
-            f"{name}: in this model's chat format the content stands between marks, and it has no grammar for them; constrain "
-            "a completion of a prompt instead"
-        )
-    if begun and name == "json_schema":
-        params = _with_fixed(params, _spaced(grammar_of_schema(str(params.json_schema)), params), begun)
-        return rendered, _fitting(chat_format, params, rendered)
-    return rendered, params
-
-
-def _spaced(grammar: str, params: SamplingParams) -> str:
-    """Return a grammar of a schema's JSON with the blanks that the params allow."""
-    return spaced_grammar(grammar, is_compact=params.disable_any_whitespace)
-
-
-def _with_fixed(params: SamplingParams, grammar: str, prefix: str) -> SamplingParams:
-    """Return the params with a grammar in place of a schema, from behind a prefix on."""
-    return params.replace(json_schema=None, grammar=grammar, grammar_root="root", grammar_prefix=prefix)
-
-
-def _fitting(chat_format: ChatFormat, params: SamplingParams, rendered: RenderedPrompt) -> SamplingParams:
-    """Return the params. Raises `InvalidParams` where the prompt has the beginning of a content that they do not allow."""
-    if rendered.is_continued and not chat_format.can_begin(params):
-        raise InvalidParams("json_schema: the begun message does not fit the schema; leave one of them out")
-    return params
 
 
 def _with_thinking_ended(grammar: str, rendered: RenderedPrompt) -> str:
@@ -335,49 +370,8 @@ def _with_thinking_ended(grammar: str, rendered: RenderedPrompt) -> str:
     return grammar
 
 
-def _with_grammar(
-    chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams, rendered: RenderedPrompt
-) -> SamplingParams:
-    """Return the params with the grammar of the format's tool calls, and what their arguments are held to."""
-    choice, offered = parse_tool_choice(options.tool_choice, parse_tools(options.tools))
-    options = replace(options, tools=offered, tool_choice=choice)
-
-    def render(choice: str, *, has_call_grammar: bool = True) -> RenderedPrompt:
-        chosen = replace(options, tool_choice=choice, reasoning_format="auto")  # as in `_with_either`
-        return chat_format.render_turn(turn, chosen, has_call_grammar=has_call_grammar)
-
-    if rendered.grammar is not None and options.reasoning_format == "none":
-        rendered = render(choice)
-    is_required = rendered.grammar is not None and not rendered.is_grammar_lazy
-    lazy = lazy_grammar_of(
-        render("auto") if is_required else rendered,
-        [tool.name for tool in offered],
-        chat_format.tokenizer,
-        lambda: rendered if is_required else render("required"),
-    )
-    if lazy is not None and rendered.call_grammar is not None:
-        params = params.replace(call_grammar=CallGrammar(rendered.call_grammar, lazy.triggers))
-    if is_required:
-        if rendered.call_grammar is not None and lazy is None:  # nothing says where the calls begin
-            rendered = render(choice, has_call_grammar=False)
-        direct = _TEXT_BEFORE_CALLS.sub(
-            "", str(rendered.grammar)
-        )  # text without end could put off a call that is required
-        return _with_fixed(params, direct, rendered.generation_prompt)
-    if lazy is None:
-        return params
-    return params.replace(grammar=lazy.text, grammar_root=lazy.root, grammar_lazy=True, grammar_triggers=lazy.triggers)
-
-
-def _schema_of(params: SamplingParams) -> Mapping[str, Any]:
-    schema = json.loads(str(params.json_schema))  # SamplingParams keeps it as text
-    if not isinstance(schema, Mapping):
-        raise InvalidParams(f"json_schema must be an object in a chat, not {schema!r}")
-    return schema
-
-
 def _begun_content(rendered: RenderedPrompt) -> str | None:
-    """Return what the prompt has of the content; None where a text behind it and open thinking is not content as it is."""
+    """Return the part of the content that the prompt has; None if a text after it and open thinking is no content as it is."""
     parser = MessageParser(rendered)
     lead = rendered.thinking_ends[0] if is_thinking_open(rendered) else ""
     try:
@@ -385,12 +379,10 @@ def _begun_content(rendered: RenderedPrompt) -> str | None:
     except ChatParseError:
         return None
     begun = before.content.removesuffix(_WORD)
-    # White space at the end of the lead is a matter of the parser.
-    if (
-        parsed.content.rstrip() != begun + _PROBE
-        or before != replace(parsed, content=begun + _WORD)
-        or parsed.tool_calls
-    ):
+    is_content = (
+        parsed.content.rstrip() == begun + _PROBE
+    )  # white space at the end of the lead is a matter of the parser
+    if not is_content or parsed.tool_calls or before != replace(parsed, content=begun + _WORD):
         return None
     if lead or not rendered.is_continued:
         return ""
@@ -400,16 +392,16 @@ def _begun_content(rendered: RenderedPrompt) -> str | None:
 
 
 def _with_thinking(params: SamplingParams, rendered: RenderedPrompt, options: ChatOptions) -> SamplingParams:
-    """Return the params with the place of thinking, for what depends on it: a constraint, a lazy grammar, a budget.
+    """Return the params with the place of thinking, if a constraint, a lazy grammar or a budget depends on it.
 
-    Not where the caller has said it, where the format has none, or where the prompt has thinking behind it.
+    The params stay if the caller has said it, the format has no place of thinking, or the prompt has thinking that ended.
     """
     start, is_open = rendered.thinking_start, is_thinking_open(rendered)
     has_place = bool(start and rendered.thinking_ends) and (is_open or start not in rendered.generation_prompt)
     calls = params.call_grammar
     triggers = (*params.grammar_triggers, *(calls.triggers if isinstance(calls, CallGrammar) else ()))
-    # Where the beginning of a call ends thinking, as in Qwen 3.5, it has to be looked for in there.
-    depends = bool(triggers) and not any(one in rendered.thinking_ends for one in triggers)
+    # If the beginning of a call ends thinking, as in Qwen 3.5, it has to be looked for in there.
+    depends = bool(triggers) and not any(trigger in rendered.thinking_ends for trigger in triggers)
     depends |= _constraint_of(params) is not None and params.grammar is None
     if params.thinking is not None or not has_place or not (depends or options.thinking_budget is not None):
         return params
@@ -424,23 +416,17 @@ def _with_thinking(params: SamplingParams, rendered: RenderedPrompt, options: Ch
 
 
 def _with_stops(params: SamplingParams, rendered: RenderedPrompt) -> SamplingParams:
-    more = tuple(stop for stop in rendered.stops if stop not in params.stop)
-    ids = tuple(one for one in rendered.stop_token_ids if one not in params.stop_token_ids)
-    if not (more or ids):
+    stops = tuple(stop for stop in rendered.stops if stop not in params.stop)
+    ids = tuple(token for token in rendered.stop_token_ids if token not in params.stop_token_ids)
+    if not (stops or ids):
         return params
-    return params.replace(stop=(*params.stop, *more), stop_token_ids=(*params.stop_token_ids, *ids))
+    return params.replace(stop=(*params.stop, *stops), stop_token_ids=(*params.stop_token_ids, *ids))
 
 
-def _hidden_stops(rendered: RenderedPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the ids of stop texts that are control tokens: their text is not searched for stop texts."""
-    ids = _ids_of(tuple(stop for stop in rendered.stops if stop not in rendered.preserved_tokens), tokenizer)
-    return tuple(one for one in ids if tokenizer.is_control(one))
-
-
-def _ids_of(texts: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
+def _ids_of(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of the texts that are one token; the others are text in any case."""
     found = (tokenizer.token_id(text) for text in texts)
-    return tuple(sorted({one for one in found if one is not None}))
+    return tuple(sorted({token for token in found if token is not None}))
 
 
 class TokenHistory:
