@@ -353,5 +353,5 @@ def _chat_reason(reason: FinishReason, message: ParsedMessage) -> FinishReason:
 def _identified(message: ParsedMessage, make_call_id: Callable[[], str], known: list[str]) -> ParsedMessage:
     """Return the message with an id for every call: known ones, the format's own, new ones."""
     ids = known + [call.id or make_call_id() for call in message.tool_calls[len(known) :]]
-    calls = tuple(replace(call, id=one) for call, one in zip(message.tool_calls, ids, strict=False))
+    calls = tuple(replace(call, id=call_id) for call, call_id in zip(message.tool_calls, ids, strict=False))
     return replace(message, tool_calls=calls)

@@ -389,10 +389,10 @@ class ChatFormat:
         is_split = has_call_grammar and choice != "none"
         names, removed = relax(described, check_arguments)
         untagged_tools = names.tools if is_split else ()
-        for form in sorted(_FORMS, key=lambda one: one != known) if is_split and not is_nested else ():
+        for form in sorted(_FORMS, key=lambda form: form != known) if is_split and not is_nested else ():
             rendered = render(names.described(form))
             controls = ((text, self._control_id(text)) for text in rendered.preserved_tokens)
-            control_ids = tuple((text, one) for text, one in controls if one is not None)
+            control_ids = tuple((text, token) for text, token in controls if token is not None)
             syntax = syntax_of(rendered.parser, rendered.grammar, names, control_ids)
             if syntax is not None:
                 self._forms[template.source] = form

@@ -62,9 +62,9 @@ def _lazy_grammar_of(
             return None
         return _bare_calls(required.grammar, names)
     triggers = tuple(
-        _trigger(one, tokenizer)
-        for one in rendered.triggers
-        if not (rendered.is_continued and one.value in _REPLACED)  # a continued message has begun as content
+        _trigger(trigger, tokenizer)
+        for trigger in rendered.triggers
+        if not (rendered.is_continued and trigger.value in _REPLACED)  # a continued message has begun as content
     )
     return _LazyGrammar(rendered.grammar, "root", triggers) if triggers else None
 
@@ -84,12 +84,12 @@ def _bare_calls(grammar: str | None, names: Sequence[str]) -> _LazyGrammar | Non
     objects stay free, since an answer may be one.
     """
     found = list(_BARE_CALL.finditer(grammar or ""))
-    if grammar is None or {one["name"] for one in found} != set(names):
+    if grammar is None or {call["name"] for call in found} != set(names):
         return None
     space = _SPACE
     kind = rf'"type"{space}:{space}"function"{space},{space}'
-    name = "|".join(re.escape(one) for one in sorted(names))
-    optional = f"(?:{kind})?" if all(one["type"] for one in found) else ""
+    name = "|".join(re.escape(tool) for tool in sorted(names))
+    optional = f"(?:{kind})?" if all(call["type"] for call in found) else ""
     pattern = rf'^[^{{]*(\{{{space}{optional}"name"{space}:{space}"(?:{name})")'
     if len(pattern) > _MAX_PATTERN_CHARS:
         return None
@@ -448,7 +448,7 @@ class TokenHistory:
     @property
     def has_images(self) -> bool:
         """Whether there are images in the prompt."""
-        return any(is_attachment(one) for one in self._segments)
+        return any(is_attachment(segment) for segment in self._segments)
 
     def copy(self) -> TokenHistory:
         """Return one that goes on from here by itself."""
@@ -476,7 +476,7 @@ class TokenHistory:
 
     def segments(self, rendered: RenderedPrompt, images: ChatMedia, tokenizer: Tokenizer) -> list[Segment]:
         """Return a prompt with images as segments, the known ones in front as `continued` has the known ids."""
-        known = [one for one in self._segments if is_attachment(one)]
+        known = [segment for segment in self._segments if is_attachment(segment)]
         if self.token_ids and rendered.text.startswith(self.text) and _same(known, images.attachments[: len(known)]):
             rest = images.segments(rendered.text, rendered.inputs, tokenizer, len(self.text), len(known))
             if rest and isinstance(rest[0], list) and tokenizer.is_control(rest[0][0]):
@@ -507,4 +507,4 @@ class TokenHistory:
 
 
 def _same(known: Sequence[Attachment], images: Sequence[Attachment]) -> bool:
-    return [one.content_hash for one in known] == [one.content_hash for one in images]
+    return [image.content_hash for image in known] == [image.content_hash for image in images]

@@ -255,7 +255,7 @@ class AsyncChatStream(_BaseChatStream, LoopReadable[ChatChunk, ChatReply[Any]]):
         if not self._is_stopped and num_run < len(calls):
             if not self._running:
                 toolbox = assembly.call.toolbox
-                self._running = [asyncio.create_task(toolbox.run_async(one, asyncio.to_thread)) for one in calls]
+                self._running = [asyncio.create_task(toolbox.run_async(call, asyncio.to_thread)) for call in calls]
             task = self._running[num_run]
             await asyncio.wait((task,), timeout=timeout_s)  # which leaves it alone when the caller is cancelled
             if not task.done():

@@ -178,7 +178,7 @@ class _BaseConversation(Generic[L]):
     def clear(self) -> None:
         """Forget everything but system messages at the beginning."""
         self._check_turn()
-        kept = next((i for i, one in enumerate(self._messages) if one["role"] != "system"), len(self._messages))
+        kept = next((i for i, message in enumerate(self._messages) if message["role"] != "system"), len(self._messages))
         self._messages = self._messages[:kept]
         self._history, self._before = TokenHistory(), TokenHistory()
 
@@ -213,7 +213,7 @@ class _BaseConversation(Generic[L]):
             if record["paceline_conversation"] != _VERSION:
                 raise StateError(f"{path}: version {record['paceline_conversation']!r} of a conversation is not known")
             self._messages = parsed_with_attachments(record["messages"]) if record["messages"] else []
-            ids = [validation.integer("token_ids", one, 0) for one in record["token_ids"]]
+            ids = [validation.integer("token_ids", token, 0) for token in record["token_ids"]]
             self._history = TokenHistory(ids, validation.text("text", record["text"]))
             self._fingerprint = validation.text("model", record["model"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:

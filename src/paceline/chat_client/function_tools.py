@@ -100,21 +100,25 @@ class _Arguments:
 
         parameters = _parameters(function, name)
         hints = _hints(function, name)
-        self._by_position = {one.name: one.default for one in parameters if one.kind in _BY_POSITION}
-        self._fields = {one.name: f"field_{index}" for index, one in enumerate(parameters)}
-        self._with_field = {one.name for one in parameters if isinstance(one.default, FieldInfo)}
+        self._by_position = {
+            parameter.name: parameter.default for parameter in parameters if parameter.kind in _BY_POSITION
+        }
+        self._fields = {parameter.name: f"field_{index}" for index, parameter in enumerate(parameters)}
+        self._with_field = {parameter.name for parameter in parameters if isinstance(parameter.default, FieldInfo)}
         defined: dict[str, Any] = {}
-        for one in parameters:
-            about: dict[str, Any] = {"alias": one.name}
-            hint, default = hints.get(one.name, Any), one.default
-            if one.name in self._with_field:  # pydantic makes the default, and the function is always called with it
+        for parameter in parameters:
+            about: dict[str, Any] = {"alias": parameter.name}
+            hint, default = hints.get(parameter.name, Any), parameter.default
+            if (
+                parameter.name in self._with_field
+            ):  # pydantic makes the default, and the function is always called with it
                 hint = Annotated[hint, default]
-            elif default is not inspect.Parameter.empty:  # one that is no JSON stays out of the schema
+            elif default is not inspect.Parameter.empty:  # parameter that is no JSON stays out of the schema
                 about |= {"default": default} if _is_plain_json(default) else {"default_factory": lambda: None}
-            description = _annotated_description(hint) or descriptions.get(one.name)
+            description = _annotated_description(hint) or descriptions.get(parameter.name)
             if description is not None:  # None would replace the description of a field within the hint
                 about["description"] = description
-            defined[self._fields[one.name]] = (hint, pydantic.Field(**about))
+            defined[self._fields[parameter.name]] = (hint, pydantic.Field(**about))
         try:
             self._model = pydantic.create_model(
                 "Arguments", __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False), **defined
@@ -188,9 +192,9 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise InvalidParams(f"tool {name!r} has no signature to derive a schema from: {error}") from None
-    for one in parameters:
-        if one.kind in _VARIADIC:
-            raise InvalidParams(f"tool {name!r} takes {one}, which has no JSON schema; name its parameters")
+    for parameter in parameters:
+        if parameter.kind in _VARIADIC:
+            raise InvalidParams(f"tool {name!r} takes {parameter}, which has no JSON schema; name its parameters")
     return parameters
 
 
@@ -200,7 +204,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     if inspect.isclass(plain):
         plain = plain.__init__
     target: Any = inspect.unwrap(plain if inspect.isroutine(plain) else type(plain).__call__)
-    written = {one: hint for one, hint in getattr(target, "__annotations__", {}).items() if one != "return"}
+    written = {name: hint for name, hint in getattr(target, "__annotations__", {}).items() if name != "return"}
     try:
         return get_type_hints(
             SimpleNamespace(__annotations__=written), getattr(target, "__globals__", {}), include_extras=True
@@ -260,8 +264,10 @@ class Toolbox:
             return
         if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
             raise InvalidType(f"tools must be a list, not {type(tools).__name__}")
-        made = [one if isinstance(one, (Tool, Mapping)) or not callable(one) else FunctionTool.of(one) for one in tools]
-        names = [one.name for one in made if isinstance(one, FunctionTool)]
+        made = [
+            tool if isinstance(tool, (Tool, Mapping)) or not callable(tool) else FunctionTool.of(tool) for tool in tools
+        ]
+        names = [tool.name for tool in made if isinstance(tool, FunctionTool)]
         for name in names:
             if names.count(name) > 1:
                 raise InvalidParams(
@@ -322,9 +328,9 @@ class Toolbox:
 
     def _bound(self, call: ToolCall) -> str | tuple[FunctionTool, tuple[Any, ...], dict[str, Any]]:
         """Return the tool of a call and its arguments, or why there is none."""
-        tool = next((one for one in self.tools if one.name == call.name), None)
+        tool = next((tool for tool in self.tools if tool.name == call.name), None)
         if not isinstance(tool, FunctionTool):
-            known = ", ".join(one.name for one in self.tools)
+            known = ", ".join(tool.name for tool in self.tools)
             return f"Error: there is no tool {call.name[:80]!r}; the tools are: {known}"
         try:
             positional, named = tool.bind(call.arguments)
@@ -338,8 +344,10 @@ def _reasons(error: ValueError) -> str:
     found = getattr(error, "errors", None)
     if found is None:
         return str(error)
-    places = (".".join(map(str, one["loc"])) or "arguments" for one in found(include_url=False))
-    return "; ".join(f"{place}: {one['msg']}" for place, one in zip(places, found(include_url=False), strict=True))
+    places = (".".join(map(str, reason["loc"])) or "arguments" for reason in found(include_url=False))
+    return "; ".join(
+        f"{place}: {reason['msg']}" for place, reason in zip(places, found(include_url=False), strict=True)
+    )
 
 
 def _failed(call: ToolCall, error: Exception) -> str:

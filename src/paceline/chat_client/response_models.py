@@ -142,8 +142,8 @@ class TypeSchemas(GenerateJsonSchema):
             return {"additionalProperties": False, **written}
         keys: Mapping[str, Any] = schema.get("keys_schema", {})
         if keys.get("type") in ("enum", "literal"):
-            listed = [getattr(one, "value", one) for one in keys.get("members", keys.get("expected", ()))]
-            return {**written, "propertyNames": {"enum": [_name(one) for one in listed]}}
+            listed = [getattr(key, "value", key) for key in keys.get("members", keys.get("expected", ()))]
+            return {**written, "propertyNames": {"enum": [_name(key) for key in listed]}}
         names = _KEYS.get(str(keys.get("type")))
         return written if names is None else {**written, "propertyNames": names}
 
@@ -341,7 +341,7 @@ def _readable(kind: Any, depth: int) -> Any:
         return made
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (list, dict, tuple, set, frozenset) and arguments:
-        return origin[tuple(_readable(one, depth + 1) for one in arguments)]
+        return origin[tuple(_readable(argument, depth + 1) for argument in arguments)]
     return kind
 
 

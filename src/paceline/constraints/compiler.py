@@ -238,12 +238,12 @@ class ConstraintCompiler:
 
         A grammar that takes more than half of the room is evicted first.
         """
-        for key in [key for key, one in self._cached.items() if one.num_bytes > _CACHED_BYTES // 2]:
+        for key in [key for key, grammar in self._cached.items() if grammar.num_bytes > _CACHED_BYTES // 2]:
             del self._cached[key]
         while len(self._cached) > _CACHED_GRAMMARS or self.num_cached_bytes > _CACHED_BYTES:
             sizes = Counter[Scope]()
-            for (scope, _), one in self._cached.items():
-                sizes[scope] += one.num_bytes
+            for (scope, _), grammar in self._cached.items():
+                sizes[scope] += grammar.num_bytes
             largest = max(sizes, key=sizes.__getitem__)
             del self._cached[next(key for key in self._cached if key[0] == largest)]
 
@@ -319,7 +319,7 @@ class _Vocabulary:
         special = table.control_ids | table.eog_ids
         self.eos_token_id = min(table.eog_ids)
         self.special_token_ids = sorted(special)
-        self.tokens = [b"\xff" + piece if one in special else piece for one, piece in enumerate(table.pieces)]
+        self.tokens = [b"\xff" + piece if token in special else piece for token, piece in enumerate(table.pieces)]
         self._table, self._index = table, index
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -329,7 +329,7 @@ class _Vocabulary:
             found = self._table.encode(data.decode())
         except (PacelineError, UnicodeDecodeError):
             found = []
-        if b"".join(self._table.pieces[one] for one in found) == data:
+        if b"".join(self._table.pieces[token] for token in found) == data:
             return found
         try:
             return self._index().split(data)
@@ -340,7 +340,7 @@ class _Vocabulary:
 def has_constraint(params: SamplingParams) -> bool:
     """Return whether the params have anything for `ConstraintCompiler.compile`."""
     others = (params.constraint, params.call_grammar, params.thinking)
-    return spec_of(params) is not None or any(one is not None for one in others)
+    return spec_of(params) is not None or any(other is not None for other in others)
 
 
 def spec_of(params: SamplingParams) -> Spec | None:

@@ -86,31 +86,31 @@ class PieceIndex:
 
     def __init__(self, table: TokenTable) -> None:
         self.table = table
-        self._by_piece = sorted((piece, one) for one, piece in enumerate(table.pieces) if piece)
+        self._by_piece = sorted((piece, token) for token, piece in enumerate(table.pieces) if piece)
         self._ids: dict[bytes, list[int]] = {}
-        for piece, one in self._by_piece:
-            self._ids.setdefault(piece, []).append(one)
-        self.blanks = [one for piece, one in self._by_piece if len(piece) <= MAX_BLANKS and piece.isspace()]
-        short = [(piece, one) for piece, one in self._by_piece if len(piece) <= 3 and _is_continuation(piece)]
-        self.continuations = [[one for piece, one in short if len(piece) <= most] for most in range(4)]
+        for piece, token in self._by_piece:
+            self._ids.setdefault(piece, []).append(token)
+        self.blanks = [token for piece, token in self._by_piece if len(piece) <= MAX_BLANKS and piece.isspace()]
+        short = [(piece, token) for piece, token in self._by_piece if len(piece) <= 3 and _is_continuation(piece)]
+        self.continuations = [[token for piece, token in short if len(piece) <= most] for most in range(4)]
         """Tokens that continue a character of which so many bytes are missing, and hold no more."""
 
     def of(self, pieces: Iterable[bytes]) -> list[int]:
         """Return the tokens that have just these bytes."""
-        return [one for piece in pieces for one in self._ids.get(piece, ())]
+        return [token for piece in pieces for token in self._ids.get(piece, ())]
 
     def beginning_with(self, prefix: bytes) -> list[int]:
         """Return the tokens whose bytes begin so."""
         found = []
-        for piece, one in itertools.islice(self._by_piece, bisect.bisect_left(self._by_piece, (prefix, -1)), None):
+        for piece, token in itertools.islice(self._by_piece, bisect.bisect_left(self._by_piece, (prefix, -1)), None):
             if not piece.startswith(prefix):
                 break
-            found.append(one)
+            found.append(token)
         return found
 
     def containing(self, part: bytes) -> list[int]:
         """Return the tokens that have these bytes anywhere."""
-        return [one for piece, one in self._by_piece if part in piece]
+        return [token for piece, token in self._by_piece if part in piece]
 
     def encode(self, text: str) -> list[int]:
         """Return tokens whose bytes are those of the text: the vocabulary's own, if it adds none."""
@@ -118,7 +118,7 @@ class PieceIndex:
             found = self.table.encode(text) if text else []
         except PacelineError:
             found = []
-        is_exact = b"".join(self.table.pieces[one] for one in found) == text.encode()
+        is_exact = b"".join(self.table.pieces[token] for token in found) == text.encode()
         return found if is_exact else self.split(text.encode())
 
     def split(self, data: bytes) -> list[int]:
@@ -199,7 +199,7 @@ def logits_processors_of(params: SamplingParams) -> LogitsProcessors | None:
     """
     if not params.logits_processors:
         return None
-    return LogitsProcessors([_processor(index, one) for index, one in enumerate(params.logits_processors)])
+    return LogitsProcessors([_processor(index, given) for index, given in enumerate(params.logits_processors)])
 
 
 def _processor(index: int, given: Any) -> LogitsProcessor:

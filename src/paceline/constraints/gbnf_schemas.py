@@ -209,8 +209,8 @@ class GeneratedValues:
         generated = [[*group, self._limits_of(node)] for node, group in zip(nodes, valid, strict=True)]
         excludes = self._exclusion.groups_exclude
         return all(
-            excludes(generated[one], valid[other]) and excludes(valid[one], generated[other])
-            for one, other in combinations(range(len(nodes)), 2)
+            excludes(generated[first], valid[second]) and excludes(valid[first], generated[second])
+            for first, second in combinations(range(len(nodes)), 2)
         )
 
     def _limits_of(self, node: Schema) -> Schema:
@@ -301,8 +301,10 @@ def _is_implied(generated: GeneratedValues, node: Schema, form: Form, keyword: s
             return isinstance(value, list) and key_of(node["const"]) in map(key_of, value)
         case "values", _ if keyword in _LIMITS:
             kinds, holds = _LIMITS[keyword]
-            listed = [one for one in values_of(node) or () if isinstance(one, kinds) and not isinstance(one, bool)]
-            return is_number(value) and all(holds(one, value) for one in listed)
+            listed = [
+                found for found in values_of(node) or () if isinstance(found, kinds) and not isinstance(found, bool)
+            ]
+            return is_number(value) and all(holds(found, value) for found in listed)
         case "object", "minProperties":
             required = node.get("required")
             return isinstance(value, int) and isinstance(required, list) and value <= len(set(map(key_of, required)))

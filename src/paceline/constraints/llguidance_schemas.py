@@ -300,7 +300,7 @@ def _says_nothing(keyword: str, value: Any) -> bool:
         return True
     if keyword == "format":  # others are annotations, such as OpenAPI's int32
         return isinstance(value, str) and value not in STANDARD_FORMATS
-    return any(value is one if isinstance(one, bool) else value == one for one in _NO_LIMIT.get(keyword, ()))
+    return any(value is free if isinstance(free, bool) else value == free for free in _NO_LIMIT.get(keyword, ()))
 
 
 def _check_types(path: str, node: Schema, *, has_values: bool) -> None:
@@ -421,7 +421,7 @@ def _patterns(_: str, node: Schema) -> _Reasons:
                 break
     combined = node.get("allOf")
     if isinstance(combined, list):
-        patterns = [one for part in combined for _, one in schema_objects("#", part) if "pattern" in one]
+        patterns = [child for part in combined for _, child in schema_objects("#", part) if "pattern" in child]
         if len(patterns) > _MAX_PATTERNS:
             yield "allOf", f"at most {_MAX_PATTERNS} patterns can be combined, not {len(patterns)}"
 
@@ -554,13 +554,14 @@ def _without_one_of(node: Schema, exclusion: Exclusion, share: Share) -> Schema:
     name = described.get("propertyName") if isinstance(described, dict) else None
     targets = _discriminated(node["oneOf"], name, exclusion)
     alternatives = [
-        one if target is None else {**target, "required": [*target.get("required", []), name]}
-        for one, target in zip(node["oneOf"], targets, strict=True)
+        alternative if target is None else {**target, "required": [*target.get("required", []), name]}
+        for alternative, target in zip(node["oneOf"], targets, strict=True)
     ]
     if not exclusion.all_exclude(alternatives):
         return node
     choices = [
-        one if target is None else share(target, name) for one, target in zip(node["oneOf"], targets, strict=True)
+        alternative if target is None else share(target, name)
+        for alternative, target in zip(node["oneOf"], targets, strict=True)
     ]
     changed = {keyword: value for keyword, value in node.items() if keyword != "oneOf"}
     if "anyOf" not in changed:

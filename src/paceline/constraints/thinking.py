@@ -48,7 +48,7 @@ class ThinkingTokens:
         rests = [self.start[at:] for at in range(len(self.start))]
         self.completing = [index.beginning_with(rest) for rest in rests]
         """Tokens that complete the start tag, by how many of its bytes have come."""
-        self.completing_first = [one for one in index.containing(self.start) if self._begins_with_start(one)]
+        self.completing_first = [token for token in index.containing(self.start) if self._begins_with_start(token)]
         """Tokens that are the start tag, after white space or none."""
         self.spelling = [
             [*index.of(rest[:end] for end in range(1, len(rest))), *completing]
@@ -76,8 +76,8 @@ class ThinkingTokens:
         pieces = self.table.pieces
         if at:
             rest = len(tag) - at
-            return [one for one in self._index.beginning_with(tag[at:]) if not _is_blank(pieces[one][rest:])]
-        return [one for one in self._index.containing(tag) if not _is_blank(pieces[one].partition(tag)[2])]
+            return [token for token in self._index.beginning_with(tag[at:]) if not _is_blank(pieces[token][rest:])]
+        return [token for token in self._index.containing(tag) if not _is_blank(pieces[token].partition(tag)[2])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class ThinkingConstraint:
             if calls is not None:
                 calls.rollback(1)
             raise
-        self._undo.append((*before, tuple(one for one in (advanced, calls) if one is not None)))
+        self._undo.append((*before, tuple(constraint for constraint in (advanced, calls) if constraint is not None)))
         self._force_at_budget()
 
     def _advance(self, token_id: int) -> Constraint | None:
@@ -355,8 +355,8 @@ class ThinkingConstraint:
             raise InvalidParams(f"num_tokens must be from 0 to {len(self._undo)}, not {num_tokens}")
         for _ in range(num_tokens):
             self._state, self._content, self._is_content, advanced = self._undo.pop()
-            for one in advanced:
-                one.rollback(1)
+            for constraint in advanced:
+                constraint.rollback(1)
 
     def copy(self) -> ThinkingConstraint:
         """Return a copy, which cannot roll back tokens that were accepted before it was made."""
