@@ -57,7 +57,7 @@ class CallNames:
         self._properties = [list(tool.properties) for tool in tools]
 
     def described(self, form: Form) -> list[dict[str, Any]]:
-        """Return the tools for llama.cpp's chat layer, with parameters in one of three forms.
+        """Return the tools for llama.cpp's chat layer, with parameters in a form.
 
         Args:
             form: "objects": any object; "properties": named properties with types; "schemas": the whole schemas.
@@ -271,7 +271,7 @@ class _Reader:
         return _limited(node, self._report)
 
     def _combined(self, keyword: str, children: list[Any]) -> str | None:
-        """Return the expression of a list of schemas. It is None for alternatives if one of them allows any text."""
+        """Return the expression of a list of schemas. It is None for alternatives if an alternative allows any text."""
         found = [self.terminal(child) for child in children]
         if keyword == "allOf":
             return " & ".join(f"({part})" for part in found if part is not None) or None
@@ -413,7 +413,7 @@ def call_syntax(
 
 @dataclass(frozen=True, slots=True)
 class _Until:
-    """Text that ends where one of the delimiters begins."""
+    """Text that ends at the first delimiter."""
 
     delimiters: tuple[str, ...]
     place: str  # the alias of the argument that it is, or nothing

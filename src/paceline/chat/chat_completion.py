@@ -1,6 +1,6 @@
 """The result of a chat: messages with content, thinking and tool calls apart; whole, and while they are generated.
 
-What libraries and servers hand out is made of these records. Parsing takes time: not on an event loop.
+Libraries and servers build their answers from these records. Parsing takes time: not on an event loop.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class ChatChoice:
 
     Attributes:
         index: Its number among the n choices.
-        message: What the model said: content, thinking, tool calls. Every call has an id.
+        message: The generated message: content, thinking, tool calls. Every call has an id.
         finish_reason: Why it ended.
         text: The generated text as it was, with the marks of the chat format.
-        token_ids: The generated tokens, without those of the stop.
+        token_ids: The generated tokens, without the tokens of the stop.
         stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
-        logprobs: One for each of token_ids; None where they were not requested.
-        error: Why it failed, with the reason ERROR; the message is what was generated until then.
-        warning: Why the text could not be read as a message of the chat format; the content is the raw text then, behind what
-            had been streamed of it before. Also that a reply after results of tools is empty. Not
-            raised: no generated text is lost.
+        logprobs: One for each of token_ids; None if they were not requested.
+        error: Why it failed, with the reason ERROR; the message is the part that was generated until then.
+        warning: Why the text could not be read as a message of the chat format; the content is then the raw text, after the
+            content that had been streamed before. Also that a reply after results of tools is empty. Not raised: no generated
+            text is lost.
     """
 
     index: int
@@ -79,7 +79,7 @@ class ChatCompletion:
         choices: All choices, by index.
         prompt_token_ids: The prompt as it was computed.
         usage: Token counts and times.
-        prompt_logprobs: One for each prompt token but the first; None where they were not requested.
+        prompt_logprobs: One for each prompt token but the first; None if they were not requested.
         index: The request's place in a list of conversations.
     """
 
@@ -148,7 +148,7 @@ class ToolResult:
 
     Attributes:
         call: The call.
-        content: What the model reads; where the call failed, "Error: " and why.
+        content: The text for the model; "Error: " and the reason if the call failed.
     """
 
     call: ToolCall
@@ -160,7 +160,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
 
     Attributes:
         choice: The choice that it belongs to.
-        deltas: What is new of its message, in order. May be empty: tokens can come before what they mean is clear.
+        deltas: The new parts of its message, in order. May be empty: the meaning of a token can depend on later tokens.
         token_ids: The generated tokens.
         logprobs: One per token of token_ids, if requested.
         prompt_logprobs: One per prompt token but the first, if requested; in choice 0.
@@ -168,8 +168,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
         stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
         usage: Token counts and times; on the terminal chunk, the last of the stream.
         error: Why the choice failed, with the reason ERROR.
-        message: The whole message; on the choice's last chunk, and with run_tools on the last one of a message whose calls are
-            run, which has no finish_reason.
+        message: The whole message; on the choice's last chunk. With run_tools also on the last chunk of a message with calls that
+            are run, which has no finish_reason.
         warning: As in `ChatChoice`; beside message.
         tool_result: With run_tools: the result of a call of the message before; nothing else is in its chunk.
     """
@@ -224,7 +224,7 @@ class ChatReader:
         return chunk.finish_reason is not None or stream.needs_parser(chunk.text)
 
     def read(self, chunk: StreamChunk) -> list[ChatChunk]:
-        """Return what a chunk brings; where it ends several choices at once, a chunk for each, its own last."""
+        """Return the chunks of the chat that a chunk brings; if it ends several choices, a chunk for each, its own last."""
         ended = [] if chunk.usage is None else self._end_others(chunk)
         message = self._messages[chunk.choice]
         deltas = message.feed(chunk.text)
@@ -339,7 +339,7 @@ def _chat_choice(choice: Choice, rendered: RenderedPrompt, make_call_id: Callabl
 
 
 def _is_cut(reason: FinishReason | None, stop: str | int | None, rendered: RenderedPrompt) -> bool:
-    """Return whether a message did not come to its own end. The caller's stops cut it off, those of the format end it."""
+    """Return whether a message did not come to its own end. The caller's stops cut it off, the stops of the format end it."""
     if reason is not FinishReason.STOP:
         return True
     return stop not in (None, *rendered.stops, *rendered.stop_token_ids) and stop not in rendered.eog_ids
@@ -351,7 +351,7 @@ def _chat_reason(reason: FinishReason, message: ParsedMessage) -> FinishReason:
 
 
 def _identified(message: ParsedMessage, make_call_id: Callable[[], str], known: list[str]) -> ParsedMessage:
-    """Return the message with an id for every call: known ones, the format's own, new ones."""
+    """Return the message with an id for every call: a known id, the format's own, or a new id."""
     ids = known + [call.id or make_call_id() for call in message.tool_calls[len(known) :]]
     calls = tuple(replace(call, id=call_id) for call, call_id in zip(message.tool_calls, ids, strict=False))
     return replace(message, tool_calls=calls)

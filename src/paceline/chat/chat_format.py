@@ -89,7 +89,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What the next message of a conversation may have.
+    """Options of the next message of a conversation.
 
     Attributes:
         tools: Functions that the model may call, as `parse_tools` takes them.
@@ -101,9 +101,9 @@ class ChatOptions:
         skip_parsing: Whether all generated text stays in the content, thinking and tool calls as the model spells them; tools
             are rendered, and nothing makes the model call them.
         untagged_calls: Whether content that is nothing but the JSON of calls is read as calls; see `UntaggedCalls`.
-        json_schema: What the message's content has to conform to; None: anything.
+        json_schema: JSON schema of the message's content; None: any content.
         thinking_budget: Most tokens of thinking; 0: none; None: no limit.
-        thinking_message: Text that is written where the budget is used up, before the end of thinking.
+        thinking_message: Text that is written when the budget is used up, before the end of thinking.
         kwargs: More variables for the template, of the types that JSON has. `enable_thinking` is a bool.
     """
 
@@ -124,7 +124,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class GrammarTrigger:
-    """What switches a lazy grammar on.
+    """The beginning of a text that switches a lazy grammar on.
 
     Attributes:
         kind: "word" (a text anywhere), "token" (a token's text), "pattern" (a regular expression that is searched for) or
@@ -138,23 +138,23 @@ class GrammarTrigger:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A conversation as a prompt, and how to constrain and read what the model generates after it.
+    """A conversation as a prompt, and how to constrain and read the text that the model generates after it.
 
     Attributes:
-        text: The prompt. The template's own bos and eos are left out where the vocabulary adds them.
+        text: The prompt. The template's own bos and eos are left out if the vocabulary adds them.
         stops: Texts that end a turn in this format, beside the end-of-generation tokens of the vocabulary.
-        stop_token_ids: Control tokens that end a turn, of those that `prepare_chat` puts in place of texts.
+        stop_token_ids: Control tokens that end a turn, which `prepare_chat` puts in place of texts.
         inputs: Ranges (start, end) of `text` in characters that came from the messages, ascending. In these
             `ChatFormat.encode` recognises no control token.
-        format: llama.cpp's name of the format, such as "peg-native".
-        grammar: GBNF of what the tools, or a JSON schema, allow; None: unconstrained.
-        is_grammar_lazy: Whether text is free until one of `triggers` has come.
-        triggers: What begins the grammar.
+        format: llama.cpp's name of the format, for example "peg-native".
+        grammar: GBNF of the texts that the tools, or a JSON schema, allow; None: unconstrained.
+        is_grammar_lazy: Whether text is free until a trigger has come.
+        triggers: Texts that begin the grammar.
         preserved_tokens: Control tokens that the parser reads, and that generated text therefore has to show.
-        is_continued: Whether the prompt ends within a message; what it has of it already is no part of what is read.
+        is_continued: Whether the prompt ends within a message; the parser returns the rest alone.
         supports_thinking: Whether the format has a place for thinking.
-        thinking_start: What begins thinking, such as "<think>"; empty if nothing does.
-        thinking_ends: What ends thinking; any of them.
+        thinking_start: The text that begins thinking, for example "<think>"; empty if there is none.
+        thinking_ends: Texts that end thinking.
         generation_prompt: The end of `text` with which the message to parse begins.
         parser: The parser of the format, serialised; see `message_parser`.
         is_one_call: Whether only the first tool call of the message counts.
@@ -231,7 +231,7 @@ class ChatFormat:
 
     @property
     def capabilities(self) -> Mapping[str, bool]:
-        """What the template renders, by llama.cpp's names, such as `supports_tool_calls`; of the variant for tools."""
+        """The abilities of the template, by llama.cpp's names, for example `supports_tool_calls`; of the variant for tools."""
         return self._for_tools.capabilities
 
     def render(
@@ -248,7 +248,7 @@ class ChatFormat:
         Args:
             messages: The conversation, as `parse_messages` takes it.
             options: Tools, thinking and structure of the next message.
-            add_generation_prompt: Whether the prompt ends where the assistant's next message begins.
+            add_generation_prompt: Whether the prompt ends at the beginning of the assistant's next message.
             continue_final_message: Whether the prompt ends within the last message, which the model continues;
                 add_generation_prompt is ignored then.
             kwargs: In place of `options.kwargs`.
@@ -377,7 +377,7 @@ class ChatFormat:
         *,
         has_call_grammar: bool,
     ) -> tuple[RenderedPrompt, Sequence[Unenforced]]:
-        """Render with tools whose names and schemas llama.cpp's chat layer gets in a form that none of them can break.
+        """Render with tools. llama.cpp's chat layer gets names and schemas that cannot break its grammar.
 
         Also returns the parts of their schemas that are not enforced.
         """
@@ -431,7 +431,7 @@ class ChatFormat:
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """Encode a prompt as token ids.
 
-        Text of the messages stays text, also where it spells a control token.
+        Text of the messages stays text, even if it spells a control token.
 
         Raises:
             TextTooLong: The prompt is longer than the tokenizer can take in one piece.
@@ -476,7 +476,7 @@ def _described(tools: Sequence[Tool]) -> tuple[tuple[str, str], ...]:
 
 
 def _relaxed_tools(tools: tuple[tuple[str, str], ...], check: Check) -> tuple[CallNames, tuple[Unenforced, ...]]:
-    """Return tools with the parts of their parameters that pass a check, and the other parts."""
+    """Return tools with the parts of their parameters that pass a check, and the parts that do not."""
     found, removed, budget = [], list[Unenforced](), iter(range(MAX_CHECKS))
     for index, (name, text) in enumerate(tools):
         schema, parts = relaxed(json.loads(text), check, budget)

@@ -1,4 +1,4 @@
-"""From a turn of a conversation to what an engine generates: prompt, stop texts, grammar, and how the result is read."""
+"""From a turn of a conversation to a request of an engine: prompt, stop texts, grammar, and the reader of the result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REPLACED = {">>>(?!all)": r"^(?!a$|al$|all$|all\n)"}
 
 @dataclass(frozen=True, slots=True)
 class _LazyGrammar:
-    """A grammar of calls and what begins it; see `SamplingParams`."""
+    """A grammar of calls and its triggers; see `SamplingParams`."""
 
     text: str
     root: str
@@ -47,10 +47,10 @@ class _LazyGrammar:
 def _lazy_grammar_of(
     rendered: RenderedPrompt, names: Sequence[str], tokenizer: Tokenizer, render_required: Callable[[], RenderedPrompt]
 ) -> _LazyGrammar | None:
-    """Return the grammar of the calls in a message that may have some; None where the format has no such grammar.
+    """Return the grammar of the calls in a message that may have calls; None if the format has no grammar of them.
 
     Args:
-        rendered: Of a turn whose calls are not required.
+        rendered: The prompt of a turn without required calls.
         names: Of the offered tools.
         tokenizer: Of the model.
         render_required: Renders the turn with a call that is required.
@@ -80,8 +80,8 @@ def _trigger(trigger: GrammarTrigger, tokenizer: Tokenizer) -> str | int | Patte
 def _bare_calls(grammar: str | None, names: Sequence[str]) -> _LazyGrammar | None:
     """Return the grammar of calls that are JSON objects without a mark in front, as in Llama 3.
 
-    llama.cpp has no trigger for them. A call has begun where the first object of the text has the name of a tool: other
-    objects stay free, since an answer may be one.
+    llama.cpp has no trigger for them. A call has begun if the first object of the text has the name of a tool: other
+    objects stay free, since an answer may be an object.
     """
     found = list(_BARE_CALL.finditer(grammar or ""))
     if grammar is None or {call["name"] for call in found} != set(names):
@@ -112,11 +112,11 @@ class ChatRequest:
     """A turn that is ready to be generated.
 
     Attributes:
-        rendered: The prompt as text, and what reads the message that follows it.
+        rendered: The prompt as text, and the facts by which the message after it is read.
         token_ids: The prompt; of one with images, with their marks.
         params: The caller's, with the stop texts, the grammar and the constraints of the chat format.
         preserved_tokens: Control tokens that the generated text has to show (`RequestOptions.preserved_tokens`).
-        media: The images of the prompt; None where it has none.
+        media: The images of the prompt; None if it has none.
         warnings: Sentences about parts of the conversation or its tools that were left out or altered.
     """
 
@@ -128,9 +128,9 @@ class ChatRequest:
     warnings: tuple[str, ...] = ()
 
     def prompt(self, tokenizer: Tokenizer) -> Sequence[int] | list[Segment]:
-        """Return what an engine generates from, without special tokens to add: token ids, or segments with images.
+        """Return the prompt for an engine, without special tokens to add: token ids, or segments with images.
 
-        Raises `TemplateError` where the template has not rendered each image once, and in order.
+        Raises `TemplateError` if the template has not rendered each image once, and in order.
         """
         return (
             self.token_ids
@@ -149,17 +149,17 @@ def prepare_chat(
 ) -> ChatRequest:
     """Render and encode a turn, and decide how its message is constrained.
 
-    Tools make the grammar of their calls: from the first token on where a call is required, otherwise from where the model
-    begins one. A constraint of `params` (json_schema, regex, choice, grammar) applies to the message's content; a JSON schema
-    in a format whose content stands between marks becomes part of the format's own grammar. Where the prompt has the beginning
-    of the content already, a JSON schema applies to the whole content, and the others to what is generated.
+    Tools make the grammar of their calls: from the first token on if a call is required, otherwise from the point at which the
+    model begins one. A constraint of `params` (json_schema, regex, choice, grammar) applies to the content; a JSON schema
+    becomes part of the format's own grammar if the content stands between marks. If the prompt has the beginning
+    of the content already, a JSON schema applies to the whole content, and other constraints to the generated part.
 
     Takes time: not on the engine's thread and not on an event loop.
 
     Args:
         chat_format: The model's.
         turn: Of `next_turn`.
-        options: Tools, thinking and variables. Their json_schema counts where `params` have none.
+        options: Tools, thinking and variables. Their json_schema counts if `params` have none.
         params: How to generate.
         max_positions: Tokens that a prompt may have. A rendered text with more bytes than that many tokens can have is not
             encoded. 0: no limit.
@@ -282,7 +282,7 @@ class _Preparation:
         self._add_calls(choice, offered)
 
     def _add_either(self, offered: Sequence[Tool]) -> None:
-        """Allow messages that call a tool, or whose content conforms to the schema."""
+        """Allow messages that call a tool, and messages with a content that conforms to the schema."""
         # A grammar has the place of thinking wherever that is shown.
         options = replace(self._options, tools=offered, tool_choice="auto", reasoning_format="auto")
         content = self._render(replace(options, tools=None, json_schema=self._schema()))
@@ -356,12 +356,12 @@ class _Preparation:
 
 
 def _prefixed(grammar: str, prefix: str) -> str:
-    """Return a grammar whose rules have other names, so that it may stand beside another grammar."""
+    """Return a grammar with other names of rules, so that it may stand beside another grammar."""
     return _RULE_NAME.sub(lambda found: found[0] if found["name"] is None else prefix + found["name"], grammar)
 
 
 def _with_thinking_ended(grammar: str, rendered: RenderedPrompt) -> str:
-    """Return a format's grammar in which open thinking has to end, where it makes the end optional: else all is thinking."""
+    """Return a format's grammar in which open thinking has to end. With an optional end all text would be thinking."""
     if not is_thinking_open(rendered):
         return grammar
     for end in rendered.thinking_ends:
@@ -430,7 +430,7 @@ def _ids_of(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 class TokenHistory:
-    """The last prompt with what was generated after it. One thread at a time.
+    """The last prompt with the text that was generated after it. One thread at a time.
 
     token_ids: prompt and generated tokens, negative in the cells of images. text: what they spell, with marks of this nonce in
     place of images. has_images: whether there are any. first_kept: the index of the first message after the system message that
@@ -438,7 +438,7 @@ class TokenHistory:
     """
 
     def __init__(self, token_ids: Sequence[int] = (), text: str = "") -> None:
-        """Begin without images. token_ids: prompt and generated tokens. text: what they spell."""
+        """Begin without images. token_ids: prompt and generated tokens. text: their text."""
         self.token_ids = tuple(token_ids)
         self.text = text
         self.nonce = secrets.token_hex(16)
@@ -460,7 +460,7 @@ class TokenHistory:
         """Return the request with the known ids in front, if its prompt begins with their text.
 
         Otherwise return it as it is: the template has changed earlier turns, by leaving out their thinking for example, or
-        what comes next does not begin with a control token, before which no token can reach over.
+        the rest does not begin with a control token, which separates the tokens on both sides of it.
         """
         rendered = request.rendered
         if not self.token_ids or not rendered.text.startswith(self.text):
@@ -475,7 +475,7 @@ class TokenHistory:
         return replace(request, token_ids=[*self.token_ids, *rest])
 
     def segments(self, rendered: RenderedPrompt, images: ChatMedia, tokenizer: Tokenizer) -> list[Segment]:
-        """Return a prompt with images as segments, the known ones in front as `continued` has the known ids."""
+        """Return a prompt with images as segments. It begins with the known segments, as in `continued`."""
         known = [segment for segment in self._segments if is_attachment(segment)]
         if self.token_ids and rendered.text.startswith(self.text) and _same(known, images.attachments[: len(known)]):
             rest = images.segments(rendered.text, rendered.inputs, tokenizer, len(self.text), len(known))
@@ -491,7 +491,7 @@ class TokenHistory:
         tokenizer: Tokenizer,
         segments: Sequence[Segment] | None = None,
     ) -> None:
-        """Take a reply to a prompt; where the text is not that of its tokens (a stop text has cut it), begin anew.
+        """Take a reply to a prompt; begin anew if the text is not the text of its tokens, because a stop text has cut it.
 
         segments: of a prompt with images, which is never truncated.
         """

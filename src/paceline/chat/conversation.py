@@ -43,7 +43,7 @@ class OmittedAttachment:
 
     Attributes:
         modality: Its kind.
-        place: Where the caller's request has it.
+        place: Its place in the caller's request.
         error: The refusal, raised if the attachment is in the last user message.
     """
 
@@ -85,8 +85,8 @@ class ChatMedia:
             read_part: Finds the attachments.
             nonce: Random text of every mark, which no message can guess. Turns with the same nonce render to the same text.
                 None: a new one.
-            modalities: Kinds that the model takes. Attachments of other kinds are left out of every message except the last
-                one of the user, in which the engine refuses them.
+            modalities: Kinds that the model takes. Attachments of other kinds are left out of every message except the user's
+                last message, in which the engine refuses them.
 
         Raises:
             InvalidParams: An attachment is malformed, or in a message of the assistant.
@@ -159,7 +159,7 @@ class ChatMedia:
         return text
 
     def _place(self, text: str, number: int, begin: int) -> int:
-        """Return where an attachment stands in a rendered text, from `begin` on."""
+        """Return the place of an attachment in a rendered text, from `begin` on."""
         mark = self._mark(number)
         place = text.find(mark, begin)
         if place < 0 or text.count(mark) != 1:
@@ -303,16 +303,16 @@ def parse_messages(
     Each has `role` and `content`, and, if given, `name`, `reasoning_content`, `tool_calls` and `tool_call_id`.
 
     Args:
-        messages: A list of messages. A role is one of `ROLES`, or another plain word for models that know more. A content
+        messages: A list of messages. A role is a word of `ROLES`, or another plain word for models that know more. A content
             is a text or a list of text parts {"type": "text", "text": ...}; one that is null or missing is empty, or an
-            assistant's `refusal`. An assistant's message may have `tool_calls`, whose arguments are JSON as text or an object,
+            assistant's `refusal`. An assistant's message may have `tool_calls`, with arguments as JSON text or an object,
             or the older `function_call`, and `reasoning_content` (or `reasoning`, `thinking`). The role "function" is that of
             "tool". Members of other names change nothing.
         name: The name of the list in error messages.
         ignored: Collects the members that have no effect here; None: they are not reported.
 
     Raises:
-        InvalidParams: A message is malformed, or none has a content; the error names the place, such as
+        InvalidParams: A message is malformed, or none has a content; the error names the place, for example
             messages[2].content[0].text.
         Unsupported: A message has a known part that is not supported: images, audio, files.
     """
@@ -481,7 +481,7 @@ def next_turn(
         continues: `continue_final_message` of the request; None if it has none.
         generates: `add_generation_prompt` of the request; None if it has none.
         prefills: Whether a last message of the role assistant is continued when the request does not say. A message with
-            calls is not, and a message whose `prefix` is true is continued in any case.
+            calls is not, and a message with a true `prefix` is continued in any case.
         read_part: Finds the images among the parts of contents; None: messages have none.
 
     Raises:

@@ -1,10 +1,10 @@
 """Renders conversations by a chat template so that none of their texts is lost, and no offered tools.
 
 Most conversations are rendered as they are, and all of their texts are then found in the prompt. If the template refuses a
-conversation, or a text is not found, probes show which rewrites the template needs: small conversations of the same shape whose
-texts are marks. The mildest rewrites under which every mark is in the prompt are kept for the shape.
+conversation, or a text is not found, probes show which rewrites the template needs: small conversations of the same shape with
+marks as texts. The mildest rewrites under which every mark is in the prompt are kept for the shape.
 
-Names of tools are no evidence in a prompt, because texts mention them. Probes therefore offer one tool whose name is a mark.
+Names of tools are no evidence in a prompt, because texts mention them. Probes therefore offer one tool with a mark as its name.
 
 Any thread, several at once.
 """
@@ -92,8 +92,8 @@ class _Kind:
 class MessageFitter:
     """Fits conversations to one chat template, and keeps the plans of the latest shapes.
 
-    The plan of a shape is also tried first for other conversations in which the same kinds of messages are neighbours, such as
-    the next turns of a long conversation.
+    The plan of a shape is also tried first for other conversations in which the same kinds of messages are neighbours: the next
+    turns of a long conversation, for example.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,10 @@
-"""Reads what a model generated after a rendered prompt: content, thinking and tool calls apart."""
+"""Reads the text that a model generated after a rendered prompt: content, thinking and tool calls apart.
+
+llama.cpp's parser reads the whole text each time. A `MessageStream` therefore calls it only when the format may change: at the
+beginning, after a text that ends content or thinking, and within tool calls as often as the work stays in proportion to the
+text. Between, content and thinking go through as they come, without any part of a text that may end them. Content that may be
+the JSON of untagged calls is held back until it cannot be, or until the end.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +103,7 @@ class MessageParser:
 
         Args:
             text: With the control tokens among `RenderedPrompt.preserved_tokens`, and without the end of the turn.
-            is_partial: Whether more is to come. What the end of the text leaves open is then left out or cut.
+            is_partial: Whether more is to come. A part that the end of the text leaves open is then left out or cut.
 
         Raises:
             ChatParseError: The text is not of the format.
@@ -222,7 +228,7 @@ def _scanned_content(names: Container[str]) -> _Scanner:
 
 
 def _scanned_object(char: str, names: Container[str]) -> _Scanner:
-    """Follow a call, whose outer braces may be doubled."""
+    """Follow a call. Its outer braces may be doubled."""
     _expect(char, "{")
     char = yield from _after_blanks((yield))
     if char != "{":
@@ -379,13 +385,13 @@ _MAX_HELD_BLANKS = 256  # that are looked through with every piece
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """What is new of a tool call.
+    """The new part of a tool call.
 
     Attributes:
-        index: Which of the message's calls.
+        index: The number of the call in the message.
         name: The whole name, in the first delta of the call; otherwise empty.
         arguments: The next piece of the arguments' JSON.
-        id: As the model wrote it, in the first delta, or in the last one where the format has it behind the arguments.
+        id: As the model wrote it, in the first delta, or in the last one if the format has it after the arguments.
     """
 
     index: int
@@ -396,7 +402,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class MessageDelta:
-    """What is new of a message: one of content, reasoning_content and tool_call."""
+    """The new part of a message: content, reasoning_content or tool_call."""
 
     content: str = ""
     reasoning_content: str = ""
@@ -410,8 +416,8 @@ class MessageStream:
         """Begin a message.
 
         Args:
-            prompt: What it follows.
-            is_whole: Whether only the end is of interest, where the message was generated before: `feed` returns nothing.
+            prompt: The prompt before the message.
+            is_whole: Whether the message was generated before, and only its end is of interest: `feed` returns nothing.
         """
         self._is_whole = is_whole
         self._is_one_call = prompt.is_one_call
@@ -451,7 +457,7 @@ class MessageStream:
         return any(end in recent for end in self._ends)
 
     def feed(self, text: str) -> list[MessageDelta]:
-        """Take the next piece of generated text and return what is new of the message.
+        """Take the next piece of generated text and return the new parts of the message.
 
         Raises:
             InvalidParams: The piece is no text, or has a lone surrogate; the message goes on without it.
@@ -467,14 +473,14 @@ class MessageStream:
         return self._with_content_held(self._parse_some() if self._passing is None else self._pass_on(text))
 
     def finish(self, *, is_cut: bool = False) -> tuple[list[MessageDelta], ParsedMessage]:
-        """End the message and return what was still missing, and the whole message.
+        """End the message and return its missing parts, and the whole message.
 
-        Where the text is not of the format, `warning` is the error that says so, and what was not passed on before is content,
+        If the text is not of the format, `warning` is the error that says so, and text that was not passed on is content,
         as it was generated: nothing is lost.
 
         Args:
-            is_cut: Whether the message was cut off, by a limit on its length for example. What its end leaves open, such as a
-                tool call's arguments, is then the beginning of what it would have been.
+            is_cut: Whether the message was cut off, by a limit on its length for example. A part that its end leaves open, for
+                example a tool call's arguments, is then a beginning.
 
         Raises:
             Closed: The message has ended before.
@@ -524,7 +530,7 @@ class MessageStream:
         return list(self._deltas(whole, is_final=True)), self._without_prefill(whole)
 
     def _reason_against(self, whole: ParsedMessage, *, is_cut: bool) -> str:
-        """Return why the message that the parser found is not what was generated; empty if it is."""
+        """Return why the message that the parser found is not the generated message; empty if it is."""
         if not _continues(self._sent, whole) or self._has_lost_calls(whole):
             return "a part of the text that began as one of the chat format did not go on as one"
         if is_cut:
@@ -560,7 +566,7 @@ class MessageStream:
         return [MessageDelta(content=rest)] if rest else [], self._without_prefill(self._sent)
 
     def _num_covered(self) -> int:
-        """Return how much of the text has been sent: what the parser needs for it. A call that is no whole one does not count."""
+        """Return the length of the text that the parser needs for all sent parts. A call that is not whole does not count."""
         sent = self._sent
         num_calls = next((n for n, call in enumerate(sent.tool_calls) if not call.is_whole), len(sent.tool_calls))
         wanted = replace(sent, tool_calls=sent.tool_calls[:num_calls])
@@ -574,7 +580,7 @@ class MessageStream:
         return low
 
     def _without_prefill(self, whole: ParsedMessage) -> ParsedMessage:
-        """Return what was generated of a message that the prompt had begun."""
+        """Return the generated part of a message that the prompt had begun."""
         before = self._prefill
         return replace(
             whole,
@@ -583,7 +589,7 @@ class MessageStream:
         )
 
     def _pass_on(self, text: str) -> list[MessageDelta]:
-        """Pass content or thinking on up to where it may end."""
+        """Pass content or thinking on, up to a possible end."""
         assert self._passing is not None  # noqa: S101 - our own invariant
         self._held += text
         recent = self._held[-(len(text) + self._longest_end) :]
@@ -607,14 +613,14 @@ class MessageStream:
         self._num_passed = len(self._text) - len(held)
 
     def _put_blanks_aside(self) -> None:
-        """Move blanks from what is held, where nothing but the last characters can be the beginning of an end."""
+        """Move blanks out of the held text. Only its last characters can be the beginning of an end."""
         num_aside = len(self._held) - self._longest_end
         if num_aside > _MAX_HELD_BLANKS:
             self._blanks.append(self._held[:num_aside])
             self._held = self._held[num_aside:]
 
     def _length_without_beginnings(self, text: str) -> int:
-        """Return how much of a text comes before a beginning of one of the ends, and before blanks at its end."""
+        """Return the length of a text without a beginning of an end, and without blanks at its end."""
         first, beginnings = self._first_characters, self._beginnings
         for start in range(max(0, len(text) - self._longest_end), len(text)):
             if text[start] in first and text[start:] in beginnings:
@@ -641,7 +647,7 @@ class MessageStream:
         return deltas
 
     def _begin_passing(self, field: Literal["content", "reasoning_content"], sent: str, probed: str) -> None:
-        """Pass text on from here if the probe came behind what was sent, after nothing but blanks."""
+        """Pass text on from here if nothing but blanks came between the sent text and the probe."""
         added = probed[len(sent) :]
         if sent and probed.startswith(sent) and added.endswith(_PROBE) and not added[:-1].strip():
             self._passing = field
@@ -655,7 +661,7 @@ class MessageStream:
         return replace(message, tool_calls=message.tool_calls[:1]) if self._is_one_call else message
 
     def _deltas(self, now: ParsedMessage, *, is_final: bool = False) -> Iterator[MessageDelta]:
-        """Yield what `now` has more than was sent. What was sent stays, also where the parser reads it otherwise now.
+        """Yield the parts of `now` that were not sent yet. Sent parts stay, even if the parser reads them otherwise now.
 
         A call is sent once it has arguments, since its name may be the beginning of a longer one before.
         """
@@ -683,7 +689,7 @@ class MessageStream:
 
 
 def _message_so_far(parser: MessageParser) -> ParsedMessage:
-    """Return what a prompt has of the message that it continues: what is in front of a probe, with blanks at its end."""
+    """Return the beginning of the message that a prompt continues: the text before a probe, with blanks at its end."""
     try:
         probed = parser.parse(_PROBE, is_partial=True)
     except ChatParseError:  # the end will tell
@@ -694,12 +700,12 @@ def _message_so_far(parser: MessageParser) -> ParsedMessage:
 
 
 def _behind(prefix: str, text: str) -> str:
-    """Return a text without the prefix; nothing where it is the prefix without the blanks at its end."""
+    """Return a text without the prefix; nothing if it is the prefix without the blanks at its end."""
     return "" if prefix.startswith(text) else text.removeprefix(prefix)
 
 
 def _continues(sent: ParsedMessage, now: ParsedMessage) -> bool:
-    """Return whether a message is what was sent of it, and maybe more."""
+    """Return whether a message begins with the parts that were sent."""
     return (
         now.content.startswith(sent.content)
         and now.reasoning_content.startswith(sent.reasoning_content)

@@ -135,7 +135,7 @@ def checked_json(place: str, value: object, depth: int, max_bytes: int) -> Any:
 
 
 def checked_schema(place: str, schema: object) -> dict[str, Any]:
-    """Return a copy of a JSON schema. Raises `InvalidParams` where it is no object, or too large."""
+    """Return a copy of a JSON schema. Raises `InvalidParams` if it is no object, or too large."""
     if not isinstance(schema, Mapping):
         raise InvalidType(f"{place} must be a JSON schema, an object, not {type(schema).__name__}")
     plain: dict[str, Any] = checked_json(place, schema, MAX_SCHEMA_DEPTH, MAX_SCHEMA_BYTES)

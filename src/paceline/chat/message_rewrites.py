@@ -178,7 +178,7 @@ def move_first_system(messages: list[Message]) -> list[Message]:
 
 
 def spell_lost_results(messages: list[Message]) -> list[Message]:
-    """Make the results whose calls are gone texts of the user."""
+    """Make results without their calls texts of the user."""
     attached = attached_results(messages)
     return [
         _spelt_result(message) if message["role"] == "tool" and not has_call else message
@@ -241,7 +241,7 @@ def _with_text(message: Message) -> Message:
 
 
 def _users_turn(messages: Sequence[Message]) -> Message:
-    """Return a message as it is, or one of the user with the texts of system messages."""
+    """Return a message as it is, or a message of the user with the texts of system messages."""
     if len(messages) == 1 and messages[0]["role"] not in SYSTEM_ROLES:
         return messages[0]
     users = next((message for message in messages if message["role"] == "user"), {"role": "user"})

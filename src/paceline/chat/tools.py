@@ -28,7 +28,7 @@ class Tool:
 
     Attributes:
         name: Its name, which the model writes.
-        description: What it does, for the model.
+        description: Its effect, for the model.
         parameters: JSON Schema of its arguments, an object.
     """
 
@@ -68,12 +68,12 @@ def parse_tools(tools: object, ignored: IgnoredMembers | None = None) -> tuple[T
 
 
 def parse_tool_choice(choice: object, tools: Sequence[Tool]) -> tuple[ToolChoice, tuple[Tool, ...]]:
-    """Return how far tools have to be called, and those that are offered.
+    """Return whether tools may or must be called, and the tools that are offered.
 
     Args:
-        choice: "auto", "none", "required" or "any", which is the same; an object with one of these as its type; a tool, as
+        choice: "auto", "none", "required" or "any", which is the same; an object with this word as its type; a tool, as
             {"type": "function", "function": {"name": ...}} or {"type": "function", "name": ...} (or "tool" as the type); or
-            some of the tools, as {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}, whose inner
+            some of the tools, as {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}; its inner
             object may also be spread. None is "auto".
         tools: The request's tools.
 

@@ -1,4 +1,4 @@
-"""The keywords of a chat: what the template, the engine and the reply's reader get of them; and the chat formats of a model."""
+"""The keywords of a chat, sorted for the template, the engine and the reader of the reply; and the chat formats of a model."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ChatFormats:
 class ChatArguments:
     """The checked keywords of a call.
 
-    params: how to generate; a schema of response_format or response_model is in it. response: what the content becomes.
+    params: how to generate; a schema of response_format or response_model is in it. response: the type of the content.
     notice: the sentence that shows the schema to the model; None: the prompt has no schema.
     max_tool_rounds: how often calls are run; 0: never. max_retries: how often the model is asked again for a reply that is no
     instance of response_model. drops_oldest: whether the oldest messages are left out of a prompt that would fill the context.

@@ -360,7 +360,7 @@ class ChatCall:
         return self.take_read(replace(chat_completion_of(completion, self.rendered), index=index))
 
     def take_read(self, completion: ChatCompletion) -> tuple[ToolCall, ...]:
-        """As `take`, for a completion whose messages were read while they came."""
+        """As `take`, for a completion with messages that were read while they came."""
         self.history.record(
             self.request, completion.prompt_token_ids, completion.choices[0], self._format.tokenizer, self._segments
         )
@@ -551,7 +551,7 @@ class ChatAssembly:
         )
 
     def _assembled(self) -> ChatCompletion:
-        """Return the completion, with the messages that were streamed, whose calls have their ids."""
+        """Return the completion with the streamed messages, in which calls have their ids."""
         params = self.call.request.params
         whole = completion_of(
             self._received,

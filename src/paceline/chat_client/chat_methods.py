@@ -109,7 +109,7 @@ class ChatMethods:
         """Generate the next message of a conversation, or of each of a list of conversations, all in one batch.
 
         Args:
-            messages: A list of messages as OpenAI's API has them: {"role": "user", "content": "Hello!"}. Or a list of such
+            messages: A list of messages as OpenAI's API has them: {"role": "user", "content": "Hello!"}. Or a list of these
                 lists, which may be longer than the queue.
             params: The sampling parameters; for a list of conversations also a list with one for each; None: the defaults,
                 without a limit on the message's length.

@@ -33,7 +33,7 @@ class _BaseChatStream(Readable[ChatChunk, ChatReply[Any]]):
         self._ending: ChatChunk | None = None  # of a chat that ended in front of another request
 
     def cancel(self) -> None:
-        """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
+        """Ask the engine to end the request. Any thread; never blocks. Generated text can still be read."""
         self._is_stopped |= self._may_go_on
         self._stream.cancel()
 
@@ -56,7 +56,7 @@ class _BaseChatStream(Readable[ChatChunk, ChatReply[Any]]):
 
     @property
     def usage(self) -> Usage | None:
-        """Token counts and times; None before the end. With run_tools those of the last message."""
+        """Token counts and times; None before the end. With run_tools of the last message."""
         if self._ending is not None:
             return self._ending.usage
         return self._stream.usage if self.is_finished else None
@@ -134,7 +134,7 @@ class ChatStream(_BaseChatStream, ThreadReadable[ChatChunk, ChatReply[Any]]):
                     print(delta.content, end="", flush=True)
         print(stream.completion.finish_reason)
 
-    With run_tools it goes on over calls and their results: a message whose calls are run ends with a chunk that has `message`
+    With run_tools it goes on over calls and their results: a message with calls that are run ends with a chunk that has `message`
     and no finish_reason, and a chunk with `tool_result` for each call follows. The functions run on the thread that reads. The
     terminal chunk is that of the reply. A cancellation meanwhile, or a request that is refused, ends the stream with a
     terminal chunk too.
@@ -144,7 +144,7 @@ class ChatStream(_BaseChatStream, ThreadReadable[ChatChunk, ChatReply[Any]]):
         """Submit the first request.
 
         Args:
-            open_round: Submits the chat's next request; returns its stream, and what reads its chunks.
+            open_round: Submits the chat's next request; returns its stream, and the reader of its chunks.
         """
         super().__init__()
         self._open_round: Callable[[], tuple[Stream, ChatAssembly]] | None = open_round
@@ -206,7 +206,7 @@ class AsyncChatStream(_BaseChatStream, LoopReadable[ChatChunk, ChatReply[Any]]):
     """The chunks of one chat, for an event loop: `async with ... as stream: async for chunk in stream`.
 
     The request is prepared and submitted by `open`, when the block is entered, or else by reading the first chunk; errors
-    such as `TemplateError` and `QueueFull` are raised there. Otherwise as `ChatStream`. Cancelling the task that reads cancels
+    like `TemplateError` and `QueueFull` are raised there. Otherwise as `ChatStream`. Cancelling the task that reads cancels
     the request. Texts that take time are parsed in threads of the loop's executor. With run_tools the calls of a message run
     concurrently: async functions on the event loop, others in threads; their results come in the order of the calls.
     """
@@ -215,7 +215,7 @@ class AsyncChatStream(_BaseChatStream, LoopReadable[ChatChunk, ChatReply[Any]]):
         """Prepare a stream; nothing is submitted yet.
 
         Args:
-            open_round: Returns the stream of the chat's next request, and a function that returns what reads its chunks, which
+            open_round: Returns the stream of the chat's next request, and a function that returns the reader of its chunks, which
                 is called once the stream is open.
         """
         super().__init__()
@@ -296,7 +296,7 @@ class AsyncChatStream(_BaseChatStream, LoopReadable[ChatChunk, ChatReply[Any]]):
             self._waiting.extend(assembly.read(chunk))
 
     async def _finish_reading(self) -> None:
-        """Wait for the thread that reads; where the caller is cancelled meanwhile, the next call has its chunks."""
+        """Wait for the thread that reads; if the caller is cancelled meanwhile, the next call has its chunks."""
         if self._reading is None:
             return
         chunks = await asyncio.shield(self._reading)

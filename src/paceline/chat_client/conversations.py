@@ -67,10 +67,10 @@ class _BaseConversation(Generic[L]):
 
         Args:
             llm: An `LLM`; for an `AsyncConversation` an `AsyncLLM`.
-            system: What the model should be or know; a system message.
-            messages: What was said before.
+            system: The text of a system message, which says how the model shall behave.
+            messages: The earlier messages.
             params: The sampling parameters of every turn.
-            **options: Keywords of `LLM.chat` for every turn, such as tools and run_tools; with
+            **options: Keywords of `LLM.chat` for every turn, for example tools and run_tools; with
                 context_overflow="drop_oldest" a full context leaves the oldest messages out of prompts; `messages` and `save`
                 have all of them.
 
@@ -106,7 +106,7 @@ class _BaseConversation(Generic[L]):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The last prompt and what was generated after it; the next prompt begins so as long as the template allows it.
+        """The last prompt and the tokens generated after it; the next prompt begins so as long as the template allows it.
 
         Negative numbers stand for the embeddings of images.
         """
@@ -158,10 +158,10 @@ class _BaseConversation(Generic[L]):
         return made
 
     def undo(self) -> Content | None:
-        """Take back the last message of the user and what follows it.
+        """Take back the last message of the user and the messages after it.
 
         Returns:
-            The content of that message, to be said again or changed: its text, or its parts where it has images; None if
+            The content of that message, to be said again or changed: its text, or its parts if it has images; None if
             there is none.
         """
         self._check_turn()
@@ -220,7 +220,7 @@ class _BaseConversation(Generic[L]):
             raise StateError(f"{path} is not a saved conversation: {error}") from None
 
     def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the conversation with those of a turn; an option that is None in a turn changes nothing."""
+        """Return the options of the conversation, changed by the options of a turn that are not None."""
         return self._options | given_options(options)
 
     def _check_turn(self) -> None:
@@ -260,9 +260,9 @@ class _BaseConversation(Generic[L]):
 
 
 class Conversation(_BaseConversation[ChatMethods]):
-    """A conversation with a model: what was said is remembered, and only what is new is computed.
+    """A conversation with a model, which remembers its messages and computes only new tokens.
 
-    A prompt begins with exactly the tokens of the turn before, prompt and generated, so that the prefix cache has them. Where
+    A prompt begins with exactly the tokens of the turn before, prompt and generated, so that the prefix cache has them. If
     the chat template renders earlier turns otherwise than they were generated (many leave out their thinking), the prompt is
     rendered anew, and the cache serves it up to the first difference.
 
@@ -290,7 +290,7 @@ class Conversation(_BaseConversation[ChatMethods]):
         """Say something and return the reply.
 
         Args:
-            content: What the user says: a text, or a list of parts as `LLM.chat` takes them, images among them. Files are
+            content: The user's message: a text, or a list of parts as `LLM.chat` takes them, images among them. Files are
                 read at once.
             **options: Keywords of `LLM.chat` for this turn, over those of the conversation.
 
@@ -312,7 +312,7 @@ class Conversation(_BaseConversation[ChatMethods]):
         """Say something and stream the reply.
 
         Args:
-            content: What the user says, as for `say`.
+            content: The user's message, as for `say`.
             **options: Keywords of `LLM.stream_chat` for this turn, over those of the conversation.
 
         Returns:

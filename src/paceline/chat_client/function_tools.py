@@ -1,6 +1,6 @@
 """Python functions as tools: their schemas by signature, type hints and docstring, and their calls by the model.
 
-What goes wrong in a call becomes its result, which the model reads: an unknown name, arguments that do not fit, an exception.
+A failure of a call becomes its result, which the model reads: an unknown name, arguments that do not fit, an exception.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FunctionTool(Tool):
 
     Attributes:
         name: Its name, which the model writes.
-        description: What it does, for the model.
+        description: Its effect, for the model.
         parameters: JSON Schema of its arguments, an object.
         function: The function, plain or async.
     """
@@ -55,7 +55,7 @@ class FunctionTool(Tool):
     ) -> FunctionTool:
         """Derive a tool from a function.
 
-        Its type hints define the schema (what pydantic knows is allowed, `Annotated` and `Literal` included; no hint allows
+        Its type hints define the schema (all types that pydantic knows, `Annotated` and `Literal` included; no hint allows
         any JSON). Its docstring describes it: the text before the first section, and the parameters in the style of Google,
         NumPy or Sphinx. `Annotated[str, "text"]` and pydantic's `Field(description=...)` describe a parameter, too.
 
@@ -85,12 +85,12 @@ class FunctionTool(Tool):
         )
 
     def bind(self, arguments: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments by JSON. Raises `ValueError` where it does not fit the schema."""
+        """Return positional and keyword arguments by JSON. Raises `ValueError` if it does not fit the schema."""
         return self._arguments.bind(arguments)
 
 
 class _Arguments:
-    """The parameters of a function, as a pydantic model whose fields have aliases, so that any name can be one."""
+    """The parameters of a function as a pydantic model. Its fields have aliases, so that a parameter may have any name."""
 
     def __init__(self, function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> None:
         import pydantic
@@ -166,7 +166,7 @@ def _checked_name(name: str) -> str:
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the description of a function, and those of its parameters by name."""
+    """Return the description of a function, and the descriptions of its parameters by name."""
     plain = _plain(function)
     text, arguments = parse_docstring(inspect.getdoc(plain) or "")
     if not inspect.isroutine(plain):  # an object or a class
@@ -199,7 +199,7 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """Return the evaluated hints of the parameters; that of the result may name what exists for type checkers alone."""
+    """Return the evaluated hints of the parameters. The hint of the result may name a type for type checkers alone."""
     plain = _plain(function)
     if inspect.isclass(plain):
         plain = plain.__init__
@@ -296,12 +296,12 @@ class Toolbox:
         return _name_of(function)
 
     def can_run(self, calls: Sequence[ToolCall]) -> bool:
-        """Return whether none of these calls is one of a tool without a function. Unknown names count as run."""
+        """Return whether no call is of a tool without a function. Unknown names count as run."""
         plain = {tool.name for tool in self.tools if not isinstance(tool, FunctionTool)}
         return not any(call.name in plain for call in calls)
 
     def run(self, call: ToolCall) -> str:
-        """Run a call and return its result as text; what goes wrong is the result."""
+        """Run a call and return its result, or its failure, as text."""
         bound = self._bound(call)
         if isinstance(bound, str):
             return bound
@@ -340,7 +340,7 @@ class Toolbox:
 
 
 def _reasons(error: ValueError) -> str:
-    """Return what pydantic found, without the links to its documentation."""
+    """Return pydantic's reasons without the links to its documentation."""
     found = getattr(error, "errors", None)
     if found is None:
         return str(error)

@@ -69,7 +69,7 @@ _KEYS: Final[dict[str, Any]] = {
 
 
 class TypeSchemas(GenerateJsonSchema):
-    """Writes narrower schemas than pydantic for types whose schemas are too wide."""
+    """Writes narrower schemas for types that have too wide schemas in pydantic."""
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
         """Write a number. Pydantic also allows a text, which has no bounds."""
@@ -204,7 +204,7 @@ class ResponseModel(Generic[T]):
         """Read a type.
 
         Args:
-            kind: A pydantic model, a dataclass, a TypedDict, or another type that pydantic knows, such as list[int].
+            kind: A pydantic model, a dataclass, a TypedDict, or another type that pydantic knows, for example list[int].
 
         Raises:
             InvalidParams: There is no JSON schema of the type.
@@ -246,12 +246,12 @@ class ResponseModel(Generic[T]):
         return relaxed(self.json_schema, lambda schema: grammar_of_schema(json.dumps(schema)))[0]
 
     def parse(self, text: str) -> T:
-        """Return the instance. Raises `ValueError` where the text is not JSON of the type."""
+        """Return the instance. Raises `ValueError` if the text is not JSON of the type."""
         return self._adapter.validate_json(text)
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema by pydantic without what only readers use, and with objects that have no further properties."""
+    """Return a schema of pydantic with closed objects, and without keywords that are for readers."""
     kept = {key: value for key, value in schema.items() if key not in _FOR_READERS}
     closed = rebuilt(kept, lambda _, __, child: closed_schema(child) if isinstance(child, Mapping) else child)
     if "properties" in closed:
@@ -328,7 +328,7 @@ def _squeezed(text: str) -> str:
 
 
 def _readable(kind: Any, depth: int) -> Any:
-    """Return the type with `typing.TypedDict`s in it replaced by those that pydantic can read before Python 3.12."""
+    """Return the type with TypedDicts that pydantic can read before Python 3.12 in place of `typing.TypedDict`s."""
     if sys.version_info >= (3, 12) or depth > _MAX_NESTING:
         return kind
     if is_typeddict(kind) and type(kind).__module__ == "typing":
@@ -346,7 +346,7 @@ def _readable(kind: Any, depth: int) -> Any:
 
 
 def _key(kind: Any, name: str, hint: Any, depth: int) -> Any:
-    """Return the hint of a key with a mark whether it is required: its own, or else what the class says."""
+    """Return the hint of a key with a mark whether it is required: its own mark, or else the one of the class."""
     import typing_extensions
 
     is_required, marks = name in kind.__required_keys__, (typing_extensions.Required, typing_extensions.NotRequired)

@@ -90,7 +90,7 @@ _LIMITS: Final[dict[str, Any]] = {
 
 
 def check_constraint(params: SamplingParams) -> None:
-    """Raise what is wrong with the constraint of params that no vocabulary is needed for.
+    """Check the constraint of params as far as no vocabulary is needed.
 
     Raises:
         GrammarError: The grammar does not compile, is too large, or no text satisfies it. Names the field; for a schema the
@@ -167,7 +167,7 @@ class ConstraintCompiler:
 
         Raises:
             GrammarError: As `check_constraint`.
-            InvalidType: The params' own constraint does not have the methods of one.
+            InvalidType: The params' own constraint does not have the methods of `Constraint`.
         """
         spec = spec_of(params)
         inner: Constraint | None = None
@@ -310,7 +310,7 @@ def _digit_limit(schema: str) -> int:
 class _Vocabulary:
     """A vocabulary as llguidance reads it: control tokens begin with the byte 0xFF, which no text has.
 
-    Where a grammar leaves one text, llguidance allows the tokens alone that `__call__` returns for it.
+    If a grammar leaves one text, llguidance allows the tokens alone that `__call__` returns for it.
     """
 
     bos_token_id = None

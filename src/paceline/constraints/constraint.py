@@ -1,4 +1,4 @@
-"""The protocol of constraints, and what one may know of a vocabulary. Standard library and NumPy only."""
+"""The protocol of constraints, the tokens of a vocabulary by their bytes, and logits processors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Constraint(Protocol):
     """Which tokens may come next in one choice.
 
     The engine calls one method at a time: `fill_mask` on a thread of its own while a forward pass runs, the others on the
-    engine's thread. What a method raises ends this choice with an error, and no other.
+    engine's thread. An exception of a method ends this choice alone, with an error.
     """
 
     def fill_mask(self, words: TokenWords) -> bool:
-        """Set bit `t % 32` of word `t // 32` where token t may come next, and clear all others.
+        """Set bit `t % 32` of word `t // 32` if token t may come next, and clear all others.
 
         May be called more than once for the same token: it must not advance.
 
@@ -64,7 +64,7 @@ class TokenTable:
     """A vocabulary, as far as constraints need it.
 
     Attributes:
-        pieces: The bytes of every token by id, those of control tokens as they are spelt.
+        pieces: The bytes of every token by id; of control tokens their spelling.
         control_ids: Tokens that are no text.
         eog_ids: Tokens that end generation.
         encode: Encodes a text to token ids without adding any; text that spells a control token becomes that token.
@@ -100,7 +100,7 @@ class PieceIndex:
         return [token for piece in pieces for token in self._ids.get(piece, ())]
 
     def beginning_with(self, prefix: bytes) -> list[int]:
-        """Return the tokens whose bytes begin so."""
+        """Return the tokens that begin with these bytes."""
         found = []
         for piece, token in itertools.islice(self._by_piece, bisect.bisect_left(self._by_piece, (prefix, -1)), None):
             if not piece.startswith(prefix):
@@ -113,7 +113,7 @@ class PieceIndex:
         return [token for piece, token in self._by_piece if part in piece]
 
     def encode(self, text: str) -> list[int]:
-        """Return tokens whose bytes are those of the text: the vocabulary's own, if it adds none."""
+        """Return tokens with exactly the bytes of the text: the vocabulary's own, if it adds none."""
         try:
             found = self.table.encode(text) if text else []
         except PacelineError:
@@ -122,7 +122,7 @@ class PieceIndex:
         return found if is_exact else self.split(text.encode())
 
     def split(self, data: bytes) -> list[int]:
-        """Return tokens of these bytes, the longest first. Raises `InvalidParams` where the vocabulary cannot spell them."""
+        """Return tokens of these bytes, the longest first. Raises `InvalidParams` if the vocabulary cannot spell them."""
         found: list[int] = []
         at = 0
         while at < len(data):
@@ -168,7 +168,7 @@ class LogitsProcessors:
         self._token_ids = list(token_ids)
 
     def process(self, logits: LogitRow) -> LogitRow:
-        """Return the logits that a token is drawn by. They may be the given ones, changed in place.
+        """Return the logits that a token is drawn by. They may be the given logits, changed in place.
 
         Raises:
             InvalidType: A processor returned no row of logits.
@@ -190,11 +190,11 @@ class LogitsProcessors:
 
 
 def logits_processors_of(params: SamplingParams) -> LogitsProcessors | None:
-    """Return the processors of params, those that are named imported; None where there are none.
+    """Return the processors of params, and import named processors; None if there are none.
 
     Raises:
         InvalidParams: A name is not of the form "module:attr".
-        InvalidType: What a name refers to is no function.
+        InvalidType: The object of a name is no function.
         Exception: Whatever an import raises.
     """
     if not params.logits_processors:

@@ -99,7 +99,7 @@ def _form(node: Schema, name: Any) -> Form:
 
 
 def _untyped(node: Schema) -> Form:
-    """Return the form that the keywords imply where there is no type."""
+    """Return the form that the keywords imply if there is no type."""
     if _has_properties(node):
         return _OBJECT
     if "allOf" in node:
@@ -142,7 +142,7 @@ def values_of(node: Any) -> list[Any] | None:
 
 
 def _is_within(types: frozenset[str], wanted: Any) -> bool:
-    """Return whether values of these types all have the type, or one of the types, of a schema."""
+    """Return whether values of these types all have a type that a schema allows."""
     names = {wanted} if isinstance(wanted, str) else {name for name in wanted or () if isinstance(name, str)}
     return types <= names | ({"integer"} if "number" in names else set())
 
@@ -156,7 +156,7 @@ class GeneratedValues:
         self._exclusion = Exclusion(self.target)
 
     def resolved(self, node: Any) -> Any:
-        """Resolve a chain of references; None where its target does not exist."""
+        """Resolve a chain of references; None if its target does not exist."""
         for _ in range(_MOST_REFERENCES):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 return node
@@ -164,7 +164,7 @@ class GeneratedValues:
         return None
 
     def target(self, reference: str) -> Any:
-        """Resolve one reference; None where its target does not exist."""
+        """Resolve one reference; None if its target does not exist."""
         node: Any = self._root
         for part in reference.removeprefix("#").split("/")[1:]:
             if isinstance(node, dict):
@@ -197,7 +197,7 @@ class GeneratedValues:
         return frozenset.intersection(*found) if found else frozenset(("object",))
 
     def are_told_apart(self, alternatives: list[Any]) -> bool:
-        """Return whether no value that one of the alternatives generates is valid by another."""
+        """Return whether no alternative generates a value that is valid by another alternative."""
         nodes = [self.resolved(alternative) for alternative in alternatives]
         listed = [values_of(node) for node in nodes]
         if all(values is not None for values in listed):
@@ -214,7 +214,7 @@ class GeneratedValues:
         )
 
     def _limits_of(self, node: Schema) -> Schema:
-        """Return a schema of what limits the values that a schema generates beside its own keywords."""
+        """Return a schema of the limits that generated values have beside the schema's own keywords."""
         limits: Schema = {"type": sorted(self.types_of(node))}
         if forms_of(node) == (_OBJECT,):  # where no other properties are asked for, none are generated
             closed = {"additionalProperties": False, "properties": node.get("properties", {})}
@@ -350,10 +350,10 @@ def check_keywords(schema: object) -> None:
     """Raise `GrammarError` for a keyword that the grammar of the schema would not enforce.
 
     Args:
-        schema: A JSON schema as parsed JSON. What is no schema at all is left to the translation to refuse.
+        schema: A JSON schema as parsed JSON. The translation refuses values that are no schema.
 
     Raises:
-        GrammarError: names the keyword, where it stands as a JSON pointer, and the way out.
+        GrammarError: Names the keyword, its JSON pointer, and the way out.
     """
     if isinstance(schema, dict):
         _Walk(schema).run()
@@ -548,7 +548,7 @@ def _check_known(path: str, node: Schema, *, is_root: bool) -> None:
 
 
 def _restricts(keyword: str, value: Any, types: frozenset[str]) -> bool:
-    """Return whether a keyword with this value can make a value of one of these types invalid."""
+    """Return whether a keyword with this value can make a value of these types invalid."""
     if keyword == "format":
         return "string" in types and (not isinstance(value, str) or value in STANDARD_FORMATS | ENFORCED_FORMATS)
     if keyword in _OF_SOME_TYPE and not any(keyword in _ABOUT[name] for name in types):

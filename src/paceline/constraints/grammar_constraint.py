@@ -80,12 +80,12 @@ def is_dead(matcher: LLMatcher) -> bool:
 
 
 def short_error(matcher: LLMatcher) -> str:
-    """Return what llguidance says is wrong, without its dump of states."""
+    """Return llguidance's error without its dump of states."""
     return short_message(matcher.get_error())
 
 
 def short_message(message: str) -> str:
-    """Return a message of llguidance in one line, without its dump of states or the place in its source where it gave up."""
+    """Return a message of llguidance in one line, without its dump of states and the place in its source."""
     if message.startswith("panic:") or " panic:" in message[:40]:
         return "the grammar is larger than its compiler can take; write a smaller one"
     return " ".join(message.partition("<state>")[0].split())[:_ERROR_CHARS]
@@ -368,7 +368,7 @@ def _found(
 
 
 def _compiled(pattern: str) -> re.Pattern[bytes]:
-    """Compile a pattern of llama.cpp's triggers, whose $ matches only at the end of the text."""
+    """Compile a pattern of llama.cpp's triggers, in which $ matches only the end of the text."""
     text = _END.sub(lambda match: r"\Z" if match["end"] else match[0], pattern)
     try:
         return re.compile(text.encode())

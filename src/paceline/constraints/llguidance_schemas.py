@@ -1,4 +1,4 @@
-"""Prepares a JSON schema for llguidance: rewrites keywords, and refuses those that would not be enforced. Pure; any thread.
+"""Prepares a JSON schema for llguidance: rewrites keywords, and refuses keywords that it would not enforce. Pure; any thread.
 
 llguidance refuses keywords of the standard that it does not implement, and ignores names that it does not know. The names, and
 a few combinations that it follows only in part, are refused here, each with its keyword and JSON pointer. No rewrite allows a
@@ -138,7 +138,7 @@ _DECIMAL: Final = re.compile(  # the patterns that pydantic 2.10 to 2.13 writes 
 def prepared_schema(text: str) -> str:
     """Return the JSON text of an equivalent schema that llguidance enforces whole, or refuses.
 
-    Raises `GrammarError`, which names the keyword and where it stands as a JSON pointer.
+    Raises `GrammarError`, which names the keyword and its JSON pointer.
     """
     schema = json.loads(text)
     if schema is False:
@@ -204,7 +204,7 @@ def place_of(
     Args:
         text: The schema.
         keywords: The keywords to look for.
-        concerns: Takes an object of the schema and a keyword in it; whether it is the one that is looked for. If none is,
+        concerns: Takes an object of the schema and a keyword in it; whether the keyword of this object is meant. If none is,
             the first of the keywords in the schema is taken.
     """
     found = [
@@ -217,7 +217,7 @@ def place_of(
 
 
 def _is_combined(node: Schema) -> bool:
-    """Return whether what a schema object says adds to what another one says about the same value."""
+    """Return whether a schema object and another object describe the same value together."""
     return "allOf" in node or (not _COMBINING.isdisjoint(node) and not _OF_OBJECTS.isdisjoint(node))
 
 
@@ -234,10 +234,10 @@ def _close(node: Schema) -> None:
 
 
 class _Preparation:
-    """Rewrites one schema, and leaves out what restricts nothing and the keywords that may be left out."""
+    """Rewrites one schema, and leaves out keywords that restrict nothing or may be left out."""
 
     def __init__(self, root: Schema, leaves_out: Callable[[str], bool] | None = None) -> None:
-        """Begin. leaves_out: whether a keyword is left out that cannot be enforced; None: such keywords are refused."""
+        """Begin. leaves_out: whether a keyword is left out that cannot be enforced; None: they are refused."""
         self.left_out: list[str] = []
         self._root = root
         self._leaves_out = leaves_out
@@ -287,7 +287,7 @@ class _Preparation:
 
 
 def _without(node: Schema, keyword: str) -> Schema:
-    """Return a schema object without a keyword. The alternatives of a oneOf become those of an anyOf."""
+    """Return a schema object without a keyword. The alternatives of a oneOf become alternatives of an anyOf."""
     changed = {name: value for name, value in node.items() if name != keyword}
     if keyword == "oneOf" and "anyOf" not in node:
         changed["anyOf"] = node["oneOf"]
@@ -316,7 +316,7 @@ def _check_types(path: str, node: Schema, *, has_values: bool) -> None:
 
 
 def _check_values(path: str, node: Schema) -> None:
-    """Refuse a keyword whose value has the wrong type, which llguidance would name without its place."""
+    """Refuse a value of the wrong type. llguidance would refuse it without its place."""
     for keyword, value in node.items():
         expected = next((text for names, text, is_right in _VALUES if keyword in names and not is_right(value)), None)
         if expected is not None:

@@ -296,7 +296,7 @@ def longest_chain(definitions: Mapping[str, Definition]) -> int:
 
 
 def circles(references: Mapping[str, Iterable[str]]) -> Iterator[list[str]]:
-    """Yield the strongly connected parts of a graph, each after those that it leads to (Tarjan 1972)."""
+    """Yield the strongly connected parts of a graph, each after the parts that it leads to (Tarjan 1972)."""
     order: dict[str, int] = {}  # of the first visits
     lowest: dict[str, int] = {}  # the first visited that can be reached, of those on the stack
     stack: list[str] = []
@@ -336,8 +336,8 @@ class TooManyGroups(Exception):
 def groups_of_one_value(root: Schema, resolve: Resolve) -> Iterator[list[Schema]]:
     """Yield the schema objects that can apply together to one value, for the root and every part of its values.
 
-    Of anyOf and oneOf one alternative at a time, unless several such lists meet. Parts of values that may be the same part
-    count as such: all items of an array that several objects describe, and a property beside patterns that its name may match.
+    Of anyOf and oneOf one alternative at a time, unless several lists meet. Parts of values that may be the same part
+    count as the same: all items of an array that several objects describe, and a property beside patterns that its name may match.
 
     Raises:
         TooManyGroups: There are too many to look at.
@@ -378,7 +378,7 @@ def _alternatives(nodes: list[Schema], resolve: Resolve) -> Iterator[list[Schema
 
 
 def with_included(nodes: list[Schema], resolve: Resolve) -> list[Schema]:
-    """Return the schema objects with those that they include by allOf and references."""
+    """Return the schema objects, and the objects that they include by allOf and references."""
     found: dict[int, Schema] = {}
     todo = list(nodes)
     while todo:
@@ -430,7 +430,7 @@ def _patterns(value: Any) -> list[tuple[str, Schema]]:
 
 
 def _may_match(pattern: str, name: str) -> bool:
-    """Return whether a name may match; any may match a pattern that repeats, whose search may take long."""
+    """Return whether a name may match; any may match a pattern that repeats, since its search may take long."""
     if re.search(r"[*+{?(]", pattern):
         return True
     try:

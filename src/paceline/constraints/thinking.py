@@ -5,7 +5,7 @@
       │                  └──> FORCED ──────┘                     message and end, token by token
       └──other text──> CONTENT
 
-Tags are matched in bytes, since a token may hold part of a tag, or a tag and what comes after it.
+Tags are matched in bytes, since a token may hold part of a tag, or a tag and text after it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class ThinkingTokens:
         return piece.startswith(self.start) or piece.lstrip().startswith(self.start)
 
     def passing(self, tail: bytes) -> list[int]:
-        """Return the tokens that hold content after an end of thinking, where the text so far ends with `tail`."""
+        """Return the tokens that hold content after an end of thinking, if the text so far ends with `tail`."""
         found = [token_ids for (tag, at), token_ids in self._passing.items() if tail.endswith(tag[:at])]
         return list(itertools.chain.from_iterable(found))
 
     def rest_of_end(self, tail: bytes) -> list[int]:
-        """Return the tokens that end thinking, where the text so far may have begun the tag."""
+        """Return the tokens that end thinking. The text so far may have begun the tag."""
         tag = self.ends[0]
         begun = next((at for at in range(len(tag) - 1, 0, -1) if tail.endswith(tag[:at])), 0)
         return self._index.split(tag[begun:]) if begun else self.end
@@ -82,7 +82,7 @@ class ThinkingTokens:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Where in the text it is. num_matched: bytes of the start tag; num_thinking: tokens; tail: the last bytes of thinking."""
+    """The place in the text. num_matched: bytes of the start tag; num_thinking: tokens; tail: the last bytes of thinking."""
 
     phase: _Phase
     num_matched: int = 0
@@ -97,9 +97,9 @@ class _State:
 class ThinkingConstraint:
     """Thinking in front of constrained or free text; see `Constraint`.
 
-    inner: what holds for the content; None: nothing. It must be at its beginning, and belongs to this object from then on.
+    inner: the constraint of the content; None: any content. It must be at its beginning, and belongs to this object from then on.
     separates: whether no token may end thinking and begin the content, also without an inner constraint.
-    calls: what holds for tool calls, beside the inner constraint; it gets all text but thinking, and belongs to this object.
+    calls: the constraint of tool calls, beside the inner constraint; it gets all text but thinking, and belongs to this object.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ThinkingConstraint:
 
     @property
     def forced_token(self) -> int | None:
-        """The one token that may come, at the end of the budget."""
+        """The only token that may come, at the end of the budget."""
         return self._state.forced[0] if self._state.phase is _Phase.FORCED else None
 
     def refuse_forced(self) -> None:
@@ -226,7 +226,7 @@ class ThinkingConstraint:
     # ---- advancing
 
     def accept(self, token_id: int) -> None:
-        """Raise what the inner constraint raises; nothing changed then."""
+        """Advance. Errors of the inner constraint are raised, and change nothing."""
         before = (self._state, self._content, self._is_content)
         calls = None if self.is_thinking else self._calls
         if calls is not None:
@@ -337,7 +337,7 @@ class ThinkingConstraint:
         return budget is not None and state.is_limited and state.num_thinking >= budget
 
     def _force_at_budget(self) -> None:
-        """Begin to force the end where the budget is used up, but not in the middle of a character."""
+        """Begin to force the end when the budget is used up, but not in the middle of a character."""
         state, tokens = self._state, self._tokens
         if state.phase is not _Phase.THINKING or not self._is_used_up(state):
             return
