@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from paceline import validation
 from paceline.errors import PacelineError
@@ -30,6 +30,11 @@ def record_repr(record: object, **facts: object) -> str:
     shown = ((name, shortened(fact) if type(fact) is str else repr(fact)) for name, fact in facts.items())
     given = [f"{name}={text}" for (name, text), fact in zip(shown, facts.values(), strict=True) if fact is not None]
     return f"{type(record).__name__}({', '.join(given)})"
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass instance by name, without copying their values."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

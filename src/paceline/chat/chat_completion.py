@@ -15,7 +15,7 @@ import msgspec
 from paceline import validation
 from paceline.chat.chat_format import RenderedPrompt
 from paceline.chat.message_parser import MessageDelta, MessageStream, ParsedMessage, ToolCall
-from paceline.completion import Choice, Completion, record_repr
+from paceline.completion import Choice, Completion, fields_of, record_repr
 from paceline.errors import ChatParseError, PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
@@ -37,31 +37,17 @@ _NAMES_ELSEWHERE = {  # attributes of replies in other packages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ChatChoice:
-    """One choice of a chat completion.
+class ChatChoice(Choice):
+    """One choice of a chat completion; its `text` is the generated text as it was, with the marks of the chat format.
 
     Attributes:
-        index: Its number among the n choices.
         message: The generated message: content, thinking, tool calls. Every call has an id.
-        finish_reason: Why it ended.
-        text: The generated text as it was, with the marks of the chat format.
-        token_ids: The generated tokens, without the tokens of the stop.
-        stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
-        logprobs: One for each of token_ids; None if they were not requested.
-        error: Why it failed, with the reason ERROR; the message is the part that was generated until then.
         warning: Why the text could not be read as a message of the chat format; the content is then the raw text, after the
             content that had been streamed before. Also that a reply after results of tools is empty. Not raised: no generated
             text is lost.
     """
 
-    index: int
     message: ParsedMessage
-    finish_reason: FinishReason
-    text: str
-    token_ids: tuple[int, ...]
-    stop: str | int | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    error: PacelineError | None = None
     warning: ChatParseError | None = None
 
     def __repr__(self) -> str:
@@ -312,30 +298,15 @@ def chat_completion_of(
         rendered: The prompt.
         make_call_id: Makes ids of tool calls in formats without.
     """
-    return ChatCompletion(
-        choices=tuple(_chat_choice(choice, rendered, make_call_id) for choice in completion.choices),
-        prompt_token_ids=completion.prompt_token_ids,
-        usage=completion.usage,
-        prompt_logprobs=completion.prompt_logprobs,
-        index=completion.index,
-    )
-
-
-def _chat_choice(choice: Choice, rendered: RenderedPrompt, make_call_id: Callable[[], str]) -> ChatChoice:
-    stream = MessageStream(rendered, is_whole=True)
-    stream.feed(choice.text)
-    _, message = stream.finish(is_cut=_is_cut(choice.finish_reason, choice.stop, rendered))
-    return ChatChoice(
-        index=choice.index,
-        message=_identified(message, make_call_id, []),
-        finish_reason=_chat_reason(choice.finish_reason, message),
-        text=choice.text,
-        token_ids=choice.token_ids,
-        stop=choice.stop,
-        logprobs=choice.logprobs,
-        error=choice.error,
-        warning=stream.warning,
-    )
+    choices = []
+    for choice in completion.choices:
+        stream = MessageStream(rendered, is_whole=True)
+        stream.feed(choice.text)
+        _, message = stream.finish(is_cut=_is_cut(choice.finish_reason, choice.stop, rendered))
+        facts = fields_of(choice) | {"finish_reason": _chat_reason(choice.finish_reason, message)}
+        message = _identified(message, make_call_id, [])
+        choices.append(ChatChoice(**facts, message=message, warning=stream.warning))
+    return ChatCompletion(**fields_of(completion) | {"choices": tuple(choices)})
 
 
 def _is_cut(reason: FinishReason | None, stop: str | int | None, rendered: RenderedPrompt) -> bool:

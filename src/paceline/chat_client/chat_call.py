@@ -31,7 +31,7 @@ from paceline.chat.chat_request import TokenHistory
 from paceline.chat.conversation import ChatMedia, Segment
 from paceline.chat.message_rewrites import SYSTEM_ROLES
 from paceline.chat_client.chat_arguments import ChatArguments
-from paceline.completion import Completion, completion_of
+from paceline.completion import Choice, Completion, completion_of, fields_of
 from paceline.engine.prompts import chat_too_long
 from paceline.errors import (
     ChatParseError,
@@ -460,10 +460,9 @@ class ChatCall:
     def _reply(
         self, messages: Sequence[Message], rounds: Sequence[ChatCompletion], *, attempts: int, is_parsed: bool = False
     ) -> ChatReply[Any]:
-        known = {field.name: getattr(self._last, field.name) for field in fields(ChatCompletion)}
         parsed = self._parsed if is_parsed else None
         return ChatReply(
-            **known,
+            **fields_of(self._last),
             messages=list(messages),
             rounds=tuple(rounds),
             attempts=attempts,
@@ -566,23 +565,9 @@ class ChatAssembly:
         for index, last in sorted(self._last_chunks.items()):
             assert last.message is not None  # noqa: S101 - a choice's last chunk has its message
             assert last.finish_reason is not None  # noqa: S101 - and its reason
-            choice = generated.get(index)
-            choices.append(
-                ChatChoice(
-                    index=index,
-                    message=last.message,
-                    finish_reason=last.finish_reason,
-                    text="" if choice is None else choice.text,
-                    token_ids=() if choice is None else choice.token_ids,
-                    stop=last.stop,
-                    logprobs=None if choice is None else choice.logprobs,
-                    error=last.error,
-                    warning=last.warning,
-                )
+            choice = generated.get(index) or Choice(
+                index=index, text="", token_ids=(), finish_reason=last.finish_reason
             )
-        return ChatCompletion(
-            choices=tuple(choices),
-            prompt_token_ids=whole.prompt_token_ids,
-            usage=whole.usage,
-            prompt_logprobs=whole.prompt_logprobs,
-        )
+            facts = fields_of(choice) | {"finish_reason": last.finish_reason, "stop": last.stop, "error": last.error}
+            choices.append(ChatChoice(**facts, message=last.message, warning=last.warning))
+        return ChatCompletion(**fields_of(whole) | {"choices": tuple(choices)})

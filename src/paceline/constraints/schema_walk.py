@@ -336,8 +336,8 @@ class TooManyGroups(Exception):
 def groups_of_one_value(root: Schema, resolve: Resolve) -> Iterator[list[Schema]]:
     """Yield the schema objects that can apply together to one value, for the root and every part of its values.
 
-    Of anyOf and oneOf one alternative at a time, unless several lists meet. Parts of values that may be the same part
-    count as the same: all items of an array that several objects describe, and a property beside patterns that may match its name.
+    Of anyOf and oneOf one alternative at a time, unless several lists meet. Parts of values that may be the same part count as
+    the same: all items of an array that several objects describe, and a property beside patterns that may match its name.
 
     Raises:
         TooManyGroups: There are too many to look at.
