@@ -506,7 +506,7 @@ class _Writer:
                 raise Untranslatable("free text without a text that ends it")
         return " ".join(part for part in found if part)
 
-    def _items(self, node_id: int) -> list[_Item]:  # noqa: C901, PLR0911, PLR0912 - a table
+    def _items(self, node_id: int) -> list[_Item]:
         """Return the parts of a node of the parser."""
         node, place = self._nodes[node_id], self._place
         match node["type"]:
