@@ -18,7 +18,15 @@ from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupport
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.request import MAX_DRAFT, RequestOptions
 from paceline.runtime import Tokenizer
-from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody, InfillChunk, LoraScale
+from paceline.server.dialects.llama_server.llama_bodies import (
+    OPTION_EXTRAS,
+    SAME_NAMES,
+    SAMPLING_EXTRAS,
+    CompletionBody,
+    InfillBody,
+    InfillChunk,
+    LoraScale,
+)
 from paceline.server.dialects.request_body import cap_warnings, without_fractions
 from paceline.server.dialects.request_fields import (
     BANNED_BIAS,
@@ -41,14 +49,6 @@ API_DEFAULTS: Mapping[str, Any] = {"max_tokens": None}
 RANDOM_SEED = 2**32 - 1
 """What llama-server calls a seed that is drawn; so does -1."""
 
-SAME_NAMES = (
-    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "typical_p",
-    "xtc_probability", "xtc_threshold", "repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier",
-    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
-    "adaptive_target", "adaptive_decay", "ignore_eos",
-)  # fmt: skip
-"""Fields that have the same name and meaning in `SamplingParams`."""
-
 # llama-server documents values beyond these as "off", as the bound is.
 _OFF = {
     "temperature": (0.0, None),
@@ -66,14 +66,6 @@ _CLAMPED = {
     "adaptive_target": (None, 1.0),
 }
 _TOKEN_TRIGGER, _WORD_TRIGGER, _PATTERN_TRIGGER, _FULL_PATTERN_TRIGGER = 0, 1, 2, 3
-_SAMPLING_EXTRAS = (
-    "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "grammar_root", "regex", "choice",
-    "lark", "disable_any_whitespace",
-)  # fmt: skip
-_OPTION_EXTRAS = (
-    "priority", "queue_timeout_s", "ttft_timeout_s", "timeout_s", "truncate", "special", "cache_salt", "interval",
-    "max_buffered_tokens", "slow_reader", "speculation", "max_draft",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +89,7 @@ def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str
     """Return how to sample. Raises `InvalidParams`, and `Unsupported` for what would change the output."""
     base = context.base
     changes = _given(body, (*SAME_NAMES, "grammar_lazy"))
-    changes |= {name: without_fractions(value) for name, value in _given(body, _SAMPLING_EXTRAS).items()}
+    changes |= {name: without_fractions(value) for name, value in _given(body, SAMPLING_EXTRAS).items()}
     _apply_bounds(changes, warnings)
     if changes.get("dry_base", 1.0) < 1.0:
         warnings.append(f"dry_base must be at least 1; {changes.pop('dry_base')} was ignored")
@@ -123,7 +115,7 @@ def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str
 
 def parse_options(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
     """Return the keywords of `RequestOptions` that the body has. Raises `InvalidParams`."""
-    options, unused = drop_stream_options(_given(body, _OPTION_EXTRAS), stream=bool(body.stream))
+    options, unused = drop_stream_options(_given(body, OPTION_EXTRAS), stream=bool(body.stream))
     warnings += [f"{name} has no effect without stream and was ignored" for name in unused]
     options |= _most_drafts(body, warnings)
     RequestOptions(**options)  # raises for wrong values

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, SkipValidation
+from pydantic import AfterValidator, Field, SkipValidation, create_model
 
 from paceline import validation
+from paceline.sampling_table import BY_NAME, names_in
 from paceline.server.dialects.request_body import FieldRules, RequestBody
 
 _INT32 = 2**31 - 1
@@ -37,34 +38,70 @@ class LoraScale(RequestBody):
 
 _OURS = "paceline's own; as in "
 
+# fmt: off
+_SETTINGS_ORDER = (
+    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "typical_p",
+    "xtc_probability", "xtc_threshold", "repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
+    "adaptive_target", "adaptive_decay", "ignore_eos",
+)  # the order in which `generation_settings` reports them
+SAMPLING_EXTRAS = (
+    "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "grammar_root", "regex", "choice",
+    "lark", "disable_any_whitespace",
+)
+"""Fields of `SamplingParams` that llama-server does not have."""
+OPTION_EXTRAS = (
+    "priority", "queue_timeout_s", "ttft_timeout_s", "timeout_s", "truncate", "special", "cache_salt", "interval",
+    "max_buffered_tokens", "slow_reader", "speculation", "max_draft",
+)
+"""Fields of `RequestOptions` that llama-server does not have."""
+# fmt: on
+_OF_STREAMS = ("interval", "max_buffered_tokens", "slow_reader")
+_CLAMPED_INTEGERS = ("top_k", "mirostat")
 
-class PacelineFields(LlamaBody):
+SAME_NAMES = (
+    *_SETTINGS_ORDER,
+    *(name for name, field in names_in("llama_server").items() if name == field and name not in _SETTINGS_ORDER),
+)
+"""Sampling parameters that have the same name and meaning in `SamplingParams`."""
+
+
+def _sampling_field(name: str) -> Any:
+    """Return the type and default of a body's sampling parameter."""
+    row = BY_NAME[name]
+    if row.kind == "integer":
+        bounds = Field() if name in _CLAMPED_INTEGERS else Field(ge=row.low, le=_INT32)
+        return (Annotated[int, bounds] | None, None)
+    return ((bool if row.kind == "boolean" else float) | None, None)
+
+
+def _extra_field(record: str) -> Any:
+    return (Any, Field(default=None, description=_OURS + record))
+
+
+if TYPE_CHECKING:
+    _GeneratedFields = LlamaBody
+else:
+    _GeneratedFields = create_model(
+        "GeneratedFields",
+        __base__=LlamaBody,
+        **{name: _sampling_field(name) for name in SAME_NAMES},
+        **{name: _extra_field("SamplingParams") for name in SAMPLING_EXTRAS},
+        **{
+            name: _extra_field("RequestOptions; for streams" if name in _OF_STREAMS else "RequestOptions")
+            for name in OPTION_EXTRAS
+        },
+    )
+
+
+class PacelineFields(_GeneratedFields):
     """Fields that llama-server does not have. `SamplingParams` and `RequestOptions` check their values."""
 
-    min_tokens: Any = Field(default=None, description=_OURS + "SamplingParams")
-    stop_token_ids: Any = Field(default=None, description=_OURS + "SamplingParams")
-    allowed_token_ids: Any = Field(default=None, description=_OURS + "SamplingParams")
-    bad_words: Any = Field(default=None, description=_OURS + "SamplingParams")
-    grammar_root: Any = Field(default=None, description=_OURS + "SamplingParams")
-    regex: Any = Field(default=None, description=_OURS + "SamplingParams")
-    lark: Any = Field(default=None, description=_OURS + "SamplingParams")
-    disable_any_whitespace: Any = Field(default=None, description=_OURS + "SamplingParams")
-    choice: Any = Field(default=None, description=_OURS + "SamplingParams")
-    priority: Any = Field(default=None, description=_OURS + "RequestOptions")
-    queue_timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
-    ttft_timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
-    timeout_s: Any = Field(default=None, description=_OURS + "RequestOptions")
     truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
-    interval: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
-    max_buffered_tokens: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
-    slow_reader: Any = Field(default=None, description=_OURS + "RequestOptions; for streams")
-    special: Any = Field(default=None, description=_OURS + "RequestOptions")
-    speculation: Any = Field(default=None, description=_OURS + "RequestOptions")
     max_draft: Any = Field(default=None, description=_OURS + "RequestOptions")
     speculative_n_max: Count | None = Field(
         default=None, alias="speculative.n_max", description="Most drafts in a tick, as max_draft."
     )
-    cache_salt: Any = Field(default=None, description=_OURS + "RequestOptions")
     add_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
     parse_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
 
@@ -98,34 +135,11 @@ class CompletionBody(PacelineFields):
     n: Annotated[int, Field(ge=1, le=256)] | None = None
     stop: Annotated[list[str], Field(max_length=_MANY)] | str | None = None
     seed: int | None = None
-    temperature: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    top_n_sigma: float | None = None
-    typical_p: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
     repeat_last_n: CountOrMinusOne | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: Count | None = None
-    dry_penalty_last_n: CountOrMinusOne | None = None
     dry_sequence_breakers: Annotated[list[str], Field(max_length=_MANY)] | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    adaptive_target: float | None = None
-    adaptive_decay: float | None = None
     samplers: Annotated[list[str], Field(max_length=_MANY)] | Annotated[str, Field(max_length=_MANY)] | None = None
     min_keep: Count | None = None
     logit_bias: Annotated[list[Any] | dict[str, Any] | None, SkipValidation] = None
-    ignore_eos: bool | None = None
     grammar: str | None = None
     grammar_lazy: bool | None = None
     grammar_triggers: Annotated[list[dict[str, Any]], Field(max_length=_MANY)] | None = None
