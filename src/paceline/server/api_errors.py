@@ -290,51 +290,6 @@ def openai_status(api_error: ApiError) -> int:
     return 400 if api_error.status == 501 else api_error.status
 
 
-def anthropic_error_body(api_error: ApiError) -> dict[str, Any]:
-    """Return Anthropic's error object, with the `details` by which its packages tell errors of one type apart."""
-    status = anthropic_status(api_error)
-    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    error = {"type": kind, "message": _anthropic_message(api_error)}
-    details = api_error.extra.get("details")
-    return {"type": "error", "error": error if details is None else {**error, "details": details}}
-
-
-def _anthropic_message(api_error: ApiError) -> str:
-    """Return the message; that of a prompt that is too long begins as programs expect it, which then shorten their prompt."""
-    count, most = api_error.extra.get("n_prompt_tokens"), api_error.extra.get("n_ctx")
-    if api_error.type != "exceed_context_size_error" or count is None or most is None:
-        return api_error.message
-    more = "; the prompt has at least so many" if "n_prompt_tokens_counted" in api_error.extra else ""
-    return f"prompt is too long: {count} tokens > {most} maximum{more}"
-
-
-def anthropic_status(api_error: ApiError) -> int:
-    """Return the status in Anthropic's API, in which 429 is a caller's own limit and 529 a server without room."""
-    return {429: 529, 501: 400}.get(api_error.status, api_error.status)
-
-
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
-
-def ollama_error_body(api_error: ApiError) -> dict[str, Any]:
-    """Return Ollama's error object."""
-    return {"error": api_error.message}
-
-
-def ollama_status(api_error: ApiError) -> int:
-    """Return the status in Ollama's API, where a full queue is a server that is not available."""
-    return {429: 503, 501: 400}.get(api_error.status, api_error.status)
-
-
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
     """The form in which an API reports errors.
@@ -354,8 +309,6 @@ class ErrorForm:
 
 
 OPENAI_FORM: Final = ErrorForm(openai_error_body, openai_status, ("/v1", "/chat/", "/audio/", "/responses"))
-ANTHROPIC_FORM: Final = ErrorForm(anthropic_error_body, anthropic_status, ("/v1/messages",), b"request-id")
-OLLAMA_FORM: Final = ErrorForm(ollama_error_body, ollama_status, ("/api",))
 LLAMA_FORM: Final = ErrorForm(llama_error_body, lambda api_error: api_error.status)
 
 
@@ -368,29 +321,3 @@ def error_body_response(api_error: ApiError, form: ErrorForm, headers: Mapping[s
         headers={**(headers or {}), **retry},
         media_type="application/json",
     )
-
-
-def openai_error_event(api_error: ApiError) -> bytes:
-    """Return the JSON of the event that reports an error after a stream has begun, in OpenAI's shape."""
-    return msgspec.json.encode(openai_error_body(api_error))
-
-
-def llama_error_event(api_error: ApiError) -> bytes:
-    """Return the same event in llama-server's shape."""
-    return msgspec.json.encode(llama_error_body(api_error))
-
-
-def anthropic_error_event(api_error: ApiError) -> bytes:
-    """Return the event, with its name, that reports an error after a stream has begun, in Anthropic's shape."""
-    return b"event: error\ndata: %b\n\n" % msgspec.json.encode(anthropic_error_body(api_error))
-
-
-def ollama_error_event(api_error: ApiError) -> bytes:
-    """Return the line that reports an error after a stream has begun, in Ollama's shape."""
-    return msgspec.json.encode(ollama_error_body(api_error))
-
-
-def ollama_error_response(api_error: ApiError) -> Response:
-    """Return an error of Ollama's API with the status that it has."""
-    content = msgspec.json.encode(ollama_error_body(api_error))
-    return Response(content, api_error.status, media_type="application/json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -48,6 +48,15 @@ from paceline.server.settings import ServerSettings, has_tenants
 from paceline.server.web_page import WebPage
 
 _ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has ended or hangs; restart the server")
+
+DIALECTS: tuple[Callable[[], Routes], ...] = (
+    openai_routes.routes,
+    responses_routes.routes,
+    anthropic_routes.routes,
+    ollama_routes.routes,
+    llama_routes.routes,
+)
+"""Each returns the routes of a dialect."""
 
 
 def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
@@ -125,8 +134,8 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
     routes = app.router.routes
     for some in (*own, metrics_routes(), engine_routes.routes(), page_facts.model_routes()):
         routes.extend(some)
-    for api in (openai_routes, responses_routes, anthropic_routes, ollama_routes, llama_routes):
-        routes.extend(api.routes())
+    for dialect_routes in DIALECTS:
+        routes.extend(dialect_routes())
     routes[:0] = document_routes(app, strict_fields=settings.strict_fields)
     if server.page.files is not None:
         routes.append(PageRoute(server.page.files))

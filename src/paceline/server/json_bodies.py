@@ -204,43 +204,5 @@ LLAMA_STREAMS: Final[Responses] = {
 OPENAI_STREAMS: Final[Responses] = {**LLAMA_STREAMS, **OPENAI_ERRORS}
 """Of OpenAI's routes that can stream."""
 
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": _STRING, "message": _STRING},
-        },
-    },
-}
-ANTHROPIC_ERRORS: Final[Responses] = {
-    "default": {
-        "description": "An error in Anthropic's shape",
-        "content": {"application/json": {"schema": _ANTHROPIC_ERROR}},
-    }
-}
-"""Of Anthropic's routes."""
-
-ANTHROPIC_STREAMS: Final[Responses] = {**LLAMA_STREAMS, **ANTHROPIC_ERRORS}
-"""Of Anthropic's routes that can stream."""
-
-_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": _STRING}}
-OLLAMA_ERRORS: Final[Responses] = {
-    "default": {"description": "An error in Ollama's shape", "content": {"application/json": {"schema": _OLLAMA_ERROR}}}
-}
-"""Of Ollama's routes."""
-
-OLLAMA_STREAMS: Final[Responses] = {
-    200: {
-        "description": "The lines of the response; with `stream` false one object",
-        "content": {"application/json": {}, "application/x-ndjson": {}},
-    },
-    **OLLAMA_ERRORS,
-}
-"""Of Ollama's routes that can stream."""
-
 PLAIN_TEXT: Final[Responses] = {200: {"description": "The metrics", "content": {"text/plain": {}}}}
 """Of the route for Prometheus."""

@@ -19,7 +19,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.chat import ChatChunk
-from paceline.server.api_errors import FAILED_FINISH_REASONS, ApiError, api_error_of, api_error_of_finish
+from paceline.server.api_errors import (
+    FAILED_FINISH_REASONS,
+    OPENAI_FORM,
+    ApiError,
+    ErrorForm,
+    api_error_of,
+    api_error_of_finish,
+)
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import OffsetLost, ResumableStream
 from paceline.server.running_request import ChunkSource
@@ -78,11 +85,13 @@ class EventWriter(ABC):
     """Encodes the events of one stream: called with each chunk of the source in order.
 
     Attributes:
+        errors: The form of an error.
         framing: How events follow each other.
         done: The last event; empty: none.
         in_threads: Whether every chunk is encoded in a thread, not only chunks with many log-probabilities.
     """
 
+    errors: ErrorForm = OPENAI_FORM
     framing: Framing = SSE
     done: bytes = b"[DONE]"
     in_threads: bool = False
@@ -91,9 +100,9 @@ class EventWriter(ABC):
     def __call__(self, prompt: int, chunk: Any) -> Iterable[bytes]:
         """Return the events of a chunk, a `StreamChunk` or a `ChatChunk`, of a prompt."""
 
-    @abstractmethod
     def failure(self, api_error: ApiError) -> bytes:
         """Return the event that reports an error."""
+        return msgspec.json.encode(self.errors.body(api_error))
 
     def opening(self) -> bytes:
         """Return the framed events before the first chunk."""

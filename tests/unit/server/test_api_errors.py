@@ -9,23 +9,21 @@ from starlette.exceptions import HTTPException
 from paceline import errors
 from paceline.errors import PacelineError
 from paceline.server.api_errors import (
-    ANTHROPIC_FORM,
     FAILED_FINISH_REASONS,
-    OLLAMA_FORM,
     OPENAI_FORM,
     ApiError,
     ModelLoadFailed,
-    anthropic_error_event,
     api_error_of,
     api_error_of_finish,
     clean_message,
     error_body_response,
     llama_error_body,
-    ollama_error_event,
     openai_error_body,
     openai_status,
     strip_folders,
 )
+from paceline.server.dialects.anthropic.anthropic_routes import ANTHROPIC_FORM, MessageEvents, MessageReply
+from paceline.server.dialects.ollama.ollama_routes import OLLAMA_FORM, OllamaLines, OllamaReply
 from paceline.streaming import FinishReason
 
 
@@ -78,7 +76,8 @@ def test_errors_of_anthropics_routes_have_its_types(status: int, expected: int, 
     body = {"type": "error", "error": {"type": kind, "message": "words"}}
     response = error_body_response(api_error, ANTHROPIC_FORM)
     assert (response.status_code, msgspec.json.decode(response.body)) == (expected, body)
-    assert anthropic_error_event(api_error) == b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+    events = MessageEvents(MessageReply(id="msg_1", model="m", num_prompt=1, max_tokens=None))
+    assert events.failure(api_error) == b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
     too_long = ANTHROPIC_FORM.body(api_error_of(errors.PromptTooLong("long", 10, 5)))
     assert too_long["error"]["message"] == "prompt is too long: 10 tokens > 5 maximum"
 
@@ -91,7 +90,7 @@ def test_errors_of_ollamas_routes_are_a_text(status: int, expected: int) -> None
     api_error = ApiError(status, "any", "code", "words")
     response = error_body_response(api_error, OLLAMA_FORM)
     assert (response.status_code, msgspec.json.decode(response.body)) == (expected, {"error": "words"})
-    assert ollama_error_event(api_error) == b'{"error":"words"}'
+    assert OllamaLines(OllamaReply(model="m", is_chat=True)).failure(api_error) == b'{"error":"words"}'
 
 
 def test_a_prompt_that_is_too_long_has_the_error_of_either_api() -> None:

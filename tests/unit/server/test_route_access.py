@@ -11,8 +11,10 @@ from starlette.routing import BaseRoute, Route
 from tests.unit.server.flags.world import FakeFiles
 
 from paceline.ray_serve.cluster_app import cluster_routes
-from paceline.server.api_errors import ANTHROPIC_FORM, LLAMA_FORM, OLLAMA_FORM, OPENAI_FORM, ErrorForm
+from paceline.server.api_errors import LLAMA_FORM, OPENAI_FORM, ErrorForm
 from paceline.server.application import build_app
+from paceline.server.dialects.anthropic.anthropic_routes import ANTHROPIC_FORM
+from paceline.server.dialects.ollama.ollama_routes import OLLAMA_FORM
 from paceline.server.flags import ModelPresets, resolve
 from paceline.server.pages import PageRoute
 from paceline.server.router.router_app import build_router_app

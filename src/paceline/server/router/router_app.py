@@ -18,14 +18,12 @@ from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, PacelineError
 from paceline.model_manager import ModelLoader, ModelState
 from paceline.server.api_errors import (
-    OLLAMA_FORM,
     OPENAI_FORM,
     ApiError,
     ApiException,
     ServerDraining,
     invalid_request,
     llama_error_body,
-    ollama_error_response,
 )
 from paceline.server.application import server_app
 from paceline.server.dialects.llama_server import llama_routes
@@ -33,7 +31,11 @@ from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
 from paceline.server.dialects.ollama.ollama_routes import (
     FOLLOWED_VERSION,
     NAME_MISSING,
+    OLLAMA_ERRORS,
+    OLLAMA_FORM,
+    OLLAMA_STREAMS,
     administration_routes,
+    ollama_error_response,
     pull_response,
     shown_model,
 )
@@ -42,8 +44,6 @@ from paceline.server.dialects.request_body import RequestBody
 from paceline.server.engine_events.page_facts import page_routes
 from paceline.server.flags import ModelPresets
 from paceline.server.json_bodies import (
-    OLLAMA_ERRORS,
-    OLLAMA_STREAMS,
     OPENAI_ERRORS,
     json_response,
 )

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from pydantic import Field, SkipValidation
@@ -22,7 +22,7 @@ from paceline import validation
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, MessageDelta, ParsedMessage, Turn, next_turn
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
-from paceline.server.api_errors import ANTHROPIC_FORM, ApiError, ApiException, anthropic_error_event
+from paceline.server.api_errors import ApiError, ApiException, ErrorForm
 from paceline.server.dialects.anthropic.anthropic_messages import conversation_of, tool_choice_of, tools_of
 from paceline.server.dialects.dialect import (
     ChatGeneration,
@@ -42,7 +42,7 @@ from paceline.server.dialects.request_body import (
     without_fractions,
 )
 from paceline.server.dialects.request_fields import enforceable, without_empty_texts
-from paceline.server.json_bodies import ANTHROPIC_ERRORS, ANTHROPIC_STREAMS, json_response
+from paceline.server.json_bodies import LLAMA_STREAMS, Responses, json_response
 from paceline.server.media_input.request_media import RequestMedia, known_attachment
 from paceline.server.routes import EarlyStream, RouteFacts, Routes
 from paceline.server.service import Service
@@ -278,6 +278,66 @@ def _parse_output(config: object, older_format: object, *, strict: bool) -> _Out
     return _Output(effort, schema, warnings, place)
 
 
+def error_body(api_error: ApiError) -> dict[str, Any]:
+    """Return Anthropic's error object, with the `details` by which its packages tell errors of one type apart."""
+    status = error_status(api_error)
+    kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    error = {"type": kind, "message": _error_message(api_error)}
+    details = api_error.extra.get("details")
+    return {"type": "error", "error": error if details is None else {**error, "details": details}}
+
+
+def _error_message(api_error: ApiError) -> str:
+    """Return the message; that of a prompt that is too long begins as programs expect it, which then shorten their prompt."""
+    count, most = api_error.extra.get("n_prompt_tokens"), api_error.extra.get("n_ctx")
+    if api_error.type != "exceed_context_size_error" or count is None or most is None:
+        return api_error.message
+    more = "; the prompt has at least so many" if "n_prompt_tokens_counted" in api_error.extra else ""
+    return f"prompt is too long: {count} tokens > {most} maximum{more}"
+
+
+def error_status(api_error: ApiError) -> int:
+    """Return the status in Anthropic's API, in which 429 is a caller's own limit and 529 a server without room."""
+    return {429: 529, 501: 400}.get(api_error.status, api_error.status)
+
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+ANTHROPIC_FORM: Final = ErrorForm(error_body, error_status, ("/v1/messages",), b"request-id")
+
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+ANTHROPIC_ERRORS: Final[Responses] = {
+    "default": {
+        "description": "An error in Anthropic's shape",
+        "content": {"application/json": {"schema": _ANTHROPIC_ERROR}},
+    }
+}
+"""Of Anthropic's routes."""
+
+ANTHROPIC_STREAMS: Final[Responses] = {**LLAMA_STREAMS, **ANTHROPIC_ERRORS}
+"""Of Anthropic's routes that can stream."""
+
 MESSAGE_FRAMING = Framing(NAMED_SSE.media_type, NAMED_SSE.frame, named_event(b"ping", b'{"type":"ping"}'))
 """Named events, and an event as the ping."""
 
@@ -380,7 +440,7 @@ def _input_of(arguments: str) -> dict[str, Any]:
 class MessageEvents(EventWriter):
     """The events of one message. Blocks follow each other, each begun and ended."""
 
-    framing, done = MESSAGE_FRAMING, b""
+    errors, framing, done = ANTHROPIC_FORM, MESSAGE_FRAMING, b""
 
     def __init__(self, reply: MessageReply) -> None:
         self._reply = reply
@@ -391,7 +451,7 @@ class MessageEvents(EventWriter):
 
     def failure(self, api_error: ApiError) -> bytes:
         """Return the event that reports an error."""
-        return anthropic_error_event(api_error)
+        return named_event(b"error", super().failure(api_error))
 
     def opening(self) -> bytes:
         """Return the message's start. The end corrects its counts: the number of cached tokens is not known yet."""

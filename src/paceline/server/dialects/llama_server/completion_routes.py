@@ -22,7 +22,7 @@ from paceline.completion import Completion
 from paceline.kv_cache import MediaItem
 from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
-from paceline.server.api_errors import ApiError, llama_error_event
+from paceline.server.api_errors import LLAMA_FORM
 from paceline.server.dialects.llama_server.completion_request import (
     API_DEFAULTS,
     CompletionRequest,
@@ -172,7 +172,7 @@ class RenderContext:
 class CompletionRenderer(EventWriter):
     """Renders the response to one request, whole or as the events of a stream."""
 
-    done = b""
+    errors, done = LLAMA_FORM, b""
 
     def __init__(self, request: CompletionRequest, context: RenderContext, slots: Sequence[int]) -> None:
         """Begin a response. slots: the number of each sequence's slot, by prompt, then choice."""
@@ -212,10 +212,6 @@ class CompletionRenderer(EventWriter):
             yield self._final(sequence, completion.usage, choice.text, tokens, probabilities)
 
     # ---- streamed
-
-    def failure(self, api_error: ApiError) -> bytes:
-        """Return the JSON of the event that reports an error."""
-        return llama_error_event(api_error)
 
     def __call__(self, prompt: int, chunk: StreamChunk) -> Iterator[bytes]:
         """Yield the JSON of a chunk's events; final events come when all choices of a prompt have ended."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +24,7 @@ from paceline.completion import Completion
 from paceline.engine.arguments import embedding_options
 from paceline.engine.results import checked_dimensions, vectors
 from paceline.errors import PacelineError, Unsupported
-from paceline.server.api_errors import OLLAMA_FORM, ApiError, invalid_request, ollama_error_event, ollama_error_response
+from paceline.server.api_errors import ApiError, ErrorForm, invalid_request
 from paceline.server.dialects.dialect import (
     ChatGeneration,
     DialectReply,
@@ -51,12 +51,47 @@ from paceline.server.dialects.ollama.ollama_requests import (
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.token_reports import ChatLogprob, chat_logprobs
 from paceline.server.dialects.vectors import can_embed, compute_vectors, tokenize_texts, vector_options
-from paceline.server.json_bodies import OLLAMA_ERRORS, OLLAMA_STREAMS, encode_in_parts, json_response
+from paceline.server.json_bodies import Responses, encode_in_parts, json_response
 from paceline.server.media_input.request_media import known_attachment
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import JSON_LINES, EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+
+
+def error_body(api_error: ApiError) -> dict[str, Any]:
+    """Return Ollama's error object."""
+    return {"error": api_error.message}
+
+
+def error_status(api_error: ApiError) -> int:
+    """Return the status in Ollama's API, where a full queue is a server that is not available."""
+    return {429: 503, 501: 400}.get(api_error.status, api_error.status)
+
+
+OLLAMA_FORM: Final = ErrorForm(error_body, error_status, ("/api",))
+
+
+def ollama_error_response(api_error: ApiError) -> Response:
+    """Return an error of Ollama's API with the status that it has."""
+    content = msgspec.json.encode(error_body(api_error))
+    return Response(content, api_error.status, media_type="application/json")
+
+
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+OLLAMA_ERRORS: Final[Responses] = {
+    "default": {"description": "An error in Ollama's shape", "content": {"application/json": {"schema": _OLLAMA_ERROR}}}
+}
+"""Of Ollama's routes."""
+
+OLLAMA_STREAMS: Final[Responses] = {
+    200: {
+        "description": "The lines of the response; with `stream` false one object",
+        "content": {"application/json": {}, "application/x-ndjson": {}},
+    },
+    **OLLAMA_ERRORS,
+}
+"""Of Ollama's routes that can stream."""
 
 FOLLOWED_VERSION = "0.14.0"
 """The version of Ollama that this API follows. Clients compare it with the version they need: Codex with 0.13.4."""
@@ -382,14 +417,10 @@ def _call_body(index: int, call: ToolCall) -> dict[str, Any] | None:
 class OllamaLines(EventWriter):
     """The lines of a stream. Tool calls come whole, in the line before the last."""
 
-    framing, done = JSON_LINES, b""
+    errors, framing, done = OLLAMA_FORM, JSON_LINES, b""
 
     def __init__(self, reply: OllamaReply) -> None:
         self._reply = reply
-
-    def failure(self, api_error: ApiError) -> bytes:
-        """Return the line that reports an error."""
-        return ollama_error_event(api_error)
 
     def __call__(self, prompt: int, chunk: ChatChunk | StreamChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
         """Return the lines of a chunk."""

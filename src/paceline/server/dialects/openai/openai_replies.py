@@ -16,7 +16,7 @@ from paceline import __version__
 from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage
 from paceline.completion import Completion
 from paceline.runtime import build_info
-from paceline.server.api_errors import COMPLETE_FINISH_REASONS, ApiError, openai_error_event
+from paceline.server.api_errors import COMPLETE_FINISH_REASONS
 from paceline.server.dialects.dialect import ChatProgress, DialectReply, model_warning
 from paceline.server.dialects.openai.openai_requests import GenerationBody, ParsedRequest
 from paceline.server.dialects.token_reports import (
@@ -232,10 +232,6 @@ class ChoiceStream(EventWriter, Generic[C]):
         self._scores: list[PromptLogprobsBuffer[C]] = [
             PromptLogprobsBuffer(reply.num_scored(index)) for index in range(len(reply.prompts))
         ]
-
-    def failure(self, api_error: ApiError) -> bytes:
-        """Return the JSON of the event that reports an error."""
-        return openai_error_event(api_error)
 
     def __call__(self, prompt: int, chunk: C) -> list[bytes]:
         """Return the JSON of the events of a chunk of this prompt."""

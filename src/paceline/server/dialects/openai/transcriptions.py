@@ -21,7 +21,7 @@ from paceline import validation
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, Turn, next_turn
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.media import Audio
-from paceline.server.api_errors import OPENAI_FORM, ApiError, invalid_request, openai_error_event
+from paceline.server.api_errors import OPENAI_FORM, invalid_request
 from paceline.server.dialects.dialect import ChatGeneration, DialectReply, model_warning, serve
 from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.request_body import FieldRules, cap_warnings, check_fields, without_fractions
@@ -261,10 +261,6 @@ class _TranscriptEvents(EventWriter):
     def __init__(self, reply: _TranscriptReply) -> None:
         self._reply = reply
         self._text: list[str] = []
-
-    def failure(self, api_error: ApiError) -> bytes:
-        """Return the JSON of the event that reports an error."""
-        return openai_error_event(api_error)
 
     def __call__(self, prompt: int, chunk: ChatChunk) -> list[bytes]:  # noqa: ARG002 - there is one prompt
         """Return the JSON of the events of a chunk."""

@@ -12,12 +12,13 @@ from tests.media_requests import request_media
 from paceline.chat import template_kwargs
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
-from paceline.server.api_errors import ApiException, anthropic_error_body
+from paceline.server.api_errors import ApiException
 from paceline.server.dialects.anthropic.anthropic_routes import (
     MESSAGE_DEFAULTS,
     MessageBody,
     ParsedMessages,
     TokenCountBody,
+    error_body,
     parse_message_request,
 )
 
@@ -137,7 +138,7 @@ def test_the_continuation_of_a_kept_conversation_is_refused_so_that_all_of_it_is
     with pytest.raises(ApiException) as refusal:
         parsed(thread={"type": "continue", "previous_message_id": "msg_1"})
     error = refusal.value.api_error
-    body = anthropic_error_body(error)["error"]
+    body = error_body(error)["error"]
     assert (error.status, body["type"], body["details"]) == (404, "not_found_error", {"error_code": "thread_not_found"})
 
 
