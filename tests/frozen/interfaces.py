@@ -46,7 +46,7 @@ def flags_of_serve() -> str:
         lines += [f"  off: {' '.join(flag.off_names)}"] if flag.off_names else []
         lines.append(f"  variables: {' '.join(variables)}")
         lines.append(f"  default: {default_of(flag)}")
-        tried = [flag.names[:1], flag.off_names[:1]] if not flag.metavar else [(flag.names[0], one) for one in _TRIED]
+        tried = [flag.names[:1], flag.off_names[:1]] if not flag.metavar else [(flag.names[0], text) for text in _TRIED]
         lines += [f"  {' '.join(words)}: {_resolved(words)}" for words in tried if words]
     return "\n".join(lines) + "\n"
 
@@ -87,7 +87,7 @@ def _command_lines(command: Any, *path: str) -> Iterator[str]:
             "hidden": getattr(parameter, "hidden", False),
         }
         ordinary = (None, False, 1, True)  # of most options
-        shown = [f"{name} {value!r}" for name, value in facts.items() if not any(value is one for one in ordinary)]
+        shown = [f"{name} {value!r}" for name, value in facts.items() if not any(value is usual for usual in ordinary)]
         yield f"  {' '.join(names)}: {', '.join(shown)}"
     for name, inner in getattr(command, "commands", {}).items():
         yield from _command_lines(inner, *path, name)
@@ -153,7 +153,7 @@ def engine_events() -> str:
         with watching(world.client) as events:
             world.post(prompts=["a prompt of many words"])
             streams = [world.raw(prompts=["another prompt"], sampling=ENDLESS, stream=True) for _ in range(3)]
-            for _ in range(100):  # events, of which one has them all as a rule
+            for _ in range(100):  # events; the second or third one has all members as a rule
                 found = _merged(found, _shape(events.next()[1]))
                 if all(_has(found, path.split()) for path in seen):
                     break

@@ -76,7 +76,7 @@ def _top(name: str) -> str:
 
 
 def cycles(graph: Graph) -> list[set[str]]:
-    """Return the largest groups of nodes in which each node reaches each other one."""
+    """Return the largest groups of nodes in which each node reaches all others."""
     reach: dict[str, set[str]] = {}
     for start in graph:
         reached = reach[start] = set()
@@ -91,10 +91,10 @@ def cycles(graph: Graph) -> list[set[str]]:
 
 @pytest.mark.parametrize("graph", [imports, package_imports])
 def test_no_import_cycle_is_new(graph: Any) -> None:
-    """A cycle of modules or of packages is one of `house.toml`, or a part of it."""
+    """All cycles of modules and of packages are in `house.toml`, whole or as parts of larger ones."""
     known = [{*cycle.split()} for cycle in LIMITS["cycles"]]
     found = [{name.removeprefix("paceline.") for name in cycle} for cycle in cycles(graph())]
-    assert [" ".join(sorted(cycle)) for cycle in found if not any(cycle <= one for one in known)] == []
+    assert [" ".join(sorted(cycle)) for cycle in found if not any(cycle <= larger for larger in known)] == []
 
 
 def test_a_cycle_is_found() -> None:
@@ -171,7 +171,7 @@ def records() -> dict[str, set[str]]:
 
 
 def twins() -> list[str]:
-    """Return pairs of records that share four fifths of the fields of one of them, of at least five.
+    """Return pairs of records that share four fifths of the smaller record's fields, of at least five.
 
     Inherited fields do not count: they are written once.
     """
@@ -195,7 +195,7 @@ def test_no_record_repeats_another() -> None:
 def figures() -> dict[str, int]:
     """Return the figures that a ratchet holds.
 
-    A module counts as one with one importer if it is no `__init__` or `__main__`. A wire message is a msgspec Struct with a
+    A module with one importer is not an `__init__` or `__main__`. A wire message is a msgspec Struct with a
     tag. An implementation of a Protocol is a class of the package, fakes for tests included, with all of its members; Protocols
     of functions, with `__call__` alone, do not count.
     """
@@ -235,9 +235,9 @@ def compared_paths(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
             found = [*node.args]
         for part in found:
-            for one in part.elts if isinstance(part, (ast.Tuple, ast.Set, ast.List)) else [part]:
-                if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.startswith("/"):
-                    yield one.value
+            for item in part.elts if isinstance(part, (ast.Tuple, ast.Set, ast.List)) else [part]:
+                if isinstance(item, ast.Constant) and isinstance(item.value, str) and item.value.startswith("/"):
+                    yield item.value
 
 
 def test_only_the_table_of_routes_compares_paths() -> None:
