@@ -51,12 +51,12 @@ class ModelManager:
         patience_s: float | None = None,
         loader: ModelLoader[LLM] | None = None,
     ) -> None:
-        """Read the models, and begin to load those with load_on_startup.
+        """Read the models, and begin to load the models with load_on_startup.
 
         An option that is None is that of the file, or the default.
 
         Args:
-            models: Entries, or the path of a TOML file with them and with the options, or what `read_models_file` returned.
+            models: Entries, or the path of a TOML file with entries and options, or a result of `read_models_file`.
             memory_budget: The memory that the loaded models may take together, of all devices: bytes, or a text such as
                 "12 GiB". A model counts with llama.cpp's plan for it, its host cache and its process; a sleeping model with
                 nothing. None: the machine is the only limit.
@@ -104,7 +104,7 @@ class ModelManager:
             The entry.
 
         Raises:
-            ModelNotFound: There is none of that name; the message has the nearest ones.
+            ModelNotFound: There is none of that name; the message has the nearest names.
         """
         return self._ask(lambda: self._pool.entry(name))
 
@@ -203,7 +203,7 @@ class ModelManager:
             entry: The model.
 
         Raises:
-            InvalidParams: Its name or an alias is taken, or one of its options is wrong.
+            InvalidParams: Its name or an alias is taken, or an option is wrong.
         """
         self._ask(lambda: self._pool.add(entry))
 
@@ -229,7 +229,7 @@ class ModelManager:
         Args:
             models: The entries of all models, which leave the limits as they are. The path of a TOML file, or
                 `ManagerSettings`, replace the limits as well: idle models beyond lower limits are unloaded at once, others
-                when their users have left. Options that the manager was made with override those of a file, as when it was
+                when their users have left. Options that the manager was made with override the file's, as when it was
                 made; `ManagerSettings` hold as they are.
 
         Raises:

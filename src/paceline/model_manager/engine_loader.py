@@ -30,7 +30,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _PROCESS_BYTES: Final = 128 << 20  # of Python and the libraries, and of the vocabulary in both processes
 _CACHE_SHARE: Final = 8  # of a budget, the part that the cells of one sequence may take if n_ctx is left open
-_HOST_SHARE: Final = 8  # of what a model needs, the part that its idle prefixes may take under a budget
+_HOST_SHARE: Final = 8  # of a model's memory, the part that its idle prefixes may take under a budget
 _SPARE_DELAY_S: Final = 2.0  # after a load: the first requests of the model come first
 _OF_THE_FRONT: Final = ("chat_template", "offline", "hf_token")
 
@@ -270,7 +270,7 @@ def _plan(model: Any, options: Mapping[str, Any], *, has_budget: bool) -> int | 
     except PacelineError as error:
         if has_budget or isinstance(error, NotEnoughMemory):
             raise
-        return None  # the load finds what is wrong
+        return None  # the load finds the mistake
 
 
 def _stamp(model: object) -> object:

@@ -346,45 +346,27 @@ class StatusFeed:
 # ---- room
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoomPlan(Generic[T]):
-    """What to do for a model that wants room. Without any of these it waits.
-
-    Attributes:
-        fits: Load it now.
-        victims: The models to evict first, least recently used first.
-        refusal: Why it never fits.
-    """
-
-    fits: bool = False
-    victims: tuple[ManagedModel[T], ...] = ()
-    refusal: str = ""
-
-
 def plan_room(
     num_bytes: int, models: Sequence[ManagedModel[T]], limits: ManagerSettings, *, may_interrupt: bool = False
-) -> RoomPlan[T]:
-    """Return what to do for a model that needs num_bytes. Pure. Models that are leaving are waited for before others are evicted.
+) -> list[ManagedModel[T]] | None:
+    """Return the models to evict before another model may load, least recently used first; None if it has to wait. Pure.
+
+    Models that are being unloaded are waited for before others are evicted. Raises `NotEnoughMemory` if it never fits.
 
     Args:
         num_bytes: The memory that it needs.
         models: The models that take room.
-        limits: memory_budget and max_loaded of them.
-        may_interrupt: Whether models with users may be victims, after the idle models: it has waited long enough.
+        limits: Their memory_budget and max_loaded.
+        may_interrupt: Whether models with users may be evicted after the idle models: it has waited long enough.
     """
-    if refusal := _refusal(num_bytes, models, limits):
-        return RoomPlan(refusal=refusal)
+    _check_can_fit(num_bytes, models, limits)
     gone: set[ManagedModel[T]] = set()
 
     def fits() -> bool:
-        left = [model for model in models if model not in gone]
-        if limits.max_loaded and len(left) >= limits.max_loaded:
-            return False
-        taken = sum(model.reserved_bytes for model in left)
-        return limits.memory_budget is None or taken + num_bytes <= limits.memory_budget
+        return _is_within([model for model in models if model not in gone], limits, num_bytes, 1)
 
     if fits():
-        return RoomPlan(fits=True)
+        return []
     gone.update(model for model in models if model.room_kind == "leaving")
     victims: list[ManagedModel[T]] = []
     for model in (*_of_kind("idle", models), *(_of_kind("busy", models) if may_interrupt else ())):
@@ -392,60 +374,59 @@ def plan_room(
             break
         gone.add(model)
         victims.append(model)
-    if not fits():
-        return RoomPlan()
     for model in reversed(victims.copy()):  # a large model that came later may have made a small one needless
         gone.discard(model)
         if fits():
             victims.remove(model)
         else:
             gone.add(model)
-    return RoomPlan(victims=tuple(victims))
+    return victims if victims and fits() else None
 
 
 def plan_relief(models: Sequence[ManagedModel[T]], limits: ManagerSettings) -> list[ManagedModel[T]]:
     """Return which idle models to evict, least recently used first, because the models take more than they may. Pure."""
     staying = [model for model in models if model.room_kind != "leaving"]
-    excess_bytes, excess = 0, 0
-    if limits.memory_budget is not None:
-        excess_bytes = sum(model.reserved_bytes for model in staying) - limits.memory_budget
-    if limits.max_loaded:
-        excess = len(staying) - limits.max_loaded
     victims: list[ManagedModel[T]] = []
     for model in _of_kind("idle", staying):
-        if excess_bytes <= 0 and excess <= 0:
+        if _is_within([other for other in staying if other not in victims], limits):
             break
-        excess_bytes -= model.reserved_bytes
-        excess -= 1
         victims.append(model)
     return victims
 
 
+def _is_within(
+    models: Sequence[ManagedModel[Any]], limits: ManagerSettings, more_bytes: int = 0, num_more: int = 0
+) -> bool:
+    if limits.max_loaded and len(models) + num_more > limits.max_loaded:
+        return False
+    taken = sum(model.reserved_bytes for model in models)
+    return limits.memory_budget is None or taken + more_bytes <= limits.memory_budget
+
+
 def _of_kind(kind: str, models: Sequence[ManagedModel[T]]) -> list[ManagedModel[T]]:
-    """Return the models of a kind in the order of their eviction: first those that take no new users."""
+    """Return the models of a kind in the order of their eviction: a model that takes no new users goes first."""
     found = [model for model in models if model.room_kind == kind]
     return sorted(found, key=lambda model: -math.inf if model.yields else model.used_s)
 
 
-def _refusal(num_bytes: int, models: Sequence[ManagedModel[Any]], limits: ManagerSettings) -> str:
+def _check_can_fit(num_bytes: int, models: Sequence[ManagedModel[Any]], limits: ManagerSettings) -> None:
     pinned = [model for model in models if model.room_kind == "pinned"]
     names = ", ".join(model.entry.name for model in pinned)
-    budget = limits.memory_budget
-    if budget is not None:
-        of_pinned = sum(model.reserved_bytes for model in pinned)
-        if num_bytes > budget:
-            return (
-                f"it needs {mebibytes(num_bytes)}, and the memory budget of all models is {mebibytes(budget)}; "
-                "use a smaller quantisation or n_ctx, or a larger budget"
-            )
-        if num_bytes + of_pinned > budget:
-            return (
-                f"it needs {mebibytes(num_bytes)}, and the memory budget is {mebibytes(budget)}, of which pinned "
-                f"models take {mebibytes(of_pinned)} ({names}); unload one of these, or use a larger budget"
-            )
+    of_pinned, budget = sum(model.reserved_bytes for model in pinned), limits.memory_budget
+    if budget is not None and num_bytes > budget:
+        raise NotEnoughMemory(
+            f"it needs {mebibytes(num_bytes)}, and the memory budget of all models is {mebibytes(budget)}; "
+            "use a smaller quantisation or n_ctx, or a larger budget"
+        )
+    if budget is not None and num_bytes + of_pinned > budget:
+        raise NotEnoughMemory(
+            f"it needs {mebibytes(num_bytes)}, and the memory budget is {mebibytes(budget)}, of which pinned "
+            f"models take {mebibytes(of_pinned)} ({names}); unload one of these, or use a larger budget"
+        )
     if limits.max_loaded and len(pinned) >= limits.max_loaded:
-        return f"max_loaded={limits.max_loaded} models are pinned ({names}); unload one of these, or allow more"
-    return ""
+        raise NotEnoughMemory(
+            f"max_loaded={limits.max_loaded} models are pinned ({names}); unload one of these, or allow more"
+        )
 
 
 class RoomQueue(Generic[T]):
@@ -520,21 +501,22 @@ class RoomQueue(Generic[T]):
             return True
         num_bytes = self.reserved_bytes(head)
         others = [model for model in self._models if model.takes_room]
-        plan = plan_room(num_bytes, others, self.limits, may_interrupt=now_s >= self.next_s())
-        if plan.refusal:
-            room.set_exception(NotEnoughMemory(f"the model {head.entry.name!r} cannot be loaded: {plan.refusal}"))
-        elif plan.fits:
+        try:
+            victims = plan_room(num_bytes, others, self.limits, may_interrupt=now_s >= self.next_s())
+        except NotEnoughMemory as refusal:
+            room.set_exception(NotEnoughMemory(f"the model {head.entry.name!r} cannot be loaded: {refusal}"))
+            return True
+        if victims == []:
             head.reserved_bytes = num_bytes
             feed.change(head, "loading")
             room.set_result(None)
-        else:
-            for victim in plan.victims:
-                if victim.num_users:
-                    victim.yields = True
-                else:
-                    evicted.append(victim)
-            return False
-        return True
+            return True
+        for victim in victims or ():
+            if victim.num_users:
+                victim.yields = True
+            else:
+                evicted.append(victim)
+        return False
 
     def _stop_yielding(self, admitted: list[ManagedModel[T]]) -> None:
         self._head = None

@@ -57,7 +57,7 @@ _CLOSED: Final = "the model manager was closed"
 class ModelPool(Generic[T]):
     """The models of a manager. All methods are for the event loop on which the first coroutine ran.
 
-    Arguments, results and errors are those of the method of `ModelManager` with the same name, unless stated otherwise.
+    A method has the arguments, result and errors of the method of `ModelManager` with the same name, unless stated otherwise.
     """
 
     def __init__(self, loader: ModelLoader[T], settings: ManagerSettings) -> None:
@@ -97,7 +97,7 @@ class ModelPool(Generic[T]):
         return [model.status() for model in self._models.values()]
 
     def add(self, *entries: ModelEntry) -> None:
-        """Add models; if one of them is wrong, none is added."""
+        """Add models; if an entry is wrong, none is added."""
         self._check([model.entry for model in self._models.values()], entries)
         for entry in entries:
             self._add(entry)
@@ -680,7 +680,7 @@ class AsyncModelManager(ModelPool[AsyncLLM]):
         """Read the models; nothing is loaded yet.
 
         Args:
-            models: Entries, or the path of a TOML file with them and with the options, or what `read_models_file` returned.
+            models: Entries, or the path of a TOML file with entries and options, or a result of `read_models_file`.
             memory_budget: See `ModelManager`.
             max_loaded: See `ModelManager`.
             wait_timeout_s: See `ModelManager`.

@@ -142,7 +142,7 @@ def manager_settings(models: Models, **options: Any) -> ManagerSettings:
 
 
 def changed_settings(models: Models, options: Mapping[str, Any]) -> Iterable[ModelEntry] | ManagerSettings:
-    """Return what to update a manager with: entries and settings as they are, a file with the manager's own options over it."""
+    """Return the argument of an update: entries and settings as they are, a file with the manager's own options over it."""
     if isinstance(models, (str, os.PathLike)):
         return manager_settings(models, **options)
     if isinstance(models, ManagerSettings):
@@ -187,7 +187,7 @@ def models_table(content: Mapping[str, Any], folder: Path) -> ManagerSettings:
 
 
 def byte_count(name: str, value: object) -> int:
-    """Return a number of bytes, given as a number or as a text such as "12 GiB". Raises `InvalidParams`."""
+    """Return a number of bytes, given as a number or as a text ("12 GiB"). Raises `InvalidParams`."""
     if not isinstance(value, str):
         return validation.integer(name, value, 1)
     match = _SIZE.fullmatch(value)

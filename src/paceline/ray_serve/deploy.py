@@ -77,8 +77,8 @@ def build(args: dict[str, str]) -> serve.Application:
 
     Args:
         args: "config" is the path of the cluster's file on the machine that builds the application; "revision" is any text.
-            Serve builds the application again when args change, not when the file does. Host, port, name and route prefix are
-            those of Serve's file.
+            Serve builds the application again when args change, not when the file does. Host, port, name and route prefix
+            are in Serve's file.
 
     Raises:
         InvalidParams: args has another key, or the file is wrong.

@@ -49,9 +49,9 @@ class Membership:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._replicas: Mapping[str, RunningReplica] = {}  # those that take requests
+        self._replicas: Mapping[str, RunningReplica] = {}  # that take requests
         self._listeners: list[Callable[[frozenset[str]], None]] = []
-        self._known: dict[str, RunningReplica] = {}  # also replicas that took requests until lately
+        self._known: dict[str, RunningReplica] = {}  # also replicas that took requests until recently
         self.sample: PendingRequest | None = None
 
     def set(self, replicas: Mapping[str, RunningReplica]) -> None:

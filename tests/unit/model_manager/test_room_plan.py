@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.errors import NotEnoughMemory
 from paceline.model_manager import ManagerSettings, ModelEntry
 from paceline.model_manager.managed_model import ManagedModel, ModelRun, plan_relief, plan_room
 
@@ -41,18 +43,20 @@ def fits(num_bytes: int, residents: Models, limits: ManagerSettings) -> bool:
 @given(st.integers(0, 12), RESIDENTS, LIMITS, st.booleans())
 def test_a_plan_is_right(num_bytes: int, residents: Models, limits: ManagerSettings, may_interrupt: bool) -> None:
     """It fits, or it fits after the victims are gone; refused is only what cannot fit even then, and none is needless."""
+    if not fits(num_bytes, [one for one in residents if one.room_kind == "pinned"], limits):
+        with pytest.raises(NotEnoughMemory):
+            plan_room(num_bytes, residents, limits, may_interrupt=may_interrupt)
+        return
     plan = plan_room(num_bytes, residents, limits, may_interrupt=may_interrupt)
-    assert plan.fits == fits(num_bytes, residents, limits)
-    never = not fits(num_bytes, [one for one in residents if one.room_kind == "pinned"], limits)
-    assert bool(plan.refusal) == never
+    assert (plan == []) == fits(num_bytes, residents, limits)
     allowed = {"idle", "busy"} if may_interrupt else {"idle"}
-    victims = list(plan.victims)
+    victims = plan or []
     assert all(one.room_kind in allowed for one in victims)
     staying = [one for one in residents if one.room_kind != "leaving"]
     can_be_freed = [one for one in staying if one.room_kind in allowed]
-    if plan.fits or plan.refusal:
-        assert not victims
-    elif victims:
+    if plan == []:
+        return
+    if victims:
         assert fits(num_bytes, [one for one in staying if one not in victims], limits)
         for kept in victims:
             assert not fits(num_bytes, [one for one in staying if one not in victims or one is kept], limits)
@@ -81,8 +85,7 @@ def test_relief_evicts_no_more_than_it_must(residents: Models, limits: ManagerSe
 def test_idle_models_go_before_busy_ones() -> None:
     """Also where the busy one was used longer ago."""
     residents = [resident("busy", 5, "busy", 1), resident("idle", 5, "idle", 9)]
-    plan = plan_room(5, residents, ManagerSettings(memory_budget=10), may_interrupt=True)
-    assert plan.victims == (residents[1],)
+    assert plan_room(5, residents, ManagerSettings(memory_budget=10), may_interrupt=True) == [residents[1]]
 
 
 def test_small_victims_stay_where_a_large_one_is_enough() -> None:
@@ -92,14 +95,13 @@ def test_small_victims_stay_where_a_large_one_is_enough() -> None:
             resident(name, size, "idle", order[place])
             for place, (name, size) in enumerate([("small", 1), ("little", 2), ("large", 9)])
         ]
-        assert plan_room(9, residents, ManagerSettings(memory_budget=12)).victims == (residents[2],)
+        assert plan_room(9, residents, ManagerSettings(memory_budget=12)) == [residents[2]]
 
 
 def test_a_refusal_has_the_figures() -> None:
     """What is needed, what there may be, what is pinned."""
     pinned = [resident("p", 6 << 30, "pinned")]
-    words = plan_room(5 << 30, pinned, ManagerSettings(memory_budget=10 << 30)).refusal
-    assert "5,120 MiB" in words
-    assert "10,240 MiB" in words
-    assert "6,144 MiB (p)" in words
-    assert "max_loaded=1" in plan_room(0, pinned, ManagerSettings(max_loaded=1)).refusal
+    with pytest.raises(NotEnoughMemory, match=r"5,120 MiB.*10,240 MiB.*6,144 MiB \(p\)"):
+        plan_room(5 << 30, pinned, ManagerSettings(memory_budget=10 << 30))
+    with pytest.raises(NotEnoughMemory, match="max_loaded=1"):
+        plan_room(0, pinned, ManagerSettings(max_loaded=1))
