@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.pictures import Pixels, picture, png
 
-from paceline.server.media_input.request_media import Fetched, RequestMedia
+from paceline.server.request_media import Fetched, RequestMedia
 
 FILE = png(picture(7))
 DATA = base64.b64encode(FILE).decode()

@@ -33,7 +33,7 @@ from tests.pictures import gif_header, jpeg_header, png_chunk
 from tests.sounds import flac_file, int16, mp3_file, tone, wav_file
 
 from paceline.demo import demo_model_path, demo_vision_model_path
-from paceline.server.media_input.media_fetcher import is_public
+from paceline.server.request_media import is_public
 from paceline.testing.models import CHAT_TEMPLATE, KINDS, LlamaSpec, UltravoxAudioSpec, write_model
 
 FLAGS = ("-np", "1", "-c", "512", "-t", "1", "--no-spare-worker")
@@ -427,7 +427,7 @@ def read_only_folders() -> str:
 
 def special_addresses() -> str:
     """Ask for the first and last address of every special-purpose block whether images may be fetched from there."""
-    from tests.unit.server.media_input.test_media_fetcher import REGISTRIES
+    from tests.unit.server.test_media_fetcher import REGISTRIES
 
     blocks = [ipaddress.ip_network(block) for block in REGISTRIES]
     public = sorted({str(block) for block in blocks for end in (block[0], block[-1]) if is_public(str(end))})

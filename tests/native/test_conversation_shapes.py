@@ -18,7 +18,7 @@ from paceline.chat import ChatFormat, ChatOptions
 from paceline.chat.conversation import OmittedAttachment, next_turn
 from paceline.chat.message_fitter import MessageFitter
 from paceline.errors import InvalidParams, TemplateError
-from paceline.server.media_input.request_media import known_attachment
+from paceline.server.request_media import known_attachment
 
 TOOLS = [
     {

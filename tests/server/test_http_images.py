@@ -17,7 +17,7 @@ from tests.server.openai_world import OpenAIServer
 
 from paceline import LLM, Image
 from paceline.server.flags import ModelPreset
-from paceline.server.media_input.media_fetcher import MediaFetcher
+from paceline.server.request_media import MediaFetcher
 from paceline.server.router.model_listing import _modalities_of_files
 from paceline.server.settings import ServerSettings
 from paceline.testing.models import CHAT_TEMPLATE, Qwen2VlSpec, Qwen25VisionSpec, write_model

@@ -24,7 +24,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.server.application import build_app
 from paceline.server.listeners import Listeners
-from paceline.server.log_queue import STDERR
+from paceline.server.operator_lines import STDERR
 from paceline.server.routes import ApiRoute
 from paceline.server.serving import ENGINE_ENDED, ServerConfig, Serving
 from paceline.server.settings import ServerSettings

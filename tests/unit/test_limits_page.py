@@ -28,7 +28,8 @@ from paceline.server import (
     in_flight,
     json_bodies,
     listeners,
-    log_queue,
+    operator_lines,
+    request_media,
     resumable_streams,
     running_request,
     service,
@@ -37,8 +38,7 @@ from paceline.server.dialects import request_fields, vectors
 from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.flags import setters as flag
 from paceline.server.flags.table import FLAGS
-from paceline.server.media_input import media_fetcher
-from paceline.server.middleware import content_encoding
+from paceline.server.middleware import request_limits
 from paceline.server.router import model_downloads
 from paceline.server.settings import ServerSettings
 
@@ -90,8 +90,8 @@ FIGURES = {
     "time that a client may read nothing of a response": _seconds(SERVER.body_timeout_s),
     "time of an idle connection": _seconds(SERVER.keep_alive_s),
     "pipelined requests of a connection": f"{connection._MAX_PIPELINED:,}",
-    "members of a compressed body": f"{content_encoding._MAX_MEMBERS:,}",
-    "window of a body in zstd": _bytes(1 << content_encoding._MAX_WINDOW_LOG),
+    "members of a compressed body": f"{request_limits._MAX_MEMBERS:,}",
+    "window of a body in zstd": _bytes(1 << request_limits._MAX_WINDOW_LOG),
     "fields of a JSON body": f"{json_bodies._MAX_FIELDS:,}",
     "lists, objects and fields within a JSON body": f"{json_bodies._MAX_PARTS:,}",
     "values within a JSON body": f"{json_bodies._MAX_VALUES:,}",
@@ -100,7 +100,7 @@ FIGURES = {
     "resumable streams": f"{resumable_streams._MAX_STREAMS:,}",
     "bytes of a conversation's id": f"{resumable_streams.MAX_ID_BYTES:,}",
     "bytes of a tenant's stored responses": _bytes(SERVER.responses_store_bytes),
-    "lines of the log that wait to be written": _bytes(log_queue.MAX_WAITING_CHARS),
+    "lines of the log that wait to be written": _bytes(operator_lines.MAX_WAITING_CHARS),
     "time that running requests get after SIGTERM": _seconds(SERVER.drain_s),
     # Queue and engine
     "sequences that run at once": f"{ENGINE.num_slots:,}",
@@ -188,11 +188,11 @@ FIGURES = {
     "largest sample of a sound, whose range is -1 to 1": f"{audio_file.MAX_AMPLITUDE:,}",
     "bytes of a sound": _bytes(audio.MAX_AUDIO_BYTES),
     "length of all sounds of a request": _seconds(audio_header.MAX_SECONDS),
-    "bytes of an image that is fetched": _bytes(media_fetcher.MAX_FILE_BYTES),
-    "redirects of an image that is fetched": f"{media_fetcher.MAX_REDIRECTS:,}",
-    "time to fetch an image": _seconds(media_fetcher.TIMEOUT_S),
-    "time to fetch the images of a request": _seconds(media_fetcher.REQUEST_TIMEOUT_S),
-    "images that are fetched at once": f"{media_fetcher._MAX_AT_ONCE:,}",
+    "bytes of an image that is fetched": _bytes(request_media.MAX_FILE_BYTES),
+    "redirects of an image that is fetched": f"{request_media.MAX_REDIRECTS:,}",
+    "time to fetch an image": _seconds(request_media.TIMEOUT_S),
+    "time to fetch the images of a request": _seconds(request_media.REQUEST_TIMEOUT_S),
+    "images that are fetched at once": f"{request_media._MAX_AT_ONCE:,}",
     "embeddings that wait for their prompts": _bytes(encoding_queue.MAX_HELD_BYTES),
     "embeddings that are kept for later prompts": _bytes(ENGINE.media_cache_bytes),
     # Files

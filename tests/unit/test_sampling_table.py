@@ -21,7 +21,7 @@ from typer.main import get_command
 from paceline import InvalidParams, SamplingParams
 from paceline.cli.app import build_app
 from paceline.sampling_table import names_in
-from paceline.server.engine_events.chat_parameters import chat_parameters
+from paceline.server.engine_routes import chat_parameters
 from paceline.server.flags.display import markdown
 from paceline.server.flags.table import BY_NAME
 

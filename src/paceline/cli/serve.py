@@ -105,7 +105,7 @@ class _PlainLines(terminal.LogLines):
 
 def set_up_logging(settings: ServerSettings) -> None:
     """Replace the handlers of the server's loggers. Raise `OSError` if the log file cannot be opened."""
-    from paceline.server.log_queue import STDERR, LogQueue, QueuedLines, describe_dropped, write_to
+    from paceline.server.operator_lines import STDERR, LogQueue, QueuedLines, describe_dropped, write_to
     from paceline.server.settings import ACCESS_LOGGER
 
     level = _LEVELS[settings.log_level]

@@ -150,8 +150,7 @@ class LocalEvents:
     async def _watch(self, take: Take, stop: threading.Event) -> None:
         import asyncio
 
-        from paceline.server.engine_events.engine_watch import EngineWatch
-        from paceline.server.engine_events.event_reader import EventReader, engine_facts
+        from paceline.server.engine_watch import EngineWatch, EventReader, engine_facts
 
         watch = EngineWatch(lambda: self._engine, lambda: "shutdown")
         reader = EventReader(watch, engine_facts(self._engine, self._model, ""), interval_s=self._interval_s)
@@ -354,7 +353,7 @@ def ps(
 
 
 def _local_rows(api_key: str | None) -> Iterator[ServedRow]:
-    from paceline.server.running_servers import running_servers
+    from paceline.server.listeners import running_servers
 
     for server in running_servers():
         facts: dict[str, Any] = {"url": server.urls[0], "started": server.started, "pid": server.pid}

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline import __version__
 from paceline.errors import PacelineError
+from paceline.server import engine_routes
 from paceline.server.api_errors import (
     OPENAI_FORM,
     ApiError,
@@ -31,18 +32,22 @@ from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.dialects.ollama import ollama_routes
 from paceline.server.dialects.openai import openai_routes
 from paceline.server.dialects.responses import responses_routes
-from paceline.server.engine_events import engine_routes, page_facts
-from paceline.server.exposition import metrics_routes
+from paceline.server.exposition import HttpMetrics
 from paceline.server.in_flight import ByteBudget
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
-from paceline.server.middleware.awaited_streams import AwaitedStreams
-from paceline.server.middleware.recording import AccessLog, ErrorBoundary, HttpCounts, RequestIds
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
-from paceline.server.middleware.rewriting import HeadAsGet, TrailingSlashes
+from paceline.server.middleware.requests import (
+    AccessLog,
+    AwaitedStreams,
+    ErrorBoundary,
+    HeadAsGet,
+    HttpCounts,
+    RequestIds,
+    TrailingSlashes,
+)
 from paceline.server.pages import PageRoute, document_routes, server_facts, start_page_routes
 from paceline.server.request_context import SERVICE
 from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
-from paceline.server.server_metrics import HttpMetrics
 from paceline.server.service import Front, KeptForClients, Service
 from paceline.server.settings import ServerSettings, has_tenants
 from paceline.server.web_page import WebPage
@@ -68,7 +73,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
     own = (
         health_routes(service),
         start_page_routes(settings, service.page, lambda: server_facts(service)),
-        page_facts.page_routes(settings, lambda: [page_facts.model_entry(service)], is_router=False),
+        engine_routes.page_routes(settings, lambda: [engine_routes.model_entry(service)], is_router=False),
         openai_routes.cancel_routes(service.request_registry.cancel, openai_routes.CANCEL),
         llama_routes.stream_routes(service.resumable_streams),
     )
@@ -132,7 +137,7 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
     for kind in (PacelineError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, handle_error)
     routes = app.router.routes
-    for some in (*own, metrics_routes(), engine_routes.routes(), page_facts.model_routes()):
+    for some in (*own, engine_routes.metrics_routes(), engine_routes.routes(), engine_routes.model_routes()):
         routes.extend(some)
     for dialect_routes in DIALECTS:
         routes.extend(dialect_routes())

@@ -35,7 +35,8 @@ from paceline.server.api_errors import (
     invalid_request,
 )
 from paceline.server.dialects.responses.response_store import ResponseStore
-from paceline.server.engine_events.engine_watch import EndReason, EngineWatch
+from paceline.server.engine_watch import EndReason, EngineWatch
+from paceline.server.exposition import HttpMetrics
 from paceline.server.in_flight import (
     ByteBudget,
     ByteReservation,
@@ -44,13 +45,10 @@ from paceline.server.in_flight import (
     RequestRegistry,
     estimate_remaining_s,
 )
-from paceline.server.media_input.media_fetcher import MediaFetcher
-from paceline.server.media_input.remote_urls import remote_urls
-from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.model_front import ModelFront
 from paceline.server.request_context import SERVICE, RequestContext
+from paceline.server.request_media import MediaFetcher, RequestMedia, remote_urls
 from paceline.server.resumable_streams import ResumableStreams
-from paceline.server.server_metrics import HttpMetrics
 from paceline.server.settings import ServerSettings, has_tenants
 from paceline.server.web_page import WebPage
 

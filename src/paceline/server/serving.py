@@ -23,10 +23,9 @@ from uvicorn.config import STARTUP_FAILURE
 from paceline.server.api_errors import api_error_of
 from paceline.server.connection import Connection, OpenConnections
 from paceline.server.in_flight import InFlight
-from paceline.server.listeners import Acceptor, Listeners, url_of
-from paceline.server.running_servers import registered
+from paceline.server.listeners import Acceptor, Listeners, registered, url_of
+from paceline.server.operator_lines import StopSignals, say
 from paceline.server.settings import ServerSettings
-from paceline.server.stop_signals import StopSignals, say
 
 FAILED = 1
 ENGINE_ENDED = 70

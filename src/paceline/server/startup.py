@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.server.listeners import CannotListen, Listeners, num_connections, tls_context
-from paceline.server.log_queue import STDERR
+from paceline.server.operator_lines import STDERR, StopSignals, say
 from paceline.server.settings import ServerSettings
-from paceline.server.stop_signals import StopSignals, say
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -13,7 +13,7 @@ from paceline.chat.conversation import ChatMedia, OmittedAttachment
 from paceline.chat_client.chat_call import parsed_with_attachments, read_attachment
 from paceline.errors import InvalidParams, TemplateError, Unsupported
 from paceline.media import Image
-from paceline.server.media_input.request_media import known_attachment
+from paceline.server.request_media import known_attachment
 
 NONCE = "0123456789abcdef"
 ONE, OTHER = Image(picture(1)), Image(picture(2))

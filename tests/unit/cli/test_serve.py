@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import paceline
 from paceline.cli.app import build_app
 from paceline.cli.serve import set_up_logging
-from paceline.server.log_queue import STDERR, QueuedLines
+from paceline.server.operator_lines import STDERR, QueuedLines
 from paceline.server.settings import ServerSettings
 
 LONG_S = 60.0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from paceline.server.api_errors import ApiException
-from paceline.server.middleware.content_encoding import PART_BYTES, content_encoding, decoded_parts
+from paceline.server.middleware.request_limits import PART_BYTES, content_encoding, decoded_parts
 
 if sys.version_info >= (3, 14):
     from compression import zstd

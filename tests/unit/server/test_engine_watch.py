@@ -13,7 +13,7 @@ from paceline.errors import DecodeError
 from paceline.observability.metrics import Metrics
 from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.scheduling.records import EngineActivity, SlotsSnapshot, TickActivity, TickRecord
-from paceline.server.engine_events.engine_watch import LEAST_S, EngineWatch, Look, Watcher
+from paceline.server.engine_watch import LEAST_S, EngineWatch, Look, Watcher
 
 LONG_S = 60.0
 

@@ -14,9 +14,8 @@ from tests.engine_world import World
 from paceline.observability.heartbeat import Heartbeat
 from paceline.observability.metric_table import NAMES
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
-from paceline.server import exposition, server_metrics
-from paceline.server.exposition import ALIVE, Exposition
-from paceline.server.server_metrics import OTHER, HttpMetrics, LlamaMetrics
+from paceline.server import exposition
+from paceline.server.exposition import ALIVE, OTHER, Exposition, HttpMetrics, LlamaMetrics
 
 PAGE = Path(__file__).parents[3] / "docs" / "prometheus.md"
 LLAMA = (
@@ -120,7 +119,7 @@ def test_names_are_a_promise() -> None:
     assert [name for name in families if name.startswith("llamacpp:")] == list(LLAMA)
     assert set(NAMES) | {ALIVE} <= set(families)
     http = [name for name in families if name.startswith("paceline_http")]
-    assert http == [server_metrics.STREAMS, server_metrics.BYTES]
+    assert http == [exposition.STREAMS, exposition.BYTES]
     assert {"process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"} <= set(families)
 
 
@@ -186,12 +185,12 @@ def test_the_servers_own_counts_are_exposed_too() -> None:
     http.sent(7)
     found = counted(http)
     completions = (("method", "POST"), ("route", "/v1/completions"), ("status", "200"))
-    assert found[server_metrics.REQUESTS, completions] == 2
-    assert found[server_metrics.REQUESTS, (("method", "GET"), ("route", "/health"), ("status", "503"))] == 1
-    assert found[f"{server_metrics.SECONDS}_sum", (("route", "/v1/completions"),)] == pytest.approx(0.7)
-    assert found[f"{server_metrics.SECONDS}_bucket", (("le", "0.001"), ("route", "/health"))] == 1
-    assert found[server_metrics.STREAMS, ()] == 1
-    assert found[server_metrics.BYTES, ()] == 77
+    assert found[exposition.REQUESTS, completions] == 2
+    assert found[exposition.REQUESTS, (("method", "GET"), ("route", "/health"), ("status", "503"))] == 1
+    assert found[f"{exposition.SECONDS}_sum", (("route", "/v1/completions"),)] == pytest.approx(0.7)
+    assert found[f"{exposition.SECONDS}_bucket", (("le", "0.001"), ("route", "/health"))] == 1
+    assert found[exposition.STREAMS, ()] == 1
+    assert found[exposition.BYTES, ()] == 77
 
 
 def counted(http: HttpMetrics) -> Values:
@@ -203,10 +202,10 @@ def test_strangers_cannot_fill_memory_with_places() -> None:
     http = HttpMetrics()
     for index in range(3000):
         http.observe(f"/{index}", 404, 0.01, method=f"M{index}")
-    found = {place: value for place, value in counted(http).items() if place[0] == server_metrics.REQUESTS}
+    found = {place: value for place, value in counted(http).items() if place[0] == exposition.REQUESTS}
     assert len(found) == 1001
     assert sum(found.values()) == 3000
-    assert found[server_metrics.REQUESTS, (("method", OTHER), ("route", OTHER), ("status", "404"))] == 2000
+    assert found[exposition.REQUESTS, (("method", OTHER), ("route", OTHER), ("status", "404"))] == 2000
 
 
 def test_a_worker_has_process_metrics_while_there_is_one() -> None:

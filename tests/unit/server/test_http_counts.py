@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.server import server_metrics
-from paceline.server.middleware.recording import HttpCounts, RequestIds
-from paceline.server.server_metrics import HttpMetrics
+from paceline.server import exposition
+from paceline.server.exposition import HttpMetrics
+from paceline.server.middleware.requests import HttpCounts, RequestIds
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -49,14 +49,14 @@ def test_a_stream_is_open_until_its_response_is_over(kind: bytes) -> None:
         scope["route"] = SimpleNamespace(path="/v1/things/{id}")
         await send(start(kind))
         await send(body(b"data: 1", more=True))
-        assert numbers(metrics)[server_metrics.STREAMS,] == 1
-        assert numbers(metrics)[server_metrics.BYTES,] == 7
+        assert numbers(metrics)[exposition.STREAMS,] == 1
+        assert numbers(metrics)[exposition.BYTES,] == 7
         await send(body(b"data: 22"))
 
     serve(app, metrics, "POST")
     found = numbers(metrics)
-    assert (found[server_metrics.STREAMS,], found[server_metrics.BYTES,]) == (0, 15)
-    assert found[server_metrics.REQUESTS, "/v1/things/{id}", "POST", "200"] == 1
+    assert (found[exposition.STREAMS,], found[exposition.BYTES,]) == (0, 15)
+    assert found[exposition.REQUESTS, "/v1/things/{id}", "POST", "200"] == 1
 
 
 def test_a_response_that_is_no_stream_has_no_bytes_here() -> None:
@@ -69,8 +69,8 @@ def test_a_response_that_is_no_stream_has_no_bytes_here() -> None:
 
     serve(app, metrics, "BREW")
     found = numbers(metrics)
-    assert (found[server_metrics.STREAMS,], found[server_metrics.BYTES,]) == (0, 0)
-    assert found[server_metrics.REQUESTS, "other", "other", "404"] == 1
+    assert (found[exposition.STREAMS,], found[exposition.BYTES,]) == (0, 0)
+    assert found[exposition.REQUESTS, "other", "other", "404"] == 1
 
 
 def test_a_stream_that_breaks_off_is_closed_and_counted() -> None:
@@ -84,8 +84,8 @@ def test_a_stream_that_breaks_off_is_closed_and_counted() -> None:
     with pytest.raises(OSError, match="gone"):
         serve(app, metrics)
     found = numbers(metrics)
-    assert found[server_metrics.STREAMS,] == 0
-    assert found[server_metrics.REQUESTS, "other", "GET", "200"] == 1
+    assert found[exposition.STREAMS,] == 0
+    assert found[exposition.REQUESTS, "other", "GET", "200"] == 1
 
 
 def test_a_client_that_left_before_its_response_is_counted_apart() -> None:
@@ -96,7 +96,7 @@ def test_a_client_that_left_before_its_response_is_counted_apart() -> None:
         return
 
     serve(app, metrics)
-    assert numbers(metrics)[server_metrics.REQUESTS, "other", "GET", "499"] == 1
+    assert numbers(metrics)[exposition.REQUESTS, "other", "GET", "499"] == 1
 
 
 def test_what_is_no_request_passes_uncounted() -> None:
@@ -109,4 +109,4 @@ def test_what_is_no_request_passes_uncounted() -> None:
 
     asyncio.run(HttpCounts(app, metrics)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
     assert seen == ["lifespan"]
-    assert numbers(metrics) == {(server_metrics.STREAMS,): 0, (server_metrics.BYTES,): 0}
+    assert numbers(metrics) == {(exposition.STREAMS,): 0, (exposition.BYTES,): 0}

@@ -13,8 +13,8 @@ import pytest
 from paceline.errors import QueueFull
 from paceline.server.api_errors import ApiException
 from paceline.server.router import model_downloads
-from paceline.server.router.event_feed import EventFeed
 from paceline.server.router.model_downloads import ModelDownloads
+from paceline.server.router.routed_models import EventFeed
 
 NAME = "user/demo:Q8_0"
 LONG_S = 30.0

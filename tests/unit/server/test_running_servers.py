@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.server.running_servers import RunningServer, registered, running_servers
+from paceline.server.listeners import RunningServer, registered, running_servers
 
 URLS = ["http://127.0.0.1:8080"]
 

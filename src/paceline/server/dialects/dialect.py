@@ -30,10 +30,12 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions, cache_scope
 from paceline.sequence import Request
 from paceline.server.dialects.request_body import cap_warnings
-from paceline.server.prefill_progress import ChunkSourceWrapper, ProgressChunk, ProgressSource
 from paceline.server.request_context import RequestContext
 from paceline.server.running_request import (
     ChunkSource,
+    ChunkSourceWrapper,
+    ProgressChunk,
+    ProgressSource,
     RunningRequest,
     check_num_prompts,
     run_in_turn,

@@ -29,7 +29,7 @@ from paceline.server.in_flight import while_wanted
 
 if TYPE_CHECKING:
     from paceline.runtime import Tokenizer
-    from paceline.server.media_input.request_media import RequestMedia
+    from paceline.server.request_media import RequestMedia
 
 
 _STREAM_OPTIONS = ("interval", "max_buffered_tokens", "slow_reader")

@@ -1,7 +1,10 @@
-"""Gives each request the `Service` of the model that it names, which is loaded first. Innermost middleware.
+"""Give each request the `Service` of the model that it names, which is loaded first. Innermost middleware, on the event loop.
 
-POST requests name their model in the body, or like all others in the query: ?model=NAME. ?autoload= decides for one request
-whether the model is loaded. On the event loop.
+POST requests name their model in the body, other requests in the query: ?model=NAME. ?autoload= decides for one request whether
+the model is loaded.
+
+The response of a stream begins early if its model is still being loaded, with heartbeats until the model replies. After that an
+error can no longer be a status: it becomes the stream's error event, in the form of its route.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +20,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import CapacityError, EngineStopped, ModelChanged, ModelNotFound, ModelNotLoaded, PacelineError
 from paceline.server.api_errors import (
@@ -30,13 +34,13 @@ from paceline.server.api_errors import (
 from paceline.server.flags import ModelPreset
 from paceline.server.middleware.access import may_be_forged
 from paceline.server.middleware.request_limits import BufferedReceive
-from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.request_context import DisconnectWatcher, EarlyResponse, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
-from paceline.server.router.early_stream import BegunStream
 from paceline.server.router.routed_models import RoutedModels
 from paceline.server.routes import EarlyStream, RouteFacts, error_response, facts_of
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
+from paceline.server.sse import stream_start
 
 _log = logging.getLogger("paceline.server")
 
@@ -215,3 +219,69 @@ def routing_error(error: BaseException) -> ApiError:
     if isinstance(error, PacelineError) and not isinstance(error, ModelNotLoaded | CapacityError | EngineStopped):
         return ModelLoadFailed(error).api_error
     return api_error_of(error)
+
+
+class BegunStream:
+    """The `send` of one request. Its response may begin before its model is loaded. model: the model's name."""
+
+    def __init__(self, send: Send, scope: Scope, style: EarlyStream, model: str) -> None:
+        self._send, self._scope, self._style, self._model = send, scope, style, model
+        self._is_open = self._has_begun = False
+        self._response: EarlyResponse | None = None
+        self._status = 200
+        self._error_body: bytearray | None = None  # of a response that is no stream
+
+    @property
+    def waits(self) -> bool:
+        """Whether the response has begun, and the model's own has not."""
+        return self._is_open and not self._has_begun
+
+    async def beat(self) -> None:
+        """Begin the response unless it has begun, and send a heartbeat."""
+        if not self._is_open:
+            self._is_open = True
+            await self._send(stream_start(self._style.framing))
+        await self._send({"type": "http.response.body", "body": self._heartbeat(), "more_body": True})
+
+    def _heartbeat(self) -> bytes:
+        if self._style.begin is None:
+            return self._style.framing.ping
+        if self._response is not None:
+            return self._response.heartbeat()
+        self._response = RequestContext.of(self._scope).early_response = self._style.begin(self._model)
+        return self._response.opening()
+
+    async def fail(self, api_error: ApiError) -> None:
+        """End the stream with an error."""
+        response = error_response(api_error, self._scope)
+        await self._end(response.status_code, bytes(response.body))
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message of the model's own response."""
+        if not self._is_open:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._has_begun = True
+            self._status = message["status"]
+            self._error_body = None if self._status == 200 else bytearray()
+        elif self._error_body is None:
+            await self._send(message)
+        else:
+            self._error_body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._end(self._status, bytes(self._error_body))
+
+    async def _end(self, status: int, error_body: bytes) -> None:
+        if self._response is not None:
+            data = self._response.failure(_api_error(status, error_body))
+        else:
+            frame = self._style.framing.frame
+            last = [self._style.error_event(error_body), *([self._style.done] if self._style.done else [])]
+            data = b"".join(map(frame, last))
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def _api_error(status: int, error_body: bytes) -> ApiError:
+    """Return the error of a body in OpenAI's shape."""
+    error: Mapping[str, str | None] = msgspec.json.decode(error_body)["error"]
+    return ApiError(status, error["type"] or "", error["code"], error["message"] or "", param=error["param"])

@@ -20,8 +20,8 @@ from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import Locator
 from paceline.server.api_errors import ServerDraining, invalid_request
 from paceline.server.flags import ModelPreset
-from paceline.server.router.event_feed import EventFeed
 from paceline.server.router.model_listing import download_body
+from paceline.server.router.routed_models import EventFeed
 
 _log = logging.getLogger("paceline.server")
 MAX_DOWNLOADS: Final = 4

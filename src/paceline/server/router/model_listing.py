@@ -21,8 +21,7 @@ from paceline.server.dialects.ollama.ollama_routes import listed_model, loaded_m
 from paceline.server.dialects.openai.openai_routes import model_facts, ollama_listing
 from paceline.server.flags import ModelPreset
 from paceline.server.flags.presets import PRESET_KEYS
-from paceline.server.router.event_feed import VALUES
-from paceline.server.router.routed_models import RoutedModels
+from paceline.server.router.routed_models import VALUES, RoutedModels
 
 _MODALITIES: Final = ("text", "image", "audio")
 _PAGE_STATES: Final = {"preparing": "loading", "queued": "loading", "unloading": "loaded"}

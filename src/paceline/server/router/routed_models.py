@@ -1,22 +1,28 @@
-"""The models of a router: presets as entries of a model manager, and the `Service` of each loaded model.
+"""The models of a router: presets as entries of a model manager, the `Service` of each loaded model, and events about models.
 
-On the event loop; presets are read in threads.
+Presets are llama-server's presets, folder and caches, and the models of a TOML file; they are read in threads. All else happens
+on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, ModelUnloaded, PacelineError
-from paceline.hub import HubReference, UrlReference
+from paceline.hub import HubReference, UrlReference, is_reference, parse_reference
 from paceline.model_manager import (
     AsyncModelManager,
     ManagerSettings,
@@ -24,15 +30,17 @@ from paceline.model_manager import (
     ModelLoader,
     ModelState,
     ModelStatus,
+    read_models_file,
 )
 from paceline.model_manager.engine_loader import AsyncLLMLoader
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
 from paceline.server.flags import ModelPreset, ModelPresets
+from paceline.server.flags.presets import check_names
+from paceline.server.request_context import DisconnectWatcher
 from paceline.server.resumable_streams import ResumableStreams
-from paceline.server.router.event_feed import EventFeed
-from paceline.server.router.preset_sources import FoundPresets, PresetSources
 from paceline.server.service import KeptForClients, Service
 from paceline.server.settings import ServerSettings
+from paceline.server.sse import SSE, stream_start
 
 _log = logging.getLogger("paceline.server")
 _LATEST: Final = ":latest"  # Ollama's default tag
@@ -280,3 +288,198 @@ def _shown_settings(preset: ModelPreset) -> ServerSettings:
     """Return a model's settings; one without a path has its name there, of which /props shows the last part."""
     shown = None if preset.reference is None else Path(str(preset.reference))
     return preset.settings if shown is None else replace(preset.settings, model=shown)
+
+
+_OF_THE_SERVER: Final = ("chat_template", "offline", "hf_token")  # options of an entry that are no engine's
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPresets:
+    """The models by their names, and the options of their manager, without entries."""
+
+    presets: Mapping[str, ModelPreset]
+    limits: ManagerSettings
+
+
+class PresetSources:
+    """Where models come from. settings: the server's, as resolved."""
+
+    def __init__(self, settings: ServerSettings, presets: ModelPresets) -> None:
+        self._settings, self._presets = settings, presets
+
+    @property
+    def _toml(self) -> Path | None:
+        path = self._settings.models_preset
+        return path if path is not None and path.suffix.lower() == ".toml" else None
+
+    def read(self) -> FoundPresets:
+        """Return all models, one of each name, and the limits; a TOML file's win over those that are found.
+
+        Flags win over the limits of a TOML file. Raises `InvalidParams`.
+        """
+        of_file = ManagerSettings() if self._toml is None else read_models_file(self._toml)
+        named = [self._of_entry(entry) for entry in of_file.entries]
+        names = {preset.name for preset in named}
+        found = self._presets.read(self._settings.models_preset, self._settings.models_dir)
+        all_models = [*named, *(preset for preset in found if preset.name not in names)]
+        check_names(all_models)
+        return FoundPresets({preset.name: preset for preset in all_models}, self._limits(of_file))
+
+    def _limits(self, of_file: ManagerSettings) -> ManagerSettings:
+        memory, most = self._settings.models_memory, self._settings.models_max
+        return replace(
+            of_file,
+            entries=(),
+            memory_budget=of_file.memory_budget if memory is None else memory,
+            max_loaded=most if self._toml is None or self._presets.sets("server.models_max") else of_file.max_loaded,
+        )
+
+    def _of_entry(self, entry: ModelEntry) -> ModelPreset:
+        options = dict(entry.options)
+        template, offline, token = (options.pop(name, None) for name in _OF_THE_SERVER)
+        reference = parse_reference(str(entry.model)) if is_reference(entry.model) else None
+        given = {name: value for name, value in self._settings.engine_options.items() if self._is_stronger(name)}
+        settings = replace(
+            self._settings,
+            model=None if reference is not None or entry.model is None else Path(entry.model),
+            aliases=(entry.name, *entry.aliases),
+            tags=(),
+            engine_options={**self._settings.engine_options, **options, **given},
+            chat_template=self._settings.chat_template if template is None else template,
+        )
+        return ModelPreset(
+            name=entry.name,
+            settings=settings,
+            source="preset",
+            text=_as_text(entry),
+            reference=reference,
+            offline=self._presets.offline if offline is None else offline,
+            hf_token=self._presets.hf_token if token is None else token,
+            load_on_startup=entry.load_on_startup,
+            pinned=entry.pinned,
+            unload_idle_s=entry.unload_idle_s,
+            stop_timeout_s=entry.stop_timeout_s,
+        )
+
+    def _is_stronger(self, option: str) -> bool:
+        """Return whether an option of the command line is over the one of the file."""
+        return self._presets.sets(f"engine.{option}")
+
+
+def _as_text(entry: ModelEntry) -> str:
+    """Return an entry as lines of a preset; secrets are left out."""
+    shown = {"model": entry.model and Path(entry.model).name, **entry.options}
+    lines = [f"{key} = {value}" for key, value in shown.items() if value is not None and key != "hf_token"]
+    return "\n".join([f"[{entry.name}]", *lines]) + "\n\n"
+
+
+_MAX_BEHIND: Final = 1024  # events; a reader that is further behind loses its oldest
+
+VALUES: Final[Mapping[str, str]] = {
+    "preparing": "loading",
+    "queued": "loading",
+    "loading": "loading",
+    "loaded": "loaded",
+    "unloading": "loaded",
+    "sleeping": "sleeping",
+    "unloaded": "unloaded",
+    "failed": "unloaded",
+}
+"""llama-server's word for each state."""
+
+
+class EventFeed:
+    """Passes events on to all readers."""
+
+    def __init__(self) -> None:
+        self._queues: list[asyncio.Queue[bytes | None]] = []
+        self._last: dict[str, dict[str, Any]] = {}
+        self._is_closed = False
+
+    def publish(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:
+        """Send an event to every reader."""
+        members = {"model": model, "event": event, **({} if data is None else {"data": data})}
+        for queue in self._queues:
+            _put(queue, SSE.frame(msgspec.json.encode(members)))
+
+    def report(self, status: ModelStatus) -> None:
+        """Send the status of a model if that has changed for llama-server's clients."""
+        if status.state == "removed":
+            self._last.pop(status.name, None)
+            self.publish("model_remove", status.name)
+            return
+        data = status_data(status)
+        if data != self._last.get(status.name, {"status": "unloaded", "exit_code": 0}):
+            self._last[status.name] = data
+            self.publish("model_status", status.name, data)
+
+    def close(self) -> None:
+        """End all streams."""
+        self._is_closed = True
+        for queue in self._queues:
+            _put(queue, None)
+
+    def stream(self, heartbeat_s: float) -> Response:
+        """Return a response with the events from now on."""
+        return _FeedStream(self._queues, heartbeat_s, is_closed=self._is_closed)
+
+
+def status_data(status: ModelStatus) -> dict[str, Any]:
+    """Return a status as events have it."""
+    data: dict[str, Any] = {"status": VALUES[status.state]}
+    if data["status"] == "unloaded":
+        data["exit_code"] = int(status.state == "failed")
+    elif status.state == "loading":
+        data["progress"] = {"stages": ["text_model"], "current": "text_model", "value": round(status.progress, 4)}
+    return data
+
+
+def _put(queue: asyncio.Queue[bytes | None], event: bytes | None) -> None:
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(event)
+
+
+class _FeedStream(Response):
+    """The events of a feed, until the client disconnects or the feed is closed."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, queues: list[asyncio.Queue[bytes | None]], heartbeat_s: float, *, is_closed: bool) -> None:
+        super().__init__()
+        self._queues, self._heartbeat_s, self._is_closed = queues, heartbeat_s, is_closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        del scope
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_BEHIND)
+        if self._is_closed:
+            queue.put_nowait(None)
+        self._queues.append(queue)  # before the response begins: a client that sees that misses nothing
+        watcher = DisconnectWatcher(receive)
+        sending = asyncio.create_task(self._send(queue, send))
+        watcher.on_disconnect(sending.cancel)
+        try:
+            await asyncio.wait((sending,))
+        finally:
+            self._queues.remove(queue)
+            watcher.close()
+            sending.cancel()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, queue: asyncio.Queue[bytes | None], send: Send) -> None:
+        await send(stream_start(SSE))
+        await send({"type": "http.response.body", "body": SSE.ping, "more_body": True})
+        while True:
+            data = await self._next(queue)
+            await send({"type": "http.response.body", "body": data or b"", "more_body": data is not None})
+            if data is None:
+                return
+
+    async def _next(self, queue: asyncio.Queue[bytes | None]) -> bytes | None:
+        try:
+            async with asyncio.timeout(self._heartbeat_s if math.isfinite(self._heartbeat_s) else None):
+                return await queue.get()
+        except TimeoutError:
+            return SSE.ping

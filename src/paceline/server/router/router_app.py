@@ -1,13 +1,18 @@
-"""The routes of a router's own: its models, their events, its health and properties. On the event loop."""
+"""The application of a server with several models: its state, and the routes that belong to no model. On the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query
+from prometheus_client.metrics_core import Metric as Family
 from pydantic import Field
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -16,12 +21,15 @@ from starlette.responses import JSONResponse, Response
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, PacelineError
-from paceline.model_manager import ModelLoader, ModelState
+from paceline.model_manager import ModelLoader, ModelState, ModelStatus
+from paceline.observability.metrics_snapshot import Sample
 from paceline.server.api_errors import (
+    DEFAULT_RETRY_S,
     OPENAI_FORM,
     ApiError,
     ApiException,
     ServerDraining,
+    api_error_of,
     invalid_request,
     llama_error_body,
 )
@@ -41,15 +49,33 @@ from paceline.server.dialects.ollama.ollama_routes import (
 )
 from paceline.server.dialects.openai.openai_routes import cancel_routes
 from paceline.server.dialects.request_body import RequestBody
-from paceline.server.engine_events.page_facts import page_routes
+from paceline.server.engine_routes import page_routes
+from paceline.server.exposition import (
+    METRICS_OFF,
+    MODEL_BYTES,
+    MODEL_LOADED,
+    MODEL_USERS,
+    MODEL_WAITING,
+    HttpMetrics,
+    LlamaMetrics,
+    ScrapeResponse,
+    encode_metrics,
+    family,
+    heartbeat_samples,
+    metrics_response,
+    worker_families,
+)
 from paceline.server.flags import ModelPresets
+from paceline.server.in_flight import InFlight
 from paceline.server.json_bodies import (
     OPENAI_ERRORS,
+    PLAIN_TEXT,
     json_response,
 )
 from paceline.server.middleware.access import may_be_forged
 from paceline.server.pages import start_page_routes
 from paceline.server.router.model_dispatch import ModelDispatch, routing_error
+from paceline.server.router.model_downloads import ModelDownloads
 from paceline.server.router.model_listing import (
     file_description,
     list_body,
@@ -58,10 +84,11 @@ from paceline.server.router.model_listing import (
     running_body,
     tags_body,
 )
-from paceline.server.router.router_metrics import router_metrics_routes
-from paceline.server.router.router_service import RouterService
+from paceline.server.router.routed_models import EventFeed, RoutedModels
 from paceline.server.routes import RouteFacts, Routes, check_operator
+from paceline.server.service import KeptForClients, Service, body_budget
 from paceline.server.settings import ServerSettings
+from paceline.server.web_page import WebPage
 
 _log = logging.getLogger("paceline.server")
 _RUNNING: Final[tuple[ModelState, ...]] = ("preparing", "queued", "loading", "loaded", "sleeping", "unloading")
@@ -111,7 +138,7 @@ def _own_routes(service: RouterService) -> list[Routes]:
         page_routes(service.settings, lambda: page_entries(service.models), is_router=True),
         cancel_routes(service.cancel, _CANCEL),
         llama_routes.stream_routes(service.kept.resumable_streams),
-        router_metrics_routes(service),
+        _metrics_routes(service),
         _list_routes(service),
         _management_routes(service),
         _download_routes(service),
@@ -323,5 +350,166 @@ def _ollama_model_routes(service: RouterService) -> Routes:
             found = routing_error(error)
             return ollama_error_response(replace(found, message=f"{found.message}; POST /models downloads a model"))
         return pull_response(body)
+
+    return router
+
+
+class RouterService:
+    """The state of a router's app. settings: the server's; those of each model are its preset's."""
+
+    def __init__(
+        self, settings: ServerSettings, presets: ModelPresets, loader: ModelLoader[AsyncLLM] | None = None
+    ) -> None:
+        """Read the presets. loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets."""
+        self.settings, self.names = settings, ()
+        self.created = int(time.time())
+        self.in_flight, self.http_metrics = InFlight(), HttpMetrics()
+        self.body_budget = body_budget(settings)
+        self.kept = KeptForClients(settings)
+        self.page = WebPage.of(settings)
+        self.feed = EventFeed()
+        self.models = RoutedModels(settings, presets, self.kept, self.feed, loader)
+        self.downloads = ModelDownloads(self.feed, offline=presets.offline, hf_token=presets.hf_token)
+        self.is_draining = False
+        self.loaded = asyncio.Event()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Begin to load the models that are loaded on startup."""
+        await self.models.start()
+        self.loaded.set()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """None: a model that fails leaves the others."""
+        return None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether requests can run."""
+        return self.loaded.is_set()
+
+    def ready_line(self, seconds: float) -> str:
+        """Return what to print when it is ready."""
+        names = [preset.name for preset in self.models.presets()]
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        return f"{len(names)} models are served by name ({shown or 'none found'}); ready after {seconds:.1f} s"
+
+    async def ended(self) -> BaseException | None:
+        """Wait for ever: it does not give up by itself."""
+        await asyncio.Event().wait()
+        return None
+
+    def drain(self) -> None:
+        """Reject new requests from now on; end streams of events about models."""
+        self.is_draining = True
+        self.kept.resumable_streams.cancel_unread()
+        for service in self.models.services():
+            service.drain()
+        self.feed.close()
+
+    async def aclose(self) -> None:
+        """Unload everything, and end downloads."""
+        self.drain()
+        await asyncio.gather(self.downloads.aclose(), self.models.aclose())  # a slow hub holds no model up
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    # ---- for middleware and routes
+
+    def retry_after_s(self) -> int:
+        """Return when to try again: there is no estimate for all models."""
+        return DEFAULT_RETRY_S
+
+    def api_error_of(self, error: BaseException) -> ApiError:
+        """Return an error of a route of the server's own."""
+        return routing_error(error) if isinstance(error, ModelNotFound) else api_error_of(error)
+
+    def begin(self, work: Awaitable[Any]) -> None:
+        """Run work in the background; its errors are in the status of its model and in the log."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    def cancel(self, request_id: str, tenant: str) -> bool:
+        """Cancel the requests with an id of all models; return whether there was any."""
+        found = [service.request_registry.cancel(request_id, tenant) for service in self.models.services()]
+        return any(found)
+
+
+class RouterExposition:
+    """The metrics of a router."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+        self._llama: dict[str, LlamaMetrics] = {}
+
+    async def scrape(self, accept: str = "") -> ScrapeResponse:
+        """Return the text in the format that an Accept header asks for.
+
+        The manager is read on the event loop, its own; engines, which may wait for their workers, in a thread.
+        """
+        models = self._service.models
+        families = partial(self._families, models.manager.statuses(), models.all_ready())
+        return await asyncio.to_thread(encode_metrics, families, accept)
+
+    def _families(self, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Family]:
+        """Yield all metrics, each with the samples of all models."""
+        by_name: dict[str, list[Sample]] = {}
+        for sample in self._samples(statuses, ready):
+            by_name.setdefault(sample.name, []).append(sample)
+        for samples in by_name.values():
+            yield family(samples)
+        yield from _worker_families(statuses)
+
+    def _samples(self, statuses: Sequence[ModelStatus], ready: Mapping[str, Service]) -> Iterator[Sample]:
+        for status in statuses:
+            label = (("model", status.name),)
+            yield Sample(MODEL_LOADED, "gauge", label, status.is_loaded)
+            yield Sample(MODEL_USERS, "gauge", label, status.num_users)
+            yield Sample(MODEL_WAITING, "gauge", label, status.num_waiting)
+            yield Sample(MODEL_BYTES, "gauge", label, status.taken_bytes or 0)
+        yield from self._service.http_metrics.samples()
+        for name, service in ready.items():
+            with suppress(PacelineError, ApiException):  # it has ended meanwhile
+                engine = service.engine()
+                snapshot, heartbeat = engine.stats(), engine.heartbeat()
+                llama = self._llama.setdefault(name, LlamaMetrics()).samples(snapshot)
+                for sample in (*snapshot, *heartbeat_samples(heartbeat), *llama):
+                    yield Sample(sample.name, sample.kind, (("model", name), *sample.labels), sample.value)
+
+
+def _worker_families(statuses: Sequence[ModelStatus]) -> Iterator[Family]:
+    """Yield memory, time and file descriptors of all worker processes."""
+    found: dict[str, Family] = {}
+    for status in statuses:
+        for metric in () if status.worker_pid is None else worker_families(status.worker_pid):
+            samples = [sample._replace(labels={"model": status.name}) for sample in metric.samples]
+            metric.samples = []
+            found.setdefault(metric.name, metric).samples += samples
+    yield from found.values()
+
+
+def _metrics_routes(service: RouterService) -> Routes:
+    """Return /metrics, which loads no model."""
+    router = Routes(RouteFacts(model="named", loads_model=False), tags=["observability"])
+    exposition = RouterExposition(service)
+
+    @router.get(
+        "/metrics", summary="Counters and histograms of all models", responses=PLAIN_TEXT, response_class=Response
+    )
+    async def all_metrics(request: Request) -> Response:
+        """Return the metrics of all loaded models with the label `model`; with ?model=NAME one's, without it."""
+        if not service.settings.metrics:
+            raise ApiException(METRICS_OFF)
+        scraped = await exposition.scrape(request.headers.get("accept", ""))
+        return metrics_response(scraped, service.created)
 
     return router

@@ -20,7 +20,7 @@ from paceline.chat.message_parts import checked_json, checked_schema
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media.source_bytes import decoded_base64
 from paceline.server.dialects.request_body import check_fields, checked_list, checked_object
-from paceline.server.media_input.request_media import RequestMedia
+from paceline.server.request_media import RequestMedia
 
 _MAX_DEPTH = 32
 _BODIES = frozenset(("text", "content", "thinking"))

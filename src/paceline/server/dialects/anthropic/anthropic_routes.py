@@ -43,7 +43,7 @@ from paceline.server.dialects.request_body import (
 )
 from paceline.server.dialects.request_fields import enforceable, without_empty_texts
 from paceline.server.json_bodies import LLAMA_STREAMS, Responses, json_response
-from paceline.server.media_input.request_media import RequestMedia, known_attachment
+from paceline.server.request_media import RequestMedia, known_attachment
 from paceline.server.routes import EarlyStream, RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import NAMED_SSE, EventWriter, Framing, named_event

@@ -40,13 +40,15 @@ from paceline.server.dialects.request_fields import MarkedImages, merge_options
 from paceline.server.dialects.token_reports import LlamaLogprobs, RunningTimings, TokenSplitter, final_timings
 from paceline.server.flags.setters import spec_type_names
 from paceline.server.json_bodies import LLAMA_STREAMS, json_response, large_json_response
-from paceline.server.prefill_progress import ChunkSourceWrapper, ProgressChunk, ProgressSource
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
 from paceline.server.routes import EVENTS, RouteFacts, Routes
 from paceline.server.running_request import (
     ChunkBatch,
     ChunkSource,
+    ChunkSourceWrapper,
+    ProgressChunk,
+    ProgressSource,
     RunningRequest,
     check_num_prompts,
     check_repeated_chars,

@@ -58,8 +58,8 @@ from paceline.server.dialects.vectors import (
 )
 from paceline.server.flags.setters import spec_type_names
 from paceline.server.json_bodies import OPENAI_ERRORS, Responses, encode_in_parts, json_response, large_json_response
-from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_context import RequestContext
+from paceline.server.request_media import RequestMedia
 from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream, ResumableStreams
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.running_request import run_in_turn

@@ -26,7 +26,7 @@ from paceline.server.dialects.request_body import (
     without_fractions,
 )
 from paceline.server.dialects.request_fields import check_sampling_field, enforceable, without_empty_texts
-from paceline.server.media_input.request_media import RequestMedia
+from paceline.server.request_media import RequestMedia
 
 _OPTIONS_HELP = (
     "num_predict, temperature, top_k, top_p, min_p, typical_p, repeat_last_n, repeat_penalty, presence_penalty, "

@@ -52,7 +52,7 @@ from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.dialects.token_reports import ChatLogprob, chat_logprobs
 from paceline.server.dialects.vectors import can_embed, compute_vectors, tokenize_texts, vector_options
 from paceline.server.json_bodies import Responses, encode_in_parts, json_response
-from paceline.server.media_input.request_media import known_attachment
+from paceline.server.request_media import known_attachment
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import JSON_LINES, EventWriter

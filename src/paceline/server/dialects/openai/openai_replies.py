@@ -31,7 +31,7 @@ from paceline.server.dialects.token_reports import (
     usage_body,
 )
 from paceline.server.json_bodies import encode_in_parts
-from paceline.server.prefill_progress import ProgressChunk
+from paceline.server.running_request import ProgressChunk
 from paceline.server.service import Service
 from paceline.server.sse import EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage

@@ -55,8 +55,8 @@ from paceline.server.dialects.openai.openai_requests import (
 from paceline.server.dialects.request_body import without_fractions
 from paceline.server.dialects.request_fields import MarkedImages, segments_of
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS
-from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_context import RequestContext
+from paceline.server.request_media import RequestMedia
 from paceline.server.routes import EVENTS, RouteFacts, Routes
 from paceline.server.running_request import RunningRequest, check_num_prompts
 from paceline.server.service import Service

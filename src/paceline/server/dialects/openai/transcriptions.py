@@ -26,7 +26,7 @@ from paceline.server.dialects.dialect import ChatGeneration, DialectReply, model
 from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.request_body import FieldRules, cap_warnings, check_fields, without_fractions
 from paceline.server.json_bodies import OPENAI_STREAMS
-from paceline.server.media_input.request_media import known_attachment
+from paceline.server.request_media import known_attachment
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import EventWriter

@@ -23,7 +23,7 @@ from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media import Attachment
 from paceline.server.dialects.request_body import checked_list, checked_object
 from paceline.server.dialects.responses.response_tools import CUSTOM_INPUT, InputWarnings, ToolNames
-from paceline.server.media_input.request_media import RequestMedia, check_detail
+from paceline.server.request_media import RequestMedia, check_detail
 
 Item = dict[str, Any]
 

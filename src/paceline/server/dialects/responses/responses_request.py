@@ -27,7 +27,7 @@ from paceline.server.dialects.request_body import FieldRules, RequestBody, check
 from paceline.server.dialects.request_fields import CONSTRAINTS, GUIDED
 from paceline.server.dialects.responses.input_items import Item, added_tools, messages_of, parse_items
 from paceline.server.dialects.responses.response_tools import InputWarnings, ResponseTools, parse_tool_fields
-from paceline.server.media_input.request_media import RequestMedia, known_attachment
+from paceline.server.request_media import RequestMedia, known_attachment
 
 LOGPROBS = "message.output_text.logprobs"
 

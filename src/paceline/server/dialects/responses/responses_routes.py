@@ -42,8 +42,8 @@ from paceline.server.dialects.responses.responses_request import (
 )
 from paceline.server.in_flight import ByteReservation
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS, large_json_response
-from paceline.server.media_input.request_media import RequestMedia
 from paceline.server.request_context import RequestContext
+from paceline.server.request_media import RequestMedia
 from paceline.server.routes import EarlyStream, RouteFacts, Routes
 from paceline.server.service import KeptForClients, Service
 from paceline.server.sse import NAMED_SSE

@@ -19,7 +19,7 @@ from paceline.server.dialects.llama_server.completion_routes import (
     select_fields,
 )
 from paceline.server.dialects.token_reports import _LLAMA_MIN_LOGPROB
-from paceline.server.prefill_progress import ProgressChunk
+from paceline.server.running_request import ProgressChunk
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 USAGE = Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=2, prefill_s=0.5, decode_s=0.25)

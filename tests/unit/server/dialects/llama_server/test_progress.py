@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.scheduling.records import SlotsSnapshot, SlotView
-from paceline.server.prefill_progress import ProgressChunk, ProgressSource
-from paceline.server.running_request import ChunkBatch
+from paceline.server.running_request import ChunkBatch, ProgressChunk, ProgressSource
 from paceline.streaming import FinishReason, StreamChunk, Usage
 
 MINE = SlotView(

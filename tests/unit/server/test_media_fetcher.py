@@ -15,9 +15,9 @@ import pytest
 from tests.media_requests import FILE
 
 from paceline.errors import InvalidParams, QueueFull
+from paceline.server import request_media
 from paceline.server.in_flight import ByteBudget, ByteReservation
-from paceline.server.media_input import media_fetcher
-from paceline.server.media_input.media_fetcher import MediaFetcher, is_public
+from paceline.server.request_media import MediaFetcher, is_public
 
 PUBLIC, OTHER = "93.184.215.14", "2606:4700::6810:85e5"
 URL = "https://images.example/cat.png"
@@ -265,10 +265,10 @@ class Slow(httpx.AsyncByteStream):
 def test_what_comes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes of one and of all, in time, and not by what a compressed response says of itself."""
     web = Web({"images.example/slow": lambda _: httpx.Response(200, stream=Slow())})
-    monkeypatch.setattr(media_fetcher, "MAX_FILE_BYTES", 100_000)
+    monkeypatch.setattr(request_media, "MAX_FILE_BYTES", 100_000)
     assert "has more than 100000 bytes" in web.why("https://images.example/slow")
-    monkeypatch.setattr(media_fetcher, "MAX_FILE_BYTES", 10**9)
-    monkeypatch.setattr(media_fetcher, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(request_media, "MAX_FILE_BYTES", 10**9)
+    monkeypatch.setattr(request_media, "TIMEOUT_S", 0.05)
     assert "within 0.05 seconds" in web.why("https://images.example/slow", total=10**9)
     assert "left of the 5000 bytes" in web.why("https://images.example/slow", total=5000)
     found = Web().fetch(URL, "https://images.example/2", total=len(FILE) + 10)
@@ -297,8 +297,8 @@ def test_one_request_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> 
     urls = [f"https://images.example/{number}" for number in range(10)]
     web.answers = {f"images.example/{number}": lambda _: httpx.Response(200, stream=Held(web)) for number in range(10)}
     assert list(web.fetch(*urls).values()) == [FILE] * 10
-    assert web.most_open == media_fetcher._MAX_OF_REQUEST < media_fetcher._MAX_AT_ONCE
-    monkeypatch.setattr(media_fetcher, "REQUEST_TIMEOUT_S", 0.05)
+    assert web.most_open == request_media._MAX_OF_REQUEST < request_media._MAX_AT_ONCE
+    monkeypatch.setattr(request_media, "REQUEST_TIMEOUT_S", 0.05)
     slow = {f"images.example/{number}": lambda _: httpx.Response(200, stream=Slow()) for number in range(10)}
     found = Web(slow).fetch(*urls, total=10**9)
     assert all("within 0.05 seconds, with what is fetched before it" in str(one) for one in found.values())
@@ -306,13 +306,13 @@ def test_one_request_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_request_does_not_wait_for_others_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that may be fetched at once are those of others, which hang; what comes behind them is fetched again."""
-    monkeypatch.setattr(media_fetcher, "REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(request_media, "REQUEST_TIMEOUT_S", 0.05)
     web = Web()
 
     async def fetched() -> Any:
         transport = httpx.MockTransport(web.answer)
         fetcher = MediaFetcher(["images.example"], max_total_bytes=1 << 20, resolve=web.resolve, transport=transport)
-        for _ in range(media_fetcher._MAX_AT_ONCE):
+        for _ in range(request_media._MAX_AT_ONCE):
             await fetcher._at_once.acquire()
         waited = await fetcher.fetch_all([URL])
         fetcher._at_once.release()
@@ -371,7 +371,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def test_a_connection_goes_to_the_resolved_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a socket, to a server of this machine, whose address passes for a public one here alone."""
-    monkeypatch.setattr(media_fetcher, "is_public", lambda _: True)
+    monkeypatch.setattr(request_media, "is_public", lambda _: True)
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:1")
     web = Web()
     web.addresses["images.example"] = ["127.0.0.1"]

@@ -1,4 +1,4 @@
-"""Identify, count and log requests; contain uncaught errors. On the event loop."""
+"""Identify, rewrite, count and log requests; contain uncaught errors. On the event loop."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import logging
 import re
 import secrets
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.api_errors import CLIENT_CLOSED, api_error_of
+from paceline.server.api_errors import CLIENT_CLOSED, ApiException, api_error_of
+from paceline.server.exposition import OTHER, HttpMetrics
 from paceline.server.request_context import RequestContext
-from paceline.server.routes import error_form_of, error_response
-from paceline.server.server_metrics import OTHER, HttpMetrics
+from paceline.server.resumable_streams import ResumableStreams, conversation_id_of
+from paceline.server.routes import error_form_of, error_response, route_path
 from paceline.server.settings import ACCESS_LOGGER
+from paceline.server.web_page import WebPage
 
 _access_log = logging.getLogger(ACCESS_LOGGER)
 _log = logging.getLogger("paceline.server")
@@ -193,3 +197,90 @@ class ErrorBoundary:
             if stream is not None and not stream.is_done:
                 stream.cancel()
                 stream.finish()
+
+
+class HeadAsGet:
+    """Run HEAD requests as GET, and send the response's status and headers without its body.
+
+    A stream ends with its headers: the application sees a disconnect after the response is complete.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        as_get = {**scope, "method": "GET"}  # a copy: uvicorn frames the response by the method of its own scope
+        try:
+            await self._app(as_get, receive, send_head)
+        finally:
+            if "route" in as_get:
+                scope["route"] = as_get["route"]  # for the access log and the metrics
+
+
+class TrailingSlashes:
+    """Serve `/v1/models/` as `/v1/models`, without a redirect, which a POST would not follow with its body.
+
+    A path of the web page keeps its slash, which stands for the index of a folder.
+    """
+
+    def __init__(self, app: ASGIApp, page: WebPage) -> None:
+        self._app, self._page = app, page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] == "http" and self._has_slash(scope):
+            raw_path = _raw_path(scope)
+            scope["raw_path"] = raw_path.rstrip(b"/")
+            scope["path"] = scope["path"][
+                : len(scope["raw_path"]) - len(raw_path)
+            ]  # a slash that was sent as %2F stays
+        await self._app(scope, receive, send)
+
+    def _has_slash(self, scope: Scope) -> bool:
+        path = route_path(scope)
+        if not _raw_path(scope).endswith(b"/") or not path.strip("/"):  # %2F is part of a name
+            return False
+        return self._page.files is None or not self._page.files.has(path)
+
+
+def _raw_path(scope: Scope) -> bytes:
+    """Return the path as the client sent it, which not every ASGI server passes on."""
+    raw_path: bytes | None = scope.get("raw_path")
+    return scope["path"].encode() if raw_path is None else raw_path
+
+
+class AwaitedStreams:
+    """Register requests with X-Conversation-Id from their headers on: a client that ends such a stream ends the request.
+
+    However long its body, its images or its prompt take until the stream is there.
+    """
+
+    def __init__(self, app: ASGIApp, streams: ResumableStreams) -> None:
+        self._app, self._streams = app, streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        with ExitStack() as waiting:
+            if scope["type"] == "http" and scope["method"] == "POST":
+                self._begin(scope, waiting)
+            await self._app(scope, receive, send)
+
+    def _begin(self, scope: Scope, waiting: ExitStack) -> None:
+        try:
+            conversation_id = conversation_id_of(Request(scope))
+        except ApiException:
+            return  # its route says what is wrong
+        if conversation_id is not None:
+            context = RequestContext.of(scope)
+            waiting.enter_context(self._streams.waiting(context.key_digest, conversation_id, context.discard))
+            context.stop_waiting = waiting.close

@@ -1,16 +1,24 @@
-"""Lines of the server's log, written by a thread: a full pipe or a slow disk holds up no other thread."""
+"""The server's lines on stderr and in its log, and the signals that end it.
+
+A thread writes the lines: a full pipe or a slow disk holds up no other thread. The first SIGTERM or SIGINT asks the server to
+end, a second one ends the process at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
 import select
+import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final, TextIO
+
+from paceline.hub.references import visible
 
 MAX_WAITING_CHARS: Final = 4 << 20
 """Most characters of lines that wait to be written; further lines are dropped and counted."""
@@ -140,3 +148,37 @@ def _write_to_stderr(text: str) -> None:
 
 STDERR: Final = LogQueue(_write_to_stderr)
 """The lines that the server writes to stderr."""
+
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """What the event loop does with them, from `install` on. requested: set by the first one, or by `request`."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+
+    def install(self) -> None:
+        """Handle the signals on the running loop, which is the main thread's."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def request(self) -> None:
+        """Ask the server to end, as the first signal does."""
+        self.requested.set()
+
+    def _on_signal(self, number: int) -> None:
+        if not self.requested.is_set():
+            say("ending: no new requests are accepted; a second signal ends at once")
+            self.request()
+            return
+        say("ended at once")
+        STDERR.flush()
+        os._exit(128 + number)  # a worker process notices that its parent is gone
+
+
+def say(text: str) -> None:
+    """Write a line of the server's own to stderr. Never waits. Characters of a stranger's name that do not print become "?"."""
+    STDERR.put(f"paceline: {visible(text)}")

@@ -18,7 +18,7 @@ from paceline.chat.conversation import OmittedAttachment
 from paceline.errors import InvalidParams, PacelineError
 from paceline.media import MAX_SECONDS, Image
 from paceline.server.api_errors import ApiException, api_error_of
-from paceline.server.media_input.remote_urls import remote_urls
+from paceline.server.request_media import remote_urls
 
 PLACE = "messages[1].content[2]"
 REMOTE = "https://images.example/cat.png"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.server import log_queue
-from paceline.server.log_queue import LogQueue, QueuedLines, write_to
+from paceline.server import operator_lines
+from paceline.server.operator_lines import LogQueue, QueuedLines, write_to
 
 LONG_S = 60.0
 
@@ -54,7 +54,7 @@ def test_lines_are_written_in_order_once_they_are_read(reader: Reader) -> None:
 
 def test_dropped_lines_are_counted_at_their_place(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of the log and at its end."""
-    monkeypatch.setattr(log_queue, "MAX_WAITING_CHARS", 10)
+    monkeypatch.setattr(operator_lines, "MAX_WAITING_CHARS", 10)
     queue = LogQueue(reader.write)
     queue.put("first")
     assert reader.begun.wait(LONG_S)

@@ -1,0 +1,356 @@
+"""The routes under /v1/engine, for the web page: events of the engine, and facts of the server and of a model.
+
+The page lets people set the sampling parameters of `sampling_table` that have a label, and a few other fields of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, cast
+
+import msgspec
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from paceline import __version__
+from paceline.errors import PacelineError
+from paceline.params import SamplingParams, help_of
+from paceline.sampling_table import PARAMETERS, Parameter
+from paceline.scheduling.records import MAX_NODES
+from paceline.scheduling.telemetry import MOST_TICKS
+from paceline.server.api_errors import OPENAI_FORM, ApiException
+from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
+from paceline.server.engine_watch import EngineEvent, EventReader, engine_facts
+from paceline.server.exposition import METRICS_OFF, Exposition, metrics_response
+from paceline.server.json_bodies import PLAIN_TEXT, json_response
+from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.routes import RouteFacts, Routes
+from paceline.server.service import Service
+from paceline.server.settings import ServerSettings
+from paceline.server.sse import NAMED_SSE, named_event, stream_start
+
+
+def routes() -> Routes:
+    """Return the routes."""
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required", loads_model=False), tags=["engine"])
+
+    @router.get(
+        "/v1/engine/events",
+        summary="What the engine does, as server-sent events",
+        response_class=Response,
+        responses={200: {"description": "Events until the client leaves", "content": {"text/event-stream": {}}}},
+    )
+    async def events(
+        request: Request,
+        interval_ms: Annotated[
+            int, Query(ge=100, le=60_000, description="Least time between two events, to 10 ms.")
+        ] = 250,
+        max_nodes: Annotated[int, Query(ge=0, le=MAX_NODES, description="Of the radix tree; 0: no tree.")] = 256,
+        history: Annotated[int, Query(ge=0, le=MOST_TICKS, description="Past ticks in the first event.")] = 256,
+    ) -> Response:
+        """Stream a snapshot, then what changes, until the client leaves: slots, ticks, radix tree, queue, memory, latencies.
+
+        The tenant of the key sees its own requests, and sums of the rest. Nothing is recorded while no client reads.
+        """
+        service = Service.of(request.scope)
+        engine, tenant = service.engine(), RequestContext.of(request.scope).tenant
+        reader = EventReader(
+            service.engine_watch,
+            engine_facts(engine, service.names[0], tenant),
+            tenant=tenant,
+            interval_s=interval_ms / 1000,
+            max_nodes=max_nodes,
+            num_past=history,
+        )
+        return EngineEvents(reader, service.settings.heartbeat_s)
+
+    return router
+
+
+def _exposition(service: Service) -> Exposition:
+    return Exposition(lambda: service.engine().stats(), lambda: service.engine().heartbeat(), service.http_metrics)
+
+
+def metrics_routes() -> Routes:
+    """Return /metrics: 501 where the settings disable it, 503 before the model is loaded."""
+    router = Routes(RouteFacts(model="required", loads_model=False), tags=["observability"])
+
+    @router.get(
+        "/metrics", summary="Counters and histograms for Prometheus", responses=PLAIN_TEXT, response_class=Response
+    )
+    async def metrics(request: Request) -> Response:
+        """Prometheus's text format, or OpenMetrics where Accept asks for it; docs/prometheus.md lists the names."""
+        service = Service.of(request.scope)
+        if not service.settings.metrics:
+            raise ApiException(METRICS_OFF)
+        service.engine()
+        scraped = await asyncio.to_thread(service.part(_exposition).scrape, request.headers.get("accept", ""))
+        return metrics_response(scraped, service.created)
+
+    return router
+
+
+class EngineEvents(Response):
+    """A reader's events, until the client disconnects or the engine ends; comments while there are none."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, reader: EventReader, heartbeat_s: float) -> None:
+        super().__init__()
+        self._reader, self._heartbeat_s = reader, heartbeat_s if math.isfinite(heartbeat_s) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        del scope
+        watcher = DisconnectWatcher(receive)
+        sending = asyncio.create_task(self._send(send))
+        watcher.on_disconnect(sending.cancel)
+        try:
+            await asyncio.wait((sending,))
+        finally:
+            watcher.close()
+            sending.cancel()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, send: Send) -> None:
+        with self._reader:
+            await send(stream_start(NAMED_SSE))
+            while True:
+                event = await self._next()
+                is_last = event is not None and event.name == "end"
+                data = NAMED_SSE.ping if event is None else encode_event(event)
+                await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+                if is_last:
+                    return
+
+    async def _next(self) -> EngineEvent | None:
+        """Return the next event; None where it is time for a comment."""
+        try:
+            async with asyncio.timeout(self._heartbeat_s):
+                return await self._reader.next()
+        except TimeoutError:
+            return None
+
+
+def encode_event(event: EngineEvent) -> bytes:
+    """Return an event as it is sent."""
+    return named_event(event.name.encode(), msgspec.json.encode(event.members))
+
+
+_MODALITIES: Final = ("text", "image", "audio")
+_IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/bmp")
+_AUDIO_TYPES: Final = ("audio/wav", "audio/flac", "audio/mpeg")
+_LISTENED_TO: Final = "loaded"
+
+
+def page_routes(
+    settings: ServerSettings, models: Callable[[], Sequence[Mapping[str, Any]]], *, is_router: bool
+) -> Routes:
+    """Return the route of the server. models: as the page lists them, at the moment."""
+    router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["engine"])
+
+    @router.get("/v1/engine/page", summary="What the web page needs to know of the server")
+    async def page(request: Request) -> Response:
+        """Return version, models and what is switched on; also while a model loads."""
+        listed = list(models())
+        names = [one["id"] for one in listed]
+        loaded = [one["id"] for one in listed if one["state"] == _LISTENED_TO]
+        body = {
+            "version": __version__,
+            "tenant": RequestContext.of(request.scope).tenant,
+            "is_router": is_router,
+            "default_model": next(iter([*loaded, *names]), None),
+            "models": listed,
+            "features": {
+                "docs": settings.docs,
+                "metrics": settings.metrics,
+                "slots": settings.slots,
+                "props": settings.props,
+                "responses_store": settings.responses_store > 0,
+            },
+            "links": _links(settings),
+        }
+        return json_response(body)
+
+    return router
+
+
+def _links(settings: ServerSettings) -> dict[str, str]:
+    wanted = {"docs": settings.docs, "metrics": settings.metrics}
+    links = {name: name for name, is_on in wanted.items() if is_on}
+    return {**links, "models": "v1/models", "health": "health"}
+
+
+def model_entry(service: Service) -> dict[str, Any]:
+    """Return how the page lists the one model of a server."""
+    state, error = "loading", None
+    modalities: Sequence[str] = ()
+    if service.failure is not None:
+        state, error = "failed", service.api_error_of(service.failure).message
+    elif service.is_loaded:
+        engine = service.engine()
+        state = "sleeping" if engine.heartbeat().state == "sleeping" else "loaded"
+        modalities = known_modalities(engine.model)
+    return {
+        "id": service.names[0],
+        "aliases": list(service.names[1:]),
+        "state": state,
+        "progress": round(service.progress, 4),
+        "modalities": modalities,
+        "adapters": [one.name for one in service.adapters()],
+        "error": error,
+    }
+
+
+def known_modalities(model: object) -> list[str]:
+    """Return what a loaded model takes, text first."""
+    found = getattr(model, "modalities", ())  # a fake engine's model has none
+    return [name for name in _MODALITIES if name == "text" or name in found]
+
+
+def model_routes() -> Routes:
+    """Return the route of one model."""
+    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required", loads_model=False), tags=["engine"])
+
+    @router.get("/v1/engine/model", summary="What may be set in a request to the model")
+    async def model(request: Request) -> Response:
+        """Return the model's modalities and limits, and the fields of a chat completion with the server's defaults."""
+        service = Service.of(request.scope)
+        return json_response(await asyncio.to_thread(_model_body, service))
+
+    return router
+
+
+def _model_body(service: Service) -> dict[str, Any]:
+    engine, settings = service.engine(), service.settings
+    modalities = known_modalities(engine.model)
+    chat = _chat_facts(service)
+    return {
+        "id": service.names[0],
+        "modalities": modalities,
+        "n_ctx": engine.limits.max_positions,
+        "num_slots": engine.limits.num_slots,
+        "itl_target_ms": round(1000 * engine.limits.itl_target_s, 3),
+        "has_chat_template": chat is not None,
+        "chat": {"thinking": False, "tools": False, "system": False} if chat is None else chat,
+        "media": {
+            "max_images": settings.max_images,
+            "image_types": list(_IMAGE_TYPES) if "image" in modalities else [],
+            "audio_types": list(_AUDIO_TYPES) if "audio" in modalities else [],
+        },
+        "parameters": chat_parameters(service.sampling(CHAT_DEFAULTS), thinks=chat is not None and chat["thinking"]),
+    }
+
+
+def _chat_facts(service: Service) -> dict[str, bool] | None:
+    """Return what the chat template can show; None where there is none that can be used."""
+    with suppress(PacelineError):
+        chat_format = service.chat_format()
+        known = chat_format.capabilities
+        return {
+            "thinking": chat_format.render([{"role": "user", "content": "?"}]).supports_thinking,
+            "tools": known["supports_tools"] or known["supports_tool_calls"],
+            "system": known["supports_system_role"],
+        }
+    return None
+
+
+Group = Literal["Length", "Sampling", "Penalties", "Output", "Advanced"]
+Kind = Literal["number", "integer", "boolean", "text", "texts", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParameter:
+    """A field of the body.
+
+    Attributes:
+        field: The field of `SamplingParams` that has the default; None: it is `default`.
+    """
+
+    name: str
+    label: str
+    group: Group
+    kind: Kind
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    step: float | None = None
+    choices: tuple[Any, ...] | None = None
+    field: str | None = None
+    default: Any = None
+
+    def members(self, sampling: SamplingParams) -> dict[str, Any]:
+        """Return the members of the page's JSON. sampling: what holds where a request leaves all open."""
+        default = self.default if self.field is None else getattr(sampling, self.field)
+        return {
+            "name": self.name,
+            "label": self.label,
+            "group": self.group,
+            "type": self.kind,
+            "default": list(default) if isinstance(default, tuple) else default,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "step": self.step,
+            "choices": None if self.choices is None else list(self.choices),
+            "help": self.help,
+        }
+
+
+_TEXTS: Final = {  # where the page has no words of the command line or of Python
+    "max_tokens": "Most tokens of a reply, thinking included; without a value as many as the context holds.",
+    "stop": "A stop text: generation ends before it.",
+    "seed": "The same seed gives the same draws; without a value they differ each time.",
+}
+
+
+def _of(row: Parameter) -> ChatParameter:
+    low, high = row.slider or (row.low, row.high)
+    about, kind = _TEXTS.get(row.name) or help_of(row.name), cast(Kind, row.kind)
+    group = cast(Group, row.group)
+    return ChatParameter(row.name, row.label, group, kind, about, low, high, row.step, row.choices, field=row.name)
+
+
+# fmt: off
+_PARAMETERS: Final = (
+    *(_of(row) for row in PARAMETERS if row.label),
+    ChatParameter("priority", "Priority", "Advanced", "integer",
+                  "Higher runs first; ten seconds of waiting make up for one level.", -1_000_000, 1_000_000, 1, default=0),
+    ChatParameter("speculation", "Speculation", "Advanced", "boolean",
+                  "Whether tokens may be proposed ahead of decoding. The output is the same.", default=True),
+    ChatParameter("cache_prompt", "Cache the prompt", "Advanced", "boolean",
+                  "Whether cached prefixes may be used, and this prompt be cached.", default=True),
+    ChatParameter("timeout_s", "Time limit", "Advanced", "number",
+                  "Seconds until the reply ends, finished or not.", 1, 86_400, 1),
+)
+# fmt: on
+
+_THINKING: Final = ChatParameter(
+    "reasoning_budget_tokens",
+    "Most tokens of thinking",
+    "Length",
+    "integer",
+    "Most tokens of thinking; 0: none; -1: as the server has it.",
+    -1,
+    2**31 - 1,
+    1,
+    default=-1,
+)
+
+
+def chat_parameters(sampling: SamplingParams, *, thinks: bool) -> list[dict[str, Any]]:
+    """Return the fields in the order to show them. sampling: what holds without any; thinks: whether the model may think."""
+    return [parameter.members(sampling) for parameter in _shown(thinks=thinks)]
+
+
+def _shown(*, thinks: bool) -> Iterator[ChatParameter]:
+    yield _PARAMETERS[0]
+    if thinks:
+        yield _THINKING
+    yield from _PARAMETERS[1:]
