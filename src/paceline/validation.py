@@ -365,11 +365,7 @@ def import_named(name: str) -> Any:
 
 
 def _wanted(
-    kind: str,
-    low: float | None,
-    high: float | None,
-    above: float | None = None,
-    below: float | None = None,
+    kind: str, low: float | None, high: float | None, above: float | None = None, below: float | None = None
 ) -> str:
     bounds = ((">=", low), (">", above), ("<=", high), ("<", below))
     return " ".join([kind, " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)]).rstrip()

@@ -345,9 +345,7 @@ RunModel = Annotated[
 RunPrompt = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="PROMPT",
-        help="One message, whose reply ends the command. Without it, a chat.",
-        show_default=False,
+        metavar="PROMPT", help="One message, whose reply ends the command. Without it, a chat.", show_default=False
     ),
 ]
 

@@ -274,11 +274,7 @@ class ChatSession:
         self._attached: list[tuple[Path, Attachment]] = []  # to the next message
         self._commands: dict[str, tuple[str, str, Callable[[str], None]]] = {
             "/system": ("TEXT", "set the system message, or show it; - for none", self._system),
-            "/set": (
-                "NAME VALUE",
-                "set a sampling parameter; - for its value at the start",
-                self._set,
-            ),
+            "/set": ("NAME VALUE", "set a sampling parameter; - for its value at the start", self._set),
             "/show": ("", "show the model, the system message and parameters", self._show_settings),
             "/image": ("FILE", "attach an image to the next message; - for none", self._image),
             "/audio": ("FILE", "attach audio to the next message; - for none", self._audio),

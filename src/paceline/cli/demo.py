@@ -296,8 +296,7 @@ Pace = Annotated[
 Speculate = Annotated[
     bool,
     running(
-        "--speculate",
-        help="Speculate: propose draft tokens. The requests also run without drafts, for comparison.",
+        "--speculate", help="Speculate: propose draft tokens. The requests also run without drafts, for comparison."
     ),
 ]
 Speculation = Annotated[

@@ -192,13 +192,7 @@ def _with_file(reference: ModelReference, file: str | None) -> ModelReference:
 
 
 def _pull(
-    reference: ModelReference,
-    stop: StopSignal,
-    *,
-    hf_token: str | None,
-    offline: bool,
-    projector: bool,
-    quiet: bool,
+    reference: ModelReference, stop: StopSignal, *, hf_token: str | None, offline: bool, projector: bool, quiet: bool
 ) -> None:
     from paceline.hub import local_model
 

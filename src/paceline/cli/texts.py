@@ -230,11 +230,7 @@ def _generate(llm: LLM, job: GenerateJob, prompt: list[int] | Segments, interrup
     """Generate to the end; Ctrl-C cancels the request and keeps what was generated."""
     with (
         llm.stream(
-            prompt,
-            job.params,
-            special=job.showing.special,
-            parse_special=job.parse_special,
-            lora=job.model.lora_scales,
+            prompt, job.params, special=job.showing.special, parse_special=job.parse_special, lora=job.model.lora_scales
         ) as stream,
         interrupted.aborting(stream.cancel),
     ):

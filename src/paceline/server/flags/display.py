@@ -114,11 +114,7 @@ def _server_rows(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
     for setting in dataclasses.fields(resolved.settings):
         if setting.name not in _ELSEWHERE:
             target = f"server.{setting.name}"
-            yield (
-                setting.name,
-                _value(target, getattr(resolved.settings, setting.name)),
-                _origin(resolved, target),
-            )
+            yield (setting.name, _value(target, getattr(resolved.settings, setting.name)), _origin(resolved, target))
 
 
 def _engine_rows(resolved: Resolved) -> Iterator[tuple[str, str, str]]:

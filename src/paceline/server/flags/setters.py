@@ -64,12 +64,7 @@ class DiskFiles:
         """Return the files of a model, downloaded if need be."""
         try:
             return local_model(
-                model,
-                target=target,
-                offline=offline,
-                hf_token=hf_token,
-                with_projector=with_projector,
-                note=self._note,
+                model, target=target, offline=offline, hf_token=hf_token, with_projector=with_projector, note=self._note
             )
         except KeyboardInterrupt:
             self._note("the download was stopped; the next start continues it")
