@@ -16,7 +16,7 @@ from paceline.errors import ModelLoadError
 from paceline.runtime import Model
 from paceline.runtime.context_options import ContextOptions
 from paceline.server.flags import DiskFiles, resolve
-from paceline.server.flags.setters import NAMED_TEMPLATES
+from paceline.server.flags.readers import NAMED_TEMPLATES
 
 pytestmark = pytest.mark.native
 

@@ -57,6 +57,24 @@ TRUE: Final = frozenset({"on", "enabled", "true", "1"})
 FALSE: Final = frozenset({"off", "disabled", "false", "0"})
 AUTO: Final = frozenset({"auto", "-1"})
 
+_HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?", re.ASCII)
+_ORIGIN = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?", re.ASCII)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_COMMAND_R_ROLES = "{'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'}"
+NAMED_TEMPLATES: Final = {  # of llama-server's built-in names
+    "chatml": "chatml",  # llama.cpp's own
+    "llama3": (
+        "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' "
+        "+ message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    ),
+    "command-r": (
+        f"{{% set roles = {_COMMAND_R_ROLES} %}}{{% for message in messages if message['role'] in roles %}}"
+        "{{ '<|START_OF_TURN_TOKEN|><|' + roles[message['role']] + '_TOKEN|>' + message['content'] | trim "
+        "+ '<|END_OF_TURN_TOKEN|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
+    ),
+}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?")
 _INT32 = 2**31 - 1
@@ -304,6 +322,54 @@ def sampler_letters(label: str, text: str) -> tuple[str, ...]:
                 f"{label} must be of the letters {''.join(sorted(SAMPLER_LETTERS))}, one a sampler, not {text!r:.80}"
             )
     return tuple(SAMPLER_LETTERS[letter] for letter in text)
+
+
+def host_names(example: str, *, or_any: bool = False) -> Reader:
+    """Return a reader of host names between commas, *.name for all below one, and if or_any * for any."""
+    tail = ", or *" if or_any else ""
+    wanted = f"names such as {example} or *.example.org, without scheme and port, between commas{tail}"
+    return _matching(_HOST, wanted, ("*",) if or_any else ())
+
+
+def origins(label: str, text: str) -> tuple[str, ...]:
+    """Read whole origins between commas, localhost for every port of this machine, or * for all."""
+    wanted = "origins such as https://page.example or http://192.168.0.7:3000, between commas, localhost, or *"
+    return tuple(origin.rstrip("/") for origin in _matching(_ORIGIN, wanted, ("*", "localhost"))(label, text))
+
+
+def http_names(example: str) -> Reader:
+    """Return a reader of HTTP methods or names of headers between commas."""
+    return _matching(_TOKEN, f"names between commas, such as {example}, or *")
+
+
+def _matching(pattern: re.Pattern[str], wanted: str, others: Collection[str] = ()) -> Reader:
+    def read(label: str, text: str) -> tuple[str, ...]:
+        found = some_items(label, text)
+        for name in found:
+            if name not in others and not pattern.fullmatch(name):
+                raise InvalidParams(f"{label} must be {wanted}, not {name!r:.80}")
+        return found
+
+    return read
+
+
+def route_prefix(label: str, text: str) -> str:
+    """Read the prefix of all routes, /word/word, without a slash at its end."""
+    trimmed = validation.text(label, text).rstrip("/")
+    if trimmed and (not trimmed.startswith("/") or not trimmed.isprintable() or set(trimmed) & set(" ?#%{}\\")):
+        raise InvalidParams(f"{label} must begin with a slash and be a plain path, such as /llm, not {text!r:.80}")
+    return trimmed
+
+
+def chat_template(label: str, text: str) -> str:
+    """Read Jinja source or a template's name. Of llama-server's names only some are supported."""
+    if "{" not in some_text(label, text) and text not in NAMED_TEMPLATES:
+        raise InvalidParams(
+            f"{label} must be {', '.join(NAMED_TEMPLATES)} or the text of a Jinja template, not {text!r:.80}; other names of "
+            "templates are not supported: give the text, or its file to --chat-template-file, or leave it out for the "
+            "model's own"
+        )
+    return NAMED_TEMPLATES.get(text, text)
 
 
 def unread(label: str, text: str) -> str:  # noqa: ARG001 - a reader

@@ -6,7 +6,6 @@ Single values are checked by `EngineConfig` and `SamplingParams`. Any thread.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,9 @@ from paceline.errors import InvalidParams, ModelLoadError
 from paceline.hub import LocalModel, ModelReference, local_model
 from paceline.named_object import NamedObject
 from paceline.params import FIELDS, SamplingParams
-from paceline.scheduling.strategies import check_strategy_name
 from paceline.server.flags.readers import UNSET
 from paceline.server.settings import ApiKey
-from paceline.speculation.named_drafter import DRAFT_MODEL, check_drafter_name, drafter_parts
+from paceline.speculation.named_drafter import DRAFT_MODEL, drafter_parts
 
 Setter = Callable[["Draft", Any, str], None]
 """Takes the draft, the value and the flag's name for messages; stores in the draft what follows."""
@@ -181,29 +179,17 @@ def checked(target: str, value: Any, label: str) -> Any:
     return value
 
 
-_HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?", re.ASCII)
-_ORIGIN = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?", re.ASCII)
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_COMMAND_R_ROLES = "{'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'}"
-NAMED_TEMPLATES: Final = {  # of llama-server's built-in names
-    "chatml": "chatml",  # llama.cpp's own
-    "llama3": (
-        "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' "
-        "+ message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-    ),
-    "command-r": (
-        f"{{% set roles = {_COMMAND_R_ROLES} %}}{{% for message in messages if message['role'] in roles %}}"
-        "{{ '<|START_OF_TURN_TOKEN|><|' + roles[message['role']] + '_TOKEN|>' + message['content'] | trim "
-        "+ '<|END_OF_TURN_TOKEN|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
-    ),
-}
+def of_file(target: Setter | str) -> Setter:
+    """Return a setter that takes a file and stores its text, with another setter or in a setting."""
 
+    def store(draft: Draft, value: Path, label: str) -> None:
+        text = draft.text_of(value, label)
+        if isinstance(target, str):
+            draft.put(target, text, label)
+        else:
+            target(draft, text, label)
 
-def of_file(setter: Setter) -> Setter:
-    """Return a setter that takes a file and stores its text with another setter."""
-    return lambda draft, value, label: setter(draft, draft.text_of(value, label), label)
+    return store
 
 
 def context_size(draft: Draft, value: int, label: str) -> None:
@@ -271,43 +257,55 @@ def model(draft: Draft, value: Path | ModelReference, label: str) -> None:
     draft.put("aside.model_path" if isinstance(value, Path) else "aside.model_name", value, label)
 
 
-def state_folder(draft: Draft, value: Path, label: str) -> None:
-    """Store the folder for saved slots. Raises where there is no such folder."""
-    if not draft.files.is_folder(value):
-        raise InvalidParams(f"{label}: there is no folder {on_one_line(value)}; make it first")
-    draft.put("engine.state_folder", str(value), label)
+def in_folder(target: str, *, of_file: bool = False, kind: type[str | Path] = Path) -> Setter:
+    """Return a setter that stores the path of a folder, or of a file in a folder, which must exist."""
+
+    def store(draft: Draft, value: Path, label: str) -> None:
+        folder = value.parent if of_file else value
+        if not draft.files.is_folder(folder):
+            raise InvalidParams(f"{label}: there is no folder {on_one_line(folder)}; make it first")
+        draft.put(target, kind(value), label)
+
+    return store
 
 
-def strategy(draft: Draft, value: str | Mapping[str, Any], label: str) -> None:
-    """Store a strategy's name and options; checks what does not need an import of its module."""
-    try:
-        check_strategy_name(value)
-    except InvalidParams as error:
-        raise InvalidParams(str(error).replace("strategy", label, 1)) from None
-    draft.put("engine.strategy", value, label)
+def named(name: str, check: Callable[[Any], object]) -> Setter:
+    """Return a setter of an engine's option that names an object, after a check that imports no module of the user's."""
+
+    def store(draft: Draft, value: Any, label: str) -> None:
+        try:
+            check(value)
+        except InvalidParams as error:
+            raise InvalidParams(str(error).replace(name, label, 1)) from None
+        draft.put(f"engine.{name}", value, label)
+
+    return store
 
 
-def speculation(draft: Draft, value: str | Mapping[str, Any], label: str) -> None:
-    """Store a drafter's name and options; checks what does not need an import of its module."""
-    try:
-        check_drafter_name(value)
-    except InvalidParams as error:
-        raise InvalidParams(str(error).replace("speculation", label, 1)) from None
-    draft.put("engine.speculation", value, label)
+def instead_of(other: str, target: str) -> Setter:
+    """Return a setter that stores a constraint in place of another one: the last one counts."""
+
+    def store(draft: Draft, value: str, label: str) -> None:
+        draft.drop(other)
+        draft.put(target, value, label)
+
+    return store
 
 
-def trace(draft: Draft, value: Path, label: str) -> None:
-    """Store the trace's path. Raises where its folder does not exist."""
-    if not draft.files.is_folder(value.parent):
-        raise InvalidParams(f"{label}: there is no folder {on_one_line(value.parent)}; make it first")
-    draft.put("engine.trace", value, label)
+def template_variables(draft: Draft, value: Mapping[str, Any], label: str) -> None:
+    """Add variables for the template."""
+    draft.put("server.chat_template_kwargs", {**draft.get("server.chat_template_kwargs", {}), **value}, label)
 
 
-def page_folder(draft: Draft, value: Path, label: str) -> None:
-    """Store the folder of a web page. Raises where there is none."""
-    if not draft.files.is_folder(value):
-        raise InvalidParams(f"{label}: there is no folder {on_one_line(value)}")
-    draft.put("server.page_folder", value, label)
+def template_variable(name: str, unset: object = None) -> Setter:
+    """Return a setter that adds a variable for the template, unless the value is `unset`. on and off are booleans."""
+    booleans = {"on": True, "off": False}
+
+    def store(draft: Draft, value: Any, label: str) -> None:
+        if value != unset:
+            template_variables(draft, {name: booleans.get(value, value)}, label)
+
+    return store
 
 
 def temperature(draft: Draft, value: float, label: str) -> None:
@@ -317,68 +315,10 @@ def temperature(draft: Draft, value: float, label: str) -> None:
     draft.put("sampling.temperature", max(value, 0.0), label)
 
 
-def grammar(draft: Draft, value: str, label: str) -> None:
-    """Store a grammar in place of a schema: the last one counts."""
-    draft.drop("sampling.json_schema")
-    draft.put("sampling.grammar", value, label)
-
-
-def json_schema(draft: Draft, value: str, label: str) -> None:
-    """Store a schema in place of a grammar: the last one counts."""
-    draft.drop("sampling.grammar")
-    draft.put("sampling.json_schema", value, label)
-
-
 def sequence_breakers(draft: Draft, value: Sequence[str], label: str) -> None:
     """Store the texts after the last "none". Escapes are resolved at the end."""
     last = max((index for index, text in enumerate(value) if text == "none"), default=-1)
     draft.put("sampling.dry_sequence_breakers", tuple(value[last + 1 :]), label)
-
-
-def chat_template(draft: Draft, value: str, label: str) -> None:
-    """Store Jinja source or a template's name. Of llama-server's names only some are supported."""
-    if "{" not in value and value not in NAMED_TEMPLATES:
-        raise InvalidParams(
-            f"{label} must be {', '.join(NAMED_TEMPLATES)} or the text of a Jinja template, not {value!r:.80}; other names of "
-            "templates are not supported: give the text, or its file to --chat-template-file, or leave it out for the "
-            "model's own"
-        )
-    draft.put("server.chat_template", NAMED_TEMPLATES.get(value, value), label)
-
-
-def template_text(draft: Draft, value: str, label: str) -> None:
-    """Store Jinja source."""
-    draft.put("server.chat_template", value, label)
-
-
-def template_variables(draft: Draft, value: dict[str, Any], label: str) -> None:
-    """Add variables for the template."""
-    draft.put("server.chat_template_kwargs", {**draft.get("server.chat_template_kwargs", {}), **value}, label)
-
-
-def reasoning(draft: Draft, value: str, label: str) -> None:
-    """Add the template variable enable_thinking; auto leaves it unset."""
-    if value != "auto":
-        template_variables(draft, {"enable_thinking": value == "on"}, label)
-
-
-def reasoning_effort(draft: Draft, value: str, label: str) -> None:
-    """Add the template variable reasoning_effort; default leaves it unset."""
-    if value != "default":
-        template_variables(draft, {"reasoning_effort": value}, label)
-
-
-def reasoning_preserve(draft: Draft, value: bool, label: str) -> None:
-    """Add the template variable preserve_reasoning."""
-    template_variables(draft, {"preserve_reasoning": value}, label)
-
-
-def root_path(draft: Draft, value: str, label: str) -> None:
-    """Store the prefix of all routes, /word/word, without a slash at its end."""
-    trimmed = value.rstrip("/")
-    if trimmed and (not trimmed.startswith("/") or not trimmed.isprintable() or set(trimmed) & set(" ?#%{}\\")):
-        raise InvalidParams(f"{label} must begin with a slash and be a plain path, such as /llm, not {value!r:.80}")
-    draft.put("server.root_path", trimmed, label)
 
 
 def api_keys(draft: Draft, value: Sequence[str], label: str) -> None:
@@ -401,56 +341,6 @@ def tenant_key_file(draft: Draft, value: Path, label: str) -> None:
             raise InvalidParams(f"{label}: key {number} of {on_one_line(value)} is not TENANT:KEY")
         found.append(ApiKey(secret=secret.strip(), tenant=tenant.strip()))
     _add_keys(draft, _some(found, label, value), label)
-
-
-def allowed_hosts(draft: Draft, value: Sequence[str], label: str) -> None:
-    """Store names without scheme and port, *.name for all below one, or * for any."""
-    for name in value:
-        if name != "*" and not _HOST.fullmatch(name):
-            raise InvalidParams(
-                f"{label} must be names such as llm.example.org or *.example.org, without scheme and port, between commas, "
-                f"or *, not {name!r:.80}"
-            )
-    draft.put("server.allowed_hosts", tuple(value), label)
-
-
-def media_domains(draft: Draft, value: Sequence[str], label: str) -> None:
-    """Store names of hosts, or *.name for all below one."""
-    for name in value:
-        if not _HOST.fullmatch(name):
-            raise InvalidParams(
-                f"{label} must be names such as images.example.org or *.example.org, without scheme and port, between commas, "
-                f"not {name!r:.80}"
-            )
-    draft.put("server.media_domains", tuple(value), label)
-
-
-def cors_origins(draft: Draft, value: Sequence[str], label: str) -> None:
-    """Store whole origins, localhost for every port of this machine, or * for all."""
-    for origin in value:
-        if origin not in ("*", "localhost") and not _ORIGIN.fullmatch(origin):
-            raise InvalidParams(
-                f"{label} must be origins such as https://page.example or http://192.168.0.7:3000, between commas, localhost, "
-                f"or *, not {origin!r:.80}"
-            )
-    draft.put("server.cors_origins", tuple(origin.rstrip("/") for origin in value), label)
-
-
-def cors_methods(draft: Draft, value: Sequence[str], label: str) -> None:
-    """Store HTTP methods."""
-    draft.put("server.cors_methods", _tokens(value, label, "GET,POST"), label)
-
-
-def cors_headers(draft: Draft, value: Sequence[str], label: str) -> None:
-    """Store names of headers, or * for those that a page requests."""
-    draft.put("server.cors_headers", _tokens(value, label, "Authorization,Content-Type"), label)
-
-
-def _tokens(value: Sequence[str], label: str, example: str) -> tuple[str, ...]:
-    for name in value:
-        if not _TOKEN.fullmatch(name):
-            raise InvalidParams(f"{label} must be names between commas, such as {example}, or *, not {name!r:.80}")
-    return tuple(dict.fromkeys(value))
 
 
 def _lines(text: str) -> list[str]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from paceline.media import MAX_ATTACHMENTS
 from paceline.params import help_of
 from paceline.sampling_table import PARAMETERS, Parameter
+from paceline.scheduling.strategies import check_strategy_name
 from paceline.server.flags import readers as read
 from paceline.server.flags import setters
 from paceline.server.flags.readers import SAMPLER_LETTERS, UNSET, Reader
 from paceline.server.flags.setters import Setter
+from paceline.speculation.named_drafter import check_drafter_name
 
 ENV_PREFIX: Final = "PACELINE_"
 SWITCH: Final = ""  # the metavar of a flag that takes no value
@@ -136,6 +138,10 @@ class Flag:
 NO_LIMIT: Final = sys.maxsize
 
 
+def _without_repeats(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
 def _value(spelled: str, action: Reject | Ignore, text: str, *, env: str | None = None, metavar: str = "N") -> Flag:
     return Flag(spelled, metavar, read.unread, action, text, env=env)
 
@@ -163,8 +169,8 @@ _PARAMETERS: Final[Mapping[str, tuple[Reader, Setter | None, Callable[[Any], Any
     "logit_bias": (read.bias, None, dict),
     "dry_base": (read.number(1), None, None),
     "dry_sequence_breakers": (read.one_text, setters.sequence_breakers, None),
-    "json_schema": (read.some_text, setters.json_schema, None),
-    "grammar": (read.some_text, setters.grammar, None),
+    "json_schema": (read.some_text, setters.instead_of("sampling.grammar", "sampling.json_schema"), None),
+    "grammar": (read.some_text, setters.instead_of("sampling.json_schema", "sampling.grammar"), None),
 }
 """Reader, setter and conversion of sampling parameters whose texts mean more than their values."""
 
@@ -371,7 +377,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Of --context-shift."),
     ),
     "Engine": (
-        Flag("--strategy", "NAME", read.name_or_table, Store("engine.strategy", setters.strategy),
+        Flag("--strategy", "NAME", read.name_or_table, Store("engine.strategy", setters.named("strategy", check_strategy_name)),
              "What goes into a tick: paced, decode_maximal, prefill_priority, balanced, or module:attr. Options "
              "follow the name, as in paced:patience=4,stretch=1.5; in a file also as a table with the key name.",
              table=True, ours=True),
@@ -402,7 +408,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         Flag("--instrument", "MODULE:ATTR", read.instruments, Store("engine.instruments"),
              "An Instrument that observes the engine: an object, or a class, which is instantiated in the engine's"
              " process.", many=True, default="none", ours=True),
-        Flag("--trace", "FILE", read.path, Store("engine.trace", setters.trace),
+        Flag("--trace", "FILE", read.path, Store("engine.trace", setters.in_folder("engine.trace", of_file=True)),
              "Write a trace of the engine there, for paceline trace show; an existing file is replaced.", ours=True),
         Flag("--trace-max-bytes", "N", read.integer(high=2**62), Store("engine.trace_max_bytes"),
              "The trace ends before it would be larger; the server goes on.", ours=True),
@@ -419,26 +425,26 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              env="LLAMA_ARG_BACKEND_SAMPLING", actions={False: NO_OP}),
     ),
     "Chat, embeddings, infill": (
-        Flag("--chat-template", "JINJA", read.some_text, Store("server.chat_template", setters.chat_template),
+        Flag("--chat-template", "JINJA", read.chat_template, Store("server.chat_template"),
              "Chat template in place of the model's: its text, or the name chatml, llama3 or command-r.",
              env="LLAMA_ARG_CHAT_TEMPLATE",
              default="the model's"),
         Flag("--chat-template-file", "FILE", read.path,
-             Store("server.chat_template", setters.of_file(setters.template_text)),
+             Store("server.chat_template", setters.of_file("server.chat_template")),
              "A file with a chat template.", env="LLAMA_ARG_CHAT_TEMPLATE_FILE", default="the model's"),
         Flag("--chat-template-kwargs", "JSON", read.json_object,
              Store("server.chat_template_kwargs", setters.template_variables),
              "Variables for the template, as a JSON object.", env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS", default="none"),
         Flag("-rea --reasoning", "on|off|auto", read.on_off_auto,
-             Store("server.chat_template_kwargs", setters.reasoning),
+             Store("server.chat_template_kwargs", setters.template_variable("enable_thinking", "auto")),
              "Sets enable_thinking, a variable of the template; auto leaves it to the template.",
              env="LLAMA_ARG_REASONING", default="auto"),
         Flag("--reasoning-effort", "LEVEL", read.some_text,
-             Store("server.chat_template_kwargs", setters.reasoning_effort),
+             Store("server.chat_template_kwargs", setters.template_variable("reasoning_effort", "default")),
              "Sets reasoning_effort, a variable of the template; default leaves it to the template.",
              env="LLAMA_ARG_REASONING_EFFORT", default="default"),
         Flag("--reasoning-preserve", SWITCH, read.switch,
-             Store("server.chat_template_kwargs", setters.reasoning_preserve),
+             Store("server.chat_template_kwargs", setters.template_variable("preserve_reasoning")),
              "Sets preserve_reasoning, a variable of the template: keep the reasoning of earlier turns.",
              env="LLAMA_ARG_REASONING_PRESERVE", off="--no-reasoning-preserve", default="as the template has it"),
         Flag("--pooling", "TYPE", read.one_of(("none", "mean", "cls", "last", "rank")), Store("server.pooling"),
@@ -479,7 +485,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
     ),
     "Network": (
         Flag("--host", "ADDRESS,...", read.some_items,
-             Store("server.hosts", convert=lambda hosts: tuple(dict.fromkeys(hosts))),
+             Store("server.hosts", convert=_without_repeats),
              "Addresses to listen on, or paths of Unix sockets that end in .sock; 0.0.0.0 or :: for all of this "
              "machine.", env="LLAMA_ARG_HOST", default="127.0.0.1", many=True),
         Flag("--port", "N", read.integer(0, 65535), Store("server.port"), "Port; 0 takes any that is free.",
@@ -502,19 +508,19 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              env="LLAMA_ARG_SSL_KEY_FILE", default="no TLS"),
         Flag("--ssl-cert-file", "FILE", read.path, Store("server.ssl_certfile"), "Certificate for TLS, PEM.",
              env="LLAMA_ARG_SSL_CERT_FILE", default="no TLS"),
-        Flag("--api-prefix", "PATH", read.text, Store("server.root_path", setters.root_path),
+        Flag("--api-prefix", "PATH", read.route_prefix, Store("server.root_path"),
              "Prefix of all routes, such as /llm.", env="LLAMA_ARG_API_PREFIX", default="none"),
-        Flag("--allowed-hosts", "NAME,...", read.some_items, Store("server.allowed_hosts", setters.allowed_hosts),
+        Flag("--allowed-hosts", "NAME,...", read.host_names("llm.example.org", or_any=True), Store("server.allowed_hosts"),
              "Host names that requests may use besides localhost, IP addresses and --host; *.name: all below it, *: "
              "any.", default="none; any with an API key or TLS", many=True, ours=True),
-        Flag("--cors-origins --cors-origin", "ORIGIN,...", read.some_items,
-             Store("server.cors_origins", setters.cors_origins),
+        Flag("--cors-origins --cors-origin", "ORIGIN,...", read.origins, Store("server.cors_origins"),
              "Origins whose pages may call the server from a browser; localhost: this machine's, any port; *: all.",
              env="LLAMA_ARG_CORS_ORIGINS", default="none", many=True),
-        Flag("--cors-methods", "NAME,...", read.some_items, Store("server.cors_methods", setters.cors_methods),
+        Flag("--cors-methods", "NAME,...", read.http_names("GET,POST"), Store("server.cors_methods", convert=_without_repeats),
              "Methods that such pages may use.", env="LLAMA_ARG_CORS_METHODS", default="GET, POST, DELETE, OPTIONS",
              many=True),
-        Flag("--cors-headers", "NAME,...", read.some_items, Store("server.cors_headers", setters.cors_headers),
+        Flag("--cors-headers", "NAME,...", read.http_names("Authorization,Content-Type"),
+             Store("server.cors_headers", convert=_without_repeats),
              "Headers that such pages may send; *: those that they ask for.", env="LLAMA_ARG_CORS_HEADERS",
              default="*", many=True),
         Flag("--cors-credentials", SWITCH, read.switch, Store("server.cors_credentials"),
@@ -567,7 +573,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Most bytes that they have together, for each tenant.", ours=True),
         Flag("--responses-store-total-bytes", "N", read.integer(1, 2**42), Store("server.responses_store_total_bytes"),
              "Most bytes that those of all tenants have together.", default="four times --responses-store-bytes", ours=True),
-        Flag("--slot-save-path", "FOLDER", read.path, Store("engine.state_folder", setters.state_folder),
+        Flag("--slot-save-path", "FOLDER", read.path,
+             Store("engine.state_folder", setters.in_folder("engine.state_folder", kind=str)),
              "Folder where slots are saved; without it they cannot be.", default="none"),
     ),
     "Log": (
@@ -723,7 +730,8 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "proposes something for a sequence counts in a tick.",
              env="LLAMA_ARG_SPEC_TYPE",
              actions=dict.fromkeys(setters.OTHERS, SPECULATION), default="none"),
-        Flag("--speculation", "NAME", read.name_or_table, Store("engine.speculation", setters.speculation),
+        Flag("--speculation", "NAME", read.name_or_table,
+             Store("engine.speculation", setters.named("speculation", check_drafter_name)),
              "What proposes tokens ahead of decoding: ngram, ngram-mod, ngram-cache, draft-model, mtp, eagle3, dflash, "
              "or module:attr. Options follow the name, as in ngram:size_n=6,size_m=16; in a file also as a table with the key "
              "name. Of several, apart by commas, the first that proposes something counts.", table=True, ours=True),
@@ -816,7 +824,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
              "Most images of a request.", ours=True),
         Flag("--media-cache-bytes", "N", read.integer(0, 2**50), Store("engine.media_cache_bytes"),
              "Memory for embeddings of images that no running request needs.", ours=True),
-        Flag("--media-domains", "NAME,...", read.some_items, Store("server.media_domains", setters.media_domains),
+        Flag("--media-domains", "NAME,...", read.host_names("images.example.org"), Store("server.media_domains"),
              "Hosts that images are fetched from by their URLs; *.name: all below it. Only public addresses are connected to.",
              default="none; nothing is fetched", many=True, ours=True),
         Flag("--media-marker", "TEXT", read.some_text, Store("server.media_marker"),
@@ -864,7 +872,7 @@ GROUPS: Final[dict[str, tuple[Flag, ...]]] = {
         _value("--ui-config --webui-config", _NO_PAGES, "Its settings.", env="LLAMA_ARG_UI_CONFIG", metavar="JSON"),
         _value("--ui-config-file --webui-config-file", _NO_PAGES, "Its settings.", env="LLAMA_ARG_UI_CONFIG_FILE",
                metavar="FILE"),
-        Flag("--path", "FOLDER", read.path, Store("server.page_folder", setters.page_folder),
+        Flag("--path", "FOLDER", read.path, Store("server.page_folder", setters.in_folder("server.page_folder")),
              "Serve the files of this folder in place of the web page; they need no API key.",
              env="LLAMA_ARG_STATIC_PATH", default="the page that was built into the package"),
     ),
