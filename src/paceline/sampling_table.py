@@ -147,7 +147,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("seed", "integer", -1, 2**64 - 1, "Sampling", "-s --seed", label="Seed", slider=(0, 2**53), step=1,
               help="The same seed draws the same tokens; -1 draws a new seed.", apis="ollama"),
     Parameter("samplers", "text", group="Sampling", flags="--samplers", metavar="NAME;...",
-              help=f"Names of the samplers to apply, in order, separated by semicolons: {';'.join(DEFAULT_SAMPLERS)}."),
+              help=f"Names of the samplers to apply, in order, separated by semicolons: {'; '.join(DEFAULT_SAMPLERS)}."),
     Parameter("logit_bias", "object", group="Sampling", flags="-l --logit-bias", metavar="TOKEN+BIAS",
               help="Add to the logit of a token id, as 15043+1 or 15043-1."),
     Parameter("repeat_penalty", "number", 1 / LARGE, LARGE, "Penalties", "--repeat-penalty", _ENV + "REPEAT_PENALTY",

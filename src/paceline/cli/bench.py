@@ -144,7 +144,7 @@ def bench(
     tests = [BenchTest(*size, number) for number in streams for size in sizes]
     if not tests:
         raise InvalidParams("there is nothing to measure: -p and -n are both 0")
-    choice = ModelChoice(path=model, n_gpu_layers=n_gpu_layers, devices=device, verbose=verbose)
+    choice = ModelChoice(model=model, n_gpu_layers=n_gpu_layers, device=device, verbose=verbose)
     writer = _WRITERS[output]()
 
     def work(stop: StopSignal) -> None:

@@ -28,35 +28,21 @@ from paceline.cli import terminal
 from paceline.cli.endings import StopSignal, error_text, run
 from paceline.cli.inputs import given_text, missing, read_sampling, sampling_params, text_argument
 from paceline.cli.options import (
-    AudioFiles,
     ContextSize,
-    DeviceOption,
     FileOption,
-    GpuLayersOption,
-    ImageFiles,
-    ImageMaxTokens,
-    ImageMinTokens,
     ImageOptions,
-    LoraOption,
-    Mmproj,
     ModelChoice,
-    ModelOption,
-    NoMmproj,
-    NoMmprojOffload,
     PromptOption,
-    RpcOption,
     ThreadsOption,
-    VerboseOption,
     advising_flags,
     calling_tools,
     engine_model,
     load,
-    lora_adapters,
     read_audio,
     read_image,
     reading_text,
     showing,
-    takes_sampling,
+    takes_options,
     way_to_longer_texts,
 )
 from paceline.errors import InvalidParams, PacelineError, Unsupported
@@ -698,33 +684,22 @@ class ChatJob:
     images: ImageOptions
 
 
-@takes_sampling(max_tokens=-1)
+@takes_options(max_tokens=-1)
 def chat(
     message: Message = None,
     *,
     prompt_text: PromptOption = None,
     file: FileOption = None,
-    model: ModelOption = None,
-    n_gpu_layers: GpuLayersOption = None,
-    device: DeviceOption = None,
-    rpc: RpcOption = None,
-    lora: LoraOption = None,
+    model: ModelChoice,
     system: System = None,
     load_file: ChatFile = None,
     chat_template: ChatTemplate = None,
     tools: ToolFile = None,
     yes: Yes = False,
     reasoning_effort: Effort = None,
-    image: ImageFiles = None,
-    audio: AudioFiles = None,
-    mmproj: Mmproj = None,
-    no_mmproj: NoMmproj = False,
-    no_mmproj_offload: NoMmprojOffload = False,
-    image_min_tokens: ImageMinTokens = None,
-    image_max_tokens: ImageMaxTokens = None,
+    images: ImageOptions,
     ctx_size: ContextSize = None,
     threads: ThreadsOption = None,
-    verbose: VerboseOption = False,
     plain: Plain = False,
     hide_thinking: HideThinking = False,
     quiet: Quiet = False,
@@ -742,27 +717,10 @@ def chat(
     turn = (
         {} if reasoning_effort is None else {"reasoning_effort": text_argument("--reasoning-effort", reasoning_effort)}
     )
-    images = ImageOptions(
-        files=tuple(image or ()),
-        audio_files=tuple(audio or ()),
-        mmproj=mmproj,
-        no_mmproj=no_mmproj,
-        no_mmproj_offload=no_mmproj_offload,
-        min_tokens=image_min_tokens,
-        max_tokens=image_max_tokens,
-    )
     job = ChatJob(
         message=_only_message(given_text("MESSAGE", message, prompt_text, file)),
         params=params,
-        model=ModelChoice(
-            path=images.model_path(model),
-            n_gpu_layers=n_gpu_layers,
-            devices=device,
-            rpc=rpc,
-            lora=lora_adapters(lora),
-            show_progress=not quiet,
-            verbose=verbose,
-        ),
+        model=dataclasses.replace(model, model=images.model_path(model.model), show_progress=not quiet),
         system=None if system is None else text_argument("--system", system),
         load=load_file,
         turn=turn,

@@ -385,7 +385,7 @@ def demo(
     job = DemoJob(
         requests=parsed,
         model=ModelChoice(
-            path=model, n_gpu_layers=n_gpu_layers, devices=device, show_progress=not as_json, verbose=verbose
+            model=model, n_gpu_layers=n_gpu_layers, device=device, show_progress=not as_json, verbose=verbose
         ),
         llm=options,
         pace=pace,

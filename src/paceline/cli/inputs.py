@@ -134,7 +134,7 @@ def usual_name(option: str) -> str:
 
 
 def sampling_params(given: Mapping[str, Any], **changes: Any) -> SamplingParams:
-    """Return the parameters that the options of `options.takes_sampling` set. Raises `InvalidParams`.
+    """Return the parameters that the options of `options.takes_options` set. Raises `InvalidParams`.
 
     Args:
         given: The options by the names of the fields; None and an empty list are not given.

@@ -449,7 +449,7 @@ def _files(model: str, stop: StopSignal) -> Iterator[_Described]:
 def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metadata: bool) -> dict[str, Any]:
     with _files(name, stop) as found:
         path = found.paths[0]
-        model = load(ModelChoice(path=path, vocab_only=True, show_progress=False), stop).model
+        model = load(ModelChoice(model=str(path), vocab_only=True, show_progress=False), stop).model
         projectors = _projector_facts(model)
         facts: dict[str, Any] = {
             "path": found.file,

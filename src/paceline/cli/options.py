@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin, get_type_hints
 
 import typer
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from paceline.media import Attachment, Audio, Image
     from paceline.runtime import Model
     from paceline.sequence import Limits
-
-
-Command = TypeVar("Command", bound=Callable[..., None])
 
 
 choosing_model = partial(typer.Option, rich_help_panel="Which model")
@@ -186,24 +184,126 @@ ImageMaxTokens = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """The options about the model and its loading. Raises `InvalidParams` for wrong adapters.
+
+    Attributes:
+        model: A file, or a name such as "hf:user/repo"; None: the demo model.
+        rpc: Other hosts that compute, separated by commas.
+        vocab_only: Whether only the vocabulary is loaded.
+        show_progress: Whether a bar is shown while it loads.
+    """
+
+    model: ModelOption = None
+    n_gpu_layers: GpuLayersOption = None
+    device: DeviceOption = None
+    rpc: RpcOption = None
+    lora: LoraOption = None
+    verbose: VerboseOption = False
+    vocab_only: bool = False
+    show_progress: bool = True
+
+    def __post_init__(self) -> None:
+        lora_adapters(self.lora)
+
+    @property
+    def lora_scales(self) -> dict[str, float]:
+        """The scales of the adapters for a request."""
+        return {name: scale for name, (_, scale) in lora_adapters(self.lora).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """The options about images and audio. Raises `InvalidParams` if they exclude each other."""
+
+    image: ImageFiles = None
+    audio: AudioFiles = None
+    mmproj: Mmproj = None
+    no_mmproj: NoMmproj = False
+    no_mmproj_offload: NoMmprojOffload = False
+    image_min_tokens: ImageMinTokens = None
+    image_max_tokens: ImageMaxTokens = None
+
+    def __post_init__(self) -> None:
+        given = {"--image": self.image, "--audio": self.audio, "--mmproj": self.mmproj}
+        other = next((name for name, value in given.items() if value), None)
+        if self.no_mmproj and other is not None:
+            raise InvalidParams(f"--no-mmproj and {other} exclude each other; leave one of them out")
+
+    def attachments(self) -> list[tuple[Path, Attachment]]:
+        """Return all files with their images and audio. Raises as `read_image` and `read_audio`."""
+        images: list[tuple[Path, Attachment]] = [(path, read_image(path, "--image")) for path in self.image or ()]
+        return images + [(path, read_audio(path, "--audio")) for path in self.audio or ()]
+
+    def model_path(self, model: str | None) -> str | None:
+        """Return the model to load; where none is named and there are images, the demo model that sees."""
+        if model is not None or not self.image or self.mmproj is not None:
+            return model
+        from paceline.demo import demo_vision_model_path
+
+        return str(demo_vision_model_path())
+
+    def engine_options(self, *, takes_images_later: bool) -> dict[str, Any]:
+        """Return the keywords of `LLM`. takes_images_later: so that the projector beside the model is loaded in any case."""
+        beside = True if self.image or self.audio else None if takes_images_later and not self.no_mmproj else False
+        return {
+            "mmproj": beside if self.mmproj is None else self.mmproj,
+            "mmproj_offload": not self.no_mmproj_offload,
+            "image_min_tokens": self.image_min_tokens,
+            "image_max_tokens": self.image_max_tokens,
+        }
+
+
 _PANELS: Final = {"Length": ending, "Output": constraining}  # of groups of parameters; the others choose tokens
 
 
-def takes_sampling(**defaults: Any) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command with `**sampling` an option for each sampling parameter that a text can set.
+def takes_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command its options from records and from the table of sampling parameters.
+
+    A parameter whose type is a dataclass stands for the options among its fields. `**sampling` stands for an option for each
+    sampling parameter that a text can set.
 
     Args:
-        **defaults: Defaults of options that differ from those of the fields.
+        **defaults: Defaults of sampling options that differ from those of the fields.
     """
 
-    def decorate(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        made = [option for row in PARAMETERS if row.group for option in _options_of(row, defaults)]
-        command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
-        return command
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        records: dict[str, Any] = {}
+        made: list[inspect.Parameter] = []
+        for parameter in own.parameters.values():
+            if dataclasses.is_dataclass(parameter.annotation):
+                records[parameter.name] = parameter.annotation
+                made += _options_in(parameter.annotation)
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                made += [option for row in PARAMETERS if row.group for option in _options_of(row, defaults)]
+            else:
+                made.append(parameter)
+
+        @functools.wraps(command)
+        def with_records(*arguments: Any, **options: Any) -> None:
+            for name, record in records.items():
+                given = [option.name for option in _options_in(record) if option.name in options]
+                options |= {name: record(**{option: options.pop(option) for option in given})}
+            command(*arguments, **options)
+
+        with_records.__signature__ = own.replace(parameters=made)  # type: ignore[attr-defined]
+        return with_records
 
     return decorate
+
+
+def _options_in(record: Any) -> list[inspect.Parameter]:
+    """Return the options among the fields of a dataclass."""
+    types = get_type_hints(record, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+        )
+        for field in dataclasses.fields(record)
+        if get_origin(types[field.name]) is Annotated
+    ]
 
 
 def _options_of(row: Parameter, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
@@ -247,29 +347,6 @@ def lora_adapters(given: list[str] | None) -> dict[str, tuple[Path, float]]:
             raise InvalidParams(f"--lora: two adapters would be called {path.stem!r}; rename a file")
         adapters[path.stem] = (path, number)
     return adapters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelChoice:
-    """Which model to load and how.
-
-    path: of a file, or a name such as "hf:user/repo"; None: the demo model. rpc: other hosts that compute, between commas.
-    lora: files and scales of adapters, by their names.
-    """
-
-    path: str | Path | None = None
-    n_gpu_layers: int | None = None
-    devices: list[str] | None = None
-    rpc: str | None = None
-    lora: Mapping[str, tuple[Path, float]] = dataclasses.field(default_factory=dict)
-    vocab_only: bool = False
-    show_progress: bool = True
-    verbose: bool = False
-
-    @property
-    def lora_scales(self) -> dict[str, float]:
-        """The scales of the adapters for a request."""
-        return {name: scale for name, (_, scale) in self.lora.items()}
 
 
 def way_to_longer_texts(limits: Limits, num_tokens: int = 0) -> str:
@@ -319,13 +396,13 @@ def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
 
     if choice.verbose:
         _show_log()
-    path = demo_model_path() if choice.path is None else _local_path(choice, stop)
+    path = demo_model_path() if choice.model is None else _local_path(choice, stop)
     start = time.perf_counter()
     with _progress_bar(f"Loading {path.name}", choice.show_progress and not choice.verbose) as progress:
         model = Model.load(
             path,
             n_gpu_layers=choice.n_gpu_layers,
-            devices=choice.devices or None,
+            devices=choice.device or None,
             vocab_only=choice.vocab_only or choice.rpc is not None,
             progress=progress,
             cancel=stop.event,
@@ -338,21 +415,23 @@ def engine_model(choice: ModelChoice, model: Model) -> tuple[Any, dict[str, Any]
 
     llama.cpp ends the process that loses a host, so it is not this one.
     """
-    options: dict[str, Any] = {"lora": {name: path for name, (path, _) in choice.lora.items()}} if choice.lora else {}
+    options: dict[str, Any] = {}
+    if choice.lora:
+        options["lora"] = {name: path for name, (path, _) in lora_adapters(choice.lora).items()}
     if choice.rpc is None:
         return model, options
     options |= {"rpc": text_argument("--rpc", choice.rpc), "isolation": "process"}
     if choice.n_gpu_layers is not None:
         options["n_gpu_layers"] = choice.n_gpu_layers
-    if choice.devices:
-        options["devices"] = choice.devices
+    if choice.device:
+        options["devices"] = choice.device
     return model.paths[0] if len(model.paths) == 1 else list(model.paths), options
 
 
 def _local_path(choice: ModelChoice, stop: StopSignal) -> Path:
     from paceline.hub import check_is_path, is_reference, local_model
 
-    text = text_argument("the model's path", str(choice.path))
+    text = text_argument("the model's path", str(choice.model))
     if not is_reference(text):
         check_is_path(text)
         return validation.path("the model's path", text)
@@ -386,53 +465,6 @@ def _show_log() -> None:
 
 
 # ---- images and audio
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageOptions:
-    """Images and audio of a run, and the projector that makes embeddings of them.
-
-    Raises `InvalidParams` where options exclude each other.
-    """
-
-    files: Sequence[Path]
-    audio_files: Sequence[Path] = ()
-    mmproj: Path | None
-    no_mmproj: bool
-    no_mmproj_offload: bool
-    min_tokens: int | None
-    max_tokens: int | None
-
-    def __post_init__(self) -> None:
-        given = {"--image": self.files, "--audio": self.audio_files, "--mmproj": self.mmproj}
-        other = next((name for name, value in given.items() if value), None)
-        if self.no_mmproj and other is not None:
-            raise InvalidParams(f"--no-mmproj and {other} exclude each other; leave one of them out")
-
-    def attachments(self) -> list[tuple[Path, Attachment]]:
-        """Return all files with their images and audio. Raises as `read_image` and `read_audio`."""
-        images: list[tuple[Path, Attachment]] = [(path, read_image(path, "--image")) for path in self.files]
-        return images + [(path, read_audio(path, "--audio")) for path in self.audio_files]
-
-    def model_path(self, model: str | None) -> str | Path | None:
-        """Return the model to load; where none is named and there are images, the demo model that sees."""
-        if model is not None or not self.files or self.mmproj is not None:
-            return model
-        from paceline.demo import demo_vision_model_path
-
-        return demo_vision_model_path()
-
-    def engine_options(self, *, takes_images_later: bool) -> dict[str, Any]:
-        """Return the keywords of `LLM`. takes_images_later: so that the projector beside the model is loaded in any case."""
-        beside = (
-            True if self.files or self.audio_files else None if takes_images_later and not self.no_mmproj else False
-        )
-        return {
-            "mmproj": beside if self.mmproj is None else self.mmproj,
-            "mmproj_offload": not self.no_mmproj_offload,
-            "image_min_tokens": self.min_tokens,
-            "image_max_tokens": self.max_tokens,
-        }
 
 
 def read_image(path: Path, name: str) -> Image:

@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -18,34 +18,24 @@ from paceline.cli import terminal
 from paceline.cli.endings import StopSignal, run
 from paceline.cli.inputs import argument_or_stdin, arguments_or_lines, given_text, missing, sampling_params
 from paceline.cli.options import (
-    AudioFiles,
     ContextSize,
     DeviceOption,
     FileOption,
     GpuLayersOption,
-    ImageFiles,
-    ImageMaxTokens,
-    ImageMinTokens,
     ImageOptions,
-    LoraOption,
-    Mmproj,
     ModelChoice,
     ModelOption,
-    NoMmproj,
-    NoMmprojOffload,
     ParseSpecialOption,
     PromptOption,
-    RpcOption,
     ThreadsOption,
     VerboseOption,
     advising_flags,
     engine_model,
     load,
-    lora_adapters,
     making_vectors,
     reading_text,
     showing,
-    takes_sampling,
+    takes_options,
 )
 from paceline.errors import InvalidParams, PromptTooLong
 from paceline.params import SamplingParams
@@ -96,28 +86,17 @@ AsJson = Annotated[bool, showing("--json", help="Write one JSON object at the en
 Quiet = Annotated[bool, showing("--quiet", "-q", help="Show no progress bar and no statistics.")]
 
 
-@takes_sampling()
+@takes_options()
 def generate(
     prompt: Prompt = None,
     *,
     prompt_text: PromptOption = None,
     file: FileOption = None,
-    model: ModelOption = None,
-    n_gpu_layers: GpuLayersOption = None,
-    device: DeviceOption = None,
-    rpc: RpcOption = None,
-    lora: LoraOption = None,
+    model: ModelChoice,
     parse_special: ParseSpecialOption = False,
-    image: ImageFiles = None,
-    audio: AudioFiles = None,
-    mmproj: Mmproj = None,
-    no_mmproj: NoMmproj = False,
-    no_mmproj_offload: NoMmprojOffload = False,
-    image_min_tokens: ImageMinTokens = None,
-    image_max_tokens: ImageMaxTokens = None,
+    images: ImageOptions,
     ctx_size: ContextSize = None,
     threads: ThreadsOption = None,
-    verbose: VerboseOption = False,
     echo: Echo = None,
     special: Special = False,
     as_json: AsJson = False,
@@ -137,27 +116,10 @@ def generate(
     seed = sampling.get("seed", -1)
     params = sampling_params(sampling, seed=secrets.randbits(32) if seed == -1 else seed)  # short enough to type again
     shown_first = terminal.is_terminal(sys.stdout) if echo is None else echo
-    images = ImageOptions(
-        files=tuple(image or ()),
-        audio_files=tuple(audio or ()),
-        mmproj=mmproj,
-        no_mmproj=no_mmproj,
-        no_mmproj_offload=no_mmproj_offload,
-        min_tokens=image_min_tokens,
-        max_tokens=image_max_tokens,
-    )
     job = GenerateJob(
         prompt=text,
         params=params,
-        model=ModelChoice(
-            path=images.model_path(model),
-            n_gpu_layers=n_gpu_layers,
-            devices=device,
-            rpc=rpc,
-            lora=lora_adapters(lora),
-            show_progress=not quiet,
-            verbose=verbose,
-        ),
+        model=replace(model, model=images.model_path(model.model), show_progress=not quiet),
         showing=OutputOptions(as_json=as_json, quiet=quiet, echo=shown_first and not as_json, special=special),
         images=images,
         n_ctx=ctx_size,
@@ -380,7 +342,7 @@ def tokenize(
     wanted = _parse_ids(given) if decode else None
 
     def work(stop: StopSignal) -> None:
-        tokenizer = load(ModelChoice(path=model, vocab_only=True, show_progress=False), stop).model.tokenizer
+        tokenizer = load(ModelChoice(model=model, vocab_only=True, show_progress=False), stop).model.tokenizer
         if wanted is not None:
             terminal.write(_with_line_end(tokenizer.decode(wanted, special=parse_special)))
             return
@@ -508,7 +470,7 @@ def embed(
     if npy is not None and pooling is PoolingName.NONE:
         raise InvalidParams("--npy needs one vector for each text, and --pooling none gives one for each token")
     given = arguments_or_lines("TEXT", texts)
-    choice = ModelChoice(path=model, n_gpu_layers=n_gpu_layers, devices=device, verbose=verbose)
+    choice = ModelChoice(model=model, n_gpu_layers=n_gpu_layers, device=device, verbose=verbose)
 
     def work(stop: StopSignal) -> Vectors:
         from paceline.runtime import Embedder

@@ -86,7 +86,7 @@ def sampling(*args: str, **defaults: Any) -> SamplingParams:
     app = typer.Typer()
 
     @app.command(context_settings={"token_normalize_func": inputs.usual_name})
-    @options.takes_sampling(**defaults)
+    @options.takes_options(**defaults)
     def command(**given: Any) -> None:
         found.append(inputs.sampling_params(given))
 
