@@ -131,7 +131,6 @@ def _check_not_empty(name: str, value: Any) -> None:
 
 
 def _named(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the prompts of a value, each with its place."""
     if not is_prompt_list(value):
         return [(name, value)]
     return [(f"{name}[{index}]", item) for index, item in enumerate(value)]
@@ -257,7 +256,7 @@ def _check_input(tokenizer: Tokenizer, index: int, value: Any, options: RequestO
 
 
 def _text_of_parts(name: str, value: Any) -> Any:
-    """Return the text of an object with content parts or, as Jina's clients send it, a text; any other value as it is."""
+    """Return the text of an object with content parts, or with a text as Jina's clients send it; any other value unchanged."""
     if isinstance(value, dict) and isinstance(value.get("text"), str) and not {"content", "prompt_string"} & set(value):
         return value["text"]
     if not isinstance(value, dict) or "content" not in value:
@@ -394,7 +393,7 @@ def _read_bias(tokenizer: Tokenizer, pair: Any) -> tuple[list[int], float]:
 
 
 def _token_key(key: str) -> int | str:
-    """Return the token id that the key of an object stands for; any other key as it is."""
+    """Return the token id that the key of an object stands for; any other key unchanged."""
     digits = _ID_KEY.fullmatch(key)
     return key if digits is None else int(digits[1])
 

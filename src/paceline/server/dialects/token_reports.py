@@ -63,10 +63,10 @@ class LogprobColumnsBuilder:
     def write(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> LogprobColumns:
         """Return the columns of the next tokens."""
         columns = LogprobColumns()
-        for token, one in zip(ids, logprobs, strict=True):
+        for token, scored in zip(ids, logprobs, strict=True):
             columns.tokens.append(spelling(self._token_pieces[token]))
-            columns.token_logprobs.append(None if one is None else finite(one.own))
-            columns.top_logprobs.append(None if one is None else self._top(token, one))
+            columns.token_logprobs.append(None if scored is None else finite(scored.own))
+            columns.top_logprobs.append(None if scored is None else self._top(token, scored))
             columns.text_offset.append(self._offset)
             self._offset += len(self._decoder.decode(self._text_pieces[token]))
         return columns
@@ -76,15 +76,12 @@ class LogprobColumnsBuilder:
         self._offset += len(self._decoder.decode(b"", final=True))
         self._decoder.reset()
 
-    def _top(self, token: int, one: TokenLogprobs) -> dict[str, float]:
-        """Map texts to log-probabilities; the drawn token is included.
-
-        Of two tokens with the same text the likelier counts.
-        """
+    def _top(self, token: int, scored: TokenLogprobs) -> dict[str, float]:
+        """Map texts to log-probabilities, including the drawn token. Of two tokens with the same text the likelier counts."""
         top: dict[str, float] = {}
-        for other, value in zip(one.token_ids[: self._num_top], one.values, strict=False):
+        for other, value in zip(scored.token_ids[: self._num_top], scored.values, strict=False):
             top.setdefault(spelling(self._token_pieces[other]), finite(value))
-        top.setdefault(spelling(self._token_pieces[token]), finite(one.own))
+        top.setdefault(spelling(self._token_pieces[token]), finite(scored.own))
         return top
 
 
@@ -92,24 +89,24 @@ def chat_logprobs(logprobs: Sequence[TokenLogprobs], num_top: int) -> list[ChatL
     """Return one record per token."""
     return [
         ChatLogprob(
-            one.token.text,
-            finite(one.own),
-            one.token.bytes,
-            [TopLogprob(token.text, finite(value), token.bytes) for token, value in one.top[:num_top]],
+            scored.token.text,
+            finite(scored.own),
+            scored.token.bytes,
+            [TopLogprob(token.text, finite(value), token.bytes) for token, value in scored.top[:num_top]],
         )
-        for one in logprobs
+        for scored in logprobs
     ]
 
 
 def prompt_logprobs(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
     """Return null for the first token, then for each its own and the most likely, by token id."""
     entries: list[dict[str, Any] | None] = [None]
-    for one in logprobs:
-        others = [(token, value) for token, value in one.top if token.id != one.token.id]
+    for scored in logprobs:
+        others = [(token, value) for token, value in scored.top if token.id != scored.token.id]
         entries.append(
             {
                 str(token.id): {"logprob": finite(value), "decoded_token": token.text}
-                for token, value in ((one.token, one.own), *others)
+                for token, value in ((scored.token, scored.own), *others)
             }
         )
     return entries
@@ -146,7 +143,7 @@ class LlamaLogprobs:
 
     def entries(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
         """Return one entry per token, each with its most likely alternatives."""
-        return [self._entry(token, one) for token, one in zip(token_ids, logprobs, strict=True)]
+        return [self._entry(token, scored) for token, scored in zip(token_ids, logprobs, strict=True)]
 
     def _entry(self, token: int, scored: TokenLogprobs) -> dict[str, Any]:
         others = zip(scored.token_ids, scored.values, strict=True)
@@ -167,7 +164,7 @@ class LlamaLogprobs:
 
 
 def _text_and_bytes(piece: bytes) -> tuple[str, list[int]]:
-    """Return text and bytes; an incomplete character at the end is in the bytes only."""
+    """Return text and bytes; an incomplete character at the end is only in the bytes."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(piece), list(piece)
 
 
@@ -244,7 +241,7 @@ class TokenAligner:
             found.append(self._tokens.popleft())
         del self._bytes[: at + len(wanted)]
         self._num_dropped = end
-        return len(found), self._logprobs([one for _, one in found if one is not None])
+        return len(found), self._logprobs([scores for _, scores in found if scores is not None])
 
     def clear(self) -> None:
         """Drop all tokens."""
@@ -323,10 +320,10 @@ def usage_body(usages: Sequence[Usage], num_reasoning: int | None = None) -> dic
     `cached_from` is included if it is the same for all prompts that had cached tokens. num_reasoning: tokens of thinking, in
     chats.
     """
-    prompt = sum(one.prompt_tokens for one in usages)
-    completion = sum(one.completion_tokens for one in usages)
-    sources = {one.cached_from for one in usages if one.cached_from is not None}
-    details: dict[str, Any] = {"cached_tokens": sum(one.cached_tokens for one in usages)}
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    sources = {usage.cached_from for usage in usages if usage.cached_from is not None}
+    details: dict[str, Any] = {"cached_tokens": sum(usage.cached_tokens for usage in usages)}
     if len(sources) == 1:
         details["cached_from"] = sources.pop()
     body: dict[str, Any] = {
@@ -336,7 +333,10 @@ def usage_body(usages: Sequence[Usage], num_reasoning: int | None = None) -> dic
         "prompt_tokens_details": details,
     }
     of_completion = {} if num_reasoning is None else {"reasoning_tokens": num_reasoning}
-    drafts = sum(one.draft_tokens for one in usages)
+    drafts = sum(usage.draft_tokens for usage in usages)
     if drafts:
-        of_completion |= {"draft_tokens": drafts, "accepted_draft_tokens": sum(one.accepted_tokens for one in usages)}
+        of_completion |= {
+            "draft_tokens": drafts,
+            "accepted_draft_tokens": sum(usage.accepted_tokens for usage in usages),
+        }
     return body | ({"completion_tokens_details": of_completion} if of_completion else {})

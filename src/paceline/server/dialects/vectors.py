@@ -90,7 +90,7 @@ async def tokenize_texts(
         return engine.embeddable(tokenize_inputs(engine.tokenizer, field, value, options, longest), options)
 
     found = await run_in_turn(service, request, tokenize, timeouts_of(options))
-    return [one if isinstance(one, list) else one.ids for one in found]
+    return [prompt if isinstance(prompt, list) else prompt.ids for prompt in found]
 
 
 async def read_embedding_inputs(
@@ -156,7 +156,6 @@ def embedding_input_options(service: Service, request: Request, model: str | Non
 
 
 def _model_pooling(service: Service) -> str:
-    """Return the pooling in the model's metadata, "" if there is none."""
     metadata = service.engine().model.metadata
     return _POOLINGS.get(metadata.get(f"{metadata.get('general.architecture', '')}.pooling_type", ""), "")
 

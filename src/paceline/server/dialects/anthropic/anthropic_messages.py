@@ -264,7 +264,7 @@ class _MessageReader:
         return parts or ""
 
     def _note_members(self, place: str, message: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
-        """Warn about members that have no effect. usual: values of members that need no warning."""
+        """Warn about members that have no effect. A member with its usual value needs no warning."""
         for name, value in message.items():
             if name not in _MEMBERS and value is not None and (name not in usual or value != usual[name]):
                 self._warn(
@@ -280,7 +280,7 @@ class _MessageReader:
             yield {"role": "user", "content": parts or ""}
 
     def _assistant(self, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
-        """Yield the assistant's message, with its thinking as a list of texts, and the results that stand in it."""
+        """Yield the assistant's message, with its thinking as a list of texts, and the results among its blocks."""
         parts: list[Any] = []
         thinking: list[str] = []
         calls: list[dict[str, Any]] = []
@@ -304,7 +304,7 @@ class _MessageReader:
         yield from results
 
     def _result(self, block: Block) -> dict[str, Any]:
-        """Return a tool's message. A chat template has no place for errors, so the text says that it is one."""
+        """Return a tool's message. A chat template has no place for errors: the text begins with "Error"."""
         place, _, members = block
         content, parts = members.get("content"), []
         if isinstance(content, str):
@@ -319,7 +319,6 @@ class _MessageReader:
         return {**message, "tool_call_id": call} if call else message
 
     def _parts_of(self, block: Block, role: str) -> list[Any]:
-        """Return the parts that a block becomes in a message of a role."""
         place, kind, members = block
         if kind == "text":
             return [_text_part(_text(place, "text", members))]
@@ -336,7 +335,6 @@ class _MessageReader:
         return [self._other(place, kind, members)]
 
     def _other(self, place: str, kind: str, block: Mapping[str, Any]) -> dict[str, str]:
-        """Return the text of a block that chat templates have no place for."""
         if kind == "container_upload":
             return self._omitted(place, kind, "this server keeps no files; the model only reads that there was one")
         if kind not in _READABLE:
@@ -344,7 +342,7 @@ class _MessageReader:
         return _text_part(tagged(kind[:_MAX_SHOWN], readable_text(place, block)))
 
     def _image(self, place: str, block: Mapping[str, Any], role: str) -> Any:
-        """Return an image, or the part in its place."""
+        """Return an image, or the part that replaces it."""
         if role == "assistant":
             return self._omitted(place, "image", "images in messages of the assistant are not shown to the model")
         place, source = f"{place}.source", block.get("source")
@@ -357,7 +355,7 @@ class _MessageReader:
         return self._media.of_base64(f"{place}.data", source.get("data"), _text(place, "media_type", source))
 
     def _document(self, place: str, block: Mapping[str, Any], role: str) -> list[Any]:
-        """Return a document's title, context and text, with the images that it has. A document within it becomes text."""
+        """Return a document's title, context and text, with its images. A document within it becomes text."""
         source = block.get("source")
         source = checked_object(f"{place}.source", source, "an object with a type")
         about = readable_text(place, {name: block.get(name) for name in ("title", "context")})
@@ -406,7 +404,6 @@ class _MessageReader:
 
 
 def _blocks(place: str, content: object) -> list[Block]:
-    """Return the blocks of a content, each with its place and its type."""
     content = checked_list(place, content, "a text or a list of blocks")
     found = []
     for index, given in enumerate(content):
@@ -429,7 +426,6 @@ def _call(place: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result_content(parts: list[Any], *, fails: bool) -> str | list[Any]:
-    """Return texts alone as one text."""
     if not all(isinstance(part, Mapping) for part in parts):
         return [_text_part("Error:"), *parts] if fails else parts
     text = "\n".join(part["text"] for part in parts)
@@ -439,7 +435,7 @@ def _result_content(parts: list[Any], *, fails: bool) -> str | list[Any]:
 
 
 def _text(place: str, name: str, block: Mapping[str, Any]) -> str:
-    """Return a text, which is empty if it is null."""
+    """Return a member that is a text; null is an empty text."""
     if name not in block:
         raise InvalidParams(f"{place}.{name} is missing")
     value = block[name]

@@ -206,7 +206,7 @@ def _stops(stops: object) -> tuple[str, ...]:
 def _thread_warnings(thread: object) -> list[str]:
     """Return the warning about a conversation that Anthropic's servers would keep.
 
-    Raises `ApiException` for the continuation of one: with the code in its details Anthropic's packages send the whole
+    Raises `ApiException` for its continuation: because of the code in the details, Anthropic's packages then send the whole
     conversation again.
     """
     if thread is None:
@@ -257,7 +257,7 @@ class _Output:
 
 
 def _parse_output(config: object, older_format: object, *, strict: bool) -> _Output:
-    """Parse output_config and output_format, the older name of its member `format`, which takes precedence."""
+    """Parse output_config and output_format, the older name of its member `format`."""
     if config is not None and not isinstance(config, Mapping):
         raise InvalidType(f"output_config must be an object, not {type(config).__name__}")
     config = config or {}
@@ -288,7 +288,7 @@ def error_body(api_error: ApiError) -> dict[str, Any]:
 
 
 def _error_message(api_error: ApiError) -> str:
-    """Return the message; that of a prompt that is too long begins as programs expect it, which then shorten their prompt."""
+    """Return the message. For a prompt that is too long it begins as programs expect it, which then shorten their prompt."""
     count, most = api_error.extra.get("n_prompt_tokens"), api_error.extra.get("n_ctx")
     if api_error.type != "exceed_context_size_error" or count is None or most is None:
         return api_error.message
@@ -429,7 +429,7 @@ def _blocks(reply: MessageReply, message: ParsedMessage) -> list[dict[str, Any]]
 
 
 def _input_of(arguments: str) -> dict[str, Any]:
-    """Return arguments as an object. Of arguments that were cut off it has the complete members."""
+    """Return arguments as an object; of arguments that were cut off, the complete members."""
     try:
         found = from_json(arguments or "{}", allow_partial=True)
     except ValueError:

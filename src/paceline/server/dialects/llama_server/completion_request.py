@@ -123,7 +123,7 @@ def parse_options(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
 
 
 def _most_drafts(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
-    """Return max_draft of llama-server's name for it, which it reads no more; more than there can be count as the most."""
+    """Return max_draft of speculative.n_max, a name that llama-server no longer reads. A value above the maximum counts as it."""
     asked = body.speculative_n_max
     if asked is None:
         return {}
@@ -167,7 +167,7 @@ def _clamp(value: Any, low: float | None, high: float | None) -> Any:
 
 
 def _parse_seed(seed: int) -> int | None:
-    """Return the seed; negative numbers count as unsigned ones of 32 bits, as llama-server stores them."""
+    """Return the seed; a negative number counts as an unsigned one of 32 bits, as llama-server stores it."""
     if seed in (-1, RANDOM_SEED):
         return None
     return validation.integer("seed", seed, -(2**31), 2**64 - 1) % (2**32 if seed < 0 else 2**64)
@@ -195,8 +195,8 @@ def _length(body: CompletionBody, base: SamplingParams) -> dict[str, Any]:
 
 
 def _constraint(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
-    """Return the grammar or the schema. A grammar wins, as in llama-server; an empty one is none."""
-    triggers = tuple(_parse_trigger(index, one) for index, one in enumerate(body.grammar_triggers or ()))
+    """Return the grammar or the schema. A grammar wins, as in llama-server; an empty grammar is none."""
+    triggers = tuple(_parse_trigger(index, trigger) for index, trigger in enumerate(body.grammar_triggers or ()))
     if body.grammar:
         if body.json_schema is not None:
             warnings.append("json_schema was ignored, since there is a grammar as well")
@@ -316,7 +316,7 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
     needs_text = not fields or "prompt" in fields
     return CompletionRequest(
         prompts=tuple(prompts),
-        texts=tuple(_text_of(one, context) if needs_text else "" for one in prompts),
+        texts=tuple(_text_of(prompt, context) if needs_text else "" for prompt in prompts),
         params=params,
         settings=full_settings(params, context.tokenizer.eog_ids, stream=stream, others=others),
         warnings=cap_warnings(warnings),
@@ -333,7 +333,7 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
 
 def _text_of(prompt: Any, context: ParseContext) -> str:
     if has_media(prompt):
-        return "".join(one if isinstance(one, str) else context.images.marker for one in prompt)
+        return "".join(segment if isinstance(segment, str) else context.images.marker for segment in prompt)
     return context.tokenizer.decode(prompt, special=True)
 
 
@@ -363,16 +363,18 @@ def _parse_prompts(body: CompletionBody, context: ParseContext, limits: PromptLi
         prompts = read_prompts(
             context.tokenizer, "prompt", body.prompt, context.images, add_special=add, parse_special=parse
         )
-    longest = max((len(one) for one in prompts if not has_media(one)), default=0)  # the engine counts those of images
+    longest = max(
+        (len(prompt) for prompt in prompts if not has_media(prompt)), default=0
+    )  # the engine counts those of images
     if longest > limits.n_ctx > 0 and body.truncate is None:
         raise _too_long(longest, limits)
     return prompts
 
 
 def _check_may_fit(body: CompletionBody, tokenizer: Tokenizer, limits: PromptLimits) -> None:
-    """Raise `PromptTooLong` if a prompt has more bytes than n_ctx tokens have, and is not to be cut.
+    """Raise `PromptTooLong` if a prompt has more bytes than n_ctx tokens have, and the body does not truncate it.
 
-    Of /infill that is `prompt`; its other fields are cut in any case. Prompts with images are left to the engine.
+    Of /infill only `prompt` counts; its other fields are cut. Prompts with images are left to the engine.
     """
     if body.truncate is not None or limits.n_ctx == 0:
         return
@@ -389,7 +391,6 @@ def _too_long(num_tokens: int, limits: PromptLimits, *, is_counted: bool = True)
 
 
 def _check_list_length(prompt: Any, limits: PromptLimits) -> None:
-    """Refuse too many prompts before they are tokenised, which takes a while."""
     if is_prompt_list(prompt) and len(prompt) > limits.max_prompts:
         raise InvalidParams(
             f"prompt: {len(prompt)} prompts are more than the {limits.max_prompts} that this server takes at once"
@@ -513,7 +514,7 @@ def full_settings(
         "logit_bias": logit_bias_body([*_bias_pairs(params), *never]),
         "grammar": params.grammar or "",
         "grammar_lazy": params.grammar_lazy,
-        "grammar_triggers": [_trigger_body(one) for one in params.grammar_triggers],
+        "grammar_triggers": [_trigger_body(trigger) for trigger in params.grammar_triggers],
         "preserved_tokens": [],
     }
     if isinstance(params.json_schema, str):

@@ -240,9 +240,9 @@ class CompletionRenderer(EventWriter):
         return event
 
     def _progress(self, sequence: ChoiceState, chunk: ProgressChunk) -> Iterator[bytes]:
-        """Yield the event of prefill progress; none if only its timings were asked for."""
+        """Yield the event of prefill progress; none if only timings were requested."""
         timings = [  # of each sequence: all of them have this prompt
-            one.timings.during_prefill(chunk.processed, chunk.cache, chunk.elapsed_s) for one in self.sequences
+            state.timings.during_prefill(chunk.processed, chunk.cache, chunk.elapsed_s) for state in self.sequences
         ]
         if not self._request.return_progress:
             return
@@ -309,7 +309,7 @@ class CompletionRenderer(EventWriter):
         return body | {"warnings": request.warnings} if request.warnings else body
 
     def _stop_type(self, reason: FinishReason | None, stop: str | int | None) -> str:
-        """Return llama-server's name of an end. A complete grammar counts as the model's own end, as it does there."""
+        """Return llama-server's name of an end. A complete grammar counts as the model's own end, as in llama-server."""
         if reason is FinishReason.LENGTH:
             return "limit"
         if reason is not FinishReason.STOP:
@@ -479,14 +479,14 @@ class _RunningCompletion:
             del self._state.running[own]
         contents: list[SlotContent | None] = [None] * len(self._slots)
         if self._renderer is not None:
-            contents = [self._content_of(one) for one in self._renderer.sequences]
+            contents = [self._content_of(sequence) for sequence in self._renderer.sequences]
         self._state.end_slots(self._tenant, self._slots, contents)
 
-    def _content_of(self, one: ChoiceState) -> SlotContent | None:
-        if one.finish_reason is None and not one.token_ids:
+    def _content_of(self, sequence: ChoiceState) -> SlotContent | None:
+        if sequence.finish_reason is None and not sequence.token_ids:
             return None
-        token_ids = (*self._request.prompts[one.prompt], *one.token_ids)
-        return SlotContent(token_ids, self._lora, self._media[one.prompt])
+        token_ids = (*self._request.prompts[sequence.prompt], *sequence.token_ids)
+        return SlotContent(token_ids, self._lora, self._media[sequence.prompt])
 
 
 class _ReleasingStream(EventStream):

@@ -230,7 +230,6 @@ def _token_routes() -> Routes:
 
 
 def _render(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[str, tuple[str, ...]]:
-    """Return the prompt of a conversation, and warnings about the conversation."""
     turn, options = _read_chat(service, body, media)
     text = service.chat_format().render_turn(turn, options).text
     shown = text if turn.media is None else turn.media.with_marker(text, service.media_marker)
@@ -238,7 +237,6 @@ def _render(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[
 
 
 def _chat_tokens(service: Service, body: TokenizeBody, media: RequestMedia) -> bytes:
-    """Return the body of a response with the token ids of a conversation's prompt."""
     turn, options = _read_chat(service, body, media)
     if turn.media is not None:
         raise Unsupported("messages: images and audio have no token ids; POST /v1/messages/count_tokens counts them")
@@ -270,7 +268,7 @@ def _read_chat(service: Service, body: TemplateBody, media: RequestMedia) -> tup
 
 
 def _check_num_tokens(field: str, ids: Sequence[int]) -> None:
-    """Raise `InvalidParams` for more tokens than a response may have. field: which has their text."""
+    """Raise `InvalidParams` for more tokens than a response may have. field: the field with their text."""
     if len(ids) > MAX_TOKENS:
         raise InvalidParams(
             f"{field}: {len(ids)} tokens are more than the {MAX_TOKENS} that a response may have; send the text in parts"
@@ -311,7 +309,6 @@ def _tokenizer_info(service: Service) -> dict[str, Any]:
 
 
 def _text_tokens(service: Service, body: TokenizeBody) -> bytes:
-    """Return the body of a response with the token ids of a text."""
     tokenizer = service.engine().tokenizer
     if body.prompt is not None:
         add = body.add_special_tokens is not False
@@ -347,7 +344,6 @@ def _warnings(service: Service, body: LlamaBody, more: Sequence[str] = ()) -> di
 
 
 def _vector_routes() -> Routes:
-    """Return the routes."""
     router = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
     @router.post("/embedding", summary="Turn texts and images into vectors, as llama-server does")
@@ -405,7 +401,6 @@ def _vector_routes() -> Routes:
 
 
 def _input(body: EmbeddingBody) -> tuple[str, Any]:
-    """Return the field with the texts and its value."""
     field, value = ("content", body.content) if body.input is None else ("input", body.input)
     if body.encoding_format not in (None, "float", "base64"):
         raise invalid_request("encoding_format must be float or base64", "encoding_format")
@@ -427,12 +422,12 @@ def _embedding_body(
 
 
 def _vector_lists(row: Any, kind: int) -> list[list[float]]:
-    """Return a text's vector, normalised, or the vectors of its tokens, which stay as they are."""
+    """Return a text's normalised vector, or the vectors of its tokens, which are not normalised."""
     return row.tolist() if row.ndim == 2 else [normalize_as(row, kind).tolist()]
 
 
 def _document_texts(field: str, documents: list[Any]) -> list[str]:
-    """Return the text of each document. Raises `ApiException` for an object without one; other types are checked later."""
+    """Return the text of each document. Raises `ApiException` for an object without a text; other types are checked later."""
     for index, document in enumerate(documents):
         if isinstance(document, dict) and not isinstance(document.get("text"), str):
             message = f'{field}[{index}] must be a text or an object with a text, such as {{"text": "a fox"}}'
@@ -441,7 +436,7 @@ def _document_texts(field: str, documents: list[Any]) -> list[str]:
 
 
 def _rank(scores: list[float], top_n: int) -> list[tuple[int, float]]:
-    best = sorted(enumerate(scores), key=lambda one: -one[1])
+    best = sorted(enumerate(scores), key=lambda ranked: -ranked[1])
     return best[: max(0, top_n)]
 
 

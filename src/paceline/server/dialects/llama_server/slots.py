@@ -47,7 +47,7 @@ class Adapters:
     def of(cls, service: Service) -> Adapters:
         """Return the adapters of the moment; before the model is loaded, those that it will begin with."""
         if service.is_loaded:
-            named = {one.name: one.path for one in service.engine().loras()}
+            named = {adapter.name: adapter.path for adapter in service.engine().loras()}
         else:
             given = adapter_paths(service.settings.engine_options.get("lora", ()))
             named = {name: str(path) for name, path in given.items()}
@@ -196,14 +196,14 @@ def routes() -> Routes:
             raise invalid_request("Invalid slot ID", "id_slot")
         warnings = [] if body is None else body.field_warnings(strict=service.settings.strict_fields)
         warned = {"warnings": warnings} if warnings else {}
-        one = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
+        actions = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
         match action:
             case "save":
-                return json_response(await one.save(_required_filename(body)) | warned)
+                return json_response(await actions.save(_required_filename(body)) | warned)
             case "restore":
-                return json_response(await one.restore(_required_filename(body)) | warned)
+                return json_response(await actions.restore(_required_filename(body)) | warned)
             case "erase":
-                return json_response(one.erase() | warned)
+                return json_response(actions.erase() | warned)
             case _:
                 raise invalid_request("Invalid action", "action")
 
@@ -271,14 +271,14 @@ def _required_filename(body: SlotBody | None) -> str:
 
 
 def _file_name(tenant: str, name: str) -> str:
-    """Return the name of a tenant's file. Requests without a tenant cannot name those; the engine checks the rest."""
+    """Return the name of a tenant's file. Requests without a tenant cannot name such files; the engine checks the rest."""
     if len(name) > _MAX_NAME_LENGTH or name.startswith(".") or (not tenant and _TENANT_FILE.match(name)):
         raise invalid_request(f"Invalid filename: {name!r:.140} is too long, or begins as no name may here", "filename")
     return f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:16]}.{name}" if tenant else name
 
 
 def _slot_body(slot: SlotView, n_ctx: int, state: LlamaServerState, *, is_shown: bool) -> dict[str, Any]:
-    """Return the description of a slot. is_shown: whether the details of its request are a part of it."""
+    """Return the description of a slot. is_shown: whether it has the details of its request."""
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": n_ctx,

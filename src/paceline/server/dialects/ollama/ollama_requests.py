@@ -210,7 +210,7 @@ def _check_generate(body: OllamaGenerateBody) -> None:
 
 
 def _parse_options(given: object, warnings: list[str], *, strict: bool) -> dict[str, Any]:
-    """Return keywords of `SamplingParams`. warnings: takes those of options without effect."""
+    """Return keywords of `SamplingParams`. warnings: receives warnings about options without effect."""
     options = {name: without_fractions(value) for name, value in _checked_options(given).items()}
     warnings += check_fields(options, _FIELDS, _OPTIONS, strict=strict, place="options.")
     options["stop"] = without_empty_texts(options.get("stop"))
@@ -307,7 +307,7 @@ def images_of(place: str, images: object, media: RequestMedia) -> list[Image | O
     if images is None:
         return []
     images = checked_list(place, images, "a list of images in base64")
-    return [media.of_base64(f"{place}[{index}]", one) for index, one in enumerate(images)]
+    return [media.of_base64(f"{place}[{index}]", image) for index, image in enumerate(images)]
 
 
 def with_images(text: str, images: list[Image | OmittedAttachment]) -> str | list[Any]:

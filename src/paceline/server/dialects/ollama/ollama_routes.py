@@ -214,10 +214,10 @@ def _not_found(service: Service, name: str) -> ApiError:
 
 
 def _all_listed(service: Service) -> list[dict[str, Any]]:
-    """Return the model, and its LoRA adapters with it as their parent."""
+    """Return the model, and its LoRA adapters, which have the model as their parent."""
     model = listed_model(service)
     details = model["details"] | {"parent_model": model["name"]}
-    adapters = [{"name": one.name, "model": one.name, "details": details} for one in service.adapters()]
+    adapters = [{"name": adapter.name, "model": adapter.name, "details": details} for adapter in service.adapters()]
     return [model, *(model | adapter for adapter in adapters)]
 
 
@@ -242,7 +242,7 @@ def loaded_models(service: Service) -> list[dict[str, Any]]:
     """Return the entries of a list of loaded models: the model, and its LoRA adapters."""
     engine = service.engine()
     more = {"expires_at": _FOREVER, "size_vram": engine.model.size_bytes, "context_length": engine.limits.max_positions}
-    return [one | more for one in _all_listed(service)]
+    return [listed | more for listed in _all_listed(service)]
 
 
 def _details(service: Service) -> dict[str, Any]:
@@ -401,12 +401,12 @@ class OllamaReply(DialectReply):
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Return at least one, since clients divide by it."""
+    """Return nanoseconds, at least 1: clients divide by them."""
     return max(1, round(seconds * 1e9))
 
 
 def _call_body(index: int, call: ToolCall) -> dict[str, Any] | None:
-    """Return a call; none for one that was cut off, whose arguments no program should run with."""
+    """Return a call; None for a call that was cut off: no program should run with its arguments."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except ValueError:
@@ -577,7 +577,6 @@ def _embedding_warnings(service: Service, body: OllamaBody) -> tuple[str, ...]:
 async def _vectors(
     service: Service, request: Request, model: str | None, field: str, texts: Any, *, truncates: bool
 ) -> tuple[list[Any], int]:
-    """Return a vector for each text, and the number of tokens."""
     if not can_embed(service):
         raise Unsupported("this model was made to generate, and embeddings are off; start the server with --embeddings")
     if service.settings.pooling in ("none", "rank"):

@@ -249,12 +249,10 @@ class ChoiceStream(EventWriter, Generic[C]):
         """Return the choices of a chunk's events, one for each event."""
 
     def _reports_tokens(self, chunk: C) -> bool:
-        """Return whether a chunk has tokens whose ids or log-probabilities are reported."""
         return bool(chunk.token_ids) and (self._reply.token_ids or self._reply.num_top is not None)
 
     @property
     def _is_over(self) -> bool:
-        """True after the terminal chunk of every prompt."""
         return len(self._usages) == len(self._reply.prompts)
 
     def _event(self, choice: dict[str, Any]) -> bytes:
@@ -269,14 +267,13 @@ class ChoiceStream(EventWriter, Generic[C]):
         return _with_members(event, {"timings": self._timings.during_decode(self._num_generated)})
 
     def _during_prefill(self, choice: dict[str, Any], progress: ProgressChunk) -> bytes:
-        """Encode an event before the first token."""
         members: dict[str, Any] = {"prompt_progress": progress.body(self._num_prompt)}
         if self._timings is not None:
             members["timings"] = self._timings.during_prefill(progress.processed, progress.cache, progress.elapsed_s)
         return _with_members(self._head + _encode(choice) + self._tail, members)
 
     def _ending(self, last: bytes) -> list[bytes]:
-        """Return the last event of a choice and the events that follow it at the end of the stream."""
+        """Return a choice's last event and the events that follow it at the end of the stream."""
         closing = self._reply.closing(self._usages, self._warnings)
         if not self._reply.include_usage:
             return [_with_members(last, closing)]

@@ -106,7 +106,6 @@ class OpenAIBody(RequestBody):
 
 
 def _extras(record: type, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return optional fields for members of a dataclass."""
     hints = get_type_hints(record)
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
     return {name: _extra(hints[name], record.__name__, defaults[name]) for name in names}
@@ -426,7 +425,7 @@ def parse_generation(  # noqa: PLR0913 - the parts of a request have many source
 
 
 def _sampling_changes(body: GenerationBody, tokenizer: Tokenizer, warnings: list[str]) -> dict[str, Any]:
-    """Return the keywords of `SamplingParams` that the body has, but for its length."""
+    """Return the keywords of `SamplingParams` that the body has, except its length."""
     given = given_fields(body)
     changes = {name: without_fractions(given[name]) for name in (*_SAME_NAMES, *SAMPLING_EXTRAS) if name in given}
     stop = without_empty_texts(changes.pop("stop", None))
@@ -452,7 +451,7 @@ def _sampling_changes(body: GenerationBody, tokenizer: Tokenizer, warnings: list
 
 
 def _list_of(text: str) -> Any:
-    """Return the list that a text has as JSON, which is text-generation-webui's shape; any other text as it is."""
+    """Return the list that a text has as JSON, as text-generation-webui sends it; any other text unchanged."""
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -492,13 +491,12 @@ def _constraint_changes(body: GenerationBody, warnings: list[str], *, strict: bo
 
 
 def _schema_field(body: GenerationBody) -> str:
-    """Return the name of the field that has a body's JSON schema."""
     fields = ("json_schema", "response_format", "structured_outputs", "guided_json", "text")
     return next((name for name in fields if getattr(body, name, None) not in NO_CONSTRAINT), "json_schema")
 
 
 def _parse_options(body: GenerationBody, warnings: list[str]) -> dict[str, Any]:
-    """Return the keywords of `RequestOptions`. An option of streams has a warning if the response is not streamed."""
+    """Return the keywords of `RequestOptions`. An option of streams gets a warning if the response is not streamed."""
     given = given_fields(body)
     options = {name: given[name] for name in OPTION_EXTRAS if name in given}
     RequestOptions(**options)  # raises for wrong values

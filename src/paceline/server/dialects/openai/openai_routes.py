@@ -225,7 +225,7 @@ def list_prompts(body: OpenAICompletionBody, tokenizer: Any, images: MarkedImage
 
 
 def _prompt_of(name: str, prompt: Any, images: MarkedImages, *, has_suffix: bool) -> Prompt:
-    """Return a prompt; of one in llama-server's shape the text, or the segments with its images."""
+    """Return a prompt. A prompt in llama-server's shape becomes its text, or the segments with its images."""
     if not isinstance(prompt, dict):
         if not isinstance(prompt, (str, list)):
             raise InvalidType(f"{name} must be a text or token ids, not {prompt!r:.80}")
@@ -272,9 +272,9 @@ def _model_routes() -> Routes:
         is_multimodal = service.is_loaded and bool(set(service.engine().model.modalities) - {"text"})
         listed = [
             ollama_listing(name, is_multimodal=is_multimodal),
-            *(ollama_listing(one.name, parent=name, is_multimodal=is_multimodal) for one in adapters),
+            *(ollama_listing(adapter.name, parent=name, is_multimodal=is_multimodal) for adapter in adapters),
         ]
-        data = [model_body(service, name), *(_adapter_body(service, one) for one in adapters)]
+        data = [model_body(service, name), *(_adapter_body(service, adapter) for adapter in adapters)]
         # Anthropic's, as type, display_name and created_at
         page = {"has_more": False, "first_id": name, "last_id": data[-1]["id"]}
         return {"models": listed, "object": "list", "data": data, **page}
@@ -286,7 +286,7 @@ def _model_routes() -> Routes:
     async def model(model_id: str, request: Request) -> dict[str, Any]:
         """Describe the model under one of its names, or an adapter; 404 for any other."""
         service = Service.of(request.scope)
-        adapter = next((one for one in service.adapters() if one.name == model_id), None)
+        adapter = next((listed for listed in service.adapters() if listed.name == model_id), None)
         if adapter is not None:
             return _adapter_body(service, adapter)
         if model_id not in service.names:
@@ -311,7 +311,7 @@ def model_body(service: Service, name: str) -> dict[str, Any]:
 
 
 def _adapter_body(service: Service, adapter: LoraAdapter) -> dict[str, Any]:
-    """Return the description of a LoRA adapter, with vLLM's members: its file's name as root, and the model as parent."""
+    """Return the description of a LoRA adapter, with vLLM's members: its file's name as root, the model as parent."""
     body = model_body(service, adapter.name) | {"aliases": [], "tags": [], "meta": None}
     return body | {"root": Path(adapter.path).name, "parent": service.names[0]}
 
@@ -388,11 +388,11 @@ def _lora_routes() -> Routes:
         warnings = body.field_warnings(strict=service.settings.strict_fields)
         engine, name, scales = service.engine(), body.lora_name, dict(service.settings.lora_scales)
         if name in scales:  # else requests that name no adapter would be refused, too
-            service.set_lora_scales({one: scale for one, scale in scales.items() if one != name})
+            service.set_lora_scales({other: scale for other, scale in scales.items() if other != name})
         try:
             await _call(lambda: engine.unload_lora(name, timeout_s=body.timeout_s))
         except Exception:
-            if name in scales and any(one.name == name for one in engine.loras()):
+            if name in scales and any(adapter.name == name for adapter in engine.loras()):
                 service.set_lora_scales({name: scales[name], **service.settings.lora_scales})
             raise
         return _done(f"Success: the LoRA adapter {name!r} is unloaded", warnings)
@@ -405,7 +405,7 @@ def _done(message: str, warnings: list[str]) -> Response:
 
 
 async def _call(function: Callable[[], None]) -> None:
-    """Call the engine in a thread. Raises with the field at fault, and the status of adapters that are not there or in use."""
+    """Call the engine in a thread. Errors name the field at fault; adapters that are missing or in use have their own status."""
     try:
         with naming_param(LoadLoraBody.model_fields, **_PARAMS):
             await asyncio.get_running_loop().run_in_executor(_THREADS, function)

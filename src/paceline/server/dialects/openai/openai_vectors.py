@@ -179,12 +179,11 @@ def score_routes() -> Routes:
 
 
 def _is_text_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
-    """Return the pairs of texts. Raises for lists that do not fit."""
-    first, second = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
+    first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
     for name, texts in (("text_1", first), ("text_2", second)):
         if not _is_text_list(texts):
             raise invalid_request(f"{name} must be a text or a list of texts that is not empty", name)

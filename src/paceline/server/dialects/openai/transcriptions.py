@@ -98,7 +98,7 @@ async def read_form(request: Request, *, strict: bool = False) -> TranscriptionF
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise `InvalidParams` for a field that is there twice: which of its values is meant cannot be known."""
+    """Raise `InvalidParams` for a field that is given twice: nothing says which value is meant."""
     twice = next((name for name, count in Counter(names).items() if count > 1 and name in FIELDS), None)
     if twice is not None:
         raise InvalidParams(f"{twice} is given {names.count(twice)} times; give it once")

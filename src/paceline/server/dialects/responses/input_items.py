@@ -183,7 +183,7 @@ class _ItemReader:
         return {"role": role, "content": parts}
 
     def _part(self, place: str, part: object, text_kind: str) -> Item:
-        """Return a part of a content or output. text_kind: the type that its texts get."""
+        """Return a part of a content or output. text_kind: the type of its texts."""
         part = checked_object(place, part, "an object with type and text")
         kind = part.get("type")
         if kind == "computer_screenshot":
@@ -199,7 +199,6 @@ class _ItemReader:
         return {"type": "refusal", "refusal": text} if kind == "refusal" else _text_part(text_kind, text)
 
     def _note_members(self, place: str, given: Mapping[Any, Any], known: Collection[str], kind: str) -> None:
-        """Warn about members that have no effect."""
         for name, value in given.items():
             if name not in known and name not in _SILENT_MEMBERS and value is not None:
                 self._warnings.add_unknown(
@@ -292,7 +291,7 @@ def _call_head(place: str, item: Mapping[Any, Any]) -> Item:
 
 
 def _checked_audio(place: str, value: object) -> Item:
-    """Return the texts of an audio, so that the item can be kept; whether they are a file is found when it is read."""
+    """Return the members of an audio as texts, so that the item can be kept. The file is checked when it is read."""
     if not isinstance(value, Mapping):
         kind = "null" if value is None else type(value).__name__
         raise InvalidType(f"{place} must be an object with data and format, not {kind}")
@@ -395,7 +394,7 @@ class _MessageWriter:
             self._add_result(item, item.get("call_id"), self._output(place, item))
 
     def _turn(self, begins: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Return the assistant's message to add to. begins: returns whether an item begins another message than the last."""
+        """Return the assistant's message to add to. begins: returns whether the item begins a message after the last one."""
         if not self.messages or self.messages[-1]["role"] != "assistant" or begins(self.messages[-1]):
             self.messages.append({"role": "assistant", "content": []})
         return self.messages[-1]
@@ -423,14 +422,13 @@ class _MessageWriter:
         return kind.removesuffix("_call")
 
     def _add_result(self, item: Item, call_id: str | None, content: str | list[Any]) -> None:
-        """Add a result: of a call, or of a function that no call was made to."""
+        """Add the result of a call, or of a function that was never called."""
         source = {"tool_call_id": self._call_ids.get(call_id, call_id)} if call_id else {}
         if not source and item.get("name"):
             source["name"] = self._function_of(item)
         self.messages.append({"role": "tool", **source, "content": content})
 
     def _output(self, place: str, item: Item) -> str | list[Any]:
-        """Return the content of a result that is an item of its own."""
         if item["type"] in ("function_call_output", "custom_tool_call_output"):
             return self._content(f"{place}.output", item["output"])
         if item["type"] == "tool_search_output":
@@ -454,7 +452,6 @@ class _MessageWriter:
         return found
 
     def _content(self, place: str, value: str | Sequence[Mapping[str, str]]) -> str | list[Any]:
-        """Return a content with its images and audio read."""
         if isinstance(value, str):
             return value
         parts: list[Any] = []
@@ -473,7 +470,6 @@ class _MessageWriter:
 
 
 def _arguments_of(item: Item) -> str:
-    """Return the arguments of a call as JSON."""
     if item["type"] == "custom_tool_call":
         return _json({CUSTOM_INPUT: item["input"]})
     given = item.get("arguments")

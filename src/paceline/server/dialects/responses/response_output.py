@@ -372,11 +372,11 @@ class ResponseEvents(EventWriter):
         return _event("error", number, **members) + _event("response.failed", number + 1, response=body)
 
     def _output_with_open(self, status: Status) -> list[Item]:
-        """Return the items so far. status: of the open one."""
+        """Return the items so far. status: the status of the open item."""
         return [*self._output, *([] if self._open is None else [self._open.item(status, has_content=True)])]
 
     def _goes_on(self, call: ToolCallDelta | None) -> bool:
-        """Return whether a delta belongs to the call that is open. Text behind it in the same chunk comes after it."""
+        """Return whether a delta belongs to the open call. Text after the call in the same chunk is written after it."""
         known = None if self._open is None else self._open.call
         return call is not None and known is not None and known.delta.index == call.index
 
@@ -420,7 +420,6 @@ class ResponseEvents(EventWriter):
         return [*events, *self._of_input(item, item.call.grown(delta.arguments))]
 
     def _of_input(self, item: _OpenItem, piece: str) -> list[bytes]:
-        """Return the event of the next piece of a call's arguments or input."""
         if not piece or item.call is None:
             return []
         item.texts.append(piece)
@@ -428,7 +427,7 @@ class ResponseEvents(EventWriter):
         return [self._event(f"response.{item.call.event_name}.delta", **where, delta=piece, **self._rates())]
 
     def _current(self, kind: str) -> tuple[list[bytes], _OpenItem]:
-        """Return the open item of this kind, with the events that close another one and begin it."""
+        """Return the open item of this kind. Its events close an item of another kind and begin this one."""
         if self._open is not None and self._open.kind == kind:
             return [], self._open
         events = self._close("completed")
@@ -446,7 +445,6 @@ class ResponseEvents(EventWriter):
         return self._event("response.output_item.added", output_index=item.index, item=shown)
 
     def _close(self, status: Status) -> list[bytes]:
-        """Return the events that end the open item."""
         item, self._open = self._open, None
         if item is None:
             return []
@@ -472,7 +470,6 @@ class ResponseEvents(EventWriter):
         return [*events, self._event("response.output_item.done", output_index=item.index, item=done)]
 
     def _ending(self, chunk: ChatChunk, reason: FinishReason, usage: Usage) -> list[bytes]:
-        """Return the events that end the response."""
         self._has_ended = True
         events: list[bytes] = []
         if self._open is None and not self._output:  # nothing but blanks
@@ -487,7 +484,6 @@ class ResponseEvents(EventWriter):
         return [*events, self._event(name, response=body, timings=timings)]
 
     def _rates(self) -> dict[str, Any]:
-        """Return the timings of an event while tokens are generated, if they are wanted."""
         return {} if self._timings is None else {"timings": self._timings.during_decode(self._num_generated)}
 
     def _event(self, kind: str, **members: Any) -> bytes:

@@ -109,7 +109,7 @@ class ToolNames:
 
 
 def _function_name(namespace: str, name: str) -> str:
-    """Return the name of a function: that of a namespace has both, in characters and a length that models are used to."""
+    """Return the name of a function. For a tool of a namespace it has both names, in characters and a length that models know."""
     if not namespace:
         return name
     joined = f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
@@ -179,7 +179,7 @@ class _FoundTool:
 
 
 def _functions(tools: Sequence[_FoundTool], names: ToolNames) -> tuple[Tool, ...]:
-    """Return the functions of tools. The description of a namespace stands in front of its first function's."""
+    """Return the functions of tools. A namespace's description comes before the description of its first function."""
     described: set[str] = set()
     functions = []
     for tool in tools:
@@ -245,7 +245,7 @@ class _ToolReader:
         self.found[key] = found
 
     def _callable(self, place: str, kind: str, tool: Mapping[Any, Any]) -> _FoundTool:
-        """Return a function or custom tool, also in the shape of chat completions, with its members one level deeper."""
+        """Return a function or custom tool. In the shape of chat completions its members are one level deeper."""
         nested = tool.get(kind)
         if isinstance(nested, Mapping):
             place, tool = f"{place}.{kind}", {"type": kind, **nested}
@@ -264,7 +264,6 @@ class _ToolReader:
         return _FoundTool(ToolOrigin(name), description, checked)
 
     def _note_members(self, place: str, tool: Mapping[Any, Any], known: Sequence[str]) -> None:
-        """Warn about members of a tool that have no effect."""
         for name, value in tool.items():
             if name in known or value is None or value in _EMPTY_MEMBERS.get(name, ()):
                 continue
@@ -279,7 +278,7 @@ class _ToolReader:
                 )
 
     def _read_format(self, place: str, given: object) -> tuple[str, Mapping[str, Any]]:
-        """Return how the model is told of a custom tool's format, and the JSON schema that enforces it."""
+        """Return the sentence that tells the model a custom tool's format, and the JSON schema that enforces it."""
         plain: Mapping[str, Any] = {"type": "string"}
         if given is None:
             return "", plain
@@ -385,7 +384,7 @@ class _ChoiceReader:
         return (self._required(offered) if mode == "required" else mode), offered
 
     def _named(self, place: str, kind: str, choice: Mapping[Any, Any]) -> list[_FoundTool]:
-        """Return the tools that an object names; none for a tool that is left out."""
+        """Return the tools that an object names; an empty list for a tool that is left out."""
         if kind not in ("function", "custom", "namespace", "tool"):
             return []
         nested = choice.get(kind)
@@ -404,7 +403,7 @@ class _ChoiceReader:
         return found
 
     def _find(self, name: str, namespace: str | None) -> list[_FoundTool]:
-        """Return the tool of a name: by itself, else by the name of its function, else of the only namespace that has it."""
+        """Return the tool of a name: by itself, else by its function's name, else of the only namespace that has it."""
         if namespace is not None:
             return [tool for tool in self._all if tool.origin.namespace == namespace and tool.origin.name == name]
         plain = [tool for tool in self._all if not tool.origin.namespace and tool.origin.name == name]

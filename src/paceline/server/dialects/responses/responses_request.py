@@ -243,7 +243,6 @@ def truncations(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _num_of_system(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of system messages at the beginning."""
     roles = (message["role"] for message in messages)
     return next((index for index, role in enumerate(roles) if role not in ("system", "developer")), len(messages))
 
@@ -310,10 +309,7 @@ def parse_responses(  # noqa: PLR0913 - where the parts of a request come from
 
 
 def _sampling_changes(body: ResponsesBody, warnings: list[str], *, strict: bool) -> dict[str, Any]:
-    """Return the keywords of `SamplingParams` that have another shape in this API.
-
-    warnings: takes the warnings about text.format.
-    """
+    """Return the keywords of `SamplingParams` that have another shape in this API. warnings: about text.format."""
     changes: dict[str, Any] = {}
     if LOGPROBS in (body.include or ()):
         changes["logprobs"] = body.top_logprobs or 0
@@ -331,7 +327,6 @@ def _sampling_changes(body: ResponsesBody, warnings: list[str], *, strict: bool)
 
 
 def _schema(given: Mapping[str, Any] | None, warnings: list[str], *, strict: bool) -> Any:
-    """Return the JSON schema of a text.format; None for text."""
     if given is None:
         return None
     kind = validation.choice("text.format.type", given.get("type"), tuple(_FORMAT_MEMBERS))

@@ -145,7 +145,7 @@ def _naming_fields(body: ResponsesBody) -> Any:
 async def _parse(
     service: Service, store: ResponseStore, body: ResponsesBody, request: Request
 ) -> tuple[ResponsesRequest, EncodedItems, RequestMedia, int]:
-    """Parse a body in a thread, with the conversation before it; encode both there, if they are to be stored.
+    """Parse a body in a thread, with the conversation before it; encode both there if they are to be stored.
 
     The last member is the number of bytes of both.
     """
@@ -184,7 +184,6 @@ async def _parse(
 
 
 def _previous(store: ResponseStore, tenant: str, response_id: str | None) -> StoredResponse | None:
-    """Return the response that a request continues."""
     if response_id is None:
         return None
     if not store.is_on:
@@ -199,7 +198,6 @@ def _previous(store: ResponseStore, tenant: str, response_id: str | None) -> Sto
 
 
 def _references(value: object) -> list[str]:
-    """Return the ids that an input names in place of items."""
     items = value if isinstance(value, list) else []
     named = [
         item.get("id") for item in items if isinstance(item, dict) and item.get("type") in (None, "item_reference")
@@ -233,7 +231,7 @@ class _TurnMaker:
         return asked.turn(messages, prefills=prefills, num_left_out=number)
 
     def _fits(self, asked: ResponsesRequest, turn: Turn) -> bool:
-        """Return whether a turn leaves room for the output, as prompts do that are cut."""
+        """Return whether a turn leaves room for the output, as truncated prompts do."""
         max_positions = self._engine.limits.max_positions
         half, most = max_positions // 2, asked.parsed.params.max_tokens
         reserved = half if most is None else min(most, half)
