@@ -1,20 +1,20 @@
-"""The tick cost model of the strategy `paced`: what a tick takes, learnt from the ticks. Pure arithmetic.
+"""Costs of passes, learned from the ticks: of any pass (`TickCostModel`), and of passes that only decode (`DecodeCost`).
 
-A pass runs in ubatches of at most `n_ubatch` tokens. One of n tokens takes
+A pass runs in ubatches of at most `n_ubatch` tokens. A ubatch of n tokens takes
 
     base + a slope for each range of n + per_cell * n * cells in use
 
-and so much for each output: a token whose logits are computed, which may be a third of its cost in a small model with a
-large vocabulary. All but that have other coefficients from 64 tokens on than below, as other kernels compute then:
-llama.cpp's attention on a CPU works on tiles of 64 tokens, at half the price of single ones, so that 64 can take less than
-63. The ranges end at 4 and 8 tokens below, and at 256 from 64 on, so that a pass may be cheap until the arithmetic fills the
-machine, or dear from the start, on a CPU or a GPU. No coefficient is negative: that step apart, more tokens, cells or outputs
-never take less. They follow the ticks in three ways:
+and a time for each output, a token whose logits are computed; that may be a third of its cost in a small model with a large
+vocabulary. All coefficients but that differ from 64 tokens on, as other kernels compute then: llama.cpp's attention on a CPU
+works on tiles of 64 tokens at half the price of single ones, so 64 can take less than 63. The ranges end at 4 and 8 tokens
+below 64, and at 256 above, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a
+CPU or a GPU. No coefficient is negative: apart from the step at 64, more tokens, cells or outputs never take less. They
+follow the ticks:
 
-1. All of them are scaled by the machine's speed: the median of the last three ratios of what was to what was expected, so
-   that a machine that becomes slower is followed at once for every size, and a single outlier is ignored.
-2. Least squares of the relative error, old ticks forgotten, by coordinate descent from the previous estimate. Inertia keeps a
-   coefficient that recent ticks say little about about where it was.
+1. All of them are scaled by the machine's speed: the median of the last three ratios of measured to expected time. A machine that
+   becomes slower is followed at once for every size, and a single outlier is ignored.
+2. Least squares of the relative error, old ticks forgotten, by coordinate descent from the previous estimate. Inertia holds a
+   coefficient that recent ticks say little about.
 3. A quantile of the remaining ratio is tracked and multiplied in: `seconds` returns a high quantile, not the mean.
 
 Knows neither clocks nor sequences; used on the engine's thread.
@@ -31,35 +31,35 @@ from typing import NamedTuple
 
 from paceline import validation
 
-TILE_TOKENS = 64  # from as many on other kernels compute
+TILE_TOKENS = 64  # from here on other kernels compute
 
-BLOCK_TOKENS = 4  # as many are multiplied at once: 61 take as long as 64 on the processors that were measured
+BLOCK_TOKENS = 4  # multiplied at once: 61 tokens take as long as 64 on the processors that were measured
 
 # A slow CPU; the first tick scales all of it. Below a tile: base, tokens up to 4, up to 8, above, tokens times cells; from
 # a tile on: base, tokens up to 256, tokens above, tokens times cells. Last: outputs.
 _PRIOR = (0.05, 0.015, 0.015, 0.015, 2e-6, 0.05, 0.015, 0.015, 2e-6, 0.005)
 _NUM_BELOW = 5  # of them
 _FORGET = 0.97  # weight of the past: about 33 ticks
-_GAIN = 0.3  # part of a change in speed that is believed in one tick
-_CREDIBLE = 4.0  # largest logarithm of a change in speed that is taken as it is
+_GAIN = 0.3  # part of a change in speed that one tick makes
+_CREDIBLE = 4.0  # largest logarithm of a change in speed that counts in full
 _SWEEPS = 3  # of coordinate descent in a tick
 _SETTLING = 32  # ticks' worth of sweeps at the end of a calibration
-_INERTIA = 0.1  # ticks that say of each coefficient that it is right, at its first share
+_INERTIA = 0.1  # weight in ticks that holds each coefficient at its first share
 _MOST = 2**31 - 1  # tokens, cells
 _LEAST_S = 1e-6  # no pass is shorter; a clock may say 0
 _QUANTILE_STEP = 0.03
 _FIRST_MARGIN = math.log(1.15)
 _LAST_MARGIN = math.log(1.6)
 _ROUNDS = 8  # of a calibration's samples
-_NUM_SETTLED = 7  # passes after which a time is known well
-_DECODE_GAIN = 1 / _NUM_SETTLED  # of a new time from then on
-_CREDIBLE_DECODE = math.log(1.5)  # largest logarithm of a ratio that is taken as it is
-_SPEED_GAIN = 0.3  # part of a change in the machine's speed that is believed in one pass
-_REST_GAIN = 1 / 16  # of a new rest in the mean of them
+_NUM_SETTLED = 7  # passes after which a time is well known
+_DECODE_GAIN = 1 / _NUM_SETTLED  # weight of a new time from then on
+_CREDIBLE_DECODE = math.log(1.5)  # largest logarithm of a ratio that counts in full
+_SPEED_GAIN = 0.3  # part of a change in the machine's speed that one pass makes
+_REST_GAIN = 1 / 16  # weight of a new rest in the mean of rests
 
 
 class MeasuredPass(NamedTuple):
-    """A pass: its tokens, the cells in use at its end, what it took, and how many of its tokens' logits were computed."""
+    """A pass: its tokens, cells in use at its end, seconds, and number of tokens whose logits were computed."""
 
     num_tokens: int
     num_cells: int
@@ -69,7 +69,7 @@ class MeasuredPass(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UbatchCost:
-    """Seconds of a ubatch: for itself, for a token in each range of sizes, for a token and cell in use."""
+    """Seconds of a ubatch: its base, each token by range of sizes, each token and cell in use."""
 
     base_s: float
     per_token_s: tuple[float, ...]
@@ -78,10 +78,10 @@ class UbatchCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickCostState:
-    """The estimate of a `TickCostModel` for ubatches of less than 64 tokens and of those from there on.
+    """The estimate of a `TickCostModel`, for ubatches of less than 64 tokens and for larger ones.
 
-    per_output_s: seconds of computing a token's logits. margin: what is multiplied in to make a mean a high quantile.
-    num_observed: ticks seen, a calibration's included.
+    per_output_s: seconds of computing a token's logits. margin: factor between the mean and the high quantile. num_observed:
+    ticks seen, with those of a calibration.
     """
 
     below_tile: UbatchCost
@@ -94,8 +94,8 @@ class TickCostState:
 class TickCostModel:
     """A `TickCost` that learns. Before the first tick it expects a slow machine: 80 ms for a token, 1.2 s for 64.
 
-    n_ubatch: tokens of a ubatch. quantile: share of the ticks that are to take no longer than expected; higher is more
-    careful with the time between two tokens, lower computes prompts sooner.
+    n_ubatch: tokens of a ubatch. quantile: share of the ticks that should take no longer than expected; a higher share is more
+    careful with the time between two tokens, a lower one computes prompts sooner.
     """
 
     def __init__(self, *, n_ubatch: int = 512, quantile: float = 0.9) -> None:
@@ -106,7 +106,7 @@ class TickCostModel:
         self._moments = [0.0] * len(_PRIOR)
         self._margin = _FIRST_MARGIN
         self._recent: list[float] = []  # logarithms of the last ratios
-        self._speed = 1.0  # of the machine that is expected: seconds, as a multiple of the first expectation
+        self._speed = 1.0  # of the machine: expected seconds as a multiple of the first expectation
         self._num_observed = 0
         for num_tokens, num_outputs in ((1, 1), (8, 8), (8, 0), (64, 1), (512, 1)):
             features = self._features(num_tokens, 1000, num_outputs)
@@ -114,21 +114,20 @@ class TickCostModel:
             self._remember([feature / mean for feature in features], 0.1)
 
     def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
-        """Return what a pass takes at most in that share of ticks.
+        """Return the seconds of a pass at the quantile.
 
-        num_tokens: its tokens. num_cells: in use at its end. num_outputs: tokens of it whose logits are computed.
+        num_cells: in use at its end. num_outputs: tokens whose logits are computed.
         """
         return self._mean(self._features(num_tokens, num_cells, num_outputs)) * math.exp(self._margin)
 
     def mean_seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
-        """Return what such a pass takes on average; the parameters are those of `seconds`."""
+        """Return the mean seconds of a pass; the parameters are those of `seconds`."""
         return self._mean(self._features(num_tokens, num_cells, num_outputs))
 
     def observe(self, num_tokens: int, num_cells: int, seconds: float, num_outputs: int = 1) -> None:
-        """Learn from a pass over generating sequences: what it held, the cells in use at its end, what it took, its outputs.
+        """Learn from a pass over generating sequences; num_cells: in use at its end.
 
-        Raises `InvalidParams` for less than a token, negative cells or outputs, and for seconds that are negative or not
-        finite.
+        Raises `InvalidParams` for less than a token, negative cells or outputs, and for seconds that are negative or not finite.
         """
         features = self._features(
             validation.integer("num_tokens", num_tokens, 1, _MOST),
@@ -139,24 +138,21 @@ class TickCostModel:
         ratio = math.log(max(validation.number("seconds", seconds, 0), _LEAST_S) / mean)
         self._track_quantile(ratio)
         step = self._follow_speed(ratio)
-        credible = max(0.3, _CREDIBLE / (self._num_observed + 1))  # beyond it a ratio says that it is odd, not how odd
+        credible = max(0.3, _CREDIBLE / (self._num_observed + 1))  # a larger ratio says that it is odd, not how odd
         rest = min(max(ratio - step, -credible), credible)
         self._remember([feature / (mean * math.exp(step + rest)) for feature in features], 1.0)
         self._fit()
         self._num_observed += 1
 
     def calibrate(self, passes: Iterable[MeasuredPass]) -> None:
-        """Learn from passes that were made to measure.
-
-        They count as much as eight ticks each; later ticks correct them.
-        """
+        """Learn from measured passes, which count as much as eight ticks each; later ticks correct them."""
         kept = list(passes)
         for _ in range(_ROUNDS):
-            for one in kept:
-                self.observe(*one)
+            for measured in kept:
+                self.observe(*measured)
         for _ in range(_SETTLING):
             self._fit()
-        self._margin = _FIRST_MARGIN  # the same passes again say nothing about how passes differ
+        self._margin = _FIRST_MARGIN  # repeated passes say nothing about the spread of passes
 
     def state(self) -> TickCostState:
         """Return the current estimate, for reports."""
@@ -169,7 +165,7 @@ class TickCostModel:
         )
 
     def _features(self, num_tokens: int, num_cells: int, num_outputs: int) -> tuple[float, ...]:
-        """Return what the coefficients are multiplied by: sums over the ubatches of a pass, and its outputs."""
+        """Return the factors of the coefficients: sums over the ubatches of a pass, and its outputs."""
         num_whole, rest = divmod(num_tokens, self._n_ubatch)
         features = _ubatch(rest, num_cells)
         if num_whole:
@@ -184,12 +180,12 @@ class TickCostModel:
     def _track_quantile(self, ratio: float) -> None:
         above = ratio > self._margin
         if above and len(self._recent) == 3 and min(self._recent[1:]) > self._margin:
-            return  # three in a row: the machine is slower, which is no spread
+            return  # three in a row: the machine is slower, and the spread is the same
         up = self._quantile if above else self._quantile - 1
         self._margin = min(max(self._margin + _QUANTILE_STEP * up, 0.0), _LAST_MARGIN)
 
     def _follow_speed(self, ratio: float) -> float:
-        """Scale coefficients and history to the machine's speed; return the logarithm of the step."""
+        """Scale coefficients and history to the machine's speed; return the logarithm of the scale."""
         self._recent = [*self._recent[-2:], ratio]
         median = sorted(self._recent)[1] if len(self._recent) == 3 else ratio
         gain = max(_GAIN, 1 / (self._num_observed + 1))
@@ -213,7 +209,7 @@ class TickCostModel:
         ]
 
     def _fit(self) -> None:
-        """Run coordinate descent: set each coefficient to its best given the others; inertia holds those with little data."""
+        """Set each coefficient to its best value given the others (coordinate descent); inertia holds those with little data."""
         coefficients, before = self._coefficients, self._coefficients.copy()
         inertias = [_INERTIA / (prior * self._speed) ** 2 for prior in _PRIOR]
         for _ in range(_SWEEPS):
@@ -224,7 +220,7 @@ class TickCostModel:
 
 
 def _ubatch(num_tokens: int, num_cells: int) -> tuple[int, ...]:
-    """Below a tile: 1 where there is anything, the tokens of each range, tokens times cells; then the same from it on."""
+    """Return the features of a ubatch: 1 if not empty, tokens by range, tokens times cells; below a tile, then from it on."""
     if num_tokens < TILE_TOKENS:
         few, some = min(num_tokens, 4), min(num_tokens, 8)
         return (min(num_tokens, 1), few, some - few, num_tokens - some, num_tokens * num_cells, 0, 0, 0, 0)
@@ -237,18 +233,24 @@ def _cost(base_s: float, *rest_s: float) -> UbatchCost:
 
 
 class DecodeCost:
-    """Seconds of a pass by its decoding rows, without what attention adds for cells in use."""
+    """Seconds of passes that only decode, by their number of rows, without the time of attention over cells in use.
+
+    The tick cost model is smooth. Kernels are not: they compute tiles of rows, so seven rows may take longer than eight. Here
+    each number of rows has its own measured time. Between measured numbers the time is interpolated. Above them each row is
+    expected to cost no more than a prompt token, the least possible: too low an expectation makes larger batches worth
+    trying, and the first of them shows its time; too high an expectation would never be put to the test.
+    """
 
     def __init__(self, cost_model: TickCostModel) -> None:
         self._cost_model = cost_model
         self._seconds: dict[int, float] = {}
         self._num_seen: dict[int, int] = {}
         self._sizes: list[int] = []  # keys, ascending
-        self._usual_rest = 0.0  # of the steps of times that are seen, beside those of the machine's speed
-        self._recent: list[float] = []  # logarithms of the last ratios of what was to what was expected
+        self._usual_rest = 0.0  # mean step of measured times beside the steps of the machine's speed
+        self._recent: list[float] = []  # logarithms of the last ratios of measured to expected time
 
     def seconds(self, num_rows: int) -> float:
-        """Return what a pass takes in which so many rows decode, with an empty cache."""
+        """Return the seconds of a pass in which num_rows rows decode, with an empty cache."""
         if (known := self._seconds.get(num_rows)) is not None:
             return known
         if not self._sizes:
@@ -268,13 +270,13 @@ class DecodeCost:
         return self._seconds[below] * (1 - share) + self._seconds[above] * share
 
     def seen_seconds(self, num_rows: int) -> float | None:
-        """Return what such a pass took where one was seen."""
+        """Return the measured seconds of such a pass; None if none was seen."""
         return self._seconds.get(num_rows)
 
     def least_seconds(self, num_rows: int) -> float | None:
-        """Return what such a pass took where one was seen, else what it takes at least; None beyond what was seen.
+        """Return the measured seconds of such a pass, else the least it takes; None beyond the measured sizes.
 
-        Whole blocks of rows are the cheapest, so between passes of these it is hardly less than between their times.
+        Whole blocks of rows are the cheapest, so a size between two of them hardly takes less than the interpolated time.
         """
         if (known := self._seconds.get(num_rows)) is not None:
             return known
@@ -285,11 +287,11 @@ class DecodeCost:
         return self._between(whole[index - 1], whole[index], num_rows)
 
     def knows(self, num_rows: int) -> bool:
-        """Return whether it is known what such a pass takes at least."""
+        """Return whether the least time of such a pass is known."""
         return self.least_seconds(num_rows) is not None
 
     def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:
-        """Learn from a pass that only decoded: so many rows, and the cells in use at its end."""
+        """Learn from a pass that only decoded; num_cells: in use at its end."""
         model = self._cost_model
         without_cells = model.mean_seconds(num_rows, 0, num_rows) / model.mean_seconds(num_rows, num_cells, num_rows)
         found_s = max(seconds, _LEAST_S) * without_cells
@@ -311,20 +313,20 @@ class DecodeCost:
         self._num_seen[num_rows] = self._num_seen.get(num_rows, 0) + 1
 
     def _speed_step(self, ratio: float) -> float:
-        """Return the logarithm of the machine's change of speed, by the median of three ratios."""
+        """Return the logarithm of the machine's change in speed, by the median of three ratios."""
         self._recent = [*self._recent[-2:], ratio]
         return _SPEED_GAIN * sorted(self._recent)[1] if len(self._recent) == 3 else 0.0
 
     def _follow(self, num_rows: int, speed: float, rest: float) -> None:
-        """Scale all times to the machine's speed, and this one by the rest of its step.
+        """Scale all times to the machine's speed, and the time of num_rows by the rest of its step.
 
-        Medians are usually below what passes take on average, which the rest makes up for. So others get its mean, too: else
-        sizes that are not seen for long would become ever cheaper.
+        Medians are usually below the mean time of passes, and the rest makes up for it. So other sizes get the mean rest too:
+        else sizes that are not seen for long would become ever cheaper.
         """
-        self._recent = [one - speed for one in self._recent]
+        self._recent = [ratio - speed for ratio in self._recent]
         self._usual_rest += _REST_GAIN * (rest - self._usual_rest)
         scale, own_s = math.exp(speed + self._usual_rest), self._seconds[num_rows] * math.exp(speed + rest)
-        self._seconds = {size: one * scale for size, one in self._seconds.items()}
+        self._seconds = {size: seconds * scale for size, seconds in self._seconds.items()}
         self._note(num_rows, own_s)
 
     def _prompt_token_s(self) -> float:

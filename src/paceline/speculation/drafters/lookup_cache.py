@@ -1,8 +1,8 @@
-"""llama.cpp's lookup caches: how often which token followed which n-gram, in memory and in its file format. Pure.
+"""llama.cpp's lookup caches: the counts of the tokens that followed each n-gram, in memory and as a file. Pure.
 
 A file is a sequence of records of 32-bit integers in the machine's byte order, without a header:
 
-    token x 4 (-1 behind shorter n-grams) | number of followers | (token, count) x number
+    token x 4 (-1 after shorter n-grams) | number of followers | (token, count) x number
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Followers:
-    """Of each n-gram of one size its most frequent follower. total: of all its followers.
+    """The most frequent follower of each n-gram of one size, with its count. total: count of all followers.
 
     ngrams: int32 (n, size); tokens: int32 (n,); best, total: int64 (n,).
     """
@@ -45,7 +45,7 @@ class Followers:
 class LookupCache:
     """N-grams of 1 to 4 tokens with their followers and counts, each pair once, in order.
 
-    ngrams: int32 (n, 4), -1 behind shorter ones. tokens: int32 (n,), what followed. counts: int64 (n,), how often.
+    ngrams: int32 (n, 4), -1 after shorter ones. tokens: int32 (n,), the followers. counts: int64 (n,), of each pair.
     """
 
     def __init__(self, ngrams: Ints, tokens: Ints, counts: Counts) -> None:
@@ -61,12 +61,12 @@ class LookupCache:
 
     @classmethod
     def empty(cls) -> Self:
-        """Return one without n-grams."""
+        """Return a cache without n-grams."""
         return cls(np.zeros((0, NGRAM_MAX), np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64))
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> Self:
-        """Read the bytes of a file. Raises `InvalidParams` with its name and the first byte that is wrong."""
+        """Read the bytes of a file. Raises `InvalidParams` with its name and the first wrong byte."""
         if len(data) % _WORD:
             raise _damaged(name, len(data) - len(data) % _WORD, "it ends within a number")
         words = np.frombuffer(data, np.int32)
@@ -86,7 +86,7 @@ class LookupCache:
 
     @classmethod
     def counted(cls, tokens: Ints, is_new: NDArray[np.bool_]) -> Self:
-        """Count n-grams of 1 to 4 tokens in front of each new one. Negative tokens stand apart what did not follow each other."""
+        """Count the n-grams of 1 to 4 tokens before each new token. A negative token separates tokens that are no neighbours."""
         found = []
         for size in range(1, NGRAM_MAX + 1):
             num = len(tokens) - size
@@ -112,14 +112,14 @@ class LookupCache:
         )
 
     def most_frequent(self, num_pairs: int) -> LookupCache:
-        """Return the pairs that came most often, so many at most."""
+        """Return the pairs with the highest counts, at most `num_pairs`."""
         if len(self) <= num_pairs:
             return self
         kept = np.sort(np.argsort(-self.counts, kind="stable")[:num_pairs])
         return LookupCache(self.ngrams[kept], self.tokens[kept], self.counts[kept])
 
     def check_fits(self, n_vocab: int, name: str) -> None:
-        """Raise `InvalidParams` where it has tokens that a vocabulary of this size has not."""
+        """Raise `InvalidParams` if it has tokens beyond a vocabulary of this size."""
         highest = max(int(self.ngrams.max(initial=-1)), int(self.tokens.max(initial=-1)))
         if highest >= n_vocab:
             raise InvalidParams(
@@ -137,7 +137,7 @@ class LookupCache:
         group_of = np.repeat(np.arange(len(begins)), np.diff(np.r_[begins, len(rows)]))
         best = np.zeros(len(begins), np.int64)
         ascending = np.argsort(counts, kind="stable")
-        best[group_of[ascending]] = ascending  # of several the last one stays, with the highest count
+        best[group_of[ascending]] = ascending  # the last one stays, with the highest count
         return Followers(ngrams[begins, :size], tokens[best], counts[best], np.add.reduceat(counts, begins))
 
     def to_bytes(self) -> bytes:
@@ -154,12 +154,12 @@ class LookupCache:
 
 
 def _begins(rows: Ints) -> NDArray[np.intp]:
-    """Return where in sorted rows others begin."""
+    """Return the places at which sorted rows change."""
     return np.flatnonzero(np.r_[True, (rows[1:] != rows[:-1]).any(axis=1)][: len(rows)])
 
 
 def _records(words: memoryview[int], name: str) -> array[int]:
-    """Return where records begin, in words."""
+    """Return the places at which records begin, in words."""
     begins, at, end = array("q"), 0, len(words)
     while at < end:
         number = words[at + NGRAM_MAX] if at + NGRAM_MAX < end else 0

@@ -1,7 +1,11 @@
-"""Hashes of n-grams, of many at once and rolled on by a token. Pure arithmetic modulo 2 ** 64.
+"""Drafters that learn n-grams of all requests: `ngram-mod` and `ngram-cache`.
 
-A polynomial of the tokens, the last one with exponent 0, is rolled on in a step. Before it says where an n-gram is kept, a salt
-is added and the bits are mixed.
+Sequences learn from each other within a namespace. A salt of each namespace, made with a secret, goes into every hash, and tables
+keep 32 bits of the hash beside the place: no request finds n-grams of another namespace, nor can it make n-grams that would be
+found there.
+
+Hashes are polynomials of the tokens modulo 2 ** 64, the last token with exponent 0, so that they roll on by a token in a
+step. Before a hash gives the place of an n-gram, the salt is added and the bits are mixed.
 """
 
 from __future__ import annotations
@@ -75,12 +79,12 @@ def mixed_hashes(hashes: Hashes, salt: int) -> Hashes:
 
 
 def salt_of_size(salt: int, size: int) -> int:
-    """Return a salt that is another one for n-grams of each size, whose hashes are small numbers alike."""
+    """Return a salt that differs by the size of n-grams, as hashes of all sizes may be small numbers."""
     return (salt + size * _MIXER) & _BITS
 
 
 def hash_of(tokens: Sequence[int]) -> int:
-    """Return the hash of these tokens, as `window_hashes` has it."""
+    """Return the hash of these tokens, equal to that of `window_hashes`."""
     found = 0
     for token in tokens:
         found = (found * _FACTOR + token) & _BITS
@@ -88,17 +92,17 @@ def hash_of(tokens: Sequence[int]) -> int:
 
 
 def power_of(size: int) -> int:
-    """Return what the first of `size` tokens is multiplied by, which `rolled` takes."""
+    """Return the factor of the first of `size` tokens, for `rolled`."""
     return pow(_FACTOR, size - 1, 2**64)
 
 
 def rolled(found: int, power: int, first: int, following: int) -> int:
-    """Return the hash without its first token and with one that follows."""
+    """Return the hash without its first token and with a following token."""
     return ((found - first * power) * _FACTOR + following) & _BITS
 
 
 def mixed(found: int, salt: int) -> int:
-    """Return a hash with a salt, its bits mixed, as `mixed_hashes` has it."""
+    """Return a hash with a salt, its bits mixed, equal to that of `mixed_hashes`."""
     found = (found + salt) & _BITS
     for _ in range(2):
         found = ((found ^ found >> _HALF) * _MIXER) & _BITS
@@ -106,7 +110,7 @@ def mixed(found: int, salt: int) -> int:
 
 
 class LearnedSequence:
-    """The tokens of a sequence, and how many of them are learned. salt: of its namespace; None where nothing is shared."""
+    """The tokens of a sequence and the number of learned ones. salt: of its namespace; None if the sequence shares nothing."""
 
     __slots__ = ("_digest", "has_ended", "is_behind", "num_learned", "salt", "tokens")
 
@@ -117,14 +121,14 @@ class LearnedSequence:
         self.is_behind = self.has_ended = False
 
     def leave_queue(self) -> None:
-        """Be learned no further until there are new tokens. If it has ended, its tokens are freed."""
+        """Stop learning until there are new tokens. The tokens of an ended sequence are freed."""
         self.is_behind = False
         if self.has_ended:
             self._digest = hash(self.tokens[: self.num_learned].tobytes())
             self.tokens = array("i")
 
     def goes_on(self, token_ids: Sequence[int], salt: int | None) -> bool:
-        """Take these tokens as its own, if they begin with those that were learned before it ended; return whether they do."""
+        """Resume with these tokens if they begin with the tokens learned before the end; return whether they do."""
         tokens = array("i", token_ids)
         learned = tokens[: self.num_learned]
         is_same = (
@@ -137,7 +141,7 @@ class LearnedSequence:
 
 
 class SharedNgrams(ABC):
-    """A drafter that learns from sequences for those that follow; the tables are its heirs'.
+    """A drafter that learns n-grams from all sequences; subclasses keep the tables.
 
     num_context: tokens before a token that are learned with it. at_once: most tokens that a call learns, so that a long prompt
     delays no tick.
@@ -151,7 +155,7 @@ class SharedNgrams(ABC):
         self._ended: OrderedDict[int, LearnedSequence] = OrderedDict()  # the oldest first
 
     def begin(self, key: int, token_ids: Sequence[int]) -> None:
-        """Begin with a sequence that shares nothing, and gets no drafts."""
+        """Begin with a sequence that shares nothing and gets no drafts."""
         self._begin(key, token_ids, None)
 
     def begin_shared(self, key: int, token_ids: Sequence[int], namespace: Namespace | None) -> None:
@@ -161,69 +165,69 @@ class SharedNgrams(ABC):
     def propose(self, key: int, max_tokens: int) -> list[int]:
         """See `Drafter`."""
         self._learn_some()
-        one = self._sequences[key]
-        return [] if one.salt is None else self._proposal(one.tokens, one.salt, max_tokens)
+        sequence = self._sequences[key]
+        return [] if sequence.salt is None else self._proposal(sequence.tokens, sequence.salt, max_tokens)
 
     def observe(self, key: int, token_ids: Sequence[int]) -> None:
         """See `Drafter`."""
-        one = self._sequences[key]
-        one.tokens.extend(token_ids)
-        if len(one.tokens) - one.num_learned >= _TOGETHER:
-            self._note(one)
+        sequence = self._sequences[key]
+        sequence.tokens.extend(token_ids)
+        if len(sequence.tokens) - sequence.num_learned >= _TOGETHER:
+            self._note(sequence)
         self._learn_some()
 
     def rollback(self, key: int, num_tokens: int) -> None:  # noqa: B027 - not abstract: there is nothing to do
         """See `Drafter`; proposals leave nothing behind."""
 
     def end(self, key: int) -> None:
-        """See `Drafter`. What is left of it to learn is learned."""
-        one = self._sequences.pop(key, None)
-        if one is None:
+        """Forget a sequence; its remaining tokens are learned."""
+        sequence = self._sequences.pop(key, None)
+        if sequence is None:
             return
-        if one.salt is not None:
-            one.has_ended = True
-            self._ended[key] = one
+        if sequence.salt is not None:
+            sequence.has_ended = True
+            self._ended[key] = sequence
             if len(self._ended) > _MOST_ENDED:
                 self._ended.popitem(last=False)
-        self._note(one)
+        self._note(sequence)
         self._learn_some()
 
     @abstractmethod
     def _proposal(self, tokens: array[int], salt: int, max_tokens: int) -> list[int]:
-        """Return what may follow the tokens."""
+        """Return tokens that may follow."""
 
     @abstractmethod
     def _learn(self, tokens: NDArray[np.int32], num_known: int, salt: int) -> None:
-        """Learn the tokens behind the first num_known, which were learned before."""
+        """Learn the tokens after the first num_known, which were learned before."""
 
     def _begin(self, key: int, token_ids: Sequence[int], salt: int | None) -> None:
-        one = self._ended.pop(key, None)
-        if one is None or not one.goes_on(token_ids, salt):
-            one = LearnedSequence(token_ids, salt)
-        self._sequences[key] = one
-        self._note(one)
+        sequence = self._ended.pop(key, None)
+        if sequence is None or not sequence.goes_on(token_ids, salt):
+            sequence = LearnedSequence(token_ids, salt)
+        self._sequences[key] = sequence
+        self._note(sequence)
         self._learn_some()
 
-    def _note(self, one: LearnedSequence) -> None:
-        if one.salt is None or one.is_behind:
+    def _note(self, sequence: LearnedSequence) -> None:
+        if sequence.salt is None or sequence.is_behind:
             return
-        one.is_behind = True
-        self._behind.append(one)
+        sequence.is_behind = True
+        self._behind.append(sequence)
         if len(self._behind) > _MOST_BEHIND:
             self._behind.popleft().leave_queue()
 
     def _learn_some(self) -> None:
-        """Learn of the sequence that has waited longest."""
+        """Learn a part of the sequence that has waited longest."""
         if not self._behind:
             return
-        one = self._behind[0]
-        assert one.salt is not None  # noqa: S101 - others are never noted
-        start, end = one.num_learned, min(len(one.tokens), one.num_learned + self._at_once)
+        sequence = self._behind[0]
+        assert sequence.salt is not None  # noqa: S101 - others are never noted
+        start, end = sequence.num_learned, min(len(sequence.tokens), sequence.num_learned + self._at_once)
         before = max(0, start - self._num_context)
         if end > start:
-            self._learn(np.frombuffer(one.tokens[before:end], np.int32), start - before, one.salt)
-            one.num_learned = end
-        if end == len(one.tokens):
+            self._learn(np.frombuffer(sequence.tokens[before:end], np.int32), start - before, sequence.salt)
+            sequence.num_learned = end
+        if end == len(sequence.tokens):
             self._behind.popleft().leave_queue()
 
     def _salt(self, namespace: Namespace) -> int:
@@ -232,15 +236,15 @@ class SharedNgrams(ABC):
 
 
 class NgramModDrafter(SharedNgrams):
-    """Looks up the last `size_n` tokens among those of all requests so far, and proposes what followed, token by token.
+    """Looks up the last `size_n` tokens in the tokens of all requests, and proposes the tokens that followed them, one by one.
 
-    A table of fixed size keeps for each n-gram the token that followed it last; a new one takes the place of one that is in its
-    way. Requests find only what those of the same tenant, cache salt and adapters have left; one without `cache_prompt` leaves
-    and finds nothing. (llama.cpp's ngram-mod, but that it checks what it finds.)
+    A table of fixed size keeps for each n-gram the token that followed it last; a new n-gram replaces an old one in its place.
+    Requests find only n-grams of requests with the same tenant, cache salt and adapters; a request without `cache_prompt` leaves
+    and finds nothing. (This is llama.cpp's ngram-mod with a check of the n-grams that are found.)
 
-    size_n: tokens that have to match; size_m: most tokens of a proposal; min_m: tokens that have to be known to follow, else
-    none are proposed; table_mib: size of the table in MiB, of 131,072 n-grams each. Raises `InvalidParams` for other values
-    than 1 to 64, of min_m 0 to size_m, of table_mib 1 to 1024.
+    size_n: tokens that have to match; size_m: most tokens of a proposal; min_m: fewest tokens of a proposal; table_mib: size
+    of the table in MiB, of 131,072 n-grams each. Raises `InvalidParams` for values outside of 1 to 64, for min_m outside of 0
+    to size_m and for table_mib outside of 1 to 1024.
     """
 
     def __init__(self, *, size_n: int = 12, size_m: int = 48, min_m: int = 1, table_mib: int = 16) -> None:
@@ -257,7 +261,7 @@ class NgramModDrafter(SharedNgrams):
         return found[:most] if len(found) >= self._min_m else []
 
     def _following(self, window: list[int], salt: int, num_tokens: int) -> list[int]:
-        """Return the tokens behind these, as far as they are known; the list grows by them meanwhile."""
+        """Return the known tokens after these, and append them to the list."""
         table, size = self._table, len(window)
         if size < self._size_n:
             return []
@@ -279,12 +283,12 @@ class NgramModDrafter(SharedNgrams):
 
     @cached_property
     def _table(self) -> FollowerTable:
-        """Made when first needed, so that a drafter that is only named or pickled is small."""
+        """Made on first use, so that a drafter that is only named or pickled is small."""
         return FollowerTable(self._num_entries)
 
 
 class FollowerTable:
-    """A token by the hash of what is before it. Where the hash leads it says with its lower half; the upper is checked."""
+    """A token by the hash of the tokens before it. The lower half of a hash is the place; the upper half is checked."""
 
     def __init__(self, num_entries: int) -> None:
         self._num_entries = num_entries
@@ -294,13 +298,13 @@ class FollowerTable:
         self._token_at: Any = self._tokens.data
 
     def get(self, found: int) -> int:
-        """Return the token; -1 where none is known."""
+        """Return the token; -1 if none is known."""
         at = (found & _LOW) % self._num_entries
         token: int = self._token_at[at]
         return token if self._tag_at[at] == found >> 32 else _EMPTY
 
     def put(self, hashes: NDArray[np.uint64], tokens: NDArray[np.int32]) -> None:
-        """Keep these tokens; of several in the same place the last. Negative ones stand for images and are left out."""
+        """Keep these tokens, the last of several in one place. Negative tokens stand for images and are left out."""
         are_tokens = tokens >= 0
         hashes, tokens = hashes[are_tokens], tokens[are_tokens]
         at = (hashes & np.uint64(_LOW)) % np.uint64(self._num_entries)
@@ -309,18 +313,19 @@ class FollowerTable:
 
 
 class NgramCacheDrafter(SharedNgrams):
-    """Counts which token follows each n-gram of 1 to 4 tokens in all requests so far, and proposes those that nearly always do.
+    """Counts the tokens that follow each n-gram of 1 to 4 tokens in all requests, and proposes tokens that nearly always follow.
 
-    The longest n-gram decides that was seen often enough: 2 times, of 2 tokens 3, of one 4; the token has to have followed in
-    two of three cases, of one token in three of four (llama.cpp's strict thresholds for its dynamic lookup cache). A table of
-    fixed size keeps for each n-gram its most frequent follower; a new one takes the place of one that is in its way. Requests
-    find only what those of the same tenant, cache salt and adapters have left; one without `cache_prompt` leaves and finds
-    nothing.
+    The longest n-gram that was seen often enough decides: 2 times for 3 or 4 tokens, 3 times for 2, 4 times for one. The token
+    must have followed in two of three cases, after a single token in three of four (llama.cpp's strict thresholds for its dynamic
+    lookup cache). A table of fixed size keeps for each n-gram its most frequent follower; a new n-gram replaces an old one in its
+    place. Requests find only n-grams of requests with the same tenant, cache salt and adapters; a request without `cache_prompt`
+    leaves and finds nothing.
 
     size_m: most tokens of a proposal; table_mib: size of the table in MiB, of 65,536 n-grams each. lookup_cache_static and
-    lookup_cache_dynamic: files of llama.cpp's format, which the engine reads, and writes the second of. What a static one has
-    of 2 tokens is proposed to all requests that share, where nothing else is known; the dynamic one belongs to requests without
-    tenant, salt and adapters. Raises `InvalidParams` for other values than 1 to 64, of table_mib 1 to 1024, and for empty paths.
+    lookup_cache_dynamic: files in llama.cpp's format. The engine reads both and writes the dynamic one. N-grams of 2 tokens
+    in the static file are proposed to all requests that share, if nothing else is known; the dynamic file belongs to requests
+    without tenant, salt and adapters. Raises `InvalidParams` for a size_m outside of 1 to 64, a table_mib outside of 1 to
+    1024, and empty paths.
     """
 
     def __init__(
@@ -334,14 +339,14 @@ class NgramCacheDrafter(SharedNgrams):
         self.lookup_cache_static = _path("lookup_cache_static", lookup_cache_static)
         self.lookup_cache_dynamic = _path("lookup_cache_dynamic", lookup_cache_dynamic)
         self._static: CountTable | None = None
-        self._to_save: deque[tuple[NDArray[np.int32], int]] = deque()  # tokens, and how many of them are not new
+        self._to_save: deque[tuple[NDArray[np.int32], int]] = deque()  # tokens, and the number of them that are not new
         self._num_to_save = 0
         self._size_m = validation.integer("size_m", size_m, 1, _MOST)
         self._num_entries = validation.integer("table_mib", table_mib, 1, 1024) * (2**20 // _CACHE_ENTRY_BYTES)
         super().__init__(_SIZES[0], _CACHE_AT_ONCE)
 
     def load_static(self, cache: LookupCache) -> int:
-        """Propose what is in it to all that share; return the number of its n-grams of 2 tokens, which are all that is used."""
+        """Propose its n-grams of 2 tokens to all requests that share; return their number. Other n-grams are not used."""
         followers = cache.followers(_STATIC_SIZE)
         num = len(followers.tokens)
         if num:
@@ -350,17 +355,14 @@ class NgramCacheDrafter(SharedNgrams):
         return num
 
     def load_dynamic(self, cache: LookupCache) -> None:
-        """Know its counts as if they had been learned from requests without tenant, salt and adapters."""
+        """Add its counts as if they had been learned from requests without tenant, salt and adapters."""
         for size in _SIZES:
             followers = cache.followers(size)
             if len(followers.tokens):
                 self._table.add(*_counts_of(followers, salt_of_size(self._common_salt, size)))
 
     def learned(self) -> LookupCache:
-        """Return the counts of what was learned from those requests, of the newest tokens, where there is a file for them.
-
-        Ends sequences that are open.
-        """
+        """Return counts of the newest tokens of these requests, if there is a file for them. Ends open sequences."""
         for key in list(self._sequences):
             self.end(key)
         while self._behind:
@@ -373,7 +375,7 @@ class NgramCacheDrafter(SharedNgrams):
 
     @cached_property
     def _common_salt(self) -> int:
-        """Of requests without tenant, salt and adapters."""
+        """Salt of requests without tenant, salt and adapters."""
         return self._salt(prefix_namespace(RequestOptions()))
 
     def _proposal(self, tokens: array[int], salt: int, max_tokens: int) -> list[int]:
@@ -387,7 +389,7 @@ class NgramCacheDrafter(SharedNgrams):
         return window[size:]
 
     def _follower(self, window: list[int], salt: int) -> int:
-        """Return what follows these tokens; -1 where that is not sure enough."""
+        """Return the token that follows; -1 if none is sure enough."""
         for size in _SIZES:
             if size <= len(window):
                 found = mixed(hash_of(window[-size:]), salt_of_size(salt, size))
@@ -421,12 +423,12 @@ class NgramCacheDrafter(SharedNgrams):
 
     @cached_property
     def _table(self) -> CountTable:
-        """Made when first needed, so that a drafter that is only named or pickled is small."""
+        """Made on first use, so that a drafter that is only named or pickled is small."""
         return CountTable(self._num_entries)
 
 
 class CountTable:
-    """By the hash of what is before: the most frequent token, how often it came, and how often any did."""
+    """By the hash of the tokens before: the most frequent token, its count, and the count of all tokens."""
 
     def __init__(self, num_entries: int) -> None:
         self._num_entries = num_entries
@@ -434,21 +436,21 @@ class CountTable:
         self._tokens = np.full(num_entries, _EMPTY, np.int32)
         self._best = np.zeros(num_entries, np.uint32)
         self._all = np.zeros(num_entries, np.uint32)
-        self._views: Any = [one.data for one in (self._tags, self._tokens, self._best, self._all)]
+        self._views: Any = [values.data for values in (self._tags, self._tokens, self._best, self._all)]
 
     def get(self, found: int) -> tuple[int, int, int]:
-        """Return the token and the two counts; -1 and zeros where none is known."""
+        """Return the token and the two counts; -1 and zeros if none is known."""
         tags, tokens, best, counted = self._views
         at = (found & _LOW) % self._num_entries
         return (tokens[at], best[at], counted[at]) if tags[at] == found >> 32 else (_EMPTY, 0, 0)
 
     def count(self, hashes: Hashes, tokens: NDArray[np.int32]) -> None:
-        """Count tokens behind what these are hashes of. Negative ones stand for images and are left out."""
+        """Count tokens by the hashes of the tokens before them. Negative tokens stand for images and are left out."""
         are_tokens = tokens >= 0
         self.add(*_most_frequent(hashes[are_tokens], tokens[are_tokens]))
 
     def add(self, found: Hashes, tokens: NDArray[np.int32], num_best: NDArray[Any], num_all: NDArray[Any]) -> None:
-        """Add counts: for each hash, which comes once, its most frequent token, how often that came, and how often any did."""
+        """Add counts: for each hash, given once, its most frequent token, the count of that, and the count of all tokens."""
         at = (found & np.uint64(_LOW)) % np.uint64(self._num_entries)
         tags = (found >> np.uint64(32)).astype(np.uint32)
         is_known = (self._tags[at] == tags) & (self._tokens[at] != _EMPTY)
@@ -468,7 +470,7 @@ def _path(name: str, value: str | None) -> str | None:
 
 
 def _counts_of(followers: Followers, salt: int) -> tuple[Hashes, NDArray[np.int32], NDArray[Any], NDArray[Any]]:
-    """Return what `CountTable.add` takes; counts beyond those of a table in the same proportion."""
+    """Return the arguments of `CountTable.add`; counts above the maximum of a table are scaled down."""
     num, size = followers.ngrams.shape
     hashes = window_hashes(followers.ngrams.ravel(), size)[::size][:num]
     total = np.minimum(followers.total, _MOST_COUNTED)
@@ -479,7 +481,7 @@ def _counts_of(followers: Followers, salt: int) -> tuple[Hashes, NDArray[np.int3
 def _most_frequent(
     hashes: Hashes, tokens: NDArray[np.int32]
 ) -> tuple[Hashes, NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return each hash once, with its most frequent token, how often that came, and how often any did."""
+    """Return each hash once, with its most frequent token, the count of that, and the count of all tokens."""
     order = np.lexsort((tokens, hashes))
     hashes, tokens = hashes[order], tokens[order]
     begins = np.flatnonzero(np.r_[True, (hashes[1:] != hashes[:-1]) | (tokens[1:] != tokens[:-1])][: len(hashes)])
@@ -489,6 +491,6 @@ def _most_frequent(
     group_of = np.repeat(np.arange(len(groups)), np.diff(np.r_[groups, len(hashes)]))
     best = np.zeros(len(groups), np.int64)
     ascending = np.argsort(counts, kind="stable")
-    best[group_of[ascending]] = ascending  # of several the last one stays, with the highest count
+    best[group_of[ascending]] = ascending  # the last one stays, with the highest count
     total = np.add.reduceat(counts, groups) if len(groups) else counts
     return hashes[groups], tokens[best], counts[best].astype(np.uint32), total.astype(np.uint32)
