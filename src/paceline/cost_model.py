@@ -170,7 +170,7 @@ class TickCostModel:
         features = _ubatch(rest, num_cells)
         if num_whole:
             whole = _ubatch(self._n_ubatch, num_cells)
-            features = tuple([one * num_whole + part for one, part in zip(whole, features, strict=True)])
+            features = tuple([feature * num_whole + part for feature, part in zip(whole, features, strict=True)])
         return (*features, num_outputs)
 
     def _mean(self, features: tuple[float, ...]) -> float:
@@ -192,19 +192,19 @@ class TickCostModel:
         step = gain * min(max(median, -_CREDIBLE), _CREDIBLE)
         scale = math.exp(step)
         self._speed *= scale
-        self._recent = [one - step for one in self._recent]
-        self._coefficients = [one * scale for one in self._coefficients]
-        self._moments = [one * _FORGET / scale for one in self._moments]
+        self._recent = [ratio - step for ratio in self._recent]
+        self._coefficients = [coefficient * scale for coefficient in self._coefficients]
+        self._moments = [moment * _FORGET / scale for moment in self._moments]
         fade = _FORGET / scale**2
-        self._gram = [[one * fade for one in row] for row in self._gram]
+        self._gram = [[product * fade for product in row] for row in self._gram]
         return step
 
     def _remember(self, relative: Iterable[float], weight: float) -> None:
         """Add a pass to the least squares; relative: its features over its seconds, so that the target is 1."""
         values = [value * weight for value in relative]
-        self._moments = [one + weight * value for one, value in zip(self._moments, values, strict=True)]
+        self._moments = [moment + weight * value for moment, value in zip(self._moments, values, strict=True)]
         self._gram = [
-            [one + value * other for one, other in zip(row, values, strict=True)]
+            [product + value * other for product, other in zip(row, values, strict=True)]
             for row, value in zip(self._gram, values, strict=True)
         ]
 

@@ -318,9 +318,7 @@ class RequestFinisher:
 
     def _retire(self, request: Request, now_s: float) -> None:
         del self._requests[request.key]
-        worst = min(
-            request.sequences, key=lambda one: FinishReason.LENGTH.rank if one.reason is None else one.reason.rank
-        )
+        worst = min(request.sequences, key=lambda sequence: (sequence.reason or FinishReason.LENGTH).rank)
         assert worst.reason is not None  # noqa: S101 - all have ended
         self._telemetry.request_ended(request.key, worst.reason, request.usage(now_s), now_s, worst.error)
         for sequence in request.sequences:

@@ -251,7 +251,10 @@ class Scheduler:
         self.kv_cache.offload(next_victim, now, is_generating=bool(ready))
         self._note_load(ready)
         if self._embedding.requests and self._embedding.has_turn(is_generating=bool(ready)):
-            return self._plan_embedding(now, is_generating=bool(ready))
+            operations = self.kv_cache.take_operations()
+            plan, events = self._embedding.plan(operations, now, is_generating=bool(ready))
+            self._events += events
+            return plan
         return self._plan_step(ready, now)
 
     def _finish_due(self, now_s: float) -> None:
@@ -266,12 +269,6 @@ class Scheduler:
         self._telemetry.num_running, self._telemetry.num_waiting = len(self._slots.running), len(self._queue.sequences)
         is_offloading = bool(self._queue.sequences) and self.kv_cache.is_saving
         self.is_idle = not (ready or self._embedding.requests or is_offloading or self.kv_cache.is_exporting)
-
-    def _plan_embedding(self, now_s: float, *, is_generating: bool) -> EmbeddingPlan:
-        operations = self.kv_cache.take_operations()
-        plan, events = self._embedding.plan(operations, now_s, is_generating=is_generating)
-        self._events += events
-        return plan
 
     def _plan_step(self, ready: list[Sequence], now_s: float) -> StepPlan:
         self._tick += bool(ready)

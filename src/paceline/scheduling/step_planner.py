@@ -157,7 +157,7 @@ class AdapterTurns:
         is_over = now_s - self._since_s >= self._itl_target_s / len(groups)
         if self._current not in groups or (len(groups) > 1 and is_over):
             others = {lora: group for lora, group in groups.items() if lora != self._current}
-            self._current = min(others, key=lambda lora: min(one.last_tick for one in others[lora]))
+            self._current = min(others, key=lambda lora: min(sequence.last_tick for sequence in others[lora]))
             self._since_s = now_s
         return self._current, groups[self._current]
 

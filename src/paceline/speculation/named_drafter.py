@@ -11,17 +11,17 @@ from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
 from paceline.named_object import NamedObject
 from paceline.speculation.drafter import Drafter, Drafters
-from paceline.speculation.drafters.heads import HeadsDrafter
+from paceline.speculation.drafters.heads import DFlashDrafter, Eagle3Drafter, HeadsDrafter, MtpDrafter
+from paceline.speculation.drafters.ngram import NgramDrafter
 
-_SHIPPED: Mapping[str, str] = {  # imported when named, since arrays take a while to load
-    "dflash": "paceline.speculation.drafters.heads:DFlashDrafter",
-    "eagle3": "paceline.speculation.drafters.heads:Eagle3Drafter",
-    "mtp": "paceline.speculation.drafters.heads:MtpDrafter",
-    "ngram": "paceline.speculation.drafters.ngram:NgramDrafter",
-    "ngram-cache": "paceline.speculation.drafters.shared_ngrams:NgramCacheDrafter",
+_SHIPPED: Mapping[str, type | str] = {
+    "dflash": DFlashDrafter,
+    "eagle3": Eagle3Drafter,
+    "mtp": MtpDrafter,
+    "ngram": NgramDrafter,
+    "ngram-cache": "paceline.speculation.drafters.shared_ngrams:NgramCacheDrafter",  # by name, as NumPy takes a while to load
     "ngram-mod": "paceline.speculation.drafters.shared_ngrams:NgramModDrafter",
 }
-
 DRAFT_MODEL = "draft-model"
 """The name of a draft model among drafters; it is loaded with the engine."""
 _HEADS = frozenset({"dflash", "eagle3", "mtp"})
@@ -86,7 +86,8 @@ def _resolved(value: Any, draft_model: Drafter | None = None) -> Drafter:
         if draft_model is None:
             raise InvalidParams(f"speculation {DRAFT_MODEL!r} needs a model: give draft_model=PATH")
         return draft_model
-    made = named.make(partial(validation.import_named, _SHIPPED.get(named.name, named.name)))
+    found = _SHIPPED.get(named.name, named.name)
+    made = named.make(partial(validation.import_named, found) if isinstance(found, str) else lambda: found)
     return made if named.name in _HEADS else _checked(made, f"speculation {named.name!r}")
 
 
