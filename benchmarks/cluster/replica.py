@@ -17,7 +17,7 @@ from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics
 from paceline.request import RequestOptions
-from paceline.scheduling.records import Answered, Delta, Ended, Event, SlotsSnapshot
+from paceline.scheduling.records import Answered, Delta, Event, SlotsSnapshot
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy
 from paceline.sequence import Request
@@ -145,14 +145,14 @@ class Replica:
         return ReplicaReport(state="ready", load=load, updates=(self._publisher.publish(prefixes),))
 
     def _take(self, event: Event) -> Job | None:
-        """Note what came out; return the job if this ended it."""
-        if not isinstance(event, (Delta, Ended)):
+        """Add the tokens of an event to its job; return the job if the event ends it."""
+        if not isinstance(event, Delta) or event.chunk is None:
             return None
         job, now_s = self.jobs[event.key], self.clock.now()
         if event.chunk.token_ids:
             job.generated += event.chunk.token_ids
             job.first_s = now_s if job.first_s is None else job.first_s
-        if isinstance(event, Delta):
+        if not event.is_last:
             return None
         usage = event.chunk.usage
         assert usage is not None
