@@ -4,9 +4,8 @@ Pure; knows no KV cache and no scheduling. `Detokenizer`, `StopFilter` and `Text
 `OutputProcessor` puts them together for one choice of a request.
 """
 
-from paceline.output.processor import Detokenizer, OutputProcessor, TextPiece, TextPipe
+from paceline.output.processor import Detokenizer, OutputProcessor, TextPiece, TextPipe, Vocabulary
 from paceline.output.stops import ReleasedTokens, StopFilter, StopMatch
-from paceline.output.token_texts import Vocabulary
 
 __all__ = [
     "Detokenizer",

@@ -5,7 +5,7 @@ from collections import UserList
 import pytest
 
 from paceline.output import Vocabulary
-from paceline.output.token_texts import TokenTexts
+from paceline.output.processor import TokenTexts
 from paceline.request import RequestOptions
 
 
