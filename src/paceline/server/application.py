@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -32,10 +32,8 @@ from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.dialects.ollama import ollama_routes
 from paceline.server.dialects.openai import openai_routes
 from paceline.server.dialects.responses import responses_routes
-from paceline.server.exposition import HttpMetrics
-from paceline.server.in_flight import ByteBudget
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
-from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, LimitedServer, RequestLimit
+from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, RequestLimit
 from paceline.server.middleware.requests import (
     AccessLog,
     AwaitedStreams,
@@ -48,9 +46,8 @@ from paceline.server.middleware.requests import (
 from paceline.server.pages import PageRoute, document_routes, server_facts, start_page_routes
 from paceline.server.request_context import SERVICE
 from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
-from paceline.server.service import Front, KeptForClients, Service
+from paceline.server.service import Front, Server, Service
 from paceline.server.settings import ServerSettings, has_tenants
-from paceline.server.web_page import WebPage
 
 _ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has ended or hangs; restart the server")
 
@@ -78,25 +75,6 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         llama_routes.stream_routes(service.resumable_streams),
     )
     return server_app(service, own, Middleware(OneModel, service))
-
-
-class Server(LimitedServer, Protocol):
-    """The state of a server: the `Service` of one model, or the `RouterService` of several."""
-
-    settings: ServerSettings
-    page: WebPage
-    http_metrics: HttpMetrics
-    body_budget: ByteBudget
-    kept: KeptForClients
-
-    async def start(self) -> None:
-        """Begin to load models."""
-
-    async def aclose(self) -> None:
-        """End running requests, and free what they use."""
-
-    def api_error_of(self, error: BaseException) -> ApiError:
-        """Return an error of a route without a model."""
 
 
 def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> FastAPI:

@@ -29,7 +29,7 @@ from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.engine_watch import EngineEvent, EventReader, engine_facts
 from paceline.server.exposition import METRICS_OFF, Exposition, metrics_response
 from paceline.server.json_bodies import PLAIN_TEXT, json_response
-from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.request_context import RequestContext, run_until_disconnect
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
@@ -108,16 +108,7 @@ class EngineEvents(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         del scope
-        watcher = DisconnectWatcher(receive)
-        sending = asyncio.create_task(self._send(send))
-        watcher.on_disconnect(sending.cancel)
-        try:
-            await asyncio.wait((sending,))
-        finally:
-            watcher.close()
-            sending.cancel()
-        if not sending.cancelled():
-            sending.result()
+        await run_until_disconnect(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         with self._reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -130,3 +130,17 @@ class DisconnectWatcher:
             self.is_disconnected = True
             for listener in self._listeners:
                 listener()
+
+
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, or until the client disconnects. Raises what the coroutine raises."""
+    watcher = DisconnectWatcher(receive)
+    task = asyncio.create_task(work)
+    watcher.on_disconnect(task.cancel)
+    try:
+        await asyncio.wait((task,))
+    finally:
+        watcher.close()
+        task.cancel()
+    if not task.cancelled():
+        task.result()

@@ -10,6 +10,7 @@ import gc
 import logging
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -97,11 +98,79 @@ class KeptForClients:
         return found
 
 
-class Service:
-    """The state of one model's app. settings: as resolved. created: Unix seconds. names: the first is the model's id.
+class Server(ABC):
+    """The state of a server that its middleware and its process use: `Service` has one model, `RouterService` several.
 
-    closing_error: why its engine is being closed while the server goes on; streams that end by it report this. media_marker: what
-    stands for an image in prompts of llama-server's API. media_fetcher: None where nothing is fetched.
+    Attributes:
+        settings: The settings, as resolved.
+        names: The names of the model, its id first; empty for several models.
+        created: When the server began, in Unix seconds.
+        kept: State for clients that come back.
+        in_flight: The HTTP requests in progress.
+        http_metrics: Counters of HTTP requests.
+        body_budget: The bytes of the bodies of all requests in flight, which tenants share if there are several.
+        page: The web page.
+        is_draining: Whether the server accepts no new requests.
+        loaded: Set when the server is ready, or has failed.
+    """
+
+    def __init__(self, settings: ServerSettings, names: tuple[str, ...], kept: KeptForClients | None = None) -> None:
+        self.settings, self.names, self.created = settings, names, int(time.time())
+        self.kept = KeptForClients(settings) if kept is None else kept
+        self.in_flight, self.http_metrics = InFlight(), HttpMetrics()
+        total = settings.max_total_body_bytes
+        max_bytes = _DEFAULT_BODIES * settings.max_body_bytes if total is None else total
+        self.body_budget = ByteBudget(max_bytes, is_shared=has_tenants(settings.api_keys))
+        self.page = WebPage.of(settings)
+        self.is_draining = False
+        self.loaded = asyncio.Event()
+
+    @property
+    @abstractmethod
+    def is_loaded(self) -> bool:
+        """Whether requests can run."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The reason why the server cannot serve; None if it can."""
+        return None
+
+    @abstractmethod
+    def ready_line(self, seconds: float) -> str:
+        """Return the line to print when the server is ready, after so many seconds."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin to load models."""
+
+    @abstractmethod
+    async def ended(self) -> BaseException | None:
+        """Wait for the server's end; return the reason if it gave up by itself."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Reject new requests from now on, and end streams that have no end."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End running requests, and free what they use."""
+
+    def retry_after_s(self) -> int:
+        """Estimate the seconds until the requests that wait now have started."""
+        return DEFAULT_RETRY_S
+
+    @abstractmethod
+    def api_error_of(self, error: BaseException) -> ApiError:
+        """Return an error of a route as `ApiError`."""
+
+
+class Service(Server):
+    """One model and its state.
+
+    Attributes:
+        closing_error: Why its engine is being closed while the server goes on; streams that end by it report this.
+        media_marker: The text that stands for an image in prompts of llama-server's API.
+        media_fetcher: None if nothing is fetched.
     """
 
     def __init__(
@@ -116,22 +185,16 @@ class Service:
 
         Raises `InvalidParams` for invalid engine options.
         """
-        self.settings = settings
-        self.created = int(time.time())
-        self.names = _names(settings)
+        names = settings.aliases or (("paceline-demo",) if settings.model is None else (settings.model.name,))
+        super().__init__(settings, names, kept)
         self._completion_rate = CompletionRate()
-        self.request_registry, self.in_flight = RequestRegistry(self._completion_rate), InFlight()
-        self.kept = KeptForClients(settings) if kept is None else kept
+        self.request_registry = RequestRegistry(self._completion_rate)
         self.resumable_streams, self.response_store = self.kept.resumable_streams, self.kept.response_store
         self.closing_error: PacelineError | None = None
         self.engine_watch = EngineWatch(self.engine, self._why_ended)
-        self.page = WebPage.of(settings)
-        self.http_metrics = HttpMetrics()
-        self.body_budget = body_budget(settings)
         self.media_marker = settings.media_marker or f"<__media_{secrets.token_hex(16)}__>"
-        self.media_fetcher = _fetcher(settings)
-        self.is_draining = False
-        self.loaded = asyncio.Event()
+        domains = settings.media_domains
+        self.media_fetcher = MediaFetcher(domains, max_total_bytes=settings.max_body_bytes) if domains else None
         self._front: Front = ModelFront(settings) if llm is None else llm
         self._is_managed = is_managed
         self._loading: asyncio.Task[None] | None = None
@@ -464,21 +527,3 @@ class Service:
     def template_variables(self, variables: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:
         """Return the server's variables for the template, with a request's own and its reasoning effort over them."""
         return template_kwargs({**self.settings.chat_template_kwargs, **variables}, effort)
-
-
-def _fetcher(settings: ServerSettings) -> MediaFetcher | None:
-    domains = settings.media_domains
-    return MediaFetcher(domains, max_total_bytes=settings.max_body_bytes) if domains else None
-
-
-def _names(settings: ServerSettings) -> tuple[str, ...]:
-    if settings.aliases:
-        return settings.aliases
-    return ("paceline-demo",) if settings.model is None else (settings.model.name,)
-
-
-def body_budget(settings: ServerSettings) -> ByteBudget:
-    """Return the budget of the bodies of all requests in flight, which tenants share if there are several."""
-    total = settings.max_total_body_bytes
-    max_bytes = _DEFAULT_BODIES * settings.max_body_bytes if total is None else total
-    return ByteBudget(max_bytes, is_shared=has_tenants(settings.api_keys))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,9 +22,9 @@ from uvicorn.config import STARTUP_FAILURE
 
 from paceline.server.api_errors import api_error_of
 from paceline.server.connection import Connection, OpenConnections
-from paceline.server.in_flight import InFlight
 from paceline.server.listeners import Acceptor, Listeners, registered, url_of
 from paceline.server.operator_lines import StopSignals, say
+from paceline.server.service import Server
 from paceline.server.settings import ServerSettings
 
 FAILED = 1
@@ -105,38 +105,6 @@ class UvicornServer(uvicorn.Server):
         yield
 
 
-class Served(Protocol):
-    """The `Service` of one model, or the router of several models.
-
-    names: names of the model, its id first; empty for a router. loaded: set when it is ready, or has failed.
-    """
-
-    names: tuple[str, ...]
-    settings: ServerSettings
-    in_flight: InFlight
-    loaded: asyncio.Event
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why it cannot serve; None where it can."""
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether requests can run."""
-
-    def ready_line(self, seconds: float) -> str:
-        """Return what to print when it is ready, after so many seconds."""
-
-    async def ended(self) -> BaseException | None:
-        """Wait for its end; return the reason if it gave up by itself."""
-
-    def drain(self) -> None:
-        """Reject new requests from now on."""
-
-    async def aclose(self) -> None:
-        """End running requests, and free what they use."""
-
-
 class Serving:
     """One run of a server, from its sockets to its shutdown."""
 
@@ -150,7 +118,7 @@ class Serving:
     ) -> None:
         """signals: installed. began_s: when the server was started, by `time.monotonic`; None: now."""
         self._began_s = time.monotonic() if began_s is None else began_s
-        self._service: Served = app.state.service
+        self._service: Server = app.state.service
         self._settings = self._service.settings
         self._server = UvicornServer(config)
         self._listeners = listeners

@@ -27,7 +27,7 @@ from paceline.server.api_errors import (
     api_error_of,
     api_error_of_finish,
 )
-from paceline.server.request_context import DisconnectWatcher, RequestContext
+from paceline.server.request_context import RequestContext, run_until_disconnect
 from paceline.server.resumable_streams import OffsetLost, ResumableStream
 from paceline.server.running_request import ChunkSource
 from paceline.streaming import StreamChunk
@@ -216,16 +216,7 @@ class StreamReplay(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the bytes. No comments of its own: clients count what they receive, and resume at that offset."""
         del scope
-        watcher = DisconnectWatcher(receive)
-        copying = asyncio.create_task(self._copy(send))
-        watcher.on_disconnect(copying.cancel)
-        try:
-            await asyncio.wait((copying,))
-        finally:
-            watcher.close()
-            copying.cancel()
-        if not copying.cancelled():
-            copying.result()
+        await run_until_disconnect(receive, self._copy(send))
 
     async def _copy(self, send: Send) -> None:
         with self._stream.reading():

@@ -11,9 +11,10 @@ from typing import Final, Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.api_errors import ApiError, ApiException, ClientDisconnected, ServerDraining
-from paceline.server.in_flight import ByteBudget, ByteReservation, InFlight
+from paceline.server.in_flight import ByteBudget, ByteReservation
 from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, error_response, facts_of
+from paceline.server.service import Server
 
 _CLOSE = {"connection": "close"}
 _SHARE = 3  # requests in flight that a tenant may have for each free place
@@ -41,16 +42,6 @@ def _head_bytes(scope: Scope) -> int:
     return len(path) + len(scope["query_string"]) + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-class LimitedServer(Protocol):
-    """What `RequestLimit` needs to know of a server."""
-
-    in_flight: InFlight
-    is_draining: bool
-
-    def retry_after_s(self) -> int:
-        """Estimate the seconds until the requests that wait now have started."""
-
-
 class RequestLimit:
     """Count requests in flight: 429 beyond `max_requests`, 503 while the server drains.
 
@@ -58,7 +49,7 @@ class RequestLimit:
     to others: it may have three for each further request that there is room for.
     """
 
-    def __init__(self, app: ASGIApp, service: LimitedServer, max_requests: int, *, is_shared: bool = False) -> None:
+    def __init__(self, app: ASGIApp, service: Server, max_requests: int, *, is_shared: bool = False) -> None:
         self._app, self._service, self._max_requests, self._is_shared = app, service, max_requests, is_shared
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

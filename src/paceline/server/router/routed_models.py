@@ -36,7 +36,7 @@ from paceline.model_manager.engine_loader import AsyncLLMLoader
 from paceline.server.api_errors import ApiException, ModelLoadFailed, invalid_request
 from paceline.server.flags import ModelPreset, ModelPresets
 from paceline.server.flags.presets import check_names
-from paceline.server.request_context import DisconnectWatcher
+from paceline.server.request_context import run_until_disconnect
 from paceline.server.resumable_streams import ResumableStreams
 from paceline.server.service import KeptForClients, Service
 from paceline.server.settings import ServerSettings
@@ -456,17 +456,10 @@ class _FeedStream(Response):
         if self._is_closed:
             queue.put_nowait(None)
         self._queues.append(queue)  # before the response begins: a client that sees that misses nothing
-        watcher = DisconnectWatcher(receive)
-        sending = asyncio.create_task(self._send(queue, send))
-        watcher.on_disconnect(sending.cancel)
         try:
-            await asyncio.wait((sending,))
+            await run_until_disconnect(receive, self._send(queue, send))
         finally:
             self._queues.remove(queue)
-            watcher.close()
-            sending.cancel()
-        if not sending.cancelled():
-            sending.result()
 
     async def _send(self, queue: asyncio.Queue[bytes | None], send: Send) -> None:
         await send(stream_start(SSE))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +23,6 @@ from paceline.errors import ModelNotFound, PacelineError
 from paceline.model_manager import ModelLoader, ModelState, ModelStatus
 from paceline.observability.metrics_snapshot import Sample
 from paceline.server.api_errors import (
-    DEFAULT_RETRY_S,
     OPENAI_FORM,
     ApiError,
     ApiException,
@@ -56,7 +54,6 @@ from paceline.server.exposition import (
     MODEL_LOADED,
     MODEL_USERS,
     MODEL_WAITING,
-    HttpMetrics,
     LlamaMetrics,
     ScrapeResponse,
     encode_metrics,
@@ -66,7 +63,6 @@ from paceline.server.exposition import (
     worker_families,
 )
 from paceline.server.flags import ModelPresets
-from paceline.server.in_flight import InFlight
 from paceline.server.json_bodies import (
     OPENAI_ERRORS,
     PLAIN_TEXT,
@@ -86,9 +82,8 @@ from paceline.server.router.model_listing import (
 )
 from paceline.server.router.routed_models import EventFeed, RoutedModels
 from paceline.server.routes import RouteFacts, Routes, check_operator
-from paceline.server.service import KeptForClients, Service, body_budget
+from paceline.server.service import Server, Service
 from paceline.server.settings import ServerSettings
-from paceline.server.web_page import WebPage
 
 _log = logging.getLogger("paceline.server")
 _RUNNING: Final[tuple[ModelState, ...]] = ("preparing", "queued", "loading", "loaded", "sleeping", "unloading")
@@ -354,24 +349,17 @@ def _ollama_model_routes(service: RouterService) -> Routes:
     return router
 
 
-class RouterService:
-    """The state of a router's app. settings: the server's; those of each model are its preset's."""
+class RouterService(Server):
+    """The state of a server with several models. settings: the server's; those of each model are its preset's."""
 
     def __init__(
         self, settings: ServerSettings, presets: ModelPresets, loader: ModelLoader[AsyncLLM] | None = None
     ) -> None:
         """Read the presets. loader: in place of one of `AsyncLLM`s. Raises `InvalidParams` for wrong presets."""
-        self.settings, self.names = settings, ()
-        self.created = int(time.time())
-        self.in_flight, self.http_metrics = InFlight(), HttpMetrics()
-        self.body_budget = body_budget(settings)
-        self.kept = KeptForClients(settings)
-        self.page = WebPage.of(settings)
+        super().__init__(settings, ())
         self.feed = EventFeed()
         self.models = RoutedModels(settings, presets, self.kept, self.feed, loader)
         self.downloads = ModelDownloads(self.feed, offline=presets.offline, hf_token=presets.hf_token)
-        self.is_draining = False
-        self.loaded = asyncio.Event()
         self._tasks: set[asyncio.Future[Any]] = set()
 
     # ---- life
@@ -380,11 +368,6 @@ class RouterService:
         """Begin to load the models that are loaded on startup."""
         await self.models.start()
         self.loaded.set()
-
-    @property
-    def failure(self) -> BaseException | None:
-        """None: a model that fails leaves the others."""
-        return None
 
     @property
     def is_loaded(self) -> bool:
@@ -418,10 +401,6 @@ class RouterService:
             task.cancel()
 
     # ---- for middleware and routes
-
-    def retry_after_s(self) -> int:
-        """Return when to try again: there is no estimate for all models."""
-        return DEFAULT_RETRY_S
 
     def api_error_of(self, error: BaseException) -> ApiError:
         """Return an error of a route of the server's own."""
