@@ -198,8 +198,8 @@ class EngineConfig:
         if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
             if not given:
                 raise InvalidParams("fit_target_bytes is an empty list; leave it out for the defaults")
-            for place, one in enumerate(given):
-                validation.integer(f"fit_target_bytes[{place}]", one, 0)
+            for place, size in enumerate(given):
+                validation.integer(f"fit_target_bytes[{place}]", size, 0)
         elif given is not None:
             validation.integer("fit_target_bytes", given, 0)
 

@@ -70,8 +70,8 @@ def with_keywords(*sources: Callable[..., Any], **defaults: object) -> Callable[
         *own, options = _with_types_of_overloads(function, signature)
         table = function.__globals__[options.annotation.removeprefix("Unpack[").removesuffix("]")]
         shown = [
-            one.replace(default=defaults[one.name]) if one.name in defaults else one
-            for one in _parameters(table, sources)
+            parameter.replace(default=defaults[parameter.name]) if parameter.name in defaults else parameter
+            for parameter in _parameters(table, sources)
         ]
         function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
         return function
@@ -80,16 +80,16 @@ def with_keywords(*sources: Callable[..., Any], **defaults: object) -> Callable[
 
 
 def _with_types_of_overloads(function: Callable[..., Any], signature: inspect.Signature) -> list[inspect.Parameter]:
-    """Return the parameters of a function; one that is Any has the types that its overloads take."""
+    """Return the parameters of a function. A parameter that is Any has the types that its overloads take."""
     overloads = [overload.__annotations__ for overload in get_overloads(function)]
     shown = []
-    for one in signature.parameters.values():
-        taken = [of_overload[one.name] for of_overload in overloads if one.name in of_overload]
-        if one.annotation == "Any" and taken:
+    for parameter in signature.parameters.values():
+        taken = [of_overload[parameter.name] for of_overload in overloads if parameter.name in of_overload]
+        if parameter.annotation == "Any" and taken:
             types = dict.fromkeys(kind for annotation in taken for kind in _members(annotation))
             types |= {"None": types.pop("None")} if "None" in types else {}  # comes last
-            one = one.replace(annotation=" | ".join(types))  # noqa: PLW2901 - the same parameter
-        shown.append(one)
+            parameter = parameter.replace(annotation=" | ".join(types))  # noqa: PLW2901 - the same parameter
+        shown.append(parameter)
     return shown
 
 
@@ -126,7 +126,7 @@ def _parameters(table: type, sources: tuple[Callable[..., Any], ...]) -> list[in
 def _defaults(source: Callable[..., Any]) -> dict[str, Any]:
     if dataclasses.is_dataclass(source):
         return {field.name: field.default for field in dataclasses.fields(source)}
-    return {one.name: one.default for one in inspect.signature(source).parameters.values()}
+    return {parameter.name: parameter.default for parameter in inspect.signature(source).parameters.values()}
 
 
 # ---- written by `python tools/write_keywords.py`; do not edit

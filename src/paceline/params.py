@@ -125,7 +125,7 @@ class ThinkingParams:
 
     def __new__(cls, **options: Any) -> Self:
         """Refuse unknown options, naming the nearest known one."""
-        validation.reject_unknown(options, [one.name for one in dataclasses.fields(cls)], "ThinkingParams")
+        validation.reject_unknown(options, [field.name for field in dataclasses.fields(cls)], "ThinkingParams")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -511,7 +511,9 @@ def _trigger(name: str, trigger: object) -> str | int | PatternTrigger:
     if isinstance(trigger, PatternTrigger):
         return trigger
     if isinstance(trigger, Mapping):
-        validation.reject_unknown(trigger, [one.name for one in dataclasses.fields(PatternTrigger)], "PatternTrigger")
+        validation.reject_unknown(
+            trigger, [field.name for field in dataclasses.fields(PatternTrigger)], "PatternTrigger"
+        )
         if "pattern" not in trigger:
             raise InvalidParams(f"{name} must have a pattern")
         try:
@@ -568,7 +570,7 @@ def _call_grammar(grammar: object) -> CallGrammar:
 
 def _thinking(thinking: object) -> ThinkingParams:
     if isinstance(thinking, Mapping):
-        return ThinkingParams(**{validation.text("thinking: a name", name): one for name, one in thinking.items()})
+        return ThinkingParams(**{validation.text("thinking: a name", name): given for name, given in thinking.items()})
     return validation.instance("thinking", thinking, ThinkingParams)
 
 
@@ -600,7 +602,7 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level:
         depth += 1
-        level = [child for one in level for child in _children(one)]
+        level = [child for parent in level for child in _children(parent)]
     return depth
 
 

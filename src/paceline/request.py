@@ -181,7 +181,7 @@ def _token_ids(ids: object) -> tuple[int, ...]:
         raise InvalidType(f"preserved_tokens must be a list of token ids, not {type(ids).__name__}")
     if len(ids) > _MAX_PRESERVED:
         raise InvalidParams(f"preserved_tokens must be at most {_MAX_PRESERVED}, not {len(ids)}")
-    return tuple(sorted({validation.integer("preserved_tokens", one, 0, _INT32) for one in ids}))
+    return tuple(sorted({validation.integer("preserved_tokens", token, 0, _INT32) for token in ids}))
 
 
 OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(RequestOptions))

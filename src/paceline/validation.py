@@ -214,12 +214,12 @@ def addresses(name: str, value: object, most: int) -> tuple[str, ...]:
     given = value.split(",") if isinstance(value, str) else value
     if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
         _refuse(InvalidType, name, 'a list of addresses such as "10.0.0.2:50052"', value)
-    found = [_address(name, one) for one in given]
+    found = [_address(name, address) for address in given]
     if len(found) > most:
         raise InvalidParams(f"{name} has {len(found)} addresses; at most {most} are possible")
-    for one in found:
-        if found.count(one) > 1:
-            raise InvalidParams(f"{name} has {one} twice; leave one of them out")
+    for address in found:
+        if found.count(address) > 1:
+            raise InvalidParams(f"{name} has {address} twice; leave one of them out")
     return tuple(found)
 
 

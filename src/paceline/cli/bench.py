@@ -61,53 +61,8 @@ class BenchTest:
         return f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchRow:
-    """The result of a test; the fields have llama-bench's names, apart from `n_streams`.
-
-    Attributes:
-        build_commit: The commit of llama.cpp.
-        cpu_info: The CPUs.
-        gpu_info: The GPUs.
-        backends: What llama.cpp was built for.
-        model_filename: The first file.
-        model_type: Architecture, size and quantisation.
-        model_size: Bytes of the weights.
-        model_n_params: Parameters.
-        n_threads: CPU threads.
-        n_gpu_layers: Layers on the GPU, -1 for as many as fit.
-        n_prompt: Tokens of a prompt.
-        n_gen: Tokens of a generation.
-        n_streams: Prompts or generations at once.
-        test_time: When the test began, in UTC.
-        avg_ns: Mean time of a repetition.
-        stddev_ns: Its standard deviation.
-        avg_ts: Mean of the tokens a second of all streams together.
-        stddev_ts: Its standard deviation.
-        samples_ns: The time of each repetition.
-        samples_ts: The tokens a second of each.
-    """
-
-    build_commit: str
-    cpu_info: str
-    gpu_info: str
-    backends: str
-    model_filename: str
-    model_type: str
-    model_size: int
-    model_n_params: int
-    n_threads: int
-    n_gpu_layers: int
-    n_prompt: int
-    n_gen: int
-    n_streams: int
-    test_time: str
-    avg_ns: int
-    stddev_ns: int
-    avg_ts: float
-    stddev_ts: float
-    samples_ns: Sequence[int]
-    samples_ts: Sequence[float]
+Row = dict[str, Any]
+"""The result of a test, with the names of llama-bench and `n_streams`. Tokens are of all streams together."""
 
 
 def bench(
@@ -145,19 +100,13 @@ def bench(
     if not tests:
         raise InvalidParams("there is nothing to measure: -p and -n are both 0")
     choice = ModelChoice(model=model, n_gpu_layers=n_gpu_layers, device=device, verbose=verbose)
-    writer = _WRITERS[output]()
 
     def work(stop: StopSignal) -> None:
         loaded = load(choice, stop).model
-        for row in _measure(loaded, tests, threads, choice, stop, repetitions=repetitions, warms_up=not no_warmup):
-            writer.add(row)
+        rows = _measure(loaded, tests, threads, choice, stop, repetitions=repetitions, warms_up=not no_warmup)
+        _WRITERS[output](rows)
 
-    try:
-        run(work)
-    except KeyboardInterrupt:
-        writer.end()
-        raise
-    writer.end()
+    run(work)
 
 
 def _counts(name: str, text: str, low: int, high: int = 2**20) -> list[int]:
@@ -177,7 +126,7 @@ def _measure(
     *,
     repetitions: int,
     warms_up: bool,
-) -> Iterator[BenchRow]:
+) -> Iterator[Row]:
     """Yield the result of each test, until a stop is requested."""
     from paceline.llm import LLM
     from paceline.runtime import build_info, devices
@@ -234,115 +183,81 @@ def _time_ns(llm: LLM, test: BenchTest, tokens: random.Random, stop: StopSignal)
     return elapsed_ns
 
 
-def _row(facts: dict[str, Any], test: BenchTest, began: datetime, samples_ns: Sequence[int]) -> BenchRow:
+def _row(facts: dict[str, Any], test: BenchTest, began: datetime, samples_ns: Sequence[int]) -> Row:
     num_tokens = (test.n_prompt or test.n_gen) * test.n_streams
     samples_ts = [num_tokens * 1e9 / each for each in samples_ns]
     spread: Callable[[Sequence[float]], float] = statistics.stdev if len(samples_ns) > 1 else lambda _: 0.0
-    return BenchRow(
+    return {
         **facts,
         **asdict(test),
-        test_time=f"{began:%Y-%m-%dT%H:%M:%SZ}",
-        avg_ns=round(statistics.fmean(samples_ns)),
-        stddev_ns=round(spread(samples_ns)),
-        avg_ts=statistics.fmean(samples_ts),
-        stddev_ts=spread(samples_ts),
-        samples_ns=samples_ns,
-        samples_ts=samples_ts,
-    )
+        "test_time": f"{began:%Y-%m-%dT%H:%M:%SZ}",
+        "avg_ns": round(statistics.fmean(samples_ns)),
+        "stddev_ns": round(spread(samples_ns)),
+        "avg_ts": statistics.fmean(samples_ts),
+        "stddev_ts": spread(samples_ts),
+        "samples_ns": samples_ns,
+        "samples_ts": samples_ts,
+    }
 
 
-class _MarkdownWriter:
-    """Writes a table, each row as soon as it is measured."""
+_HEADING: Final = ("model", "size", "params", "backend", "threads", "streams", "test", "t/s")
+_WIDTHS: Final = (30, -10, -10, 10, -7, -7, -15, -20)  # below 0: aligned to the right
 
-    _HEADING = ("model", "size", "params", "backend", "threads", "streams", "test", "t/s")
-    _WIDTHS = (30, -10, -10, 10, -7, -7, -15, -20)  # below 0: aligned to the right
 
-    def __init__(self) -> None:
-        self._commit: str | None = None
-
-    def add(self, row: BenchRow) -> None:
-        """Write a row, the first below the heading."""
-        if self._commit is None:
-            self._commit = row.build_commit
-            self._write(self._HEADING)
-            terminal.write("".join(f"| {'-' * (abs(width) - 1)}{':-'[width > 0]} " for width in self._WIDTHS) + "|\n")
-        gib = row.model_size / 2**30
-        self._write(
-            (
-                row.model_type,
-                f"{gib:.2f} GiB" if gib >= 1 else f"{row.model_size / 2**20:.2f} MiB",
-                f"{row.model_n_params / 1e9:.2f} B"
-                if row.model_n_params >= 1e9
-                else f"{row.model_n_params / 1e6:.2f} M",
-                row.backends,
-                str(row.n_threads),
-                str(row.n_streams),
-                f"pp{row.n_prompt}" if row.n_prompt else f"tg{row.n_gen}",
-                f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}",
-            )
+def _write_markdown(rows: Iterator[Row]) -> None:
+    """Write a table, each row as soon as it is measured, and the commit of llama.cpp."""
+    commit = None
+    for row in rows:
+        if commit is None:
+            commit = row["build_commit"]
+            terminal.write(_table_line(_HEADING))
+            terminal.write("".join(f"| {'-' * (abs(width) - 1)}{':-'[width > 0]} " for width in _WIDTHS) + "|\n")
+        size, params = row["model_size"], row["model_n_params"]
+        cells = (
+            row["model_type"],
+            f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB",
+            f"{params / 1e9:.2f} B" if params >= 1e9 else f"{params / 1e6:.2f} M",
+            row["backends"],
+            str(row["n_threads"]),
+            str(row["n_streams"]),
+            f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}",
+            f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
         )
-
-    def end(self) -> None:
-        """Write which llama.cpp it was."""
-        if self._commit is not None:
-            terminal.write(f"\nbuild: {self._commit[:9]}\n")
-
-    def _write(self, cells: Sequence[str]) -> None:
-        padded = (f"{cell:{'<>'[width < 0]}{abs(width)}}" for cell, width in zip(cells, self._WIDTHS, strict=True))
-        terminal.write("".join(f"| {cell} " for cell in padded) + "|\n")
+        terminal.write(_table_line(cells))
+    if commit is not None:
+        terminal.write(f"\nbuild: {commit[:9]}\n")
 
 
-class _LineWriter:
-    """Writes an object a line, each as soon as it is measured."""
-
-    def add(self, row: BenchRow) -> None:
-        """Write a line."""
-        terminal.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
-
-    def end(self) -> None:
-        """There is nothing to add."""
+def _table_line(cells: Sequence[str]) -> str:
+    padded = (f"{cell:{'<>'[width < 0]}{abs(width)}}" for cell, width in zip(cells, _WIDTHS, strict=True))
+    return "".join(f"| {cell} " for cell in padded) + "|\n"
 
 
-class _ListWriter:
-    """Writes one JSON list at the end."""
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
-
-    def add(self, row: BenchRow) -> None:
-        """Keep a row."""
-        self._rows.append(asdict(row))
-
-    def end(self) -> None:
-        """Write the list."""
-        terminal.write(json.dumps(self._rows, ensure_ascii=False, indent=2) + "\n")
+def _write_lines(rows: Iterator[Row]) -> None:
+    """Write an object a line, each as soon as it is measured."""
+    for row in rows:
+        terminal.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-class _CsvWriter:
-    """Writes a line of names, and a line for each row as soon as it is measured. Samples are left out, as by llama-bench."""
+def _write_list(rows: Iterator[Row]) -> None:
+    """Write one JSON list at the end."""
+    terminal.write(json.dumps(list(rows), ensure_ascii=False, indent=2) + "\n")
 
-    def __init__(self) -> None:
-        self._has_heading = False
 
-    def add(self, row: BenchRow) -> None:
-        """Write a line."""
-        values = {name: value for name, value in asdict(row).items() if not name.startswith("samples")}
+def _write_csv(rows: Iterator[Row]) -> None:
+    """Write a line of names, and a line for each row as soon as it is measured. Samples are left out, as by llama-bench."""
+    for number, row in enumerate(rows):
+        values = {name: value for name, value in row.items() if not name.startswith("samples")}
         text = io.StringIO()
-        writer = csv.DictWriter(text, values, quoting=csv.QUOTE_ALL, lineterminator="\n")
-        if not self._has_heading:
+        if number == 0:
             csv.writer(text, lineterminator="\n").writerow(values)
-            self._has_heading = True
-        writer.writerow(values)
+        csv.DictWriter(text, values, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values)
         terminal.write(text.getvalue())
 
-    def end(self) -> None:
-        """There is nothing to add."""
 
-
-_Writer = _MarkdownWriter | _LineWriter | _ListWriter | _CsvWriter
-_WRITERS: Final[dict[OutputFormat, Callable[[], _Writer]]] = {
-    OutputFormat.MD: _MarkdownWriter,
-    OutputFormat.CSV: _CsvWriter,
-    OutputFormat.JSON: _ListWriter,
-    OutputFormat.JSONL: _LineWriter,
+_WRITERS: Final[dict[OutputFormat, Callable[[Iterator[Row]], None]]] = {
+    OutputFormat.MD: _write_markdown,
+    OutputFormat.CSV: _write_csv,
+    OutputFormat.JSON: _write_list,
+    OutputFormat.JSONL: _write_lines,
 }

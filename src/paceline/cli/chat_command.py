@@ -321,7 +321,7 @@ class ChatSession:
             return
         num_turns = self._num_turns
         try:
-            self._say([*(one for _, one in self._attached), {"type": "text", "text": text}])
+            self._say([*(attachment for _, attachment in self._attached), {"type": "text", "text": text}])
         finally:
             if self._num_turns > num_turns:
                 self._attached = []
@@ -419,10 +419,10 @@ class ChatSession:
     def _system(self, text: str) -> None:
         messages = self._talk.messages
         if not text:
-            system = [str(one["content"]) for one in messages if one["role"] == "system"]
+            system = [str(message["content"]) for message in messages if message["role"] == "system"]
             terminal.note("\n".join(system) or "there is no system message; /system TEXT sets one")
             return
-        others = [one for one in messages if one["role"] != "system"]
+        others = [message for message in messages if message["role"] != "system"]
         self._talk = self._conversation(None if text == "-" else text, others)
 
     def _set(self, text: str) -> None:
@@ -489,7 +489,7 @@ class ChatSession:
     def _change_attached(self, modality: str, path: str, read: Callable[[Path, str], Attachment]) -> None:
         """Add a file, drop all of this modality ("-"), or only show what waits."""
         if path == "-":
-            self._attached = [one for one in self._attached if _modality_of(one[1]) != modality]
+            self._attached = [entry for entry in self._attached if _modality_of(entry[1]) != modality]
         elif path:
             self.attach(Path(path).expanduser(), read(Path(path).expanduser(), f"/{modality}"))
         waiting = self._attached_names()
@@ -500,7 +500,7 @@ class ChatSession:
         )
 
     def _attached_names(self) -> str:
-        return ", ".join(f"{path} ({_size_of(one)})" for path, one in self._attached)
+        return ", ".join(f"{path} ({_size_of(attachment)})" for path, attachment in self._attached)
 
     def _clear(self, _: str) -> None:
         self._talk.clear()

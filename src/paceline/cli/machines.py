@@ -89,7 +89,7 @@ def announce(address: str, port: int, lent: list[Device], folder: Path | None) -
     """Say what is lent, to whom, and without which protection."""
     if not ipaddress.ip_address(address).is_loopback:
         terminal.note(_DANGER.format(address=address, port=port))
-    names = ", ".join(f"{one.name} ({one.free_bytes / 2**30:,.1f} GiB free)" for one in lent)
+    names = ", ".join(f"{device.name} ({device.free_bytes / 2**30:,.1f} GiB free)" for device in lent)
     kept = "" if folder is None else f"; tensors are kept in {folder}"
     terminal.note(f"Lending {names} on {address}:{port}, without authentication{kept}. Ctrl-C ends it.")
 
@@ -152,7 +152,7 @@ def serve(
     for note in found.notes:
         terminal.note(f"Note: {note}")
     if check:
-        terminal.write("".join(f"{_line(one)}\n" for one in found.models))
+        terminal.write("".join(f"{_line(model)}\n" for model in found.models))
         return
     try:
         from paceline.ray_serve import deploy
@@ -174,7 +174,7 @@ def serve(
 
 
 def _names(models: Any) -> str:
-    names = [one.name for one in models]
+    names = [model.name for model in models]
     return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names)} are"
 
 

@@ -125,11 +125,11 @@ def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = Fals
     if as_json:
         terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
         return
-    for one in facts:
+    for shown in facts:
         rows = [
-            (key.replace("_", " "), _shown_fact(value)) for key, value in one.items() if key not in ("name", "parts")
+            (key.replace("_", " "), _shown_fact(value)) for key, value in shown.items() if key not in ("name", "parts")
         ]
-        terminal.write_section(one["name"], [*rows, *(("file", part) for part in one["parts"])])
+        terminal.write_section(shown["name"], [*rows, *(("file", part) for part in shown["parts"])])
 
 
 def rm(model: ListedName, *, dry_run: DryRun = False) -> None:

@@ -278,7 +278,7 @@ def _ticks(state: TopState, width: int) -> Iterator[Text]:
     """Yield the last ticks as columns, the newest at the right: their height is time, up to the target or the longest one."""
     columns = list(state.columns)[-max(1, width - 10) :]
     target_ms = float(state.get("config").get("itl_target_ms") or 0)
-    longest_ms = max((_longest_ms(one) for one in columns), default=0.0)
+    longest_ms = max((_longest_ms(column) for column in columns), default=0.0)
     if not columns:
         yield _line("ticks       none yet", "dim", width)
         return

@@ -130,7 +130,7 @@ def generate(
 
 
 def _run(job: GenerateJob, interrupted: StopSignal) -> None:
-    attachments = [one for _, one in job.images.attachments()]
+    attachments = [attachment for _, attachment in job.images.attachments()]
     loaded = load(job.model, interrupted)
     model = loaded.model
     if attachments:

@@ -172,7 +172,7 @@ def default_of(flag: Flag) -> str:
 
 def shown(value: Any) -> str:
     """Return a value on one line, shortened; of keys only their number."""
-    if isinstance(value, tuple) and value and all(isinstance(one, ApiKey) for one in value):
+    if isinstance(value, tuple) and value and all(isinstance(item, ApiKey) for item in value):
         return _keys(value)
     text = _value_text(value)
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."

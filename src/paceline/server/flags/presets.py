@@ -120,7 +120,9 @@ def _section(path: Path, name: str, keys: Mapping[str, str]) -> PresetSection:
 
 def _flag(label: str, where: str, key: str, text: str) -> GivenFlag:
     """Return the flag that a key names: by a long name, a short one or llama-server's variable."""
-    found = next((BY_NAME[one] for one in (f"--{key.replace('_', '-')}", f"-{key}") if one in BY_NAME), None)
+    found = next(
+        (BY_NAME[spelling] for spelling in (f"--{key.replace('_', '-')}", f"-{key}") if spelling in BY_NAME), None
+    )
     found = found or _BY_VARIABLE.get(key)
     if found is None or isinstance(found[0].action, Print | ReadConfig):
         names = [name.lstrip("-") for name in BY_NAME]
@@ -206,7 +208,9 @@ class ModelPresets:
         self._strong = {target for target, origin in server.origins.items() if origin.kind in ("flag", "derived")}
         *self._weak, arguments = server.sources
         self._arguments = [given for given in arguments if not _targets(given) & (_MODELS_OWN | _NAMES)]
-        self._weak = [[given for given in one if not _targets(given) & (_MODELS_OWN | _NAMES)] for one in self._weak]
+        self._weak = [
+            [given for given in source if not _targets(given) & (_MODELS_OWN | _NAMES)] for source in self._weak
+        ]
         self._files = files
 
     def sets(self, target: str) -> bool:
@@ -251,8 +255,8 @@ class ModelPresets:
         for name in self._names_in(folder):
             path = folder / name
             if self._files.is_folder(path):
-                models = [one for one in self._names_in(path) if _is_model(one)]
-                parts = [one for one in models if "-00001-of-" in one]
+                models = [file for file in self._names_in(path) if _is_model(file)]
+                parts = [file for file in models if "-00001-of-" in file]
                 if models:
                     yield name, path / (parts or models)[-1]
             elif _is_model(name):

@@ -109,7 +109,7 @@ class GivenFlag:
     def value(self) -> Any:
         """Return the value. Raises `InvalidParams`; readers of secrets do not quote the text."""
         values = [self.flag.reader(self.label, text) for text in self.texts]
-        return tuple(one for value in values for one in value) if self.flag.many else values[-1]
+        return tuple(item for value in values for item in value) if self.flag.many else values[-1]
 
 
 def from_arguments(argv: Sequence[str]) -> list[GivenFlag]:
@@ -186,10 +186,10 @@ def odd_variables(environ: Mapping[str, str]) -> list[str]:
     for name in sorted(environ):
         if _is_of_a_build(name, environ[name]):
             notes.append(f"{name}={environ[name]} is for builds and not used here; as a flag it has addresses (--rpc)")
-        prefix = next((one for one in (_LLAMA_PREFIX, ENV_PREFIX) if name.startswith(one)), None)
+        prefix = next((start for start in (_LLAMA_PREFIX, ENV_PREFIX) if name.startswith(start)), None)
         if prefix is None or name in ENV_NAMES:
             continue
-        known = [one.removeprefix(prefix) for one in ENV_NAMES if one.startswith(prefix)]
+        known = [known_name.removeprefix(prefix) for known_name in ENV_NAMES if known_name.startswith(prefix)]
         nearest = validation.nearest_names(name.removeprefix(prefix), known, min_similarity=_MIN_SIMILARITY)
         if nearest or prefix == _LLAMA_PREFIX:
             hint = f"; did you mean {prefix}{nearest[0]}?" if nearest else ""
@@ -267,7 +267,7 @@ def _from_key(where: str, key: str, value: Any) -> GivenFlag:
     if not is_true and not isinstance(value, bool):
         raise InvalidParams(f"{label} must be true or false")
     many = isinstance(value, list) and flag.many
-    texts = tuple(_text(label, one, flag) for one in (value if many else [value]))
+    texts = tuple(_text(label, item, flag) for item in (value if many else [value]))
     if not texts:
         raise InvalidParams(f"{label} is an empty list; leave it out")
     return GivenFlag(flag, label, texts if is_true else ("false" if value else "true",), "file")
@@ -697,7 +697,9 @@ def _projector(draft: Draft) -> None:
         raise InvalidParams(f"{first} and {second} name two projectors; give one of them")
     if draft.get("aside.mmproj_auto") is False:
         draft.origin = draft.origins["aside.mmproj_auto"]
-        draft.notes += [f"{draft.origins[f'aside.{one}'].name} has no effect with {draft.origin.name}" for one in named]
+        draft.notes += [
+            f"{draft.origins[f'aside.{name}'].name} has no effect with {draft.origin.name}" for name in named
+        ]
         draft.put("engine.mmproj", False, draft.origin.name)
     elif named:
         draft.origin = draft.origins[f"aside.{named[0]}"]
@@ -835,7 +837,7 @@ def _check_heads(draft: Draft, heads: list[str], model: str | None) -> None:
     """Raise what keeps draft heads from being used, and note options of a draft model that they have not."""
     label, types = draft.origins["aside.spec_type"].name, draft.get("aside.spec_type")
     if len(heads) > 1 or "draft-simple" in types:
-        named = ", ".join([*heads, *(one for one in types if one == "draft-simple")])
+        named = ", ".join([*heads, *(kind for kind in types if kind == "draft-simple")])
         raise InvalidParams(f"{label} {named}: one of them can draft beside a model; leave the others out")
     if draft.get("aside.draft_repository") is not None:
         name = draft.origins["aside.draft_repository"].name
@@ -853,7 +855,7 @@ def _draft_model(draft: Draft) -> tuple[str, str | None]:
     """Return where the draft model was given, and its path or name."""
     path, repository = draft.get("aside.draft_path"), draft.get("aside.draft_repository")
     if path is not None and repository is not None:
-        names = [draft.origins[f"aside.draft_{one}"].name for one in ("path", "repository")]
+        names = [draft.origins[f"aside.draft_{source}"].name for source in ("path", "repository")]
         raise InvalidParams(f"{names[0]} and {names[1]} name two draft models; give one of them")
     if repository is not None:
         return "aside.draft_repository", f"hf:{repository}"

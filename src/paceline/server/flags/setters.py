@@ -436,6 +436,8 @@ def spec_type_names(speculation: Any) -> str:
 def spec_names(speculation: Any) -> list[str]:
     """Return the names of the drafters of the option `speculation`."""
     return [
-        NamedObject.parse("speculation", one).name if isinstance(one, (str, Mapping)) else type(one).__name__
-        for one in drafter_parts(speculation)
+        NamedObject.parse("speculation", drafter).name
+        if isinstance(drafter, (str, Mapping))
+        else type(drafter).__name__
+        for drafter in drafter_parts(speculation)
     ]
