@@ -36,7 +36,7 @@ from typing import (
 
 
 class IntArray(Protocol):
-    """An array of integers, such as NumPy's."""
+    """An array of integers, for example NumPy's."""
 
     @property
     def ndim(self) -> int: ...  # noqa: D102 - NumPy's
@@ -58,11 +58,11 @@ _ALIAS = re.compile(r"\b(Int|Float)\b")  # shown as int and float
 
 
 def with_keywords(*sources: Callable[..., Any], **defaults: object) -> Callable[[_F], _F]:
-    """Decorate a function whose last parameter is `**options: Unpack[NAME]`: its signature shows the keywords of the TypedDict.
+    """Decorate a function with a last parameter `**options: Unpack[NAME]`: its signature shows the keywords of the TypedDict.
 
     Args:
-        sources: Records and functions whose parameters have the defaults of the keywords.
-        **defaults: Defaults that differ from those of the sources. A keyword without any default shows None.
+        sources: Records and functions; their parameters have the defaults of the keywords.
+        **defaults: Defaults that differ from the defaults of the sources. A keyword without any default shows None.
     """
 
     def decorate(function: _F) -> _F:

@@ -103,14 +103,14 @@ _MAX_MESSAGE_CHARS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingParams:
-    """Where a model's thinking begins and ends, and how long it may be.
+    """The beginning and the end of a model's thinking, and its greatest length.
 
     Attributes:
-        start: The text that begins thinking, such as "<think>"; empty if only the prompt can begin it.
-        ends: The texts that end it; any of them. The first is written where the budget is used up.
+        start: The text that begins thinking, for example "<think>"; empty if only the prompt can begin it.
+        ends: The texts that end it; any of them. The first is written when the budget is used up.
         is_open: Whether the prompt ends inside thinking already.
         budget: Most tokens of thinking; 0: none at all; None: no limit.
-        message: Text that is written before the end where the budget is used up.
+        message: Text that is written before the end when the budget is used up.
 
     Raises:
         InvalidParams: A value is out of its range; the message names the field.
@@ -145,10 +145,10 @@ class ThinkingParams:
 
 @dataclass(frozen=True, slots=True)
 class PatternTrigger:
-    r"""A regular expression that begins a lazy grammar, such as `PatternTrigger(r"^\s*(\{)")`.
+    r"""A regular expression that begins a lazy grammar, for example `PatternTrigger(r"^\s*(\{)")`.
 
     It is looked for after each token, in the text so far: `$` and `(?!...)` see no further. The grammar begins at the first
-    group that is not empty, or else where the match begins. Syntax and meaning are those of llama.cpp's triggers (ECMAScript,
+    group that is not empty, or else at the beginning of the match. Syntax and meaning are as in llama.cpp's triggers (ECMAScript,
     on the bytes of UTF-8), without back references, `\b` and lookahead other than `(?!...)`; control tokens have their text.
 
     Attributes:
@@ -176,7 +176,7 @@ class CallGrammar:
 
     Attributes:
         lark: A Lark grammar of the calls in a message, from the text on with which they begin. `%json` has a schema.
-        triggers: What begins the calls, as `SamplingParams.grammar_triggers` have it; text in front of them is free.
+        triggers: The beginnings of calls, in the forms of `SamplingParams.grammar_triggers`; text before them is free.
 
     Raises:
         InvalidParams: There is no trigger, or one is malformed.
@@ -438,7 +438,7 @@ _DESCRIBED = dict(re.findall(r"^ +(\w+): (.+)$", SamplingParams.__doc__ or "", r
 
 
 def help_of(name: str) -> str:
-    """Return what a parameter does, in a sentence for flags, options and the web page."""
+    """Return the sentence about a parameter for flags, options and the web page."""
     return BY_NAME[name].help or _DESCRIBED.get(name, "")
 
 
@@ -575,7 +575,7 @@ def _thinking(thinking: object) -> ThinkingParams:
 
 
 def _schema(schema: object) -> str:
-    """Return the schema as JSON text, which is immutable and what the native side reads."""
+    """Return the schema as JSON text, which is immutable and which the native side reads."""
     if not isinstance(schema, (str, bool, Mapping)):
         if isinstance(schema, type):
             raise InvalidType(

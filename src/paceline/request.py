@@ -34,7 +34,7 @@ TIMEOUTS = ("queue_timeout_s", "ttft_timeout_s", "timeout_s")
 
 
 def turn_s(submitted_s: float, priority: int) -> float:
-    """Return what the order of waiting requests goes by, the lowest first.
+    """Return the key by which waiting requests are ordered, lowest first.
 
     All age at the same rate, so this order does not change while they wait, and only finitely many can come before one.
     """
@@ -48,7 +48,7 @@ class RequestOptions:
     Attributes:
         priority: Higher runs first, among the requests of its tenant; ten seconds of waiting make up for one level (aging).
         queue_timeout_s: Seconds from submit until the request must run; None: no limit. A request that exceeds one of the
-            three limits ends with the finish reason DEADLINE; what was generated until then is delivered.
+            three limits ends with the finish reason DEADLINE; the text until then is delivered.
         ttft_timeout_s: Seconds from submit until its first token; None: no limit.
         timeout_s: Seconds from submit until its end; None: no limit.
         truncate: Which tokens of a too long prompt are dropped: "left", "right" or "middle"; None refuses the prompt. A
@@ -60,14 +60,14 @@ class RequestOptions:
         slow_reader: What happens then: "pause" pauses the sequence until its reader has caught up, "cancel" ends it with the
             finish reason SLOW_READER.
         add_special: Whether a text prompt gets the bos and eos tokens that the vocabulary asks for.
-        parse_special: Whether control tokens spelled out in a text prompt, such as <|im_start|>, become those tokens.
+        parse_special: Whether control tokens spelled out in a text prompt, such as <|im_start|>, become control tokens.
         suffix: Text after the output: the model fills in what is missing between the prompt and it, if its vocabulary has tokens
             for that. Control tokens spelled out in the two texts stay text. With truncate="left" a prompt that is too long
             loses its beginning; other sides are refused, and the suffix is never cut.
         special: Whether generated control tokens are part of the text; they always are in token_ids.
         preserved_tokens: Ids of control tokens that are part of the text without special, since what reads the text needs them.
         cache_prompt: Whether the request may reuse cached prefixes, and its own may be reused.
-        speculation: Whether tokens may be proposed ahead of decoding, where the engine has a drafter. The output is the same.
+        speculation: Whether tokens may be proposed ahead of decoding, if the engine has a drafter. The output is the same.
         max_draft: Most tokens that are proposed in a tick, 0 to 64; None: as many as pay.
         tenant: Owner of the request. Only requests of the same tenant and cache_salt share prefixes and compiled grammars;
             others cannot even find out by timing. Tenants take turns for slots, and one tenant cannot fill the queue for the

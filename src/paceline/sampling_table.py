@@ -35,7 +35,7 @@ class Parameter:
         env: llama-server's environment variable.
         file_flags: The names of the flag that reads the value from a file.
         metavar: The name of the value in help texts; None: the usual name of the kind.
-        help: The sentence of flags and options; empty: that of the field.
+        help: The sentence of flags and options; empty: the sentence of the field.
         label: Its name on the page; empty: the page does not have it.
         slider: Least value, greatest value and step on the page, if they differ from the range.
         step: The step on the page.

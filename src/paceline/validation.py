@@ -268,7 +268,7 @@ def token_ids(name: str, values: object, n_vocab: int) -> list[int]:
 
 
 def given(options: Mapping[str, _T], keep: Collection[str] = ()) -> dict[str, _T]:
-    """Return the options without those that are None, as if the caller had left them out.
+    """Return the options that are not None; the others count as left out.
 
     keep: options in which None has a meaning of its own.
     """

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _serve(args: list[str]) -> NoReturn:
-    """Run the server without Typer and the other commands, whose import takes as long as that of all that comes before a load."""
+    """Run the server without Typer and the other commands: their import takes as long as all other work before a load."""
     if _loads_in_a_worker(args):
         from paceline.engine.spare_workers import SPARE_WORKERS
 

@@ -172,7 +172,7 @@ def _commands_in(group: TyperGroup) -> Iterator[Any]:
 def _lay_out(command: Any, *, is_rich: bool) -> None:
     """Join the lines of each paragraph of the help, and take the first sentence as the short help.
 
-    is_rich: whether the text will be read as rich's markup, whose brackets are escaped then.
+    is_rich: whether rich will read the text as markup, so that brackets are escaped.
     """
 
     def shown(text: str) -> str:
@@ -216,7 +216,7 @@ def _hide_type(parameter: Any) -> Any:
 
 
 class HintedCommand(TyperCommand):
-    """A command whose errors about options and missing arguments name the way out."""
+    """A command with errors about options and missing arguments that name the way out."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments."""
@@ -410,7 +410,7 @@ ConfigOption = Annotated[
 
 
 def _with_config(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with the option --config, whose file has defaults of the other options."""
+    """Return the command with the option --config, which names a file with defaults of the other options."""
     own = signature(command, eval_str=True)
     config = Parameter("config", Parameter.KEYWORD_ONLY, annotation=ConfigOption, default=None)
 

@@ -63,7 +63,7 @@ _FENCE = re.compile(r"`{3,}|~{3,}")
 
 
 class ReplyView(Protocol):
-    """Where the parts of a reply are shown."""
+    """Shows the parts of a reply."""
 
     def thinking(self, text: str) -> None:
         """Show a piece of thinking."""
@@ -72,7 +72,7 @@ class ReplyView(Protocol):
         """Show a piece of content."""
 
     def finish(self) -> None:
-        """Show what is left; the cursor is at the beginning of a line then."""
+        """Show the rest. The cursor is at the beginning of a line afterwards."""
 
 
 def make_view(*, is_plain: bool, shows_thinking: bool) -> ReplyView:
@@ -90,13 +90,13 @@ class PlainView:
         self._wrap = terminal.WordWrap(sys.stdout)
 
     def thinking(self, text: str) -> None:
-        """See `ReplyView`."""
+        """Show a part of the reply, as `ReplyView` says."""
         if self._shows_thinking:
             self._is_thinking, self._last = True, text
             self._wrap.write(text, style="dim")
 
     def content(self, text: str) -> None:
-        """See `ReplyView`."""
+        """Show a part of the reply, as `ReplyView` says."""
         if self._is_thinking:
             self._wrap.write("\n" if self._last.endswith("\n") else "\n\n")
             self._is_thinking = False
@@ -104,7 +104,7 @@ class PlainView:
         self._wrap.write(text)
 
     def finish(self) -> None:
-        """See `ReplyView`."""
+        """Show a part of the reply, as `ReplyView` says."""
         if self._last and not self._last.endswith("\n"):
             self._wrap.write("\n")
         self._wrap.finish()
@@ -127,7 +127,7 @@ class MarkdownView:
         self._drawn_s = 0.0
 
     def thinking(self, text: str) -> None:
-        """See `ReplyView`."""
+        """Show a part of the reply, as `ReplyView` says."""
         if not self._shows_thinking:
             return
         if not self._thinking:
@@ -136,7 +136,7 @@ class MarkdownView:
         self._wrap.write(text, style="dim italic")
 
     def content(self, text: str) -> None:
-        """See `ReplyView`."""
+        """Show a part of the reply, as `ReplyView` says."""
         self._end_thinking()
         self._rest += terminal.printable(text)
         done, self._rest = split_blocks(self._rest)
@@ -148,7 +148,7 @@ class MarkdownView:
             self._drawn_s = now
 
     def finish(self) -> None:
-        """See `ReplyView`."""
+        """Show a part of the reply, as `ReplyView` says."""
         self._end_thinking()
         if self._rest.strip():
             self._print(self._rest)
@@ -160,7 +160,7 @@ class MarkdownView:
             self._thinking = ""
 
     def _print(self, block: str) -> None:
-        """Print a block that is complete, with a blank line behind the one before."""
+        """Print a complete block, with a blank line before it unless it is the first."""
         self._put("".join(f"{line}\n" for line in self._lines(block)), 0)
         self._has_printed = True
 
@@ -177,7 +177,7 @@ class MarkdownView:
         self._num_drawn = num_drawn
 
     def _lines(self, block: str) -> list[str]:
-        """Return the lines of a block, with their escapes, without blank ones around them but for the gap in front."""
+        """Return the lines of a block with their escapes, with one blank line before them unless the block is the first."""
         from rich.markdown import Markdown
 
         width = max(20, self._console.width - 1)  # a full line would move some cursors to the next
@@ -280,7 +280,7 @@ class ChatSession:
         return tuple(self._commands)
 
     def handle(self, line: str) -> bool:
-        """Do what a line says; return whether the chat goes on. Errors are reported, and change nothing."""
+        """Run a command or send a message; return whether the chat goes on. Errors are reported, and change nothing."""
         text = line.strip()
         if not text:
             return True
@@ -312,9 +312,9 @@ class ChatSession:
         return True
 
     def say(self, text: str) -> None:
-        """Say something, with what is attached, and show the reply.
+        """Send a message with the attached files, and show the reply.
 
-        Raises what generating raises, `KeyboardInterrupt` after Ctrl-C. What is attached stays so until a turn has it.
+        Raises as `Conversation.stream`, and `KeyboardInterrupt` after Ctrl-C. Files stay attached until a turn has them.
         """
         if not self._attached:
             self._say(text)
@@ -327,7 +327,7 @@ class ChatSession:
                 self._attached = []
 
     def attach(self, path: Path, attachment: Attachment) -> None:
-        """Send the image or audio of a file with the next message. Raises `Unsupported` where the model takes none."""
+        """Send the image or audio of a file with the next message. Raises `Unsupported` if the model takes none."""
         modality = _modality_of(attachment)
         if modality not in self._llm.model.modalities:
             kind = "images" if modality == "image" else modality
@@ -487,7 +487,7 @@ class ChatSession:
         self._change_attached("audio", path, read_audio)
 
     def _change_attached(self, modality: str, path: str, read: Callable[[Path, str], Attachment]) -> None:
-        """Add a file, drop all of this modality ("-"), or only show what waits."""
+        """Attach a file, drop all files of this modality ("-"), or only list the attached files."""
         if path == "-":
             self._attached = [entry for entry in self._attached if _modality_of(entry[1]) != modality]
         elif path:
@@ -565,7 +565,7 @@ def stats_line(usage: Usage) -> str:
 
 
 def _run_unless_stopped(work: Callable[[], Any], name: str, stop: StopSignal) -> Any:
-    """Return the result of a function that runs on a thread of its own, which Ctrl-C leaves behind. Raises its error."""
+    """Return the result of a function that runs on a thread of its own, or raise its error. Ctrl-C ends only the wait."""
     outcome: Future[Any] = Future()
 
     def fulfil() -> None:
@@ -592,7 +592,7 @@ def _shown_value(value: object) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return a text on one line, cut to what a person reads."""
+    """Return a text on one line, shortened."""
     line = " ".join(text.split())
     return line if len(line) <= _MAX_SHOWN_CHARS else f"{line[: _MAX_SHOWN_CHARS - 3]}..."
 
@@ -743,7 +743,7 @@ def _only_message(given: str | None) -> str | None:
 
 
 def load_tools(path: Path) -> list[Callable[..., Any]]:
-    """Return the functions that a Python file defines whose names have no leading underscore and that have a docstring.
+    """Return the public functions with a docstring that a Python file defines.
 
     Raises `InvalidParams` if the file cannot be run, has no such function, or one of them has no JSON schema.
     """

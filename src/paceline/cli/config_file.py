@@ -4,7 +4,7 @@
     [chat]
     temperature = 0.7                           the long name of a flag, with - or _
 
-Flags win over environment variables, those over the section of the command, that over the top level.
+Flags win over environment variables, variables over the section of the command, the section over the top level.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class DemoChoice:
 
 
 class DemoRequest:
-    """A request of the demo, and what was read of its stream.
+    """A request of the demo, and the text that was read of its stream.
 
     Attributes:
         number: Its number, from 1.
@@ -170,7 +170,7 @@ class DemoRequest:
                 choice.reason, choice.stop = chunk.finish_reason, chunk.stop
 
     def cancel(self) -> None:
-        """Cancel the request; its reader takes what is left. Any thread."""
+        """Cancel the request; its reader takes the last chunks. Any thread."""
         if self.stream is not None:
             self.stream.cancel()
         self.is_read = True
@@ -521,7 +521,7 @@ class LiveDemo:
 
     @property
     def hint(self) -> str:
-        """What the next key does."""
+        """The effect of the next key, for the last line of the picture."""
         if self._keys is None:
             return " Ctrl-C quits"
         return _HINT_PAUSE if self._is_choosing else _HINT

@@ -33,7 +33,7 @@ def error_text(error: BaseException) -> str:
 
 
 def report(error: BaseException) -> int | None:
-    """Report what a command raised, and return its exit code; None for an error that keeps its traceback."""
+    """Report the error of a command, and return its exit code; None for an error that keeps its traceback."""
     match error:
         case KeyboardInterrupt():
             return INTERRUPTED

@@ -1,4 +1,4 @@
-"""What commands read: texts from arguments, stdin and files, and sampling parameters from options and lines of a chat."""
+"""Inputs of commands: texts from arguments, stdin and files; sampling parameters from options and lines of a chat."""
 
 from __future__ import annotations
 

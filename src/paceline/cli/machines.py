@@ -86,7 +86,7 @@ def _checked_cache() -> Path:
 
 
 def announce(address: str, port: int, lent: list[Device], folder: Path | None) -> None:
-    """Say what is lent, to whom, and without which protection."""
+    """Note the lent devices and the address, and warn if other machines reach it."""
     if not ipaddress.ip_address(address).is_loopback:
         terminal.note(_DANGER.format(address=address, port=port))
     names = ", ".join(f"{device.name} ({device.free_bytes / 2**30:,.1f} GiB free)" for device in lent)

@@ -167,7 +167,7 @@ def prune(*, dry_run: DryRun = False) -> None:
 
 
 def parse_name(text: str) -> ModelReference:
-    """Parse a name of a model, where a repository of the hub needs no "hf:". Raises `InvalidParams`."""
+    """Parse a name of a model. A repository of the hub needs no "hf:". Raises `InvalidParams`."""
     from paceline.hub import is_reference, parse_hub_reference, parse_reference
 
     return parse_reference(text, name="MODEL") if is_reference(text) else parse_hub_reference(text, name="MODEL")
@@ -231,7 +231,7 @@ def _row(model: FoundModel) -> tuple[str, str, str, str]:
 
 
 def _facts(model: FoundModel) -> dict[str, Any]:
-    """Return what the cache and the file's header say."""
+    """Return the facts of the cache and of the file's header."""
     from paceline.hub.locate import shown_bytes
 
     facts = {"name": model.name, "downloaded_by": model.source, "size": shown_bytes(model.size)}
@@ -240,7 +240,7 @@ def _facts(model: FoundModel) -> dict[str, Any]:
 
 
 def _remote_facts(reference: ModelReference, stop: StopSignal, hf_token: str | None) -> dict[str, Any]:
-    """Return what the hub and the file's header say of a model that was not downloaded."""
+    """Return the facts of the hub and of the file's header about a model that was not downloaded."""
     from paceline.hub.locate import shown_bytes
     from paceline.hub.remote_header import model_headers
 
@@ -257,7 +257,7 @@ def _remote_facts(reference: ModelReference, stop: StopSignal, hf_token: str | N
 
 
 def _header_facts(path: Path) -> dict[str, Any]:
-    """Return what a header says. One that cannot be read is reported as such."""
+    """Return the facts of a file's header, or the problem if it cannot be read."""
     from paceline.runtime.gguf_file import read_gguf
 
     try:
@@ -384,7 +384,7 @@ def _machine_facts(rpc: Sequence[str]) -> dict[str, Any]:
 
 
 def _configuration(ctx: typer.Context) -> dict[str, Any]:
-    """Return the config file, what it says, and the variables that win over it. Raises `InvalidParams` for a wrong file."""
+    """Return the config file, its values, and the variables that win over it. Raises `InvalidParams` for a wrong file."""
     config: ConfigFile | None = ctx.obj
     group: Any = ctx.find_root().command
     if config is not None:
@@ -398,7 +398,7 @@ def _configuration(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _server_facts(address: str) -> dict[str, Any]:
-    """Return what an RPC server says of itself, or why it is of no use."""
+    """Return the facts of an RPC server, or why it is of no use."""
     from paceline.runtime.rpc_servers import greet
 
     try:
@@ -421,7 +421,7 @@ def _path_or_none(find: Callable[[], Path]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """Files to describe. name: by which the model was given; file: where it is."""
+    """Files to describe. name: of the model as it was given; file: its path, or its size if it was not downloaded."""
 
     paths: tuple[Path, ...]
     name: str
@@ -479,7 +479,7 @@ def _projector_facts(model: Model) -> list[dict[str, Any]]:
 
 
 def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the model needs, and how an engine makes it fit; from the header alone where it cannot be planned."""
+    """Return the memory needs of the model, and the choice that fits; from the header alone if it cannot be planned."""
     from paceline.engine.memory_needs import estimate_memory, memory_report
 
     try:

@@ -1,4 +1,4 @@
-"""What several commands share: options under the headings of help, loading a model, images and audio of prompts."""
+"""Shared parts of commands: options under the headings of help, loading a model, images and audio of prompts."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class ImageOptions:
         return images + [(path, read_audio(path, "--audio")) for path in self.audio or ()]
 
     def model_path(self, model: str | None) -> str | None:
-        """Return the model to load; where none is named and there are images, the demo model that sees."""
+        """Return the model to load: with images and without a name, the demo model for images."""
         if model is not None or not self.image or self.mmproj is not None:
             return model
         from paceline.demo import demo_vision_model_path
@@ -358,7 +358,7 @@ def way_to_longer_texts(limits: Limits, num_tokens: int = 0) -> str:
 
 @contextmanager
 def advising_flags(limits: Limits) -> Iterator[None]:
-    """Have a `PromptTooLong` of the block advise what a command offers, in place of options of the library."""
+    """Have a `PromptTooLong` of the block advise options of the command in place of options of the library."""
     try:
         yield
     except PromptTooLong as error:
@@ -411,7 +411,7 @@ def load(choice: ModelChoice, stop: StopSignal) -> LoadedModel:
 
 
 def engine_model(choice: ModelChoice, model: Model) -> tuple[Any, dict[str, Any]]:
-    """Return what `LLM` takes for a model that `load` returned, and options for it: adapters; with hosts, files and a process.
+    """Return the first argument of `LLM` for a loaded model, and its options: adapters; with hosts, files and a process.
 
     llama.cpp ends the process that loses a host, so it is not this one.
     """
@@ -468,9 +468,9 @@ def _show_log() -> None:
 
 
 def read_image(path: Path, name: str) -> Image:
-    """Return the image of a file, which can be decoded. name: of what the file was given to.
+    """Return the image of a file, which can be decoded. name: of the option or command that named the file.
 
-    Raises `InvalidParams`, naming the file, where it is none, too large or damaged.
+    Raises `InvalidParams`, naming the file, if it is no image, too large or damaged.
     """
     from paceline.media import Image
     from paceline.runtime import decoded_pixels

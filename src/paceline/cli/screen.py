@@ -1,4 +1,4 @@
-"""What an engine does, as a picture in the terminal: slots, last ticks, shared prefixes, memory and latencies."""
+"""Pictures of an engine in the terminal: slots, last ticks, shared prefixes, memory, latencies, and streams of the demo."""
 
 from __future__ import annotations
 
@@ -58,7 +58,12 @@ _MOST_SHARED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TopPicture:
-    """The screen. source: the URL, or what runs here. status: a sentence where there is nothing to show, or it is old."""
+    """The screen.
+
+    Attributes:
+        source: The URL, or a name for an engine of this process.
+        status: A sentence if there is nothing to show, or the state is old.
+    """
 
     state: TopState
     source: str

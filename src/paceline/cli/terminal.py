@@ -1,4 +1,4 @@
-"""Results on stdout, everything else on stderr; colours only where a terminal shows them. Single keys from stdin.
+"""Results on stdout, everything else on stderr; colours only on a terminal that shows them. Single keys from stdin.
 
 A stream that is no terminal gets plain text: no escapes, no boxes, nothing wrapped. NO_COLOR and TERM=dumb are
 honoured.
@@ -256,7 +256,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def abandon_output() -> None:
-    """Redirect stdout to the null device, so that what is left in its buffer raises no second error."""
+    """Redirect stdout to the null device, so that the rest of its buffer raises no second error."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -345,7 +345,7 @@ class Keys:
             termios.tcsetattr(self._terminal, termios.TCSANOW, self._before)
 
     def read(self) -> str:
-        """Return the keys pressed since the last call, in order; never wait. Leave out what is not ASCII."""
+        """Return the keys pressed since the last call, in order; never wait. Leave out all but ASCII."""
         if not self._has_terminal() or not select.select([self._terminal], [], [], 0)[0]:
             return ""
         try:

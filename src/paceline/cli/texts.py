@@ -57,7 +57,7 @@ _PROMPT_HELP = "Text to continue. A text sent to stdin by a pipe follows it or t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """What the command writes."""
+    """The options about the output."""
 
     as_json: bool
     quiet: bool
@@ -144,7 +144,7 @@ def _run(job: GenerateJob, interrupted: StopSignal) -> None:
 def _generate_seen(
     model: Model, job: GenerateJob, prompt: Segments, interrupted: StopSignal
 ) -> tuple[Generated, float]:
-    """Generate with attachments, whose tokens the engine's projector alone can count: try with the usual size first."""
+    """Generate with attachments. Only the projector can count their tokens, so the usual context size is tried first."""
     try:
         return _generate_in(job.n_ctx, model, job, prompt, interrupted)
     except PromptTooLong as error:
@@ -159,7 +159,7 @@ def _generate_seen(
 def _generate_in(
     n_ctx: int | None, model: Model, job: GenerateJob, prompt: list[int] | Segments, interrupted: StopSignal
 ) -> tuple[Generated, float]:
-    """Return what was generated, and the seconds in which the engine loaded the model where `load` had not."""
+    """Return the result, and the seconds in which the engine loaded the model if `load` had not."""
     from paceline.llm import LLM
 
     source, options = engine_model(job.model, model)
@@ -189,7 +189,7 @@ def _context_size(model: Model, job: GenerateJob, prompt: list[int]) -> int | No
 
 
 def _generate(llm: LLM, job: GenerateJob, prompt: list[int] | Segments, interrupted: StopSignal) -> Generated:
-    """Generate to the end; Ctrl-C cancels the request and keeps what was generated."""
+    """Generate to the end; Ctrl-C cancels the request and keeps the text so far."""
     with (
         llm.stream(
             prompt, job.params, special=job.showing.special, parse_special=job.parse_special, lora=job.model.lora_scales
@@ -428,7 +428,7 @@ class PoolingName(StrEnum):
 
 
 class NormalizationName(StrEnum):
-    """What is done to the length of a vector."""
+    """How the length of a vector is changed."""
 
     L2 = "l2"
     MAX_ABS = "max_abs"

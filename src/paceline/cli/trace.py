@@ -237,7 +237,7 @@ def viewer_html(viewer: str, trace: Trace, *, title: str) -> str:
 
 
 def viewer_data(trace: Trace, *, title: str) -> dict[str, Any]:
-    """Return what the viewer shows of a trace. Times are seconds since its beginning."""
+    """Return the data of a trace for the viewer. Times are seconds since its beginning."""
     records = [event for event in trace.events if isinstance(event, TickRecord)]
     ends = {event.key: event for event in trace.events if isinstance(event, EndRecord)}
     stays = stays_of(trace)

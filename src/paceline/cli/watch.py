@@ -1,4 +1,4 @@
-"""`paceline ps`, `top` and `trace show`: the servers of this machine, what an engine does now, and what one did."""
+"""`paceline ps`, `top` and `trace show`: the servers of this machine, the work of an engine now, and the record of its work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ServerEvents:
     def __init__(
         self, url: str, *, api_key: str | None = None, model: str | None = None, interval_ms: int = 250
     ) -> None:
-        """url: of the server, or of its prefix. Raises `InvalidParams` for what is no URL."""
+        """url: of the server, or of its prefix. Raises `InvalidParams` if it is not a URL."""
         import httpx
 
         self.name = url.rstrip("/")
@@ -114,7 +114,7 @@ class ServerEvents:
 
 
 def _message(response: httpx.Response) -> str:
-    """Return why a server refused, in its own words where it has some."""
+    """Return why a server refused, in its own words if it has some."""
     with suppress(ValueError, KeyError, TypeError):
         return str(response.json()["error"]["message"])
     return f"HTTP {response.status_code}; is this a paceline server?"
@@ -465,7 +465,7 @@ def show(
 
 
 def _viewer() -> str:
-    """Return the trace viewer of the built page. Raises `Unsupported` where the page was not built."""
+    """Return the trace viewer of the built page. Raises `Unsupported` if the page was not built."""
     from paceline.errors import Unsupported
     from paceline.server.web_page import TRACE_VIEWER, built_folder
 

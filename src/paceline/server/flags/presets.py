@@ -67,8 +67,8 @@ class PresetSection:
 def read_presets(path: Path, data: bytes) -> dict[str, PresetSection]:
     """Return the sections by name, `ALL_MODELS` among them if it is there.
 
-    Raises `InvalidParams` that names file, line, section and key for what is no line of a preset, an unknown key or a value
-    of one of `PRESET_KEYS` that is wrong.
+    Raises `InvalidParams` that names file, line, section and key for a line that is no line of a preset, an unknown key, or a
+    wrong value of `PRESET_KEYS`.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -200,7 +200,7 @@ class ModelPreset:
 
 
 class ModelPresets:
-    """Where the models of a server come from; they can be read again while it runs. offline, hf_token: for downloads."""
+    """The sources of a server's models, which can be read again while it runs. offline, hf_token: for downloads."""
 
     def __init__(self, server: Resolved, files: DiskFiles) -> None:
         """server: as resolved, with its sources."""
@@ -214,11 +214,11 @@ class ModelPresets:
         self._files = files
 
     def sets(self, target: str) -> bool:
-        """Return whether the command line sets this, such as "engine.n_ctx", for all models."""
+        """Return whether the command line sets a target, for example "engine.n_ctx", for all models."""
         return target in self._strong
 
     def read(self, preset_file: Path | None, folder: Path | None) -> list[ModelPreset]:
-        """Return all models: of a file of presets, if it is no TOML, a folder, the caches; one of each name.
+        """Return all models: of a file of presets, if it is no TOML, a folder, the caches; each name once.
 
         Raises `InvalidParams` for a wrong file of presets or a folder that cannot be read.
         """
@@ -312,7 +312,7 @@ class ModelPresets:
     def _hidden_files(
         self, presets: Sequence[ModelPreset], sections: Mapping[str, PresetSection], common: PresetSection
     ) -> set[Path]:
-        """Return the files in caches that presets with dedup-cache-models use: the model's, and that of its drafts."""
+        """Return the files in caches that presets with dedup-cache-models use: of the model, and of its drafts."""
         hidden: set[Path] = set()
         for preset in presets:
             section = sections[preset.name]
@@ -344,7 +344,7 @@ def _model_flag(path: Path, name: str) -> GivenFlag:
 
 
 def _kept(flags: Sequence[GivenFlag], notes: list[str]) -> list[GivenFlag]:
-    """Return what a section sets of a model, with notes on the rest."""
+    """Return the flags of a section that are about a model, with notes on the rest."""
     kept = []
     for given in flags:
         if _targets(given) & _SERVERS_OWN:
@@ -375,7 +375,7 @@ def _as_ini(name: str, flags: Sequence[GivenFlag], options: Mapping[str, Any]) -
 
 
 def check_names(presets: Sequence[ModelPreset]) -> None:
-    """Raise `InvalidParams` where two models have one name or alias."""
+    """Raise `InvalidParams` if two models have the same name or alias."""
     owners: dict[str, str] = {}
     for preset in presets:
         for name in preset.settings.aliases:

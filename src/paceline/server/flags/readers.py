@@ -1,6 +1,6 @@
 """Read the text of a flag into a value: numbers, switches, lists, texts. Errors name the flag. Pure; any thread.
 
-Numbers are plain ASCII digits: what Python accepts beyond them (1_000, blanks, other scripts) is an error.
+Numbers are plain ASCII digits. Other forms that Python accepts (1_000, blanks, other scripts) are errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Reader = Callable[[str, str], Any]
 
 
 class Unset:
-    """The value of a flag that means what holds without it."""
+    """The value of a flag that leaves its setting at the default."""
 
     def __repr__(self) -> str:
         return "automatic"
@@ -154,7 +154,7 @@ def on_off_auto(label: str, text: str) -> str:
 
 
 def one_of(options: Collection[str] | Mapping[str, Any]) -> Reader:
-    """Return a reader of one of some words; a mapping translates them."""
+    """Return a reader of a word among `options`; a mapping translates it."""
 
     def read(label: str, text: str) -> Any:
         name = validation.choice(label, text, options)
@@ -373,7 +373,7 @@ def chat_template(label: str, text: str) -> str:
 
 
 def unread(label: str, text: str) -> str:  # noqa: ARG001 - a reader
-    """Return the text as it is, for a flag whose value is not used."""
+    """Return the text as it is, for a flag without a use for its value."""
     return text
 
 

@@ -154,7 +154,7 @@ def read_toml(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def from_config(path: Path, table: Mapping[str, Any], other_names: Callable[[], Collection[str]]) -> list[GivenFlag]:
-    """Read the config file of all commands: the flags on its top level, and those of [serve], which win.
+    """Read the config file of all commands: the flags on its top level, and the flags of [serve], which win.
 
     other_names: returns the names on the top level that are for other commands. Raises `InvalidParams` that names the file
     for an unknown key or a wrong type.
@@ -198,7 +198,7 @@ def odd_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def strongest(sources: Iterable[Sequence[GivenFlag]]) -> tuple[list[GivenFlag], list[str]]:
-    """Return each flag of its strongest source, where the last one counts, and notes; sources come weakest first.
+    """Return each flag from its strongest source, and notes; sources come weakest first. Within a source the last flag counts.
 
     A flag that may be repeated keeps all of its texts.
     """
@@ -304,13 +304,13 @@ def _table(label: str, table: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings with what is known of their making.
+    """Settings, with their sources and notes.
 
     Attributes:
         settings: The settings.
         prints: The kind of page to print in place of serving.
         notes: Lines to print before the server starts.
-        origins: Where settings came from, by names such as "engine.n_ctx"; other settings have their defaults.
+        origins: The sources of settings, by names like "engine.n_ctx"; other settings have their defaults.
         is_router: Whether several models are served.
         sources: All given flags, weakest source first, for the presets of models.
         offline: Whether nothing may be downloaded.
@@ -342,8 +342,8 @@ def resolve(
     default_config: the config file that is read if none is named and it exists. other_names: returns the
     names on its top level that are for other commands.
 
-    Raises `InvalidParams` for what is unknown, rejected or out of range, with the flag, the value and the way out;
-    `ModelLoadError` where -c 0 needs the context length of a file that is no model, and what a download raises.
+    Raises `InvalidParams` for a flag that is unknown, rejected or out of range, with the flag, the value and the way out;
+    `ModelLoadError` if -c 0 needs the context length of a file that is no model, and the errors of a download.
     """
     arguments, variables = from_arguments(argv), from_environment(environ)
     prints = _printed(arguments)
@@ -365,7 +365,7 @@ def resolve(
 
 
 def resolve_model(sources: Sequence[Sequence[GivenFlag]], files: DiskFiles, name: str) -> Resolved:
-    """Resolve one of several models, by the sources that hold for it, the weakest first. name: what requests call it.
+    """Resolve one of several models, by the sources that hold for it, the weakest first. name: its name in requests.
 
     Nothing is downloaded, and its file need not be there. Raises as `resolve`.
     """
@@ -378,7 +378,7 @@ def resolve_model(sources: Sequence[Sequence[GivenFlag]], files: DiskFiles, name
 
 
 def resolve_table(path: Path, table: Mapping[str, Any], files: DiskFiles) -> tuple[ServerSettings, tuple[str, ...]]:
-    """Resolve the flags of a server whose models and sockets are named elsewhere; return notes as well.
+    """Resolve the flags of a server with models and sockets that are named elsewhere; return notes as well.
 
     path: of the file that the table is in. Raises `InvalidParams`.
     """
@@ -408,7 +408,7 @@ def _resolved(draft: Draft, **facts: Any) -> Resolved:
 
 
 def _printed(arguments: Sequence[GivenFlag]) -> Literal["help", "version", "config"] | None:
-    """Return what to print: the first one requested, help and version before the configuration."""
+    """Return the page to print: the first requested one, help and version before the configuration."""
     wanted = [given.flag.action.what for given in arguments if isinstance(given.flag.action, Print) and given.value()]
     return next((what for what in wanted if what != "config"), wanted[0] if wanted else None)
 
@@ -440,7 +440,7 @@ _REPLACED: Final[
 
 
 def _without_model(weaker: list[GivenFlag], stronger: Sequence[GivenFlag]) -> list[GivenFlag]:
-    """Return the flags without those that name a model if a stronger source chooses another one, or several."""
+    """Return the flags, without flags that name a model if a stronger source chooses another model, or several."""
     replaced = frozenset[str]().union(*(_REPLACED.get(given.flag.long_name, ()) for given in stronger))
     return [given for given in weaker if given.flag.long_name not in replaced]
 
@@ -466,7 +466,7 @@ def _is_foreign(given: GivenFlag) -> bool:
 
 
 def _spelling(given: GivenFlag) -> str:
-    """Return the flag as it was given, with its value where that matters."""
+    """Return the flag as it was given, with its value if the value matters."""
     flag = given.flag
     shows = given.kind != "flag" or (flag.actions and flag.metavar)
     return f"{given.label} {on_one_line(given.texts[-1]):.80}" if shows and not flag.secret else given.label
@@ -515,7 +515,7 @@ def _model(draft: Draft) -> tuple[str, ModelReference] | None:
 
 
 def _download(draft: Draft, target: str, reference: ModelReference, *, downloads: bool) -> None:
-    """Find a model by its name, downloaded if need be; only note it where nothing but the settings is to be printed."""
+    """Find a model by its name, downloaded if need be; only note it if nothing but the settings is to be printed."""
     draft.origin = draft.origins[target]
     label, path = draft.origin.name, draft.get("aside.model_path")
     if not downloads:
@@ -563,7 +563,7 @@ def _is_router(draft: Draft) -> bool:
 
 
 def _model_of_preset(draft: Draft, name: str) -> ModelReference | None:
-    """Store the path of a preset's model, or return its name. Raises `InvalidParams` where it has none, or two."""
+    """Store the path of a preset's model, or return its name. Raises `InvalidParams` if it has none, or two."""
     named, path = _named_model(draft), draft.get("aside.model_path")
     if named is None:
         if path is None:
@@ -581,7 +581,7 @@ def _model_of_preset(draft: Draft, name: str) -> ModelReference | None:
 
 
 def _named_model(draft: Draft) -> tuple[str, ModelReference] | None:
-    """Return the model that is given by name, and by which target. Raises `InvalidParams` where there are two."""
+    """Return the target and the name of the model, if it is given by name. Raises `InvalidParams` if there are two."""
     targets = ("aside.repository", "aside.model_url", "aside.model_name")
     named = [(target, draft.get(target)) for target in targets if draft.get(target) is not None]
     if len(named) > 1:
@@ -615,7 +615,7 @@ def _model_file(draft: Draft, path: Path) -> None:
 
 
 def _isolation(draft: Draft) -> None:
-    """Default to a process of its own, where a library's engine has a thread."""
+    """Default to a process of its own. An engine of the library defaults to a thread."""
     if draft.get("engine.isolation") is None:
         draft.put("engine.isolation", "process", "--isolation")
         draft.origins["engine.isolation"] = DEFAULT
@@ -713,7 +713,7 @@ def _projector(draft: Draft) -> None:
 
 
 def _lora(draft: Draft) -> None:
-    """Name adapters by their files; of the same name, the second is name-2. Those with names of their own are not applied."""
+    """Name adapters by their files; the second of the same name is name-2. Adapters with names of their own are not applied."""
     found, named = draft.get("aside.adapters", ()), draft.get("aside.named_adapters", ())
     if not (found or named):
         return
@@ -802,7 +802,7 @@ _DRAFT_OPTIONS: Final = (
 
 
 def resolve_draft_model(draft: Draft) -> None:
-    """Store the draft model and its options; as in llama-server its kind of drafts is used where no other is named."""
+    """Store the draft model and its options; as in llama-server its kind of drafts is used if no other is named."""
     target, model = _draft_model(draft)
     types, speculation = draft.get("aside.spec_type"), draft.get("engine.speculation")
     given = [name for name in _DRAFT_OPTIONS if draft.get(f"aside.draft.{name}") is not None]
@@ -834,7 +834,7 @@ def resolve_draft_model(draft: Draft) -> None:
 
 
 def _check_heads(draft: Draft, heads: list[str], model: str | None) -> None:
-    """Raise what keeps draft heads from being used, and note options of a draft model that they have not."""
+    """Raise `InvalidParams` if draft heads cannot be used, and note options of a draft model that they do not have."""
     label, types = draft.origins["aside.spec_type"].name, draft.get("aside.spec_type")
     if len(heads) > 1 or "draft-simple" in types:
         named = ", ".join([*heads, *(kind for kind in types if kind == "draft-simple")])
@@ -852,7 +852,7 @@ def _check_heads(draft: Draft, heads: list[str], model: str | None) -> None:
 
 
 def _draft_model(draft: Draft) -> tuple[str, str | None]:
-    """Return where the draft model was given, and its path or name."""
+    """Return the target of the draft model, and its path or name."""
     path, repository = draft.get("aside.draft_path"), draft.get("aside.draft_repository")
     if path is not None and repository is not None:
         names = [draft.origins[f"aside.draft_{source}"].name for source in ("path", "repository")]

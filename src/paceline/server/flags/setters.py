@@ -47,7 +47,7 @@ class DiskFiles:
         return path.exists() and not path.is_dir()
 
     def is_folder(self, path: Path) -> bool:
-        """Return whether there is such a folder."""
+        """Return whether the path is a folder."""
         return path.is_dir()
 
     def download(
@@ -69,7 +69,7 @@ class DiskFiles:
             raise
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names of what is in a folder, sorted. Raises `OSError`."""
+        """Return the names of the files and folders in a folder, sorted. Raises `OSError`."""
         return sorted(path.name for path in folder.iterdir())
 
     def cached_models(self) -> dict[str, Path]:
@@ -81,7 +81,7 @@ class DiskFiles:
         return {found.name.removeprefix("hf:"): found.path for found in named}
 
     def trained_context(self, model: Path | None) -> int:
-        """Read a model's context length from its file. Raises `ModelLoadError` where that is no model or has none."""
+        """Read a model's context length from its file. Raises `ModelLoadError` if it is no model or has none."""
         from paceline.demo import demo_model_path
         from paceline.runtime.gguf_file import read_gguf
 
@@ -99,7 +99,7 @@ class DiskFiles:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from. name: of the flag, the variable, the file and its key, or the reason it was derived for."""
+    """The source of a value. name: of the flag, the variable, the file and its key; for a derived value the reason."""
 
     kind: Kind
     name: str = ""
@@ -112,7 +112,7 @@ DEFAULT = Origin("default")
 
 
 def on_one_line(given: str | Path) -> str:
-    """Return a text or path for a message: as it is, or quoted where it has characters that would break a line."""
+    """Return a text or path for a message: as it is, or quoted if it has characters that would break a line."""
     text = str(given)
     return text if text.isprintable() else repr(text)
 
@@ -132,7 +132,7 @@ class Draft:
         return self._values.get(target, default)
 
     def put(self, target: str, value: Any, label: str) -> None:
-        """Set a value, or unset it. Raises `InvalidParams` that names the flag where it is out of its range."""
+        """Set a value, or unset it. Raises `InvalidParams` that names the flag if the value is out of its range."""
         self.origins[target] = self.origin
         if value is UNSET:
             self._values.pop(target, None)
@@ -149,7 +149,7 @@ class Draft:
         self.origins.pop(target, None)
 
     def place(self, name: str) -> dict[str, Any]:
-        """Return all values of one place, such as "engine", by their names."""
+        """Return all values of a place, for example "engine", by their names."""
         return {
             key.removeprefix(f"{name}."): value for key, value in self._values.items() if key.startswith(f"{name}.")
         }
@@ -372,13 +372,18 @@ def _add_keys(draft: Draft, keys: Sequence[ApiKey], label: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SpecType:
-    """One kind. drafter: its name here. sizes: of its options the flag's name behind `--spec-`, and llama-server's default."""
+    """A kind of drafts.
+
+    Attributes:
+        drafter: The drafter's name here.
+        sizes: For each of its options the name of the flag, without `--spec-`, and llama-server's default.
+    """
 
     drafter: str
     sizes: Mapping[str, tuple[str, int]]
 
     def aside(self, option: str) -> str:
-        """Return where a size is stored that was given."""
+        """Return the target of a given size."""
         return f"aside.{self.sizes[option][0].replace('-', '_')}"
 
 
@@ -425,7 +430,7 @@ def spec_default(draft: Draft, value: bool, label: str) -> None:
 
 
 def spec_type_names(speculation: Any) -> str:
-    """Return the kinds of drafts of the option `speculation`, apart by commas, by llama-server's names where it has them."""
+    """Return the kinds of drafts of the option `speculation`, separated by commas, by llama-server's names if it has them."""
     if speculation is None:
         return "none"
     names = spec_names(speculation)

@@ -25,9 +25,12 @@ SWITCH: Final = ""  # the metavar of a flag that takes no value
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Store the value in the settings. into: targets apart by spaces, such as "engine.n_ctx" or "server.port".
+    """Store the value in the settings.
 
-    convert: called with the value first. setter: stores it, where that takes more than putting it into the targets.
+    Attributes:
+        into: Targets, separated by spaces, for example "engine.n_ctx" or "server.port".
+        setter: Stores the value, if putting it into the targets is not enough.
+        convert: Called with the value first.
     """
 
     into: str
@@ -49,12 +52,12 @@ class Ignore:
 
 @dataclass(frozen=True, slots=True)
 class NoOp:
-    """Do nothing, without a note: the flag requests what holds anyway."""
+    """Do nothing, without a note: the flag asks for the usual behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Do not start. way_out: a sentence that says what to do instead."""
+    """Do not start. way_out: a sentence with the alternative."""
 
     way_out: str
 
@@ -81,8 +84,8 @@ class Flag:
 
     spelled: its names, apart by spaces, the short ones first. metavar: its value's name; `SWITCH` for none. reader: from text
     to value. env: llama-server's environment variable. off: names that mean False. many: may be repeated and adds up; its
-    reader returns a tuple. actions: other actions for certain values. default: what holds without it, where the dataclasses
-    do not say. secret: its value is never shown. ours: llama-server does not have it. table: in a file its value may be a
+    reader returns a tuple. actions: other actions for certain values. default: the value without the flag, if the dataclasses
+    do not have it. secret: its value is never shown. ours: llama-server does not have it. table: in a file its value may be a
     table, which its reader gets as JSON.
     """
 
@@ -151,7 +154,7 @@ def _switch(spelled: str, action: Reject | Ignore, text: str, *, env: str | None
 
 
 def _size(name: str, low: int, high: int | None, text: str, kind: str) -> Flag:
-    """Return the flag of a size of one of llama-server's kinds of drafts."""
+    """Return the flag of a size of a kind of drafts of llama-server."""
     defaults = dict(setters.SPEC_TYPES[kind].sizes.values())
     reader = read.integer(low) if high is None else read.integer(low, high)
     into = Store(f"aside.{name.replace('-', '_')}")
