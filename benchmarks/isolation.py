@@ -30,11 +30,11 @@ import numpy as np
 import paceline
 from benchmarks.engine import prompts
 from paceline import LLM, Model, Sampler, SamplingParams
-from paceline.completion import Completion
 from paceline.demo import demo_model_path
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.streaming import TokenLogprobs
+from paceline.streaming.completion import Completion
 
 # With these a token has the same logits whether it comes in a prompt or by itself.
 EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
     from paceline.chat_client.conversations import AsyncConversation, Conversation
     from paceline.chat_client.function_tools import FunctionTool
-    from paceline.completion import Choice, Classification, Completion, Score
     from paceline.demo import demo_draft_model_path, demo_model_path, demo_vision_model_path
     from paceline.engine.memory_needs import estimate_memory
     from paceline.llm import LLM
@@ -95,6 +94,7 @@ if TYPE_CHECKING:
         TokenText,
         Usage,
     )
+    from paceline.streaming.completion import Choice, Classification, Completion, Score
 
     __version__: str
 
@@ -112,9 +112,9 @@ _HOMES = {
     "CallGrammar": "paceline.params",
     "ChatReply": "paceline.chat_client.chat_call",
     "ChatStream": "paceline.chat_client.chat_streams",
-    "Choice": "paceline.completion",
-    "Classification": "paceline.completion",
-    "Completion": "paceline.completion",
+    "Choice": "paceline.streaming.completion",
+    "Classification": "paceline.streaming.completion",
+    "Completion": "paceline.streaming.completion",
     "Context": "paceline.runtime",
     "Conversation": "paceline.chat_client.conversations",
     "Drafter": "paceline.speculation.drafter",
@@ -140,7 +140,7 @@ _HOMES = {
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
     "SchedulerView": "paceline.scheduling.strategies",
-    "Score": "paceline.completion",
+    "Score": "paceline.streaming.completion",
     "SharingDrafter": "paceline.speculation.drafter",
     "Stream": "paceline.streaming",
     "StreamChannel": "paceline.streaming",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from paceline import validation
 from paceline.chat_client.chat_methods import AsyncChatMethods
-from paceline.completion import Classification, Completion, Score, shortened
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
     METHODS_ELSEWHERE,
@@ -60,6 +59,7 @@ from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.runtime.context_options import ContextOptions
 from paceline.streaming import AsyncBatchStream, AsyncStream, StreamChannel
+from paceline.streaming.completion import Classification, Completion, Score, shortened
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from paceline import validation
 from paceline.chat_client.chat_arguments import ChatFormats
 from paceline.chat_client.chat_methods import ChatMethods
-from paceline.completion import Classification, Completion, Score
 from paceline.config import EngineConfig
 from paceline.engine.arguments import (
     METHODS_ELSEWHERE,
@@ -52,6 +51,7 @@ from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.runtime.context_options import ContextOptions
 from paceline.streaming import BatchStream, Stream, StreamChannel
+from paceline.streaming.completion import Classification, Completion, Score
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,9 +25,9 @@ from paceline.chat import (
     new_call_id,
     next_turn,
 )
-from paceline.completion import completion_of
 from paceline.errors import ChatParseError, EngineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming.completion import completion_of
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]

@@ -15,11 +15,11 @@ from paceline import LLM, AsyncLLM, Completion, FinishReason, SamplingParams, Us
 from paceline.chat import ParsedMessage
 from paceline.chat.chat_completion import ChatChoice
 from paceline.chat_client.chat_arguments import CHAT_NAMES, chat_arguments
-from paceline.completion import Choice
 from paceline.engine.arguments import METHODS_ELSEWHERE, engine_arguments, request_arguments
 from paceline.errors import InvalidType
 from paceline.params import FIELDS
 from paceline.request import OPTION_NAMES
+from paceline.streaming.completion import Choice
 
 
 def completion() -> Completion:

@@ -31,7 +31,6 @@ from paceline.chat.chat_request import TokenHistory
 from paceline.chat.conversation import ChatMedia, Segment
 from paceline.chat.message_rewrites import SYSTEM_ROLES
 from paceline.chat_client.chat_arguments import ChatArguments
-from paceline.completion import Choice, Completion, completion_of, fields_of
 from paceline.engine.prompts import chat_too_long
 from paceline.errors import (
     ChatParseError,
@@ -47,6 +46,7 @@ from paceline.media import Attachment, Audio, Image, is_attachment
 from paceline.request import cache_scope
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChunk, Usage
+from paceline.streaming.completion import Choice, Completion, completion_of, fields_of
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient

@@ -28,12 +28,12 @@ from paceline.chat_client.chat_call import (
 )
 from paceline.chat_client.chat_methods import AsyncChatMethods, ChatMethods
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
-from paceline.completion import record_repr
 from paceline.engine.arguments import given_options
 from paceline.errors import InvalidParams, InvalidType, StateError
 from paceline.media import Attachment, is_attachment
 from paceline.params import SamplingParams
 from paceline.runtime import Model
+from paceline.streaming.completion import record_repr
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm  # known to type checkers without the package

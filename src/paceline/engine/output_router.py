@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from paceline.completion import completion_of
 from paceline.engine.commands import Ask, Cancel, EndSlow, SetInterval, SetPaused
 from paceline.engine.inbox import Inbox, Wait
 from paceline.engine.pending_results import PendingResults, end_each
@@ -19,6 +18,7 @@ from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.records import Answered, Delta, Embedded, EmbeddingRequest, Event, Released, Started
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamSender
+from paceline.streaming.completion import completion_of
 
 
 class OutputRouter:

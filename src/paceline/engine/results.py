@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import validation
-from paceline.completion import Classification, Completion, Score, completion_of
 from paceline.engine.arguments import streamed_arguments
 from paceline.errors import BatchError, EngineStopped, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime.embedder import Normalization, normalized
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, Usage
+from paceline.streaming.completion import Classification, Completion, Score, completion_of
 
 if TYPE_CHECKING:
     from paceline.engine.client import EngineClient

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from paceline.completion import Completion, completion_of
 from paceline.engine.media_prompt import has_media
 from paceline.engine.prompts import Prompt
 from paceline.errors import Cancelled, DeadlineExceeded, InvalidParams, PacelineError, WorkerUnresponsive
@@ -29,6 +28,7 @@ from paceline.server.in_flight import CHECK_WANTED, ByteReservation, PendingCall
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, Usage
+from paceline.streaming.completion import Completion, completion_of
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient

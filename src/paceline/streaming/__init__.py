@@ -1,4 +1,4 @@
-"""Streaming: chunks, the channel between the engine and the one reader of a request, and the stream that callers read.
+"""Streaming: chunks, the channel between the engine and the one reader of a request, streams, and completions.
 
 Knows nothing of models or scheduling.
 """

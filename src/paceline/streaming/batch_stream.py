@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from paceline.errors import BatchError, Closed, PacelineError
 from paceline.streaming.channel import (
@@ -22,11 +22,9 @@ from paceline.streaming.channel import (
     wait_any_async,
 )
 from paceline.streaming.chunk import StreamChunk
+from paceline.streaming.completion import Completion
 from paceline.streaming.sender import END, TIMEOUT, Nothing
 from paceline.streaming.stream import AsyncStream, Stream, submitted
-
-if TYPE_CHECKING:
-    from paceline.completion import Completion
 
 IndexedChunk = tuple[int, StreamChunk]
 BatchOpener = Callable[[], Awaitable[Sequence[StreamChannel]]]

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from paceline import validation
 from paceline.errors import Unsupported
 from paceline.streaming import waiting
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
+from paceline.streaming.completion import Completion
 from paceline.streaming.sender import TIMEOUT, Nothing, StreamSender, StreamState
 from paceline.streaming.waiting import Condition
-
-if TYPE_CHECKING:
-    from paceline.completion import Completion
 
 C = TypeVar("C")
 

@@ -10,7 +10,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from paceline import validation
 from paceline.errors import Closed, PacelineError
@@ -18,10 +18,8 @@ from paceline.request import MAX_INTERVAL
 from paceline.streaming.backlog import Pieces
 from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator, StreamChannel
 from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
+from paceline.streaming.completion import Completion
 from paceline.streaming.sender import END, Nothing
-
-if TYPE_CHECKING:
-    from paceline.completion import Completion
 
 _MOST_APART = 256  # chunks that a stream keeps as they were read
 
@@ -248,7 +246,7 @@ class LoopReadable(Readable[C, W]):
         await self.aclose()
 
 
-class _BaseStream(Readable[StreamChunk, "Completion"]):
+class _BaseStream(Readable[StreamChunk, Completion]):
     """The base of both kinds of stream of completions."""
 
     def __init__(self, channel: StreamChannel | None, keep_alive: object, request_index: int) -> None:
@@ -340,7 +338,7 @@ class _BaseStream(Readable[StreamChunk, "Completion"]):
         return self._channel.completion_of([pieces.joined() for pieces in self._joined.values()]).unless_failed()
 
 
-class Stream(_BaseStream, ThreadReadable[StreamChunk, "Completion"]):
+class Stream(_BaseStream, ThreadReadable[StreamChunk, Completion]):
     """The chunks of one request as they are generated: `for chunk in stream`.
 
     Leaving the loop cancels the request, and so does leaving a `with` block, `close()`, or dropping the stream. A loop
@@ -386,7 +384,7 @@ class Stream(_BaseStream, ThreadReadable[StreamChunk, "Completion"]):
         return self._attached.wait_released(timeout_s)
 
 
-class AsyncStream(_BaseStream, LoopReadable[StreamChunk, "Completion"]):
+class AsyncStream(_BaseStream, LoopReadable[StreamChunk, Completion]):
     """The chunks of one request, for an event loop: `async with ... as stream: async for chunk in stream`.
 
     The request is submitted by `open`, when the block is entered, or else by reading the first chunk; errors such as

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from tests.running_engine import LONG_S, Running
 
-from paceline.completion import Completion, completion_of
 from paceline.engine.results import AsyncBatch, Batch, Outcome, collect, collect_async, submit_async
 from paceline.errors import DecodeError, PacelineError, QueueFull
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
+from paceline.streaming.completion import Completion, completion_of
 
 Run = Callable[[Any, list[str]], list[Outcome]]
 

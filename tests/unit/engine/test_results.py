@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.completion import Completion, completion_of
 from paceline.engine.arguments import embedding_options, reranking_options
 from paceline.engine.results import (
     batch_outcome,
@@ -15,6 +14,7 @@ from paceline.engine.results import (
 from paceline.errors import BatchError, DecodeError, PacelineError, PromptTooLong
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming.completion import Completion, completion_of
 
 
 def completion(index: int = 0, error: PacelineError | None = None) -> Completion:

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.completion import Completion
 from paceline.kv_cache import MediaItem
 from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
@@ -60,6 +59,7 @@ from paceline.server.running_request import (
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming.completion import Completion
 
 
 class LineLimiter:

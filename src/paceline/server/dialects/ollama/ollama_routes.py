@@ -20,7 +20,6 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.chat import ChatChunk, ChatCompletion, ChatFormat, ToolCall, Turn, next_turn
-from paceline.completion import Completion
 from paceline.engine.arguments import embedding_options
 from paceline.engine.results import checked_dimensions, vectors
 from paceline.errors import PacelineError, Unsupported
@@ -57,6 +56,7 @@ from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import JSON_LINES, EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming.completion import Completion
 
 
 def error_body(api_error: ApiError) -> dict[str, Any]:

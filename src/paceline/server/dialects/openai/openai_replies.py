@@ -14,7 +14,6 @@ import msgspec
 
 from paceline import __version__
 from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage
-from paceline.completion import Completion
 from paceline.runtime import build_info
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS
 from paceline.server.dialects.dialect import ChatProgress, DialectReply, model_warning
@@ -35,6 +34,7 @@ from paceline.server.running_request import ProgressChunk
 from paceline.server.service import Service
 from paceline.server.sse import EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming.completion import Completion
 
 _MAX_UNREAD_BYTES = 2**16  # of tokens that no text of a message has been found for
 _encode = msgspec.json.Encoder().encode

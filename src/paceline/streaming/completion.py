@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import validation
 from paceline.errors import PacelineError
-from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
+from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs, Usage
 
 _MOST_CHARS = 80
 _NAMES_ELSEWHERE = {  # attributes of completions in other packages
