@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -198,11 +198,11 @@ class ChatReader:
             make_call_id: Makes ids of tool calls in formats without.
         """
         self._rendered = rendered
-        self._messages = [_OpenMessage(rendered, make_call_id) for _ in range(num_choices)]
+        self._messages = [MessageStream(rendered, make_call_id=make_call_id) for _ in range(num_choices)]
 
     def needs_parser(self, chunk: StreamChunk) -> bool:
         """Return whether reading this chunk takes time, because the parser is called on more than a short text."""
-        stream = self._messages[chunk.choice].stream
+        stream = self._messages[chunk.choice]
         if chunk.finish_reason is not None and stream.is_holding_content:
             return True
         if chunk.usage is None and len(stream.text) + len(chunk.text) <= _SHORT_CHARS:
@@ -213,7 +213,7 @@ class ChatReader:
         """Return the chunks of the chat that a chunk brings; if it ends several choices, a chunk for each, its own last."""
         ended = [] if chunk.usage is None else self._end_others(chunk)
         message = self._messages[chunk.choice]
-        deltas = message.feed(chunk.text)
+        deltas = [] if message.has_ended else message.feed(chunk.text)
         whole, reason = None, chunk.finish_reason
         if reason is not None and not message.has_ended:
             more, whole = message.finish(is_cut=_is_cut(reason, chunk.stop, self._rendered))
@@ -232,7 +232,7 @@ class ChatReader:
                 usage=chunk.usage,
                 error=chunk.error,
                 message=whole,
-                warning=message.stream.warning,
+                warning=message.warning,
             ),
         ]
 
@@ -249,43 +249,10 @@ class ChatReader:
                         finish_reason=terminal.finish_reason,
                         error=terminal.error,
                         message=whole,
-                        warning=message.stream.warning,
+                        warning=message.warning,
                     )
                 )
         return ended
-
-
-class _OpenMessage:
-    """A message that is being read, and the ids of its calls."""
-
-    def __init__(self, rendered: RenderedPrompt, make_call_id: Callable[[], str]) -> None:
-        self.stream = MessageStream(rendered)
-        self.has_ended = False
-        self._make_call_id = make_call_id
-        self._ids: list[str] = []
-
-    def feed(self, text: str) -> list[MessageDelta]:
-        return [] if self.has_ended else self._with_ids(self.stream.feed(text))
-
-    def finish(self, *, is_cut: bool) -> tuple[list[MessageDelta], ParsedMessage]:
-        self.has_ended = True
-        deltas, whole = self.stream.finish(is_cut=is_cut)
-        deltas = self._with_ids(deltas)
-        return deltas, _identified(whole, self._make_call_id, self._ids)
-
-    def _with_ids(self, deltas: list[MessageDelta]) -> list[MessageDelta]:
-        """Give every call its id in its first delta. One that the format has behind the arguments comes too late."""
-        named = (self._named(delta) for delta in deltas)
-        return [delta for delta in named if delta is not None]
-
-    def _named(self, delta: MessageDelta) -> MessageDelta | None:
-        call = delta.tool_call
-        if call is None:
-            return delta
-        if call.index == len(self._ids):
-            self._ids.append(call.id or self._make_call_id())
-            return replace(delta, tool_call=replace(call, id=self._ids[call.index]))
-        return replace(delta, tool_call=replace(call, id="")) if call.arguments else None
 
 
 def chat_completion_of(
@@ -300,11 +267,10 @@ def chat_completion_of(
     """
     choices = []
     for choice in completion.choices:
-        stream = MessageStream(rendered, is_whole=True)
+        stream = MessageStream(rendered, is_whole=True, make_call_id=make_call_id)
         stream.feed(choice.text)
         _, message = stream.finish(is_cut=_is_cut(choice.finish_reason, choice.stop, rendered))
         facts = fields_of(choice) | {"finish_reason": _chat_reason(choice.finish_reason, message)}
-        message = _identified(message, make_call_id, [])
         choices.append(ChatChoice(**facts, message=message, warning=stream.warning))
     return ChatCompletion(**fields_of(completion) | {"choices": tuple(choices)})
 
@@ -319,10 +285,3 @@ def _is_cut(reason: FinishReason | None, stop: str | int | None, rendered: Rende
 def _chat_reason(reason: FinishReason, message: ParsedMessage) -> FinishReason:
     """Return TOOL_CALLS for STOP if the message has whole tool calls, else the reason itself."""
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and message.has_whole_calls else reason
-
-
-def _identified(message: ParsedMessage, make_call_id: Callable[[], str], known: list[str]) -> ParsedMessage:
-    """Return the message with an id for every call: a known id, the format's own, or a new id."""
-    ids = known + [call.id or make_call_id() for call in message.tool_calls[len(known) :]]
-    calls = tuple(replace(call, id=call_id) for call, call_id in zip(message.tool_calls, ids, strict=False))
-    return replace(message, tool_calls=calls)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -412,14 +412,17 @@ class MessageDelta:
 class MessageStream:
     """One message that is being generated after a rendered prompt."""
 
-    def __init__(self, prompt: RenderedPrompt, *, is_whole: bool = False) -> None:
+    def __init__(
+        self, prompt: RenderedPrompt, *, is_whole: bool = False, make_call_id: Callable[[], str] = str
+    ) -> None:
         """Begin a message.
 
         Args:
             prompt: The prompt before the message.
+            make_call_id: Makes ids of tool calls in formats without ids, and of calls with ids after their arguments.
             is_whole: Whether the message was generated before, and only its end is of interest: `feed` returns nothing.
         """
-        self._is_whole = is_whole
+        self._is_whole, self._make_call_id = is_whole, make_call_id
         self._is_one_call = prompt.is_one_call
         self._parser = MessageParser(prompt)
         self._ends, self._beginnings, self._first_characters = _ends_of_text(prompt.parser)
@@ -436,7 +439,7 @@ class MessageStream:
         self._untagged = UntaggedCalls(prompt.untagged_tools) if prompt.untagged_tools else None
         self._is_holding = self._untagged is not None and not self._prefill.content.strip()
         self._held_content: list[str] = []  # which may be untagged calls
-        self._has_ended = False
+        self.has_ended = False
         self.warning: ChatParseError | None = None
 
     @property
@@ -463,7 +466,7 @@ class MessageStream:
             InvalidParams: The piece is no text, or has a lone surrogate; the message goes on without it.
             Closed: The message has ended.
         """
-        if self._has_ended:
+        if self.has_ended:
             raise Closed("the message has ended; make a new MessageStream")
         if not validation.text("text", text):
             return []
@@ -485,17 +488,18 @@ class MessageStream:
         Raises:
             Closed: The message has ended before.
         """
-        if self._has_ended:
+        if self.has_ended:
             raise Closed("the message has ended; make a new MessageStream")
-        self._has_ended = True
+        self.has_ended = True
         deltas, whole = self._finished(is_cut=is_cut)
         deltas = self._with_content_held(deltas)
         if self._untagged is not None and not whole.tool_calls:
             calls, reason = self._untagged.read(whole.content, is_cut=is_cut)
             if calls and self._is_holding:
                 self.warning = None
-                whole = self._limited(replace(whole, content="", tool_calls=calls))
-                return [*deltas, *_call_deltas(whole.tool_calls)], whole
+                whole = self._identified(self._limited(replace(whole, content="", tool_calls=calls)))
+                named = enumerate(whole.tool_calls)
+                return [*deltas, *(_delta_of(index, call) for index, call in named)], whole
             if reason and self.warning is None:
                 self.warning = ChatParseError(reason)
         return [*deltas, *self._released()], whole
@@ -527,7 +531,15 @@ class MessageStream:
         reason = self._reason_against(whole, is_cut=is_cut)
         if reason:
             return self._with_the_rest(ChatParseError(reason))
-        return list(self._deltas(whole, is_final=True)), self._without_prefill(whole)
+        deltas = list(self._deltas(whole, is_final=True))
+        return deltas, self._without_prefill(self._identified(whole))
+
+    def _identified(self, whole: ParsedMessage) -> ParsedMessage:
+        """Return the message with the ids that were sent, and an id for every other call."""
+        ids = [call.id for call in self._sent.tool_calls]
+        ids += [call.id or self._make_call_id() for call in whole.tool_calls[len(ids) :]]
+        calls = zip(whole.tool_calls, ids, strict=False)
+        return replace(whole, tool_calls=tuple(replace(call, id=call_id) for call, call_id in calls))
 
     def _reason_against(self, whole: ParsedMessage, *, is_cut: bool) -> str:
         """Return why the message that the parser found is not the generated message; empty if it is."""
@@ -681,8 +693,8 @@ class MessageStream:
                     yield MessageDelta(tool_call=ToolCallDelta(index, arguments=arguments, id=late_id))
                 calls[index] = ToolCall(sent.name, sent.arguments + arguments, sent.id or late_id)
             elif call.name and (call.arguments or is_final):
-                yield MessageDelta(tool_call=ToolCallDelta(index, call.name, call.arguments, call.id))
-                calls.append(call)
+                calls.append(replace(call, id=call.id or self._make_call_id()))
+                yield _delta_of(index, calls[-1])
             else:
                 break
         self._sent = ParsedMessage(self._sent.content + content, self._sent.reasoning_content + reasoning, tuple(calls))
@@ -717,12 +729,8 @@ def _continues(sent: ParsedMessage, now: ParsedMessage) -> bool:
     )
 
 
-def _call_deltas(calls: Sequence[ToolCall]) -> list[MessageDelta]:
-    """Return each of the calls as one delta."""
-    return [
-        MessageDelta(tool_call=ToolCallDelta(index, call.name, call.arguments, call.id))
-        for index, call in enumerate(calls)
-    ]
+def _delta_of(index: int, call: ToolCall) -> MessageDelta:
+    return MessageDelta(tool_call=ToolCallDelta(index, call.name, call.arguments, call.id))
 
 
 def _added(sent: str, now: str) -> str:
