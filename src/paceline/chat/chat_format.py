@@ -279,11 +279,14 @@ class ChatFormat:
         tools = parse_tools(chosen.tools)
         choice, offered = parse_tool_choice(chosen.tool_choice, tools)
         template = self._for_tools if offered else self._default
+        abilities, parallel = template.capabilities, chosen.parallel_tool_calls
         variables = _checked_kwargs(chosen.kwargs)
         messages = turn.messages[:-1] if turn.continue_final_message else turn.messages
         request: dict[str, Any] = {
             "tool_choice": choice,
-            "parallel_tool_calls": _parallel(chosen.parallel_tool_calls, template.capabilities),
+            "parallel_tool_calls": abilities["supports_parallel_tool_calls"]
+            if parallel is None
+            else validation.boolean("parallel_tool_calls", parallel),
             "reasoning_format": validation.choice("reasoning_format", chosen.reasoning_format, REASONING_FORMATS),
             "enable_thinking": validation.boolean("kwargs['enable_thinking']", variables.get("enable_thinking", True)),
             "add_generation_prompt": turn.add_generation_prompt,
@@ -292,7 +295,10 @@ class ChatFormat:
         if turn.continue_final_message:
             request["continued"] = _continued(turn.messages[-1])
         if offered:
-            _check_tools_are_known(template.capabilities)
+            if not (abilities["supports_tools"] or abilities["supports_tool_calls"]):
+                raise Unsupported(
+                    "tools: this model's chat template has none; leave them out, or give a template that has tools"
+                )
             shown = [tool.as_json() for tool in offered]
             request["variables"] = {**variables, "tools": shown}  # the template has them as they were given
         if chosen.json_schema is not None:
@@ -306,7 +312,11 @@ class ChatFormat:
 
         if offered:
             rendered, removed = self._render_tools(template, render, offered, choice, has_call_grammar=has_call_grammar)
-            rendered = replace(rendered, warnings=(*rendered.warnings, *_warnings(tools, offered, removed)))
+            warnings = (
+                f"tools[{tools.index(offered[index])}] ({offered[index].name}): arguments may violate {pointer}: {reason}"
+                for index, pointer, reason in removed
+            )
+            rendered = replace(rendered, warnings=(*rendered.warnings, *warnings))
             if not validation.boolean("untagged_calls", chosen.untagged_calls):
                 rendered = replace(rendered, untagged_tools=())
         else:
@@ -319,7 +329,11 @@ class ChatFormat:
             raise Unsupported(
                 "tool_choice: this model's chat format has no grammar of tool calls, so none can be required; use 'auto'"
             )
-        return rendered if chosen.parallel_tool_calls is not False else _with_one_call(rendered)
+        if parallel is not False:
+            return rendered
+        # llama.cpp's formats of tagged calls have no limit of calls in their grammar.
+        grammar = rendered.grammar and rendered.grammar.replace(_MANY_CALLS, _ONE_CALL)
+        return replace(rendered, grammar=grammar, is_one_call=True)
 
     def _fitted(
         self,
@@ -332,8 +346,13 @@ class ChatFormat:
         capabilities = template.capabilities
 
         def applied(options: Mapping[str, Any], shown: list[Message]) -> ChatPrompt:
-            fitted = with_fitted_contents(shown, capabilities)
-            return template.apply(_encoded({**options, "messages": fitted}))
+            given = {**options, "messages": with_fitted_contents(shown, capabilities)}
+            encoded = json.dumps(given, ensure_ascii=False).encode()
+            if len(encoded) > MAX_BYTES:
+                raise TextTooLong(
+                    f"messages, tools and kwargs have {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out"
+                )
+            return template.apply(encoded)
 
         has_tools, fitted = "tools" in request, for_template(messages, capabilities, template.source)
         spelt = hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).digest() if variables else b""
@@ -358,7 +377,9 @@ class ChatFormat:
         try:
             return _rendered(self._fitted(template, messages, request, variables))
         except TemplateError as error:
-            plain = [_with_plain_types(tool) for tool in offered]
+            plain = [tool.as_json() for tool in offered]
+            for tool in plain:  # some templates fail on schemas without a type, or with several
+                tool["function"]["parameters"] = with_plain_types(tool["function"]["parameters"])
             if plain == request["variables"].get("tools", []):
                 raise
             try:
@@ -381,7 +402,8 @@ class ChatFormat:
 
         Also returns the parts of their schemas that are not enforced.
         """
-        described = _described(tools)
+        parameters = (json.dumps(tool.as_json()["function"]["parameters"], ensure_ascii=False) for tool in tools)
+        described = tuple(zip((tool.name for tool in tools), parameters, strict=True))
         is_kept = sum(len(text) for _, text in described) <= _MAX_CACHED_CHARS
         relax = self._relaxed if is_kept else _relaxed_tools
         syntax_of = call_syntax if is_kept else call_syntax.__wrapped__
@@ -391,8 +413,10 @@ class ChatFormat:
         untagged_tools = names.tools if is_split else ()
         for form in sorted(_FORMS, key=lambda form: form != known) if is_split and not is_nested else ():
             rendered = render(names.described(form))
-            controls = ((text, self._control_id(text)) for text in rendered.preserved_tokens)
-            control_ids = tuple((text, token) for text, token in controls if token is not None)
+            controls = ((text, self._tokenizer.token_id(text)) for text in rendered.preserved_tokens)
+            control_ids = tuple(
+                (text, token) for text, token in controls if token is not None and self._tokenizer.is_control(token)
+            )
             syntax = syntax_of(rendered.parser, rendered.grammar, names, control_ids)
             if syntax is not None:
                 self._forms[template.source] = form
@@ -422,11 +446,6 @@ class ChatFormat:
     def _check_followed(self, schema: Mapping[str, Any]) -> None:
         """Raise `GrammarError` for a schema that a GBNF grammar does not enforce."""
         Sampler(SamplingParams(grammar=grammar_of_schema(json.dumps(schema))), self._model).close()
-
-    def _control_id(self, text: str) -> int | None:
-        """Return the id of a text that is a control token."""
-        found = self._tokenizer.token_id(text)
-        return found if found is not None and self._tokenizer.is_control(found) else None
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
         """Encode a prompt as token ids.
@@ -460,21 +479,6 @@ def check_arguments(schema: Mapping[str, Any]) -> None:
     check_constraint(SamplingParams(json_schema=schema))
 
 
-def _with_plain_types(tool: Tool) -> dict[str, Any]:
-    """Return a tool for templates that fail on schemas without a type, or with several."""
-    found = tool.as_json()
-    found["function"]["parameters"] = with_plain_types(found["function"]["parameters"])
-    return found
-
-
-def _described(tools: Sequence[Tool]) -> tuple[tuple[str, str], ...]:
-    """Return names and parameters of tools, the latter as JSON."""
-    parameters = [tool.as_json()["function"]["parameters"] for tool in tools]
-    return tuple(
-        (tool.name, json.dumps(schema, ensure_ascii=False)) for tool, schema in zip(tools, parameters, strict=True)
-    )
-
-
 def _relaxed_tools(tools: tuple[tuple[str, str], ...], check: Check) -> tuple[CallNames, tuple[Unenforced, ...]]:
     """Return tools with the parts of their parameters that pass a check, and the parts that do not."""
     found, removed, budget = [], list[Unenforced](), iter(range(MAX_CHECKS))
@@ -487,14 +491,6 @@ def _relaxed_tools(tools: tuple[tuple[str, str], ...], check: Check) -> tuple[Ca
 
 def _named_triggers(rendered: RenderedPrompt, names: CallNames) -> tuple[GrammarTrigger, ...]:
     return tuple(replace(trigger, value=names.in_text(trigger.value)) for trigger in rendered.triggers)
-
-
-def _warnings(tools: Sequence[Tool], offered: Sequence[Tool], parts: Sequence[Unenforced]) -> tuple[str, ...]:
-    """Return a sentence for each part of a schema that is not enforced."""
-    return tuple(
-        f"tools[{tools.index(offered[index])}] ({offered[index].name}): arguments may violate {pointer}: {reason}"
-        for index, pointer, reason in parts
-    )
 
 
 def template_kwargs(variables: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
@@ -534,12 +530,6 @@ def _without_refusals(source: str) -> str:
     return source
 
 
-def _parallel(wanted: bool | None, capabilities: Mapping[str, bool]) -> bool:
-    if wanted is None:
-        return capabilities["supports_parallel_tool_calls"]
-    return validation.boolean("parallel_tool_calls", wanted)
-
-
 def _checked_options(options: ChatOptions | None) -> ChatOptions:
     if options is None:
         return ChatOptions()
@@ -552,13 +542,6 @@ def _checked_options(options: ChatOptions | None) -> ChatOptions:
     return options
 
 
-def _check_tools_are_known(capabilities: Mapping[str, bool]) -> None:
-    if not (capabilities["supports_tools"] or capabilities["supports_tool_calls"]):
-        raise Unsupported(
-            "tools: this model's chat template has none; leave them out, or give a template that has tools"
-        )
-
-
 def _continued(message: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the last message, which the model continues. Parts are joined as llama-server joins them here."""
     content = message["content"]
@@ -569,15 +552,6 @@ def _continued(message: Mapping[str, Any]) -> dict[str, str]:
             "continue_final_message needs a last message of the role assistant that has some text and no tool calls"
         )
     return {"content": text if text.strip() else "", "reasoning_content": reasoning}
-
-
-def _encoded(request: Mapping[str, Any]) -> bytes:
-    encoded = json.dumps(request, ensure_ascii=False).encode()
-    if len(encoded) > MAX_BYTES:
-        raise TextTooLong(
-            f"messages, tools and kwargs have {len(encoded)} bytes, and may have {MAX_BYTES}; leave some of it out"
-        )
-    return encoded
 
 
 def _checked_kwargs(kwargs: object) -> dict[str, Any]:
@@ -609,12 +583,6 @@ def _rendered(prompt: ChatPrompt) -> RenderedPrompt:
         generation_prompt=prompt.generation_prompt,
         parser=prompt.parser,
     )
-
-
-def _with_one_call(rendered: RenderedPrompt) -> RenderedPrompt:
-    """Return the rendering with one tool call at most; llama.cpp's formats of tagged calls have no limit in their grammar."""
-    grammar = rendered.grammar and rendered.grammar.replace(_MANY_CALLS, _ONE_CALL)
-    return replace(rendered, grammar=grammar, is_one_call=True)
 
 
 def _input_ranges(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, int], ...]:
