@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -24,11 +24,8 @@ from paceline.engine.arguments import (
     GenerateKeywords,
     LLMKeywords,
     ModelPath,
-    StreamKeywords,
     batch_arguments,
-    batch_entries,
     check_channel,
-    checked_index,
     collected_arguments,
     embedding_options,
     given_options,
@@ -54,6 +51,7 @@ from paceline.engine.results import (
     waits,
 )
 from paceline.keywords import EmbedKeywords, IntArray, PrefixKeywords, RerankKeywords, TokenIds, with_keywords
+from paceline.llm import StreamEntries, StreamMethods
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model
@@ -76,7 +74,7 @@ if TYPE_CHECKING:
     from paceline.sequence import Limits
 
 
-class AsyncLLM(AsyncChatMethods):
+class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
     """A model and its engine for event loops: `LLM`, with awaitable methods.
 
     Unless stated otherwise, a method has the arguments, result and errors of the method of `LLM` that it names. Cancelling a
@@ -175,64 +173,9 @@ class AsyncLLM(AsyncChatMethods):
         request = await asyncio.to_thread(engine.prepare, prompt, *sort(params))
         return await collect_async(engine.accept(request, waits=waits(engine)))
 
-    @overload
-    def stream(  # type: ignore[overload-overlap]
-        self,
-        prompt: str | TokenIds,
-        params: SamplingParams | None = None,
-        *,
-        channel: StreamChannel | None = None,
-        request_index: int | None = 0,
-        **options: Unpack[StreamKeywords],
-    ) -> AsyncStream: ...
-    @overload
-    def stream(  # type: ignore[overload-overlap]
-        self,
-        prompt: Prompts,
-        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
-        *,
-        channel: Sequence[StreamChannel | None] | None = None,
-        request_index: int | None = 0,
-        **options: Unpack[StreamKeywords],
-    ) -> AsyncBatchStream: ...
-    @overload
-    def stream(
-        self,
-        prompt: Segments,
-        params: SamplingParams | None = None,
-        *,
-        channel: StreamChannel | None = None,
-        request_index: int | None = 0,
-        **options: Unpack[StreamKeywords],
-    ) -> AsyncStream: ...
-
-    @with_keywords(SamplingParams, RequestOptions)
-    def stream(
-        self,
-        prompt: Any,
-        params: Any = None,
-        *,
-        channel: Any = None,
-        request_index: int | None = 0,
-        **options: Unpack[StreamKeywords],
-    ) -> AsyncStream | AsyncBatchStream:
-        """Stream as `LLM.stream` does. The requests are submitted when the stream is entered or first read.
-
-        Returns:
-            An async context manager and iterator. Entering it raises as `LLM.stream` does.
-
-        Raises:
-            InvalidParams: `channel` or `request_index` is invalid; for a list also `params`.
-        """
-        index = checked_index(request_index)
-        if is_batch(prompt):
-            prompts, entries = list(prompt), batch_entries(params, channel, len(prompt))
-
-            async def submit_all() -> list[StreamChannel]:
-                engine = await self._engine()
-                return await asyncio.to_thread(submit_streams, engine, prompts, entries, options, index)
-
-            return AsyncBatchStream(submit_all, keep_alive=self)
+    def _stream_one(
+        self, prompt: Any, params: Any, channel: StreamChannel | None, options: Mapping[str, Any], index: int
+    ) -> AsyncStream:
         check_channel(channel)
 
         async def submit() -> StreamChannel:
@@ -243,6 +186,15 @@ class AsyncLLM(AsyncChatMethods):
 
         interval = given_options(options).get("interval", 1) if channel is None else channel.interval
         return AsyncStream(submit, interval=interval, request_index=index, keep_alive=self)
+
+    def _stream_each(
+        self, prompts: list[Any], entries: StreamEntries, options: Mapping[str, Any], index: int
+    ) -> AsyncBatchStream:
+        async def submit_all() -> list[StreamChannel]:
+            engine = await self._engine()
+            return await asyncio.to_thread(submit_streams, engine, prompts, entries, options, index)
+
+        return AsyncBatchStream(submit_all, keep_alive=self)
 
     @with_keywords(RequestOptions)
     async def embed(

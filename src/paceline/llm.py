@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack, overload
 
 from paceline import validation
 from paceline.chat_client.chat_arguments import ChatFormats
@@ -68,7 +69,94 @@ if TYPE_CHECKING:
     from paceline.sequence import Limits
 
 
-class LLM(ChatMethods):
+S = TypeVar("S")
+B = TypeVar("B")
+StreamEntries: TypeAlias = Sequence[tuple[SamplingParams | None, StreamChannel | None]]
+"""The params and the channel of each prompt of a list."""
+
+
+class StreamMethods(ABC, Generic[S, B]):
+    """The streams of `LLM` and `AsyncLLM`."""
+
+    @overload
+    def stream(
+        self,
+        prompt: str | TokenIds,
+        params: SamplingParams | None = None,
+        *,
+        channel: StreamChannel | None = None,
+        request_index: int | None = 0,
+        **options: Unpack[StreamKeywords],
+    ) -> S: ...
+    @overload
+    def stream(
+        self,
+        prompt: Prompts,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        channel: Sequence[StreamChannel | None] | None = None,
+        request_index: int | None = 0,
+        **options: Unpack[StreamKeywords],
+    ) -> B: ...
+    @overload
+    def stream(
+        self,
+        prompt: Segments,
+        params: SamplingParams | None = None,
+        *,
+        channel: StreamChannel | None = None,
+        request_index: int | None = 0,
+        **options: Unpack[StreamKeywords],
+    ) -> S: ...
+
+    @with_keywords(SamplingParams, RequestOptions)
+    def stream(
+        self,
+        prompt: Any,
+        params: Any = None,
+        *,
+        channel: Any = None,
+        request_index: int | None = 0,
+        **options: Unpack[StreamKeywords],
+    ) -> S | B:
+        """Stream the completion of a prompt, or of each prompt of a list, as it is generated. Leaving it cancels the requests.
+
+        Args:
+            prompt: A text, token ids, segments with images, or a list of prompts of any of these kinds, as in `generate`.
+            params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
+            channel: A new channel made by `StreamChannel.create()`, to read elsewhere; None: one is made. A channel serves
+                one request; if that is refused, it can serve another. For a list of prompts a list with one for each.
+            request_index: A number of the caller's for this request, at least 0; the engine does not use it. The prompts of
+                a list are numbered from it.
+            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`. For their defaults see
+                `generate`.
+
+        Returns:
+            The stream, with the request already queued, or waiting for room in the queue. For a list a `BatchStream`, in which
+                a prompt that is refused, for example because it is too long, ends with the error. The stream of an `AsyncLLM`
+                is an async context manager and iterator. It submits its requests, and raises, when it is entered or first read.
+
+        Raises:
+            RequestError: The prompt, an option or the channel is invalid. For a list: `params`, `channel` or an option is
+                invalid, or has not one entry for each prompt; nothing is submitted then.
+            QueueFull: The queue is full, and `when_full` is "refuse"; not for a list.
+            EngineStopped: The engine accepts no requests any more.
+        """
+        index = checked_index(request_index)
+        if is_batch(prompt):
+            return self._stream_each(list(prompt), batch_entries(params, channel, len(prompt)), options, index)
+        return self._stream_one(prompt, params, channel, options, index)
+
+    @abstractmethod
+    def _stream_one(
+        self, prompt: Any, params: Any, channel: StreamChannel | None, options: Mapping[str, Any], index: int
+    ) -> S: ...
+
+    @abstractmethod
+    def _stream_each(self, prompts: list[Any], entries: StreamEntries, options: Mapping[str, Any], index: int) -> B: ...
+
+
+class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
     """A model and its engine: many requests, from many threads, share one forward pass a tick.
 
     Any thread may call its methods. `close()`, the end of a `with` block or the garbage collector ends the engine and its
@@ -190,77 +278,17 @@ class LLM(ChatMethods):
         request = engine.prepare(prompt, *sort(params))
         return collect(engine.accept(request, waits=waits(engine)))
 
-    @overload
-    def stream(  # type: ignore[overload-overlap]
-        self,
-        prompt: str | TokenIds,
-        params: SamplingParams | None = None,
-        *,
-        channel: StreamChannel | None = None,
-        request_index: int | None = 0,
-        **options: Unpack[StreamKeywords],
-    ) -> Stream: ...
-    @overload
-    def stream(  # type: ignore[overload-overlap]
-        self,
-        prompt: Prompts,
-        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
-        *,
-        channel: Sequence[StreamChannel | None] | None = None,
-        request_index: int | None = 0,
-        **options: Unpack[StreamKeywords],
-    ) -> BatchStream: ...
-    @overload
-    def stream(
-        self,
-        prompt: Segments,
-        params: SamplingParams | None = None,
-        *,
-        channel: StreamChannel | None = None,
-        request_index: int | None = 0,
-        **options: Unpack[StreamKeywords],
-    ) -> Stream: ...
-
-    @with_keywords(SamplingParams, RequestOptions)
-    def stream(
-        self,
-        prompt: Any,
-        params: Any = None,
-        *,
-        channel: Any = None,
-        request_index: int | None = 0,
-        **options: Unpack[StreamKeywords],
-    ) -> Stream | BatchStream:
-        """Stream the completion of a prompt, or of each prompt of a list, as it is generated. Leaving it cancels the requests.
-
-        Args:
-            prompt: A text, token ids, segments with images, or a list of prompts of any of these kinds, as in `generate`.
-            params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
-            channel: A new channel made by `StreamChannel.create()`, to read elsewhere; None: one is made. A channel serves
-                one request; if that is refused, it can serve another. For a list of prompts a list with one for each.
-            request_index: A number of the caller's for this request, at least 0; the engine does not use it. The prompts of
-                a list are numbered from it.
-            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`. For their defaults see
-                `generate`.
-
-        Returns:
-            The stream, with the request already queued, or waiting for room in the queue. For a list a `BatchStream`, in which
-                a prompt that is refused, such as one that is too long, ends with the error.
-
-        Raises:
-            RequestError: The prompt, an option or the channel is invalid. For a list: `params`, `channel` or an option is
-                invalid, or has not one entry for each prompt; nothing is submitted then.
-            QueueFull: The queue is full, and `when_full` is "refuse"; not for a list.
-            EngineStopped: The engine accepts no requests any more.
-        """
-        index = checked_index(request_index)
-        if is_batch(prompt):
-            entries = batch_entries(params, channel, len(prompt))
-            return BatchStream(submit_streams(self._engine, prompt, entries, options, index), keep_alive=self)
+    def _stream_one(
+        self, prompt: Any, params: Any, channel: StreamChannel | None, options: Mapping[str, Any], index: int
+    ) -> Stream:
         sampling, rest = streamed_arguments(self._engine.sampling_defaults, params, options, channel)
         request = self._engine.prepare(prompt, sampling, rest)
-        channel = self._engine.accept(request, index, channel, waits=waits(self._engine))
-        return Stream(channel, keep_alive=self)
+        return Stream(self._engine.accept(request, index, channel, waits=waits(self._engine)), keep_alive=self)
+
+    def _stream_each(
+        self, prompts: list[Any], entries: StreamEntries, options: Mapping[str, Any], index: int
+    ) -> BatchStream:
+        return BatchStream(submit_streams(self._engine, prompts, entries, options, index), keep_alive=self)
 
     @with_keywords(RequestOptions)
     def embed(
