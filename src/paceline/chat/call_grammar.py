@@ -267,15 +267,11 @@ class _Reader:
             return "(" + " | ".join(f"/{quoted_pattern(text)}/" for text in texts) + ")"
         for keyword in ("anyOf", "oneOf", "allOf"):
             if isinstance(node.get(keyword), list):
-                return self._combined(keyword, node[keyword])
+                found = [self.terminal(child) for child in node[keyword]]
+                if keyword == "allOf":
+                    return " & ".join(f"({part})" for part in found if part is not None) or None
+                return None if None in found else "(" + " | ".join(f"({part})" for part in found) + ")"
         return _limited(node, self._report)
-
-    def _combined(self, keyword: str, children: list[Any]) -> str | None:
-        """Return the expression of a list of schemas. It is None for alternatives if an alternative allows any text."""
-        found = [self.terminal(child) for child in children]
-        if keyword == "allOf":
-            return " & ".join(f"({part})" for part in found if part is not None) or None
-        return None if None in found else "(" + " | ".join(f"({part})" for part in found) + ")"
 
 
 def quoted_pattern(text: str) -> str:
@@ -346,9 +342,7 @@ def _without_anchors(pattern: str) -> tuple[bool, bool, str]:
 
 
 def _format(node: Mapping[str, Any]) -> str | None:
-    name = node.get("format")
-    if not isinstance(name, str):
-        return None
+    name = str(node.get("format"))
     if name in ("duration", "ipv6"):
         raise NotEnforced("format", f"{name!r} is not enforced in plain text")
     return _FORMATS.get(name)

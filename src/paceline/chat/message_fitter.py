@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from paceline import validation
 from paceline.chat import message_rewrites as rewrites
 from paceline.chat.conversation import ROLES
-from paceline.chat.message_rewrites import Message, Rewrite, attached_results, is_short_id
+from paceline.chat.message_rewrites import Message, Rewrite, attached_results, is_short_id, spelt_arguments
 from paceline.errors import InvalidParams, TemplateError
 from paceline.runtime.chat_layer import ChatPrompt
 
@@ -251,11 +251,7 @@ def _unknown_role(role: str, place: int, reason: str) -> InvalidParams:
 def _plans() -> tuple[Plan, ...]:
     """Return all plans, the mildest first."""
     plans = (plan for size in range(_MOST_REWRITES + 1) for plan in combinations(_COSTS, size))
-    return tuple(sorted(plans, key=_cost_of))
-
-
-def _cost_of(plan: Plan) -> int:
-    return sum(map(_COSTS.__getitem__, plan))
+    return tuple(sorted(plans, key=lambda plan: sum(map(_COSTS.__getitem__, plan))))
 
 
 def _mildest_plan(
@@ -342,14 +338,14 @@ def _end_of_arguments(text: str, arguments: Any, begin: int) -> int:
 
     The whole is sought near `begin` alone, so that the work grows with the length of the text and not with its square.
     """
-    whole = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    whole = spelt_arguments(arguments)
     found = text.find(whole, begin, begin + _NEAR + len(whole))
     if found >= 0:
         return found + len(whole)
     if not isinstance(arguments, Mapping):
         return -1
     for value in arguments.values():
-        begin = _end_of(text, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), begin)
+        begin = _end_of(text, spelt_arguments(value), begin)
         if begin < 0:
             break
     return begin
@@ -411,8 +407,7 @@ def _id_spelling(value: str | None) -> str:
 
 
 def _call_spelling(call: Mapping[str, Any]) -> str:
-    arguments = call["function"]["arguments"]
-    spelling = "text" if isinstance(arguments, str) else "object"
+    spelling = "text" if isinstance(call["function"]["arguments"], str) else "object"
     return f"{_id_spelling(call.get('id'))} {spelling}"
 
 

@@ -279,9 +279,12 @@ def _next_id(given: str, taken: Counter[str]) -> str:
 
 
 def _spelt_call(call: Mapping[str, Any]) -> str:
-    arguments = call["function"]["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f"Call of the tool {call['function']['name']}: {text}"
+    return f"Call of the tool {call['function']['name']}: {spelt_arguments(call['function']['arguments'])}"
+
+
+def spelt_arguments(arguments: Any) -> str:
+    """Return arguments of a call as text, in which form they may be already."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _spelt_result(message: Message) -> Message:

@@ -63,7 +63,11 @@ def parse_tools(tools: object, ignored: IgnoredMembers | None = None) -> tuple[T
         raise InvalidParams(f"tools must be at most {MAX_TOOLS}, not {len(tools)}; leave some out")
     ignored = IgnoredMembers() if ignored is None else ignored
     parsed = tuple(_parse_tool(f"tools[{index}]", tool, ignored) for index, tool in enumerate(tools))
-    _check_names(parsed)
+    names: set[str] = set()
+    for index, tool in enumerate(parsed):
+        if tool.name in names:
+            raise InvalidParams(f"tools[{index}] has the name {tool.name!r} of an earlier one; names must differ")
+        names.add(tool.name)
     return parsed
 
 
@@ -143,15 +147,6 @@ def _parse_tool(place: str, tool: object, ignored: IgnoredMembers) -> Tool:
 
 def _parse_parameters(place: str, parameters: object) -> Mapping[str, Any]:
     return _NO_ARGUMENTS if parameters is None or parameters == {} else checked_schema(place, parameters)
-
-
-def _check_names(tools: Sequence[Tool]) -> None:
-    """Raise `InvalidParams` for a name that two tools have."""
-    names: set[str] = set()
-    for index, tool in enumerate(tools):
-        if tool.name in names:
-            raise InvalidParams(f"tools[{index}] has the name {tool.name!r} of an earlier one; names must differ")
-        names.add(tool.name)
 
 
 def _named_tool(place: str, choice: object, tools: Sequence[Tool]) -> Tool:

@@ -384,10 +384,6 @@ def _numbers(_: str, node: Schema) -> _Reasons:
             yield keyword, "integers of more than 53 bits would be rounded; leave this out"
 
 
-def _bounds(_: str, node: Schema) -> _Reasons:
-    yield from _exclusive_bounds([node])
-
-
 def _exclusive_bounds(nodes: list[Schema]) -> _Reasons:
     """Yield an exclusive bound at an integer with one between integers: a value at the exclusive one could come."""
     own = [node for node in nodes if node.get("type") != "integer"]
@@ -442,7 +438,7 @@ _COMBINATIONS: Final[tuple[Callable[[str, Schema], _Reasons], ...]] = (
     _number_of_properties,
     _constants,
     _numbers,
-    _bounds,
+    lambda _, node: _exclusive_bounds([node]),
     _items,
     _patterns,
     _size,
