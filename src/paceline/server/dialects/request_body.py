@@ -154,6 +154,11 @@ def cap_warnings(warnings: Sequence[str]) -> tuple[str, ...]:
     return (*warnings[:_MAX_WARNINGS], f"and {rest} more warning{'s' if rest > 1 else ''}")
 
 
+def warned(warnings: Sequence[str]) -> dict[str, Any]:
+    """Return the member of a response that has its warnings; no member without warnings."""
+    return {"warnings": warnings} if warnings else {}
+
+
 def _refusal(place: str, name: str, reason: str, code: str) -> ApiException:
     return invalid_request(f"{place}{_shown(name)} {reason}", clean_message(place + name[:_MAX_NAME_CHARS]), code)
 

@@ -241,16 +241,14 @@ class TokenAligner:
             found.append(self._tokens.popleft())
         del self._bytes[: at + len(wanted)]
         self._num_dropped = end
-        return len(found), self._logprobs([scores for _, scores in found if scores is not None])
+        scored = [scores for _, scores in found if scores is not None]
+        return len(found), [] if self._num_top is None else chat_logprobs(scored, self._num_top)
 
     def clear(self) -> None:
         """Drop all tokens."""
         self._num_dropped += len(self._bytes)
         self._bytes.clear()
         self._tokens.clear()
-
-    def _logprobs(self, found: Sequence[TokenLogprobs]) -> list[ChatLogprob]:
-        return [] if self._num_top is None else chat_logprobs(found, self._num_top)
 
 
 def final_timings(usage: Usage, num_predicted: int) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from paceline.server.dialects.request_body import (
     check_fields,
     checked_list,
     checked_object,
+    warned,
     without_fractions,
 )
 from paceline.server.dialects.request_fields import enforceable, without_empty_texts
@@ -385,7 +386,7 @@ class MessageReply(DialectReply):
             **self.ending(choice.finish_reason, choice.stop, completion.usage),
             "usage": usage_of(completion.usage),
         }
-        return _encode(body | ({"warnings": warnings} if warnings else {}))
+        return _encode(body | warned(warnings))
 
     def head(self, content: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the members that a message begins with."""
@@ -551,7 +552,7 @@ def routes() -> Routes:
         media = await service.request_media(body.messages, in_chat=True)
         make_generation = partial(_generation, service, request, body, SamplingParams(), media)
         num_tokens, warnings = await count_chat_tokens(request, make_generation, service.options(request))
-        return json_response({"input_tokens": num_tokens, **({"warnings": warnings} if warnings else {})})
+        return json_response({"input_tokens": num_tokens, **warned(warnings)})
 
     return router
 

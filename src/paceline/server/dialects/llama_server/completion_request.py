@@ -305,12 +305,16 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
         options["lora"] = parse_lora_scales(body.lora, context.adapters, warnings)
     if any(map(has_media, prompts)):
         options |= {"add_special": body.add_special is not False, "parse_special": body.parse_special is not False}
-    return_progress = _wants_progress(body, len(prompts), warnings)
-    stream = bool(body.stream)
+    return_progress = bool(body.return_progress)
+    if return_progress and (len(prompts) > 1 or not body.stream):
+        warnings.append("return_progress has an effect on a stream of one prompt only and was ignored")
+        return_progress = False
+    stream, limit_ms = bool(body.stream), body.t_max_predict_ms or 0
+    may_draft = bool(options.get("speculation", True)) and options.get("max_draft") != 0
     others = {
         "timings_per_token": bool(body.timings_per_token),
         "lora": [{"id": entry.id, "scale": entry.scale} for entry in body.lora or ()],
-        "speculative.types": context.spec_types if _may_draft(options) else "none",
+        "speculative.types": context.spec_types if may_draft else "none",
     }
     fields = tuple(body.response_fields or ())
     needs_text = not fields or "prompt" in fields
@@ -320,7 +324,7 @@ def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLim
         params=params,
         settings=full_settings(params, context.tokenizer.eog_ids, stream=stream, others=others),
         warnings=cap_warnings(warnings),
-        line_limits=_parse_line_limits(body),
+        line_limits=LineLimits(min_indent=body.n_indent or 0, max_predict_s=limit_ms / 1000 if limit_ms > 0 else None),
         options=options,
         stream=stream,
         return_tokens=bool(body.return_tokens),
@@ -352,7 +356,10 @@ def with_composed_prompts(request: CompletionRequest, prompts: Sequence[tuple[in
 
 def _parse_prompts(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> Sequence[Prompt]:
     prompts: list[Prompt]
-    _check_list_length(body.prompt, limits)
+    if is_prompt_list(body.prompt) and len(body.prompt) > limits.max_prompts:  # before tokenising, which takes a while
+        raise InvalidParams(
+            f"prompt: {len(body.prompt)} prompts are more than the {limits.max_prompts} that this server takes at once"
+        )
     _check_may_fit(body, context.tokenizer, limits)
     if isinstance(body, InfillBody):
         prompts = [infill_prompt(body, context.tokenizer, limits, suffix_first=context.spm_infill)]
@@ -388,25 +395,6 @@ def _too_long(num_tokens: int, limits: PromptLimits, *, is_counted: bool = True)
     number = f"{'' if is_counted else 'at least '}{num_tokens}"
     message = f"request ({number} tokens) exceeds the available context size ({limits.n_ctx} tokens), try increasing it"
     return PromptTooLong(message, num_tokens, limits.n_ctx, is_counted)
-
-
-def _check_list_length(prompt: Any, limits: PromptLimits) -> None:
-    if is_prompt_list(prompt) and len(prompt) > limits.max_prompts:
-        raise InvalidParams(
-            f"prompt: {len(prompt)} prompts are more than the {limits.max_prompts} that this server takes at once"
-        )
-
-
-def _wants_progress(body: CompletionBody, num_prompts: int, warnings: list[str]) -> bool:
-    if body.return_progress and (num_prompts > 1 or not body.stream):
-        warnings.append("return_progress has an effect on a stream of one prompt only and was ignored")
-        return False
-    return bool(body.return_progress)
-
-
-def _parse_line_limits(body: CompletionBody) -> LineLimits:
-    limit_ms = body.t_max_predict_ms or 0
-    return LineLimits(min_indent=body.n_indent or 0, max_predict_s=limit_ms / 1000 if limit_ms > 0 else None)
 
 
 _PROJECT, _FILE, _UNNAMED = "myproject\n", "filename\n", "tmp"
@@ -469,10 +457,6 @@ def _extra_ids(tokenizer: Tokenizer, chunks: Sequence[InfillChunk]) -> list[int]
     return ids
 
 
-def _may_draft(options: Mapping[str, Any]) -> bool:
-    return bool(options.get("speculation", True)) and options.get("max_draft") != 0
-
-
 def brief_settings(
     params: SamplingParams, *, stream: bool = False, others: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -508,10 +492,11 @@ def full_settings(
 ) -> dict[str, Any]:
     """Return the settings for a response. A JSON schema is reported as given, not as its grammar."""
     never = [(token, BANNED_BIAS) for token in sorted(eog_ids)] if params.ignore_eos else []
+    biases = params.logit_bias.items() if isinstance(params.logit_bias, Mapping) else params.logit_bias
     settings = brief_settings(params, stream=stream, others=others) | {
         "dry_sequence_breakers": list(params.dry_sequence_breakers),
         "stop": list(params.stop),
-        "logit_bias": logit_bias_body([*_bias_pairs(params), *never]),
+        "logit_bias": logit_bias_body([*biases, *never]),
         "grammar": params.grammar or "",
         "grammar_lazy": params.grammar_lazy,
         "grammar_triggers": [_trigger_body(trigger) for trigger in params.grammar_triggers],
@@ -520,10 +505,6 @@ def full_settings(
     if isinstance(params.json_schema, str):
         settings["json_schema"] = json.loads(params.json_schema)
     return settings
-
-
-def _bias_pairs(params: SamplingParams) -> Sequence[tuple[int, float]]:
-    return tuple(params.logit_bias.items()) if isinstance(params.logit_bias, Mapping) else params.logit_bias
 
 
 def _trigger_body(trigger: object) -> dict[str, Any]:

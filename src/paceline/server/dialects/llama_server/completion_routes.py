@@ -35,6 +35,7 @@ from paceline.server.dialects.llama_server.completion_request import (
 )
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.dialects.llama_server.slots import LlamaServerState, SlotContent
+from paceline.server.dialects.request_body import warned
 from paceline.server.dialects.request_fields import MarkedImages, merge_options
 from paceline.server.dialects.token_reports import LlamaLogprobs, RunningTimings, TokenSplitter, final_timings
 from paceline.server.flags.setters import spec_type_names
@@ -306,7 +307,7 @@ class CompletionRenderer(EventWriter):
             body["completion_probabilities"] = probabilities
         if request.response_fields:
             body = select_fields(body, request.response_fields)
-        return body | {"warnings": request.warnings} if request.warnings else body
+        return body | warned(request.warnings)
 
     def _stop_type(self, reason: FinishReason | None, stop: str | int | None) -> str:
         """Return llama-server's name of an end. A complete grammar counts as the model's own end, as in llama-server."""

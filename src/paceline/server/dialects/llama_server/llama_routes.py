@@ -44,7 +44,7 @@ from paceline.server.dialects.llama_server.llama_bodies import (
     TokenizeBody,
 )
 from paceline.server.dialects.llama_server.slots import LlamaServerState
-from paceline.server.dialects.request_body import cap_warnings, without_fractions
+from paceline.server.dialects.request_body import cap_warnings, warned, without_fractions
 from paceline.server.dialects.request_fields import tokenize_mixed
 from paceline.server.dialects.vectors import (
     can_embed,
@@ -111,7 +111,7 @@ def _adapter_routes() -> Routes:
         state = Service.of(request.scope).part(LlamaServerState)
         warnings: list[str] = []
         state.service.set_lora_scales(parse_lora_scales(body, state.adapters.names, warnings))
-        return {"success": True} | ({"warnings": warnings} if warnings else {})
+        return {"success": True} | warned(warnings)
 
     return router
 
@@ -340,7 +340,7 @@ def _piece_body(piece: bytes) -> str | list[int]:
 
 def _warnings(service: Service, body: LlamaBody, more: Sequence[str] = ()) -> dict[str, Any]:
     warnings = cap_warnings([*body.field_warnings(strict=service.settings.strict_fields), *more])
-    return {"warnings": warnings} if warnings else {}
+    return warned(warnings)
 
 
 def _vector_routes() -> Routes:
@@ -391,7 +391,8 @@ def _vector_routes() -> Routes:
         pairs = [(body.query, text) for text in _document_texts(field, documents)]
         ids = await tokenize_pairs(service, request, field, pairs, options)
         rows = await compute_vectors(service, request, ids, "rank", options, field=field)
-        found = _rank([float(row[0]) for row in rows], len(documents) if body.top_n is None else body.top_n)
+        best = sorted(((index, float(row[0])) for index, row in enumerate(rows)), key=lambda ranked: -ranked[1])
+        found = best if body.top_n is None else best[: max(0, body.top_n)]
         if field == "texts":
             return await large_json_response(_tei_body(found, documents, warnings, with_text=bool(body.return_text)))
         reply = _jina_body(found, body, service.names[0], sum(map(len, ids)), warnings)
@@ -435,11 +436,6 @@ def _document_texts(field: str, documents: list[Any]) -> list[str]:
     return [document["text"] if isinstance(document, dict) else document for document in documents]
 
 
-def _rank(scores: list[float], top_n: int) -> list[tuple[int, float]]:
-    best = sorted(enumerate(scores), key=lambda ranked: -ranked[1])
-    return best[: max(0, top_n)]
-
-
 def _tei_body(
     found: list[tuple[int, float]], texts: list[Any], warnings: list[str], *, with_text: bool
 ) -> list[dict[str, Any]]:
@@ -466,7 +462,7 @@ def _jina_body(
         "object": "list",
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         "results": [{"index": index, **document(index), "relevance_score": score} for index, score in found],
-    } | ({"warnings": warnings} if warnings else {})
+    } | warned(warnings)
 
 
 _NONE, _MAX_ABS, _EUCLIDEAN = -1, 0, 2

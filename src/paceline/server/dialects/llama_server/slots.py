@@ -27,6 +27,7 @@ from paceline.request import RequestOptions
 from paceline.scheduling.records import SlotView
 from paceline.server.api_errors import ApiError, ApiException, invalid_request, not_supported
 from paceline.server.dialects.llama_server.llama_bodies import SlotBody
+from paceline.server.dialects.request_body import warned
 from paceline.server.json_bodies import json_response
 from paceline.server.request_context import RequestContext
 from paceline.server.routes import RouteFacts, Routes
@@ -195,15 +196,15 @@ def routes() -> Routes:
         if not id_slot.isascii() or not id_slot.isdigit() or len(id_slot) > 9:
             raise invalid_request("Invalid slot ID", "id_slot")
         warnings = [] if body is None else body.field_warnings(strict=service.settings.strict_fields)
-        warned = {"warnings": warnings} if warnings else {}
+        shown = warned(warnings)
         actions = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
         match action:
             case "save":
-                return json_response(await actions.save(_required_filename(body)) | warned)
+                return json_response(await actions.save(_required_filename(body)) | shown)
             case "restore":
-                return json_response(await actions.restore(_required_filename(body)) | warned)
+                return json_response(await actions.restore(_required_filename(body)) | shown)
             case "erase":
-                return json_response(actions.erase() | warned)
+                return json_response(actions.erase() | shown)
             case _:
                 raise invalid_request("Invalid action", "action")
 

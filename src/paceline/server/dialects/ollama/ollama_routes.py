@@ -47,7 +47,7 @@ from paceline.server.dialects.ollama.ollama_requests import (
     parse_ollama,
     with_images,
 )
-from paceline.server.dialects.request_body import cap_warnings
+from paceline.server.dialects.request_body import cap_warnings, warned
 from paceline.server.dialects.token_reports import ChatLogprob, chat_logprobs
 from paceline.server.dialects.vectors import can_embed, compute_vectors, tokenize_texts, vector_options
 from paceline.server.json_bodies import Responses, encode_in_parts, json_response
@@ -170,7 +170,7 @@ def _add_named(router: Routes) -> None:
         if service.adapter_named(name) is not None:
             shown["details"] |= {"parent_model": service.names[0]}
         warnings = body.field_warnings(strict=service.settings.strict_fields)
-        return json_response(shown | ({"warnings": warnings} if warnings else {}))
+        return json_response(shown | warned(warnings))
 
     @router.post("/api/pull", summary="Check that the model is here", responses=OLLAMA_STREAMS)
     async def pull(body: OllamaModelBody, request: Request) -> Response:
@@ -396,7 +396,7 @@ class OllamaReply(DialectReply):
             "prompt_eval_duration": _nanoseconds(usage.prefill_s),
             "eval_count": usage.completion_tokens,
             "eval_duration": _nanoseconds(usage.decode_s),
-            **({"warnings": warnings} if warnings else {}),
+            **warned(warnings),
         }
 
 
@@ -553,7 +553,7 @@ def _embedding_routes() -> Routes:
             "total_duration": max(1, round((time.monotonic() - began) * 1e9)),
             "load_duration": 0,
             "prompt_eval_count": num_tokens,
-            **({"warnings": warnings} if warnings else {}),
+            **warned(warnings),
         }
         return _json(await asyncio.to_thread(encode_in_parts, members))
 
@@ -564,7 +564,7 @@ def _embedding_routes() -> Routes:
         rows, _ = await _vectors(service, request, body.model, "prompt", body.prompt or [], truncates=True)
         warnings = _embedding_warnings(service, body)
         vector = vectors(rows, "none", 0)[0].tolist() if rows else []
-        return _json(encode_in_parts({"embedding": vector, **({"warnings": warnings} if warnings else {})}))
+        return _json(encode_in_parts({"embedding": vector, **warned(warnings)}))
 
     return router
 

@@ -18,6 +18,7 @@ from paceline.runtime import build_info
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS
 from paceline.server.dialects.dialect import ChatProgress, DialectReply, model_warning
 from paceline.server.dialects.openai.openai_requests import GenerationBody, ParsedRequest
+from paceline.server.dialects.request_body import warned
 from paceline.server.dialects.token_reports import (
     LogprobColumns,
     LogprobColumnsBuilder,
@@ -156,8 +157,7 @@ class OpenAIReply(DialectReply):
     def closing(self, usages: Sequence[Usage], warnings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the members at the end of a response or stream: timings of a single prompt, and warnings."""
         timings = {"timings": final_timings(usages[0], usages[0].completion_tokens)} if len(usages) == 1 else {}
-        warned = (*self.warnings, *warnings)
-        return timings | ({"warnings": warned} if warned else {})
+        return timings | warned((*self.warnings, *warnings))
 
 
 def choice_body(

@@ -52,7 +52,7 @@ from paceline.server.dialects.openai.openai_requests import (
     parse_chat,
     parse_completion,
 )
-from paceline.server.dialects.request_body import without_fractions
+from paceline.server.dialects.request_body import warned, without_fractions
 from paceline.server.dialects.request_fields import MarkedImages, segments_of
 from paceline.server.json_bodies import OPENAI_ERRORS, OPENAI_STREAMS
 from paceline.server.request_context import RequestContext
@@ -120,7 +120,7 @@ def _generation_routes() -> Routes:
             make_generation = partial(_count_generation, service, body, base, options, media)
             num_tokens, warnings = await count_chat_tokens(request, make_generation, options)
         counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
-        return counted | ({"warnings": warnings} if warnings else {})
+        return counted | warned(warnings)
 
     return router
 

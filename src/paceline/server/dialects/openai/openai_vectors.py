@@ -27,6 +27,7 @@ from paceline.server.dialects.openai.openai_requests import (
     ScoreBody,
     given_fields,
 )
+from paceline.server.dialects.request_body import warned
 from paceline.server.dialects.request_fields import merge_options
 from paceline.server.dialects.vectors import (
     MAX_TEXTS,
@@ -76,7 +77,7 @@ def routes() -> Routes:
             ids = await read_embedding_inputs(service, request, "input", body.input, options)
             rows = await compute_vectors(service, request, ids, _pooling(body, service), options)
         name = service.names[0] if body.model is None else body.model
-        members = {"model": name, **({"warnings": warnings} if warnings else {})}
+        members = {"model": name, **warned(warnings)}
         content = await asyncio.to_thread(embedding_body, rows, body, sum(map(len, ids)), members)
         return Response(content, media_type="application/json")
 
@@ -178,14 +179,12 @@ def score_routes() -> Routes:
     return router
 
 
-def _is_text_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
-
-
 def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
+    first: Any
+    second: Any
     first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
     for name, texts in (("text_1", first), ("text_2", second)):
-        if not _is_text_list(texts):
+        if not (isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)):
             raise invalid_request(f"{name} must be a text or a list of texts that is not empty", name)
     if len(first) not in (1, len(second)):
         message = f"text_1 must have one text, or as many as text_2 ({len(second)}), not {len(first)}"
@@ -244,7 +243,7 @@ def _scores_body(
         "model": service.names[0] if body.model is None else body.model,
         "data": data,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-    } | ({"warnings": all_warnings} if all_warnings else {})
+    } | warned(all_warnings)
 
 
 def _id(kind: str, request: Request) -> str:

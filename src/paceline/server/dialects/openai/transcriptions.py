@@ -18,13 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import validation
-from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, Turn, next_turn
+from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, next_turn
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.media import Audio
 from paceline.server.api_errors import OPENAI_FORM, invalid_request
 from paceline.server.dialects.dialect import ChatGeneration, DialectReply, model_warning, serve
 from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
-from paceline.server.dialects.request_body import FieldRules, cap_warnings, check_fields, without_fractions
+from paceline.server.dialects.request_body import FieldRules, cap_warnings, check_fields, warned, without_fractions
 from paceline.server.json_bodies import OPENAI_STREAMS
 from paceline.server.request_media import known_attachment
 from paceline.server.routes import RouteFacts, Routes
@@ -192,20 +192,16 @@ async def _parse(request: Request) -> ChatGeneration:
     base = service.sampling(CHAT_DEFAULTS)
     max_tokens = base.max_tokens if form.max_tokens is None else form.max_tokens
     warnings = [*form.warnings, *model_warning(service, form.model)]
+    talk = [{"role": "user", "content": [{"type": "text", "text": form.instruction}, audio]}]
     return ChatGeneration(
         params=dataclasses.replace(base, temperature=form.temperature, max_tokens=max_tokens),
         options=service.options(request, form.model),
         streaming=form.stream,
         reply=lambda running: _TranscriptReply(form, audio, running.prompts[0], warnings),
-        make_turn=lambda: _turn(form, audio),
+        make_turn=lambda: next_turn(talk, read_part=known_attachment),
         chat=ChatOptions(kwargs=service.template_variables({})),
         num_bytes=len(form.instruction),
     )
-
-
-def _turn(form: TranscriptionForm, audio: Audio) -> Turn:
-    content = [{"type": "text", "text": form.instruction}, audio]
-    return next_turn([{"role": "user", "content": content}], read_part=known_attachment)
 
 
 def _read(data: bytes) -> Audio:
@@ -252,7 +248,7 @@ class _TranscriptReply(DialectReply):
                 "output_tokens": usage.completion_tokens,
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
-        } | ({"warnings": self._warnings} if self._warnings else {})
+        } | warned(self._warnings)
 
 
 class _TranscriptEvents(EventWriter):

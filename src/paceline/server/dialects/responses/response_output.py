@@ -15,6 +15,7 @@ from paceline.chat import ChatChunk, ChatCompletion, MessageDelta, ParsedMessage
 from paceline.params import SamplingParams
 from paceline.server.api_errors import COMPLETE_FINISH_REASONS, ApiError
 from paceline.server.dialects.dialect import DialectReply
+from paceline.server.dialects.request_body import warned
 from paceline.server.dialects.responses.input_items import Item, new_item_id
 from paceline.server.dialects.responses.response_tools import CustomInput, ToolNames, ToolOrigin, custom_input_of
 from paceline.server.dialects.responses.responses_request import ResponsesBody
@@ -102,8 +103,7 @@ class ResponseHead(DialectReply):
             "output": output,
             "usage": usage,
         }
-        warned = (*self.warnings, *warnings)
-        return body | ({"warnings": warned} if warned else {})
+        return body | warned((*self.warnings, *warnings))
 
     def ended(
         self,

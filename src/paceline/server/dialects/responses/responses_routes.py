@@ -24,6 +24,7 @@ from paceline.server.dialects.dialect import (
     serve,
 )
 from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
+from paceline.server.dialects.request_body import warned
 from paceline.server.dialects.responses.input_items import Item
 from paceline.server.dialects.responses.response_output import (
     ResponseEvents,
@@ -90,7 +91,7 @@ def _create_routes() -> Routes:
             )
         warnings = [*asked.parsed.warnings, *turns.warnings, *about_chat]
         counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
-        return counted | ({"warnings": warnings} if warnings else {})
+        return counted | warned(warnings)
 
     return router
 
