@@ -1,4 +1,4 @@
-"""Map errors to what a client receives: a status, a type, a code, and a body in the shape of its API.
+"""Map errors to the status, type, code and body that a client receives in the form of its API.
 
 Pure; any thread. Messages carry no tracebacks and no folders; the server's log has the details.
 """
@@ -49,9 +49,16 @@ _FOLDERS = re.compile(rf"(?<![\w.~:/])(?:[A-Za-z]:\\|~?/)(?:{_WORD}(?: {_WORD})*
 
 @dataclass(frozen=True, slots=True)
 class ApiError:
-    """What a client receives. type: llama-server's term; code: ours, stable; param: the field at fault.
+    """An error as a client receives it.
 
-    extra: further members of the error object. retry_after_s: value of the Retry-After header.
+    Attributes:
+        status: The status of the response.
+        type: llama-server's term.
+        code: Our own term, which is stable.
+        message: A sentence for people.
+        param: The field at fault.
+        extra: Further members of the error object.
+        retry_after_s: The value of the Retry-After header.
     """
 
     status: int
@@ -208,7 +215,7 @@ def api_error_of_finish(reason: FinishReason, error: BaseException | None = None
 
 
 def _of_paceline(error: errors.PacelineError) -> ApiError:
-    status, kind = next(_BY_ERROR[each] for each in type(error).__mro__ if each in _BY_ERROR)
+    status, kind = next(_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _BY_ERROR)
     is_callers = isinstance(error, errors.RequestError)
     return ApiError(
         status,
@@ -286,7 +293,7 @@ def llama_error_body(api_error: ApiError) -> dict[str, Any]:
 
 
 def openai_status(api_error: ApiError) -> int:
-    """Return the status in OpenAI's API, which has no 501: what is not supported is the request's fault."""
+    """Return the status in OpenAI's API, which has no 501: a request for an unsupported feature is at fault."""
     return 400 if api_error.status == 501 else api_error.status
 
 

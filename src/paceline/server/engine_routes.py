@@ -122,7 +122,7 @@ class EngineEvents(Response):
                     return
 
     async def _next(self) -> EngineEvent | None:
-        """Return the next event; None where it is time for a comment."""
+        """Return the next event; None if a comment is due."""
         try:
             async with asyncio.timeout(self._heartbeat_s):
                 return await self._reader.next()
@@ -151,8 +151,8 @@ def page_routes(
     async def page(request: Request) -> Response:
         """Return version, models and what is switched on; also while a model loads."""
         listed = list(models())
-        names = [one["id"] for one in listed]
-        loaded = [one["id"] for one in listed if one["state"] == _LISTENED_TO]
+        names = [model["id"] for model in listed]
+        loaded = [model["id"] for model in listed if model["state"] == _LISTENED_TO]
         body = {
             "version": __version__,
             "tenant": RequestContext.of(request.scope).tenant,
@@ -195,13 +195,13 @@ def model_entry(service: Service) -> dict[str, Any]:
         "state": state,
         "progress": round(service.progress, 4),
         "modalities": modalities,
-        "adapters": [one.name for one in service.adapters()],
+        "adapters": [adapter.name for adapter in service.adapters()],
         "error": error,
     }
 
 
 def known_modalities(model: object) -> list[str]:
-    """Return what a loaded model takes, text first."""
+    """Return the modalities that a loaded model takes, text first."""
     found = getattr(model, "modalities", ())  # a fake engine's model has none
     return [name for name in _MODALITIES if name == "text" or name in found]
 
@@ -241,7 +241,7 @@ def _model_body(service: Service) -> dict[str, Any]:
 
 
 def _chat_facts(service: Service) -> dict[str, bool] | None:
-    """Return what the chat template can show; None where there is none that can be used."""
+    """Return the abilities of the chat template; None if there is no usable template."""
     with suppress(PacelineError):
         chat_format = service.chat_format()
         known = chat_format.capabilities
@@ -278,7 +278,7 @@ class ChatParameter:
     default: Any = None
 
     def members(self, sampling: SamplingParams) -> dict[str, Any]:
-        """Return the members of the page's JSON. sampling: what holds where a request leaves all open."""
+        """Return the members of the page's JSON. sampling: the defaults of a request without any parameter."""
         default = self.default if self.field is None else getattr(sampling, self.field)
         return {
             "name": self.name,
@@ -336,7 +336,7 @@ _THINKING: Final = ChatParameter(
 
 
 def chat_parameters(sampling: SamplingParams, *, thinks: bool) -> list[dict[str, Any]]:
-    """Return the fields in the order to show them. sampling: what holds without any; thinks: whether the model may think."""
+    """Return the fields in the order to show them. sampling: the defaults; thinks: whether the model may think."""
     return [parameter.members(sampling) for parameter in _shown(thinks=thinks)]
 
 

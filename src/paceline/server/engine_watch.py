@@ -1,4 +1,4 @@
-"""Events about an engine: `EngineWatch` observes it for all clients, `EventReader` turns what changed into one client's events.
+"""Events about an engine: `EngineWatch` observes it for all clients, `EventReader` makes the events of one client.
 
 On the event loop. An engine is observed up to ten times a second while a client reads; without clients it records nothing. A
 client gets a snapshot, then the changes, of its own tenant.
@@ -73,7 +73,7 @@ class Look:
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def shared(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Return what was made under this key, once for all watchers."""
+        """Return the value that `make` has returned for this key, once for all watchers."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -90,7 +90,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def take(self, look: Look) -> None:
-        """Take in what was found just now."""
+        """Take in the newest look."""
 
     @abstractmethod
     def end(self, reason: EndReason) -> None:
@@ -157,7 +157,7 @@ class EngineWatch:
             self._forget()
 
     def end(self, reason: EndReason) -> None:
-        """End all streams, and those that come later."""
+        """End all streams, and later ones at once."""
         self._ended = self._ended or reason
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
@@ -181,7 +181,7 @@ class EngineWatch:
     async def _turn(self) -> None:
         """Look if that is due, else wait: as often as the watcher that wants to see most, once a second without requests."""
         now_s, engine = time.monotonic(), self._engine()
-        interval_s = max(LEAST_S, min(one.interval_s for one in self._watchers))
+        interval_s = max(LEAST_S, min(watcher.interval_s for watcher in self._watchers))
         is_moving = engine.num_open > 0 or any(self._rates.member().values())
         due_s = self._looked_s + (LEAST_S if self._is_joined else interval_s if is_moving else max(interval_s, _IDLE_S))
         # An engine that ticks replies with the tick that ends when the look is due: no thread has to wake up for that.
@@ -247,8 +247,8 @@ class EngineWatch:
             self._trees, self._tree_s = activity.trees, now_s
 
     def _wanted_nodes(self, now_s: float) -> int | None:
-        """Return how many nodes to ask for; None where no watcher wants any, or they are new enough."""
-        wanted = [one.wants_nodes for one in self._watchers if one.wants_nodes is not None]
+        """Return how many nodes to ask for; None if no watcher wants any, or they are new enough."""
+        wanted = [watcher.wants_nodes for watcher in self._watchers if watcher.wants_nodes is not None]
         return max(wanted) if wanted and now_s - self._tree_s >= _TREE_S else None
 
     def _refresh_stats(self, engine: EngineClient, now_s: float) -> None:
@@ -272,7 +272,7 @@ class EngineWatch:
 
 
 async def _outcome(asked: Future[EngineActivity]) -> EngineActivity | None:
-    """Wait for the reply to a question; None where a failed tick ended it, from which the engine goes on."""
+    """Wait for the reply to a question; None if a failed tick ended it. The engine goes on after such a tick."""
     try:
         return await asyncio.wrap_future(asked)
     except EngineStopped:
@@ -283,7 +283,7 @@ async def _outcome(asked: Future[EngineActivity]) -> EngineActivity | None:
 
 
 def _rss_bytes(pid: int | None) -> int | None:
-    """Return the resident memory of a process, this one for None; None where the system does not tell it so."""
+    """Return the resident memory of a process, this one for None; None if the system does not report it."""
     try:
         pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -345,7 +345,7 @@ class EventReader(Watcher):
         self._watch.remove(self)
 
     def take(self, look: Look) -> None:
-        """Take in what was found just now."""
+        """Take in the newest look."""
         tenant = self._tenant
         if look.is_first or self._look is None:
             self._is_begun = False
@@ -422,7 +422,7 @@ class EventReader(Watcher):
         }
 
     def _tree_of(self, look: Look) -> dict[str, Any]:
-        """Return the tree as a member, made anew only where it was looked at anew."""
+        """Return the tree as a member, made anew only for a new look at the tree."""
         if not self._max_nodes:
             return {}
         if look.trees is not self._trees:
@@ -435,7 +435,7 @@ def _differs(before: Any, value: Any) -> bool:
 
 
 def engine_facts(engine: EngineClient, name: str, tenant: str) -> dict[str, Any]:
-    """Return what a snapshot says of an engine beside what it does."""
+    """Return the members of a snapshot that do not change: facts of the engine."""
     limits, config = engine.limits, engine.config
     strategy = config.strategy if isinstance(config.strategy, str) else type(config.strategy).__name__
     return {

@@ -143,15 +143,15 @@ def _number(metric: Metric) -> Value:
 
 
 def _histograms(snapshot: MetricsSnapshot, metric: Metric) -> list[Histogram]:
-    return [one.value for one in snapshot if one.name == metric.name and isinstance(one.value, Histogram)]
+    return [sample.value for sample in snapshot if sample.name == metric.name and isinstance(sample.value, Histogram)]
 
 
 def _sum(metric: Metric) -> Value:
-    return lambda snapshot: sum(one.sum for one in _histograms(snapshot, metric))
+    return lambda snapshot: sum(histogram.sum for histogram in _histograms(snapshot, metric))
 
 
 def _count(metric: Metric) -> Value:
-    return lambda snapshot: sum(one.count for one in _histograms(snapshot, metric))
+    return lambda snapshot: sum(histogram.count for histogram in _histograms(snapshot, metric))
 
 
 def _prompt_tokens(snapshot: MetricsSnapshot) -> float:
@@ -159,8 +159,8 @@ def _prompt_tokens(snapshot: MetricsSnapshot) -> float:
 
 
 def _prompt_s(snapshot: MetricsSnapshot) -> float:
-    ticks = [one for one in snapshot if one.name == table.TICK_S.name and ("kind", "embed") in one.labels]
-    embedding_s = sum(one.value.sum for one in ticks if isinstance(one.value, Histogram))
+    ticks = [sample for sample in snapshot if sample.name == table.TICK_S.name and ("kind", "embed") in sample.labels]
+    embedding_s = sum(sample.value.sum for sample in ticks if isinstance(sample.value, Histogram))
     return snapshot.number(table.PREFILL_S.name) + embedding_s
 
 
@@ -422,8 +422,8 @@ def markdown() -> str:
     """Return the text of `docs/prometheus.md`."""
     kinds = {SECONDS: "histogram", STREAMS: "gauge", **_KINDS_OF_HEARTBEAT}
     server = [(name, kinds.get(name, "counter"), HELP[name]) for name in (*_OF_HEARTBEAT, *HTTP_HELP)]
-    llama = [(one.name, one.kind, one.help) for one in LLAMA_METRICS]
-    llama += [(one.name, "gauge", one.help) for one in LLAMA_RATES]
+    llama = [(metric.name, metric.kind, metric.help) for metric in LLAMA_METRICS]
+    llama += [(rate.name, "gauge", rate.help) for rate in LLAMA_RATES]
     router = [(name, "gauge", text) for name, text in ROUTER_HELP.items()]
     return "\n".join(
         [

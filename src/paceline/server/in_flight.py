@@ -113,9 +113,9 @@ class RequestRegistry:
 
     def cancel(self, request_id: str, tenant: str | None = None) -> bool:
         """Cancel all requests with this id, of one tenant if given; return whether there was any."""
-        found = [one for one in self._by_id.get(request_id, ()) if tenant is None or one.tenant == tenant]
-        for one in found:
-            one.cancel()
+        found = [request for request in self._by_id.get(request_id, ()) if tenant is None or request.tenant == tenant]
+        for request in found:
+            request.cancel()
         return bool(found)
 
     def cancel_all(self) -> None:
@@ -232,7 +232,7 @@ class ByteReservation:
 
     @property
     def max_bytes(self) -> int:
-        """What all requests may have together."""
+        """The most bytes of all requests together."""
         return self._budget.max_bytes
 
     def has_room(self, num_bytes: int) -> bool:
@@ -240,7 +240,7 @@ class ByteReservation:
         return self._budget.has_room(self._tenant, num_bytes, self._num_bytes)
 
     def grow(self, num_bytes: int) -> bool:
-        """Reserve `num_bytes` more; return False, and reserve none, where fewer are free."""
+        """Reserve `num_bytes` more; return False, and reserve none, if fewer are free."""
         if not self.has_room(num_bytes):
             return False
         self._budget.take(self._tenant, num_bytes)
@@ -272,7 +272,7 @@ MAX_SMALL_TEXTS_BYTES: Final = 1 << 20
 
 
 class TextBudget:
-    """The bytes of requests whose texts are rendered and tokenised at once, in one queue for small and one for large requests."""
+    """The bytes of texts that are rendered and tokenised at once, in one queue for small and one for large requests."""
 
     def __init__(self) -> None:
         self._small, self._large = TurnQueue(MAX_SMALL_TEXTS_BYTES), TurnQueue(MAX_TEXT_BYTES)

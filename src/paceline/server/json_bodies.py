@@ -54,7 +54,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def _check_parts(body: bytes) -> None:
-    """Refuse what takes long to decode, which would block other threads. Parts within strings count as well."""
+    """Refuse a body that takes long to decode, which would block other threads. Parts within strings count as well."""
     count = body.count(b"[") + body.count(b"{") + body.count(b'":')
     if count > _MAX_PARTS:
         raise invalid_request(

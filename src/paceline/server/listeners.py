@@ -76,7 +76,7 @@ class Listeners:
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """Return the server's side of TLS; None without a certificate. Raises `CannotListen` where it cannot be used."""
+    """Return the server's side of TLS; None without a certificate. Raises `CannotListen` if it cannot be used."""
     if settings.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -94,7 +94,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
 
 @contextmanager
 def _openable(path: Path) -> Iterator[Path]:
-    """Yield a path of a file, or of a copy of what a pipe has: OpenSSL would wait for the writer of a pipe without an end."""
+    """Yield the path of a file, or of a copy of a pipe's content: OpenSSL would wait for the writer of a pipe without an end."""
     with validation.open_file(path, pipes=True) as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             yield path
@@ -130,7 +130,7 @@ def _listener(host: str, port: int, *, is_alone: bool) -> socket.socket:
 
 
 def _tcp_socket(host: str, port: int, *, is_alone: bool) -> socket.socket:
-    """Listen on a name's first address, IPv4 before IPv6. :: accepts IPv4 as well where it is the only host."""
+    """Listen on a name's first address, IPv4 before IPv6. :: accepts IPv4 as well if it is the only host."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     is_any = host == "::" and is_alone and socket.has_dualstack_ipv6()
@@ -232,7 +232,7 @@ class Acceptor:
             self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Accept no more connections, and give up those that have not finished their handshake."""
+        """Accept no more connections, and give up unfinished handshakes."""
         self._pause()
         self._is_closed = True
         for task in self._opening:
@@ -281,7 +281,7 @@ class Acceptor:
 
 
 def _shut(accepted: socket.socket) -> bool:
-    """End a connection whose handshake is under way; what waits for it sees its end and closes it."""
+    """End a connection during its handshake; the task that waits for the handshake closes it."""
     with suppress(OSError):
         accepted.shutdown(socket.SHUT_RDWR)
     return True

@@ -37,7 +37,7 @@ class ModelFront:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it could not be loaded; None where it was, or may still be."""
+        """The error that ended loading; None if there is none so far."""
         loading = self._loading
         return loading.exception() if loading is not None and loading.done() and not loading.cancelled() else None
 

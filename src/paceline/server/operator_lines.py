@@ -154,7 +154,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """What the event loop does with them, from `install` on. requested: set by the first one, or by `request`."""
+    """Handles the signals on the event loop after `install`. requested: set by the first signal, or by `request`."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()

@@ -26,7 +26,7 @@ _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-in
 
 
 def start_page_routes(settings: ServerSettings, page: WebPage, facts: Callable[[], list[tuple[str, str]]]) -> Routes:
-    """Return /: the web page, or where there is none a page of links. facts: about the server, by their names."""
+    """Return /: the web page, or a page of links if there is none. facts: about the server, by their names."""
     router = Routes(RouteFacts(public=True))
 
     @router.get("/", include_in_schema=False)
@@ -94,7 +94,7 @@ class PageRoute(Route):
 
 
 def server_facts(service: Service) -> list[tuple[str, str]]:
-    """Return what the page says of a server with one model."""
+    """Return the facts on the start page of a server with one model."""
     facts = [("version", __version__), ("model", ", ".join(service.names))]
     if service.is_loaded:
         config = service.engine().config
@@ -191,7 +191,7 @@ def api_page(document: Mapping[str, Any], root: str = "") -> str:
 <p>All routes of this server. The same for programs: <a href="{escape(root)}/openapi.json">openapi.json</a>.
 State of this server: <a href="{escape(root)}/">start page</a>.</p>
 <p>{" · ".join(f'<a href="#{_anchor(tag)}">{escape(tag)}</a>' for tag in [*tags, "Bodies"])}</p>
-{"".join(_group(tag, [one for one in operations if one[0] == tag]) for tag in tags)}
+{"".join(_group(tag, [operation for operation in operations if operation[0] == tag]) for tag in tags)}
 <h2 id="bodies">Bodies</h2>
 {bodies}
 """
@@ -215,7 +215,7 @@ def _operation(method: str, path: str, described: Schema) -> str:
     head = f"<b>{method}</b><code>{escape(path)}</code> <span>{_text(described.get('summary', ''))}</span>"
     parts = [f"<p>{_text(described.get('description', ''))}</p>"]
     if parameters := described.get("parameters"):
-        parts.append("<h3>Parameters</h3>" + _table(_parameter(one) for one in parameters))
+        parts.append("<h3>Parameters</h3>" + _table(_parameter(parameter) for parameter in parameters))
     for kind, content in described.get("requestBody", {}).get("content", {}).items():
         parts.append(f"<h3>Body</h3><p>{_type(content.get('schema', {}))}, as <code>{escape(kind)}</code></p>")
     responses = described.get("responses", {}).items()
@@ -239,7 +239,7 @@ def _schema(name: str, schema: Schema) -> str:
     fields = (
         (field, _type(described) + (", required" if field in required else ""), _about(described))
         for field, described in sorted(
-            schema.get("properties", {}).items(), key=lambda one: _rank(one[1], one[0] in required)
+            schema.get("properties", {}).items(), key=lambda item: _rank(item[1], item[0] in required)
         )
     )
     about = f"<p>{_text(schema.get('description', ''))}</p>"
@@ -266,7 +266,7 @@ def _type(schema: Schema) -> str:
         return f'<a href="#{name}">{name}</a>'
     for several in ("anyOf", "oneOf"):
         if several in schema:
-            return " or ".join(dict.fromkeys(_type(one) for one in schema[several]))
+            return " or ".join(dict.fromkeys(_type(choice) for choice in schema[several]))
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
         return " or ".join(f"<code>{escape(json.dumps(value))}</code>" for value in values)
@@ -283,7 +283,7 @@ def _about(schema: Schema) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text as HTML, with what stands in backticks as code."""
+    """Return text as HTML, with text in backticks as code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 

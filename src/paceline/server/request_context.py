@@ -1,4 +1,4 @@
-"""What middleware and routes share of one HTTP request: its context and its disconnection. On the event loop."""
+"""The state of one HTTP request for middleware and routes: its context and its disconnection. On the event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVICE: Final = "paceline.service"
 
 
 class EarlyResponse(Protocol):
-    """The first events of a response whose model is still being loaded."""
+    """The first events of a response during the load of its model."""
 
     def opening(self) -> bytes:
         """Return the events that begin the stream, framed."""
@@ -97,7 +97,7 @@ class SpelledHeader(bytes):
 
 
 class DisconnectWatcher:
-    """Watches one request for the disconnection of its client. What is left of its body is lost."""
+    """Watches one request for the disconnection of its client. The rest of its body is lost."""
 
     def __init__(self, receive: Receive | None) -> None:
         """receive: the request's; None for a request that goes on without its client."""
@@ -133,7 +133,7 @@ class DisconnectWatcher:
 
 
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end, or until the client disconnects. Raises what the coroutine raises."""
+    """Run a coroutine to its end, or until the client disconnects. Raises the errors of the coroutine."""
     watcher = DisconnectWatcher(receive)
     task = asyncio.create_task(work)
     watcher.on_disconnect(task.cancel)

@@ -63,7 +63,7 @@ class RequestMedia:
         Args:
             modalities: Returns what the model takes, see `Model.modalities`; called when there is one.
             max_images: Most images and audio of the request.
-            fetched: What its URLs are; None: this server fetches nothing.
+            fetched: The files of its URLs; None: this server fetches nothing.
             in_chat: Whether the attachments are of a conversation. `ChatMedia` then decides about attachments that the model
                 cannot take and about unknown members; otherwise both are errors.
         """
@@ -130,7 +130,7 @@ class RequestMedia:
         return self.of_audio(place, {"data": text}) if is_audio else self.of_base64(place, text)
 
     def of_base64(self, place: str, data: object, media_type: str = "") -> Image | OmittedAttachment:
-        """Return the image of a file in base64. media_type: what it is labelled as; empty: it has no label."""
+        """Return the image of a file in base64. media_type: its label; empty: it has none."""
         if (omitted := self._begin(place)) is not None:
             return omitted
         image = self._of_base64(place, validation.text(place, data))
@@ -198,7 +198,7 @@ def check_detail(place: str, detail: object) -> None:
 
 
 def _check_label(place: str, label: str, image: Image) -> None:
-    """Raise `InvalidParams` where the data are of another format than they are labelled as."""
+    """Raise `InvalidParams` if the data have another format than their label."""
     given = label.strip().lower()
     if given not in _ANY_FORMAT and _FORMATS.get(given) != image.format:
         raise InvalidParams(
@@ -231,18 +231,18 @@ def _urls(value: object) -> Iterator[str]:
     """Go over all lists and objects, without recursion: a body is as deep as its sender likes."""
     rest = [value]
     while rest:
-        one = rest.pop()
-        if isinstance(one, Mapping):
-            url = _url_of(one)
+        node = rest.pop()
+        if isinstance(node, Mapping):
+            url = _url_of(node)
             if isinstance(url, str) and is_remote(url):
                 yield url
-            rest += reversed(list(one.values()))
-        elif isinstance(one, (list, tuple)):
-            rest += reversed(one)
+            rest += reversed(list(node.values()))
+        elif isinstance(node, (list, tuple)):
+            rest += reversed(node)
 
 
 def _url_of(part: Mapping[Any, Any]) -> object:
-    """Return what a part has as its URL: of OpenAI's chats, of responses, or of Anthropic's messages."""
+    """Return the URL of a part of OpenAI's chats, of responses, or of Anthropic's messages."""
     match part:
         case {"type": "image_url", "image_url": {"url": url}} | {
             "type": "image_url" | "input_image" | "computer_screenshot",
@@ -370,7 +370,7 @@ class MediaFetcher:
         raise InvalidParams(f"the URL is redirected more than {MAX_REDIRECTS} times")
 
     async def _hop(self, client: httpx.AsyncClient, url: httpx.URL, budget: _ByteCount) -> bytes | str:
-        """Return the file of a URL, or where it is redirected to."""
+        """Return the file of a URL, or the address that it redirects to."""
         address = await self._checked_address(url)
         request = client.build_request(
             "GET",
@@ -409,7 +409,7 @@ class _ByteCount:
         self._most, self._left, self._reservation = most, most, reservation
 
     def take(self, count: int) -> None:
-        """Take bytes. Raises `InvalidParams` where there are too few, and `QueueFull` where all requests have too many."""
+        """Take bytes. Raises `InvalidParams` if there are too few, and `QueueFull` if all requests have too many."""
         self._left -= count
         if self._left < 0:
             _refuse(f"has more than is left of the {self._most} bytes that the images of a request may have")

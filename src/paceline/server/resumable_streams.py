@@ -35,7 +35,7 @@ Key = tuple[bytes, str]
 
 
 def conversation_id_of(request: Request) -> str | None:
-    """Return the request's X-Conversation-Id; None where there is none, or an empty one. Raises for one that is too long."""
+    """Return the request's X-Conversation-Id; None if it is missing or empty. Raises if it is too long."""
     given = next((value for name, value in request.scope["headers"] if name == HEADER.lower().encode()), b"")
     if len(given) > MAX_ID_BYTES:
         raise invalid_request(f"{HEADER} has {len(given)} bytes, more than the limit of {MAX_ID_BYTES}", HEADER)
@@ -166,16 +166,16 @@ class ResumableStreams:
     ) -> ResumableStream:
         """Return a new stream. One of the same conversation is cancelled and replaced.
 
-        waited: what the request was registered with in `waiting`. Requests that came before it are cancelled as well; those
-        that came after it go on, and replace it.
+        waited: the `cancel` that the request passed to `waiting`. Earlier requests are cancelled as well; later requests go on,
+        and replace it.
         """
         self._discard_open(owner, conversation_id)
         key = (owner, conversation_id)
         waiting = self._waiting.get(key, [])
         earlier = waiting[: waiting.index(waited)] if waited in waiting else []
-        for one in earlier:
-            waiting.remove(one)
-            one()
+        for discard in earlier:
+            waiting.remove(discard)
+            discard()
         stream = ResumableStream(conversation_id, self._max_stream_bytes, cancel)
         stream.on_change = self._grow
         stream.on_finish = lambda: self._finish(key, stream)
@@ -188,7 +188,7 @@ class ResumableStreams:
 
     @contextmanager
     def waiting(self, owner: bytes, conversation_id: str, cancel: Callable[[], object]) -> Iterator[None]:
-        """Register a request that waits before it opens its stream. cancel: called where it is discarded meanwhile."""
+        """Register a request that waits before it opens its stream. cancel: called if it is discarded meanwhile."""
         key = (owner, conversation_id)
         self._waiting.setdefault(key, []).append(cancel)
         try:
@@ -205,7 +205,7 @@ class ResumableStreams:
         return (owner, conversation_id) in self._waiting
 
     def find(self, owner: bytes, conversation_id: str) -> ResumableStream | None:
-        """Return the stream of a conversation; None where the owner has none."""
+        """Return the stream of a conversation; None if the owner has none."""
         return self._by_key.get((owner, conversation_id))
 
     def lookup(self, owner: bytes, ids: Sequence[str]) -> list[ResumableStream]:
@@ -229,7 +229,7 @@ class ResumableStreams:
         return [owned[name] for name in found]
 
     def discard(self, owner: bytes, conversation_id: str) -> None:
-        """Forget the stream of a conversation and cancel its request; nothing where there is none."""
+        """Forget the stream of a conversation and cancel its request, if there is one."""
         for cancel in self._waiting.pop((owner, conversation_id), ()):
             cancel()
         self._discard_open(owner, conversation_id)
@@ -242,7 +242,7 @@ class ResumableStreams:
                 stream.cancel()
 
     def cancel_unread(self) -> None:
-        """Cancel the requests whose stream has no reader now."""
+        """Cancel the requests of streams without a reader."""
         for stream in tuple(self._growing):
             if not stream.num_readers:
                 stream.cancel()
@@ -253,7 +253,7 @@ class ResumableStreams:
         while self.total_bytes > self._max_total_bytes and self._expiry:
             self._evict(next(iter(self._expiry)))
         while (excess := self.total_bytes - self._max_total_bytes) > 0:
-            self.total_bytes -= max(self._growing, key=lambda one: one.kept_bytes).drop(excess)
+            self.total_bytes -= max(self._growing, key=lambda stream: stream.kept_bytes).drop(excess)
 
     def _finish(self, key: Key, stream: ResumableStream) -> None:
         self._growing.discard(stream)

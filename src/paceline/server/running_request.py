@@ -234,7 +234,7 @@ def less_waited(options: Mapping[str, Any], waited_s: float) -> dict[str, Any]:
 def streamed_or_whole(
     options: Mapping[str, Any], params: SamplingParams, *, streaming: bool, waited_s: float = 0.0
 ) -> RequestOptions:
-    """Return the options of a request whose chunks are sent as they come, or all at once.
+    """Return the options of a request, for chunks that are sent as they come or all at once.
 
     options: as keywords. waited_s: seconds of its timeouts that have passed.
     """
@@ -287,9 +287,9 @@ def check_response_size(requests: Sequence[Request], max_positions: int, *, stre
     params = requests[0].params
     if num_scored > num_generated:
         raise InvalidParams(
-            f"prompt_logprobs {params.prompt_logprobs} (with echo: logprobs) of {sum(len(one.prompt) for one in requests)} "
-            f"tokens are {num_scored} log-probabilities, more than the {MAX_LOGPROBS} of a response; ask for fewer "
-            "alternatives, or send the prompts in parts"
+            f"prompt_logprobs {params.prompt_logprobs} (with echo: logprobs) of "
+            f"{sum(len(request.prompt) for request in requests)} tokens are {num_scored} log-probabilities, more than the "
+            f"{MAX_LOGPROBS} of a response; ask for fewer alternatives, or send the prompts in parts"
         )
     raise InvalidParams(
         f"logprobs {params.logprobs} (n_probs, top_logprobs) of up to {num_generated // (1 + (params.logprobs or 0))} tokens are "
@@ -320,8 +320,8 @@ def check_num_prompts(engine: EngineClient, tenant: str, num_prompts: int, num_c
 def _accept(engine: EngineClient, prepared: Sequence[Request]) -> list[StreamChannel]:
     channels: list[StreamChannel] = []
     try:
-        for index, one in enumerate(prepared):
-            channels.append(engine.accept(one, index))
+        for index, request in enumerate(prepared):
+            channels.append(engine.accept(request, index))
     except PacelineError:
         for channel in channels:
             channel.cancel()
@@ -330,7 +330,7 @@ def _accept(engine: EngineClient, prepared: Sequence[Request]) -> list[StreamCha
 
 
 class RunningRequest:
-    """What runs for one HTTP request. prompts, media: token ids and items of each; num_parts: number of engine requests."""
+    """The engine's requests of one HTTP request. prompts, media: token ids and items of each; num_parts: their number."""
 
     def __init__(
         self,
@@ -341,8 +341,8 @@ class RunningRequest:
         watcher: DisconnectWatcher,
     ) -> None:
         self.request_id, self.tenant = context.request_id, context.tenant
-        self.prompts = tuple(tuple(one.prompt) for one in requests)
-        self.media = tuple(one.media for one in requests)
+        self.prompts = tuple(tuple(request.prompt) for request in requests)
+        self.media = tuple(request.media for request in requests)
         self._service, self._context, self._watcher = service, context, watcher
         self._params = requests[0].params if requests else SamplingParams()
         self._channels = tuple(channels)
@@ -377,12 +377,12 @@ class RunningRequest:
         return await collect(self, self._params)
 
     def cancel(self) -> None:
-        """Cancel what is unfinished; it ends with the finish reason CANCELLED."""
+        """Cancel the unfinished requests, which end with the finish reason CANCELLED."""
         for channel in self._channels:
             channel.cancel()
 
     def close(self) -> None:
-        """Cancel what is unfinished and unregister the request."""
+        """Cancel the unfinished requests and unregister the HTTP request."""
         self.cancel()
         self._service.request_registry.remove(self)
         if self._context.resumable_stream is not None:
@@ -396,7 +396,7 @@ class RunningRequest:
         self.close()
 
     def _noted(self, batch: ChunkBatch) -> ChunkBatch:
-        """Note what has finished; give endings by the engine's shutdown the reason that the service has for it."""
+        """Note finished sequences; give endings by the engine's shutdown the reason that the service has for it."""
         for _, chunk in batch:
             if chunk.usage is not None and chunk.finish_reason is not None:
                 self._context.finished.append((chunk.finish_reason, chunk.usage))
@@ -416,7 +416,7 @@ C = TypeVar("C")
 
 
 class ChunkSource(Protocol[C]):
-    """Where a response reads chunks from: a `RunningRequest`, or what reads one as something else."""
+    """A source of chunks for a response: a `RunningRequest`, or a wrapper that alters its chunks."""
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
@@ -434,7 +434,7 @@ class ChunkSource(Protocol[C]):
         """Yield chunks, see `RunningRequest.batches`."""
 
     def cancel(self) -> None:
-        """Cancel what is unfinished."""
+        """Cancel the unfinished requests."""
 
     async def __aenter__(self) -> object: ...
 
@@ -521,7 +521,7 @@ class ChunkSourceWrapper:
         return self._source.is_disconnected
 
     def cancel(self) -> None:
-        """Cancel what is unfinished."""
+        """Cancel the unfinished requests."""
         self._source.cancel()
 
     async def __aenter__(self) -> Self:
@@ -671,7 +671,7 @@ async def _next(batches: AsyncIterator[ChunkBatch]) -> ChunkBatch | None:
 
 
 async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has released what it reads."""
+    """Cancel a task and wait until it has released its source."""
     if not task.done():
         task.cancel()
         with suppress(asyncio.CancelledError):

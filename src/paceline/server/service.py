@@ -75,7 +75,7 @@ class Front(Protocol):
         """The engine, once started."""
 
     async def start(self) -> object:
-        """Load the model, unless that has begun, and wait for it. Raises what loading raises."""
+        """Load the model, unless that has begun, and wait for it. Raises the errors of loading."""
 
     async def aclose(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
         """End the engine, or the load."""
@@ -153,7 +153,7 @@ class Server(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """End running requests, and free what they use."""
+        """End running requests, and free their resources."""
 
     def retry_after_s(self) -> int:
         """Estimate the seconds until the requests that wait now have started."""
@@ -219,7 +219,7 @@ class Service(Server):
         scope[SERVICE] = self
 
     def part(self, make: Callable[[Service], P]) -> P:
-        """Return what `make` has made of this service, once: state of the routes of an API."""
+        """Return the object that `make` has made of this service, once: state of the routes of an API."""
         found: P = self._parts[make] if make in self._parts else self._parts.setdefault(make, make(self))
         return found
 
@@ -255,7 +255,7 @@ class Service(Server):
         await asyncio.to_thread(self._read_model, front.engine.model)
 
     def _read_model(self, model: Model) -> None:
-        """Prepare what requests need of the model. In a thread. Raises for an invalid chat template of the settings."""
+        """Read sampling defaults and the chat template of the model. In a thread. Raises if the settings' template is invalid."""
         self._model_sampling, self._chat, self._why_no_chat = model_sampling_params(model.metadata), None, _NO_TEMPLATE
         given = self.settings.chat_template
         if given is None and not model.chat_templates:
@@ -321,7 +321,7 @@ class Service(Server):
                 _log.error("the adapter %r could not be loaded again: %s", adapter.name, error)
 
     def drain(self) -> None:
-        """Reject new requests from now on, cancel those of resumable streams that have no reader, end streams of events."""
+        """Reject new requests from now on, cancel requests of resumable streams without a reader, end streams of events."""
         self.is_draining = True
         self.engine_watch.end("shutdown")
         self.resumable_streams.cancel_unread()
@@ -337,7 +337,7 @@ class Service(Server):
             await self._loading
 
     def unload(self, error: PacelineError) -> None:
-        """Note that the engine is being closed while the server goes on. error: what its streams report that end by it."""
+        """Note that the engine is being closed while the server goes on. error: reported by the streams that this ends."""
         self.closing_error = error
         self.engine_watch.end("unloaded")
 
@@ -346,7 +346,7 @@ class Service(Server):
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that loading failed with; None where it has not failed."""
+        """The error that loading failed with; None if it has not failed."""
         return self._failure
 
     @property
@@ -360,7 +360,7 @@ class Service(Server):
         return self._is_loaded
 
     def ready_line(self, seconds: float) -> str:
-        """Return what to print when the model is loaded, after so many seconds."""
+        """Return the line to print when the model is loaded, after `seconds`."""
         return f"{self.names[0]} is ready after {seconds:.1f} s ({self.engine().config.num_slots} slots)"
 
     async def ended(self) -> BaseException | None:
@@ -389,12 +389,12 @@ class Service(Server):
         self.settings = replace(self.settings, lora_scales=dict(scales))
 
     def check_accepting(self) -> None:
-        """Raise `ServerDraining` (503) where the server is shutting down."""
+        """Raise `ServerDraining` (503) if the server is shutting down."""
         if self.is_draining:
             raise ServerDraining
 
     def check_ready(self) -> None:
-        """Raise `ApiException` (503) where any request would be rejected now."""
+        """Raise `ApiException` (503) if any request would be rejected now."""
         self.check_accepting()
         engine = self.engine()
         if engine.is_closed:
@@ -406,7 +406,7 @@ class Service(Server):
             raise ApiException(replace(api_error_of(error), status=503)) from None
 
     def _check_room(self) -> None:
-        """Raise `QueueFull` where a request would be rejected now because of those that are open."""
+        """Raise `QueueFull` if a request would be rejected now because too many are open."""
         engine = self.engine()
         if engine.num_open >= engine.config.num_slots + engine.config.max_queue:
             raise QueueFull("as many requests are open as may be; try again later")
@@ -430,7 +430,7 @@ class Service(Server):
         return self._completion_rate.estimate_wait_s(max(1, engine.num_open - engine.config.num_slots))
 
     def api_error_of(self, error: BaseException) -> ApiError:
-        """Return an error as `ApiError`, with Retry-After where capacity was short."""
+        """Return an error as `ApiError`, with Retry-After if capacity was short."""
         api_error = api_error_of(error)
         is_full = isinstance(error, CapacityError) and api_error.retry_after_s is not None
         return replace(api_error, retry_after_s=self.retry_after_s()) if is_full else api_error
@@ -444,12 +444,12 @@ class Service(Server):
         """Return the LoRA adapters that a request may name in place of the model; none before the model is loaded."""
         if not self._is_loaded:
             return ()
-        return tuple(one for one in self._front.engine.loras() if one.name not in self.names)
+        return tuple(adapter for adapter in self._front.engine.loras() if adapter.name not in self.names)
 
     @property
     def known_names(self) -> tuple[str, ...]:
         """The names that a request's `model` may have: the model's and those of its adapters."""
-        return (*self.names, *(one.name for one in self.adapters()))
+        return (*self.names, *(adapter.name for adapter in self.adapters()))
 
     def adapter_named(self, model: str | None) -> str | None:
         """Return the adapter that a request's `model` names, with or without Ollama's default tag; None: the model.
@@ -462,7 +462,7 @@ class Service(Server):
         spellings = (model, model.removesuffix(":latest"))
         if not self._is_loaded or not {*spellings}.isdisjoint(self.names):
             return None
-        names = {one.name for one in self.adapters()}
+        names = {adapter.name for adapter in self.adapters()}
         found = next((name for name in spellings if name in names), None)
         was_unloaded = self._front.engine.was_lora_unloaded
         if found is None and any(was_unloaded(name) or name in self._lost_adapters for name in spellings):
@@ -502,18 +502,18 @@ class Service(Server):
         return RequestMedia(lambda: engine.model.modalities, max_images=most, fetched=fetched, in_chat=in_chat)
 
     async def read_slots(self) -> SlotsSnapshot:
-        """Return what runs in the engine's slots. Raises as `engine`."""
+        """Return the state of the engine's slots. Raises as `engine`."""
         return await asyncio.wrap_future(self.engine().ask_slots())
 
     def chat_format(self) -> ChatFormat:
-        """Return the chat template of the settings, else the model's. Raises `Unsupported` where there is none."""
+        """Return the chat template of the settings, else the model's. Raises `Unsupported` if there is none."""
         self.engine()
         if self._chat is None:
             raise Unsupported(self._why_no_chat)
         return self._chat
 
     def chat_options(self, wanted: ChatOptions) -> ChatOptions:
-        """Return a request's options with the server's, where the request leaves thinking and parsing to it."""
+        """Return a request's options, with the server's for thinking and parsing unless the request sets them."""
         settings = self.settings
         budget = None if settings.reasoning_budget == -1 else settings.reasoning_budget
         return replace(

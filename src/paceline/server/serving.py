@@ -144,7 +144,7 @@ class Serving:
         self._signals.request()
 
     async def _watch(self) -> None:
-        """Shut down where the model cannot be loaded or the engine gives up, for the service manager to act on."""
+        """Shut down if the model cannot be loaded or the engine gives up, for the service manager to act on."""
         await self._announce()
         if self._service.failure is None:
             reason = await self._service.ended()
@@ -154,9 +154,9 @@ class Serving:
                 self.end()
 
     async def _announce(self) -> None:
-        """Print when it listens and when the model is loaded; shut down where it cannot be."""
+        """Print when the server listens and when the model is loaded; shut down if loading fails."""
         await self._server.is_up.wait()
-        urls = [url_of(one, self._settings) for one in self._listeners.sockets]
+        urls = [url_of(listener, self._settings) for listener in self._listeners.sockets]
         model = self._service.names[0] if self._service.names else None
         self._registration.enter_context(registered(urls, model, time.time()))
         say(f"listening on {' and '.join(urls)}")

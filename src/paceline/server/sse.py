@@ -1,7 +1,7 @@
 """Server-sent events: chunks as a stream that always ends in order, with heartbeats while there is nothing to send.
 
-After the 200 come events, at most one of them an error, then the one that marks the end. On the event loop; what a
-tick added to a stream is written at once, and nothing is read from the engine while the client does not read.
+After the 200 come events, at most one error event, then the event that marks the end. On the event loop. The chunks of a tick
+are written at once, and nothing is read from the engine while the client does not read.
 """
 
 from __future__ import annotations

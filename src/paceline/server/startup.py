@@ -1,7 +1,7 @@
-"""From settings to a running server: what takes long begins first, and the rest is imported beside it.
+"""From settings to a running server: the slow work begins first, and the rest is imported beside it.
 
-The worker's process is started before anything else, by `paceline.cli` already where it can tell; sockets are opened before its
-model is loaded; the web framework and the application are imported and built while it loads.
+The worker's process is started before anything else, by `paceline.cli` already if the command line shows that it is needed.
+Sockets are opened before the model is loaded; the web framework and the application are imported and built during the load.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _log = logging.getLogger("paceline.server")
 
 
 def serve(settings: ServerSettings, presets: ModelPresets | None = None) -> int:
-    """Serve until a signal; return the exit code: 0, 1 where it cannot start, 70 where the engine gave up.
+    """Serve until a signal; return the exit code: 0, 1 if it cannot start, 70 if the engine gave up.
 
-    presets: the models of a router; None where there is one model. On the main thread. Raises `InvalidParams` for invalid
+    presets: the models of a router; None for one model. On the main thread. Raises `InvalidParams` for invalid
     engine options or presets, before any socket is opened.
     """
     if settings.engine_options.get("isolation", "process") == "process" and (presets is None or settings.spare_worker):

@@ -67,7 +67,7 @@ def media_type(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PageResponse:
-    """What to send of a file. path: a file to read, in place of content."""
+    """The response for a file. path: a file to read, in place of content."""
 
     status: int
     headers: Mapping[str, str]
@@ -79,15 +79,15 @@ class PageFiles(Protocol):
     """The files of a page, by their routes: "/" is the page, "/assets/x.js" one that it loads."""
 
     def has(self, route: str) -> bool:
-        """Return whether there is such a file."""
+        """Return whether the file exists."""
 
     async def get(self, route: str, headers: Mapping[str, str]) -> PageResponse:
-        """Return what to send of a file that there is, by a request's headers."""
+        """Return the response for an existing file, by a request's headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltFile:
-    """A file of the built page. compressed: with gzip; None where that is no smaller."""
+    """A file of the built page. compressed: with gzip; None if that is no smaller."""
 
     content: bytes
     compressed: bytes | None
@@ -96,7 +96,7 @@ class BuiltFile:
 
     @classmethod
     def of(cls, name: str, content: bytes) -> BuiltFile:
-        """Make one of a file's content. name: within the page, such as assets/x.js."""
+        """Return the record of a file's content. name: within the page, for example assets/x.js."""
         compressed = gzip.compress(content, 9, mtime=0) if len(content) >= _LEAST_COMPRESSED else content
         headers = {
             "content-type": media_type(name),
@@ -113,7 +113,7 @@ class BuiltFile:
         )
 
     def respond(self, headers: Mapping[str, str]) -> PageResponse:
-        """Return what a request gets: the content, compressed where it accepts that, or a 304 where it has it already."""
+        """Build the response: 304 if the client's ETag matches, else the content, compressed if the client accepts that."""
         content, tag, more = self.content, self.tag, dict(self.headers)
         if self.compressed is not None:
             more["vary"] = "accept-encoding"
@@ -191,13 +191,13 @@ class PageFolder:
 
 
 def built_folder() -> Path:
-    """Return where the built page is, if it is."""
+    """Return the folder of the built page, which may not exist."""
     return Path(paceline.__file__).parent / "webui"
 
 
 @cache
 def built_files() -> Mapping[str, BuiltFile]:
-    """Return the files of the built page by their names; none where it was not built."""
+    """Return the files of the built page by their names; none if it was not built."""
     folder = built_folder()
     if not (folder / INDEX).is_file():
         return {}
@@ -207,15 +207,15 @@ def built_files() -> Mapping[str, BuiltFile]:
 
 
 def page_facts() -> dict[str, Any]:
-    """Return what `paceline info` says of the page: whether it was built, and the bytes of its files, compressed."""
+    """Return the page's facts for `paceline info`: whether it was built, and the bytes of its files, compressed."""
     files = built_files()
-    sizes = [len(one.content if one.compressed is None else one.compressed) for one in files.values()]
+    sizes = [len(file.content if file.compressed is None else file.compressed) for file in files.values()]
     return {"is_built": bool(files), "num_bytes": sum(sizes)}
 
 
 @dataclass(frozen=True, slots=True)
 class WebPage:
-    """Whether a server has a page. files: None where it has none; why_not: then a sentence for people, empty: GET / is off."""
+    """The page of a server. files: None if it has none; why_not: then a sentence for people, empty if GET / is off."""
 
     files: PageFiles | None
     why_not: str = ""

@@ -1,1 +1,1 @@
-"""ASGI middleware: what every HTTP request passes before its route. On the event loop."""
+"""ASGI middleware that every HTTP request passes before its route. On the event loop."""

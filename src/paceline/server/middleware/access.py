@@ -50,7 +50,7 @@ _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
 
 
 class AllowedHosts:
-    """Reject requests whose Host header is neither localhost, an IP address nor one of `names`.
+    """Reject requests if the Host header is neither localhost, nor an IP address, nor among `names`.
 
     This guards against DNS rebinding: a web page can let its own name resolve to this machine, and browsers then take the
     server for the page's own origin and let the page read the responses. The Host header still holds the page's name.
@@ -116,9 +116,14 @@ _MAX_AGE_S = "600"  # how long a browser may cache a preflight response
 class Cors:
     """Let browsers call the server from pages of other origins; respond to preflight requests without a key.
 
-    origins: those allowed, `*` for any, `localhost` for every port of this machine (llama-server's flags). methods, headers:
-    for preflights; `*` among the headers: whichever a page requests. credentials: whether pages may send cookies and read
-    what comes back. An origin is echoed only where it is allowed; `Vary: Origin` keeps caches from mixing responses up.
+    An origin is echoed only if it is allowed; `Vary: Origin` keeps caches from mixing responses up.
+
+    Args:
+        app: The application.
+        origins: The allowed origins; `*` for any, `localhost` for every port of this machine, as llama-server's flags.
+        methods: The methods for preflights.
+        headers: The headers for preflights; `*` for all headers that a page requests.
+        credentials: Whether pages may send cookies and read the response.
     """
 
     def __init__(
@@ -234,10 +239,10 @@ _INVALID_KEY = ApiError(
 
 
 class ApiKeys:
-    """Require one of `keys`, except for public routes; without keys all requests pass. Sets the key's tenant.
+    """Require a key, except for public routes, and note the key's tenant. If there are no keys, all requests pass.
 
-    A key without a tenant is an operator's key. So is each key of a server with a single tenant, and no key at all where none is
-    needed.
+    A key without a tenant is an operator's key, as is each key of a server with a single tenant. Without keys every request is
+    an operator's.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
@@ -278,7 +283,7 @@ class ApiKeys:
 
 
 def _given_key(scope: Scope) -> bytes:
-    """Return the request's key; empty, which is no key, where there is none."""
+    """Return the request's key; empty, which is no valid key, if the request has none."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
     scheme, _, rest = given.partition(b" ")

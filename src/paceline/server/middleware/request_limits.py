@@ -1,4 +1,4 @@
-"""Bound what requests may take: size of headers, number in flight, size, time and total of bodies, decoded if compressed."""
+"""Limits of requests: size of headers, number in flight, and size, time and total of bodies, which are decoded if compressed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class HeaderLimit:
-    """Respond with 431 where path, query and headers together have more than `max_bytes`."""
+    """Respond with 431 if path, query and headers together have more than `max_bytes`."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -184,7 +184,7 @@ class BodyReader:
 
 
 class BufferedReceive:
-    """A `receive` that returns the body once, then what follows, such as a disconnect."""
+    """A `receive` that returns the body once, then the messages after it, for example a disconnect."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body

@@ -63,7 +63,7 @@ def _given_request_id(scope: Scope) -> str | None:
 
 
 class HttpCounts:
-    """Count requests by route and status, and bytes of event streams. Stands inside `RequestIds`, whose status it reads."""
+    """Count requests by route and status, and bytes of event streams. Inside `RequestIds`, which notes the status."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app, self._metrics = app, metrics
@@ -165,7 +165,7 @@ def _usage_fields(context: RequestContext) -> dict[str, Any]:
 
 
 def _route_pattern(scope: Scope) -> str | None:
-    """Return the matched route's pattern, such as /v1/models/{id}; None where no route matched."""
+    """Return the matched route's pattern, for example /v1/models/{id}; None if no route matched."""
     found = getattr(scope.get("route"), "path", None)
     return found if isinstance(found, str) else None
 

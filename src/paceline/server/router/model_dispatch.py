@@ -137,7 +137,7 @@ class ModelDispatch:
         watcher: DisconnectWatcher,
         gone: asyncio.Future[None],
     ) -> Service:
-        """Wait for the model. gone: cancelled where the request is not wanted any more, by the watcher or otherwise."""
+        """Wait for the model. gone: cancelled when the request is not wanted any more, by the watcher or otherwise."""
         watcher.on_disconnect(gone.cancel)
         entering = asyncio.ensure_future(self._entered(request, stack))
         beat_s = request.preset.settings.heartbeat_s
@@ -203,7 +203,7 @@ async def _whole_body(receive: Receive) -> bytes:
 
 
 def _named_in(body: bytes) -> NamedModel:
-    """Return the fields of a body; none of one that is no object. Raises for what is not JSON."""
+    """Return the fields of a body; none if it is no object. Raises if the body is not JSON."""
     try:
         return msgspec.json.decode(body, type=NamedModel) if body.strip() else NamedModel()
     except msgspec.ValidationError:
@@ -213,7 +213,7 @@ def _named_in(body: bytes) -> NamedModel:
 
 
 def routing_error(error: BaseException) -> ApiError:
-    """Return the error of a request whose model was not found or not loaded."""
+    """Return the error of a request if its model was not found or not loaded."""
     if isinstance(error, ModelNotFound):
         return invalid_request(str(error), "model", "model_not_found", status=404).api_error
     if isinstance(error, PacelineError) and not isinstance(error, ModelNotLoaded | CapacityError | EngineStopped):

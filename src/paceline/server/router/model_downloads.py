@@ -107,7 +107,7 @@ class ModelDownloads:
             raise QueueFull(f"{MAX_DOWNLOADS} models are being downloaded already; try again when one has ended")
 
     def cancel(self, name: str) -> None:
-        """End a download; what has arrived is kept for the next one."""
+        """End a download; the bytes that have arrived are kept for the next one."""
         self._running[name][0].set()
 
     async def check_removable(self, name: str, presets: Sequence[ModelPreset]) -> None:
@@ -115,7 +115,7 @@ class ModelDownloads:
 
         presets: of all models; those that were found in a cache themselves are left out.
         """
-        await asyncio.to_thread(_check_removable, name, [one for one in presets if one.source != "cache"])
+        await asyncio.to_thread(_check_removable, name, [preset for preset in presets if preset.source != "cache"])
 
     async def remove(self, name: str) -> None:
         """Delete a model from the cache, and end its download. Raises `ModelNotFound`, and `Unsupported` for Ollama's."""

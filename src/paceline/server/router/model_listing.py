@@ -31,14 +31,14 @@ def list_body(models: RoutedModels, downloads: Sequence[dict[str, Any]] = ()) ->
     """Return the body of GET /models: each model, followed by its adapters. downloads: models that are not there yet."""
     data = [body for preset in models.presets() for body in _with_adapters(models, preset)]
     data += downloads
-    names = [one["id"] for one in data]
+    names = [model["id"] for model in data]
     listed = [
         ollama_listing(
-            one["id"],
-            parent=one.get("parent", ""),
-            is_multimodal=len(one["architecture"]["input_modalities"]) > 1,
+            model["id"],
+            parent=model.get("parent", ""),
+            is_multimodal=len(model["architecture"]["input_modalities"]) > 1,
         )
-        for one in data
+        for model in data
     ]
     page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
     return {"models": listed, "object": "list", "data": data, **page}
@@ -114,13 +114,13 @@ def entry_body(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
 
 
 def _architecture(modalities: Collection[str]) -> dict[str, list[str]]:
-    """Return llama-server's object of what a model takes and makes."""
+    """Return llama-server's object of a model's modalities of input and output."""
     taken = [name for name in _MODALITIES if name == "text" or name in modalities]
     return {"input_modalities": taken, "output_modalities": ["text"]}
 
 
 def _modalities_of_files(preset: ModelPreset) -> Collection[str]:
-    """Return what a model that is not loaded takes beside text, by the header of its projector, if that is here."""
+    """Return the modalities beside text of a model that is not loaded, by the header of its projector, if that is here."""
     settings = preset.settings
     wanted = settings.engine_options.get("mmproj")
     if settings.model is None or preset.reference is not None or is_reference(wanted):
@@ -206,7 +206,7 @@ def _tagged(models: RoutedModels, preset: ModelPreset) -> dict[str, Any]:
 
 def running_body(models: RoutedModels) -> dict[str, Any]:
     """Return the body of Ollama's /api/ps: the models that are loaded."""
-    return {"models": [one for served in models.all_ready().values() for one in loaded_models(served)]}
+    return {"models": [model for served in models.all_ready().values() for model in loaded_models(served)]}
 
 
 def file_description(preset: ModelPreset, *, verbose: bool) -> dict[str, Any]:
@@ -228,14 +228,14 @@ def file_description(preset: ModelPreset, *, verbose: bool) -> dict[str, Any]:
 
 
 def _metadata(path: Path | None) -> dict[str, str]:
-    """Return the single values of a file's header as text; none where there is no file, or no model in it."""
+    """Return the single values of a file's header as text; none if there is no file, or no model in it."""
     if path is None:
         return {}
     try:
         found = read_gguf(path).metadata
     except (PacelineError, OSError):
         return {}
-    values = {name.decode("utf-8", "replace"): one.value for name, one in found.items()}
+    values = {name.decode("utf-8", "replace"): value.value for name, value in found.items()}
     return {name: _text(value) for name, value in values.items() if isinstance(value, bytes | int | float)}
 
 

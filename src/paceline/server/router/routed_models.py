@@ -142,9 +142,9 @@ class RoutedModels:
         return found
 
     def _own_name(self, name: str) -> ModelPreset | None:
-        for one in _spellings(name):
+        for spelling in _spellings(name):
             with suppress(ModelNotFound):
-                return self._presets[self.manager.entry(one).name]
+                return self._presets[self.manager.entry(spelling).name]
         return None
 
     def _owners(self, adapter: str) -> list[ModelPreset]:

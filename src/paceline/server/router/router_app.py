@@ -126,7 +126,7 @@ def build_router_app(
 
 
 def _own_routes(service: RouterService) -> list[Routes]:
-    """Return the routes that are no model's."""
+    """Return the routes that belong to no model."""
     return [
         _health_routes(service),
         start_page_routes(service.settings, service.page, lambda: _facts(service)),
@@ -375,7 +375,7 @@ class RouterService(Server):
         return self.loaded.is_set()
 
     def ready_line(self, seconds: float) -> str:
-        """Return what to print when it is ready."""
+        """Return the line to print when the server is ready."""
         names = [preset.name for preset in self.models.presets()]
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         return f"{len(names)} models are served by name ({shown or 'none found'}); ready after {seconds:.1f} s"
