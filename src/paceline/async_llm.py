@@ -103,11 +103,11 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
         """Check the options; nothing is loaded yet.
 
         Args:
-            model: A path to a GGUF file; a name such as "hf:user/repo:Q4_K_M", the URL of a GGUF file or "ollama:llama3.2", whose
-                files are downloaded unless they are there; a `Model`; or None for the small demo model of the package.
+            model: A path to a GGUF file; a name like "hf:user/repo:Q4_K_M" or "ollama:llama3.2", or the URL of a GGUF file, to
+                download files that are not there yet; a `Model`; or None for the small demo model of the package.
             chat_template: For `chat`, in place of the model's own; compiled by the first chat.
             offline: Whether a model that is given by name is looked for in the caches alone. HF_HUB_OFFLINE=1 does the same.
-            hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
+            hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the token of `hf auth login`.
             **options: Options of the model, its context and its engine; see `LLM`.
 
         Raises:
@@ -128,7 +128,7 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
             This object.
 
         Raises:
-            ModelError: The model or an adapter cannot be loaded, or what was downloaded is damaged.
+            ModelError: The model or an adapter cannot be loaded, or a download is damaged.
             ModelNotFound: There is no repository, file or quantisation of that name.
             AccessDenied: The repository is gated or private, and the token may not read it.
             HubUnavailable: The hub cannot be reached, and the caches do not have the model.
@@ -168,7 +168,7 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
         sort = partial(collected_arguments, engine.sampling_defaults, options=options)
         if is_batch(prompt):
             arguments = batch_arguments(params, len(prompt), sort)
-            batch = AsyncBatch[Any](engine, lambda one: engine.prepare(one[0], *one[1]))
+            batch = AsyncBatch[Any](engine, lambda entry: engine.prepare(entry[0], *entry[1]))
             return batch_outcome(await batch.run(list(zip(prompt, arguments, strict=True))))
         request = await asyncio.to_thread(engine.prepare, prompt, *sort(params))
         return await collect_async(engine.accept(request, waits=waits(engine)))
@@ -290,7 +290,7 @@ class AsyncLLM(StreamMethods[AsyncStream, AsyncBatchStream], AsyncChatMethods):
         return self._started.stats()
 
     async def slots(self) -> SlotsSnapshot:
-        """Return what each slot is doing as `LLM.slots` does."""
+        """Return the activity of each slot as `LLM.slots` does."""
         return await asyncio.wrap_future((await self._engine()).ask_slots())
 
     def heartbeat(self) -> Heartbeat:

@@ -179,12 +179,12 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         """Load a model and start its engine.
 
         Args:
-            model: A path to a GGUF file; a name such as "hf:user/repo:Q4_K_M", the URL of a GGUF file or "ollama:llama3.2", whose
-                files are downloaded unless they are there; a `Model`; or None for the small demo model of the package.
+            model: A path to a GGUF file; a name like "hf:user/repo:Q4_K_M" or "ollama:llama3.2", or the URL of a GGUF file, to
+                download files that are not there yet; a `Model`; or None for the small demo model of the package.
             chat_template: For `chat`, in place of the model's own: the name of another one that the file has, "chatml", or
                 Jinja source.
             offline: Whether a model that is given by name is looked for in the caches alone. HF_HUB_OFFLINE=1 does the same.
-            hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
+            hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the token of `hf auth login`.
             **options: Options of `EngineConfig` (num_slots, strategy, max_queue ...), of `Model.load` (n_gpu_layers ...) and
                 of the llama.cpp context (n_ctx, n_batch, type_k, flash_attn ...); `lora`, paths of adapters, named by their
                 stems, or a mapping of names to paths; `draft_model`, a path, name or `Model` that proposes tokens, and
@@ -194,7 +194,7 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
 
         Raises:
             InvalidParams: An option is out of its range, unknown or of the wrong type.
-            ModelError: The model or an adapter cannot be loaded, or what was downloaded is damaged.
+            ModelError: The model or an adapter cannot be loaded, or a download is damaged.
             ModelNotFound: There is no repository, file or quantisation of that name.
             AccessDenied: The repository is gated or private, and the token may not read it.
             HubUnavailable: The hub cannot be reached, and the caches do not have the model.
@@ -253,12 +253,12 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
             params: The sampling parameters; for a list of prompts also a list with one for each; None: the defaults.
             progress: True shows a progress bar on a terminal or in a notebook while a list runs. A function
                 `progress(done, total)` is called in this thread after each prompt of the list; an exception of it ends the call.
-            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, such as `suffix` for filling
+            **options: Fields of `SamplingParams`, which override `params`, and of `RequestOptions`, like `suffix` for filling
                 in the middle, except interval, max_buffered_tokens and slow_reader, which concern streams. `params` and the
-                model's file replace the defaults that `help` shows, which are those of `SamplingParams`.
+                model's file replace the defaults that `help` shows, which are the defaults of `SamplingParams`.
 
         Returns:
-            The completion; for a list one `Completion` per prompt, in order. If n > 1 and some choices failed, those have
+            The completion; for a list one `Completion` per prompt, in order. If n > 1 and some choices failed, they have
                 an `error`.
 
         Raises:
@@ -273,7 +273,7 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         if is_batch(prompt):
             arguments = batch_arguments(params, len(prompt), sort)
             with progress_bar(len(prompt), wanted) as advance:
-                batch = Batch[Any](engine, lambda one: engine.prepare(one[0], *one[1]), lambda *_: advance())
+                batch = Batch[Any](engine, lambda entry: engine.prepare(entry[0], *entry[1]), lambda *_: advance())
                 return batch_outcome(batch.run(list(zip(prompt, arguments, strict=True))))
         request = engine.prepare(prompt, *sort(params))
         return collect(engine.accept(request, waits=waits(engine)))
@@ -504,7 +504,7 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         return self._engine.stats()
 
     def slots(self) -> SlotsSnapshot:
-        """Return what each slot is doing and how many sequences wait, after the running tick.
+        """Return the activity of each slot and the number of waiting sequences, after the running tick.
 
         Returns:
             One record per slot, and the queue's length.
@@ -516,7 +516,7 @@ class LLM(StreamMethods[Stream, BatchStream], ChatMethods):
         return self._engine.slots()
 
     def heartbeat(self) -> Heartbeat:
-        """Return whether the engine is alive and what it is doing, without waiting for it.
+        """Return whether the engine is alive, and its activity, without waiting for it.
 
         Returns:
             The heartbeat at this moment.

@@ -1,6 +1,6 @@
 """Chunks that the engine has pushed and the reader has not taken, coalesced, with a token count for backpressure.
 
-Pure: no threads, no loops; the owner's lock guards it. Coalescing takes time linear in what is joined, and a backlog that is
+Pure: no threads, no loops; the owner's lock guards it. Coalescing takes time linear in the joined chunks, and a backlog that is
 never read holds few objects.
 """
 
@@ -14,8 +14,8 @@ _FAN = 64  # chunks that become one
 class Pieces:
     """Chunks of one choice that become one chunk.
 
-    Every 64 chunks are joined into one, 64 such into one again, as carrying works in base 64. So each token is copied once
-    per level, and 100,000 chunks are held as fewer than 200.
+    Every 64 chunks are joined into one, and 64 of these into one again, as carrying works in base 64. So each token is copied
+    once per level, and 100,000 chunks are held as fewer than 200.
     """
 
     __slots__ = ("_chunks", "_num_added", "num_tokens")
@@ -95,7 +95,7 @@ class Backlog:
         return self._limit is not None and self._falls_behind(self._limit)
 
     def set_interval(self, interval: int) -> bool:
-        """Change the interval and return whether the reader has fallen behind by it. What was ripe stays ripe."""
+        """Change the interval and return whether the reader has fallen behind by it. A ripe chunk stays ripe."""
         self.interval = interval
         for choice, held in self._held.items():
             if choice not in self.ripe and _count(held) >= interval:
@@ -121,9 +121,9 @@ class Backlog:
         return held
 
     def close(self, last: StreamChunk) -> StreamChunk:
-        """Close the backlog and return the stream's last chunk, joined to what its choice had, if that was unripe.
+        """Close the backlog and return the stream's last chunk, joined to the unripe chunk of its choice.
 
-        The backlog is closed and complete even if the join raises, as it does where memory is short.
+        The backlog is closed and complete even if the join raises, as it does when memory is short.
         """
         self._is_closed = True
         choice = last.choice
@@ -151,5 +151,5 @@ def _count(held: StreamChunk | Pieces) -> int:
 
 
 def whole(held: StreamChunk | Pieces) -> StreamChunk:
-    """Return what `take` returned as one chunk. Takes time linear in its length, so call it without the lock."""
+    """Return the chunks of `take` as one chunk. Takes time linear in its length, so call it without the lock."""
     return held.joined() if isinstance(held, Pieces) else held

@@ -115,7 +115,7 @@ class StreamChannel:
         on_interval: Callable[[], None] | None = None,
         assemble: Callable[[Iterable[StreamChunk]], Completion] | None = None,
     ) -> StreamSender:
-        """Attach the channel to a request. The engine holds what this returns, and not the channel, see sender.py.
+        """Attach the channel to a request. The engine holds the returned sender, and not the channel, see sender.py.
 
         No callback may block, and none carries a value: read `is_behind` or `interval` when the engine gets to it. All are
         dropped at the end of the stream.
@@ -127,7 +127,7 @@ class StreamChannel:
             on_cancel: Called once, on the thread that cancels; from here if that has happened already. It may run inside a
                 garbage collection, on any thread, so that it must take no lock which that thread could hold:
                 `queue.SimpleQueue.put` is made for this, `Event.set` is not.
-            on_backlog: Called after each change of `is_behind`: to true on the thread that pushes, to false on the one that
+            on_backlog: Called after each change of `is_behind`: to true on the thread that pushes, to false on the thread that
                 reads. Two calls may overtake each other.
             on_interval: Called after each change of `interval`, on the thread that changes it.
             assemble: Makes the completion of all chunks, for `Stream.collect`; None: the stream cannot be collected.
@@ -338,7 +338,7 @@ class StreamChannel:
         """Tokens per chunk, at least 1; the last chunk of a choice may have fewer.
 
         May be set at any time, by any thread: before the channel is attached, and while the stream runs. Waiting tokens that
-        suffice for the new interval can be read at once; what could be read before still can. No effect after the end.
+        suffice for the new interval can be read at once; tokens that could be read before still can. No effect after the end.
         Setting a value out of range raises `InvalidParams` and changes nothing.
         """
         return self._sender.interval

@@ -44,12 +44,12 @@ class Choice:
     Attributes:
         index: Its number among the n choices.
         text: The generated text, without the stop string.
-        token_ids: The generated tokens, without those of the stop.
+        token_ids: The generated tokens, without the tokens of the stop.
         finish_reason: Why it ended.
         stop: The stop string, or the id of the stop token or end-of-generation token, that ended it.
         stop_token_ids: The tokens of the stop.
-        logprobs: One for each of token_ids; None where they were not requested.
-        error: Why it failed, with the reason ERROR; text and tokens are what was generated until then.
+        logprobs: One for each of token_ids; None if they were not requested.
+        error: Why it failed, with the reason ERROR; text and tokens are the part that was generated until then.
     """
 
     index: int
@@ -76,13 +76,13 @@ class Choice:
 class Completion:
     """The choices of a request; the fields of the first one are properties of their own.
 
-    Where n > 1 and some choices failed, those have an `error` and the others are whole.
+    If n > 1 and some choices failed, they have an `error` and the others are whole.
 
     Attributes:
         choices: All choices, by index.
         prompt_token_ids: The prompt as it was computed, after truncation.
         usage: Token counts and times.
-        prompt_logprobs: One for each prompt token but the first; None where they were not requested.
+        prompt_logprobs: One for each prompt token but the first; None if they were not requested.
         index: The request's place in the list that was passed to `generate`.
     """
 
@@ -185,7 +185,7 @@ class Classification:
     Attributes:
         label: The most likely class.
         probs: The probability of each class. A model with one output has one, of which nothing follows for others.
-        labels: The names of the classes, in the order of `probs`; "LABEL_0" and so on where the model's file has no names.
+        labels: The names of the classes, in the order of `probs`; "LABEL_0" and so on if the model's file has no names.
     """
 
     label: str
@@ -208,7 +208,7 @@ def completion_of(
     for chunk in received:
         by_choice.setdefault(chunk.choice, []).append(chunk)
         usage = chunk.usage or usage
-    scored = tuple(one for chunk in by_choice.get(0, ()) for one in chunk.prompt_logprobs)
+    scored = tuple(logprobs for chunk in by_choice.get(0, ()) for logprobs in chunk.prompt_logprobs)
     return Completion(
         choices=tuple(
             _choice(number, parts, received[-1], wants_logprobs) for number, parts in sorted(by_choice.items())
@@ -230,6 +230,6 @@ def _choice(number: int, chunks: list[StreamChunk], terminal: StreamChunk, wants
         finish_reason=last.finish_reason,
         stop=last.stop,
         stop_token_ids=last.stop_token_ids,
-        logprobs=tuple(one for chunk in chunks for one in chunk.logprobs) if wants_logprobs else None,
+        logprobs=tuple(token for chunk in chunks for token in chunk.logprobs) if wants_logprobs else None,
         error=last.error,
     )

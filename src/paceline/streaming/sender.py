@@ -1,4 +1,4 @@
-"""The engine's end of a channel, and what both ends share.
+"""The engine's end of a channel, and the state that both ends share.
 
     NEW --attach--> ATTACHED --finish--> FINISHED          `cancelled` is a flag beside them
 
@@ -35,7 +35,7 @@ class StreamState(StrEnum):
 
 
 class Nothing(StrEnum):
-    """What `get` returns instead of a chunk."""
+    """The result of `get` that is no chunk."""
 
     TIMEOUT = "timeout"
     END = "end"
@@ -61,7 +61,7 @@ _ATTACHED, _FINISHED = StreamState.ATTACHED, StreamState.FINISHED  # found faste
 
 
 class StreamSender:
-    """What `StreamChannel.attach` returns: the engine pushes chunks into it, finishes it, and releases the slot."""
+    """The result of `StreamChannel.attach`: the engine pushes chunks into it, finishes it, and releases the slot."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class StreamSender:
     # ---- the engine's thread
 
     def push(self, chunk: StreamChunk) -> None:
-        """Add what a tick generated for one choice; ignored after the end."""
+        """Add the tokens that a tick generated for one choice; ignored after the end."""
         with self._lock:
             backlog = self._backlog
             if self._state is not _ATTACHED:
@@ -254,7 +254,7 @@ class StreamSender:
 
     @property
     def state(self) -> StreamState:
-        """Where the channel is in its life."""
+        """The state of the channel's life."""
         return self._state
 
     @property

@@ -53,7 +53,7 @@ class Readable(Generic[C, W]):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
+        """Ask the engine to end the request. Any thread; never blocks. Generated text can still be read."""
 
     @property
     def error(self) -> PacelineError | None:
@@ -261,7 +261,7 @@ class _BaseStream(Readable[StreamChunk, Completion]):
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Ask the engine to end the request. Any thread; never blocks. What was generated can still be read."""
+        """Ask the engine to end the request. Any thread; never blocks. Generated text can still be read."""
         self._is_cancelled = True
         if self._channel is not None:  # else `_open` looks at the flag after it has set the channel
             self._channel.cancel()
@@ -343,7 +343,7 @@ class Stream(_BaseStream, ThreadReadable[StreamChunk, Completion]):
 
     Leaving the loop cancels the request, and so does leaving a `with` block, `close()`, or dropping the stream. A loop
     yields every chunk up to the terminal one, which has the finish reason. If a chunk had an error, the loop raises the
-    first such error after the terminal chunk. To take single chunks use `get`.
+    first error after the terminal chunk. To take single chunks use `get`.
 
         with llm.stream("Once upon a time", max_tokens=40) as stream:
             for chunk in stream:
@@ -387,7 +387,7 @@ class Stream(_BaseStream, ThreadReadable[StreamChunk, Completion]):
 class AsyncStream(_BaseStream, LoopReadable[StreamChunk, Completion]):
     """The chunks of one request, for an event loop: `async with ... as stream: async for chunk in stream`.
 
-    The request is submitted by `open`, when the block is entered, or else by reading the first chunk; errors such as
+    The request is submitted by `open`, when the block is entered, or else by reading the first chunk; errors like
     `QueueFull` and `PromptTooLong` are raised there. Otherwise as `Stream`. Cancelling the task that reads cancels the request,
     also while it is being submitted.
     """
