@@ -615,54 +615,37 @@ _PROMPT = "> "
 _GOES_ON = "... "
 _POLL_S = 0.1
 
-Message = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="MESSAGE",
-        help="One message, whose reply ends the command. A text sent to stdin by a pipe follows it. Without both, a chat.",
-        show_default=False,
-    ),
-]
-System = Annotated[
-    str | None,
-    reading_text(
-        "--system", metavar="TEXT", help="Instructions for the model: the system message.", show_default=False
-    ),
-]
-ChatFile = Annotated[
-    Path | None, reading_text("--load", metavar="FILE", help="Go on with a saved conversation.", show_default=False)
-]
-ChatTemplate = Annotated[
-    str | None,
-    reading_text(
-        "--chat-template",
-        metavar="TEMPLATE",
-        help="Name of another template of the model, or Jinja source.",
-        show_default="the model's",
-    ),
-]
-Effort = Annotated[
-    str | None,
-    reading_text(
-        "--reasoning-effort",
-        metavar="WORD",
-        help="How much the model thinks, such as low or high; none for no thinking. Some templates have no effort.",
-        show_default=False,
-    ),
-]
-ToolFile = Annotated[
-    Path | None,
-    calling_tools(
-        "--tools",
-        metavar="FILE",
-        help="Python file whose public functions with docstrings the model may call.",
-        show_default=False,
-    ),
-]
+# Options are laid out by hand, a few lines each.
+# fmt: off
+Message = Annotated[list[str] | None, typer.Argument(
+    metavar="MESSAGE",
+    help="One message, whose reply ends the command. A text sent to stdin by a pipe follows it. Without both, a chat.",
+    show_default=False,
+)]
+System = Annotated[str | None, reading_text(
+    "--system", metavar="TEXT", help="Instructions for the model: the system message.", show_default=False,
+)]
+ChatFile = Annotated[Path | None, reading_text(
+    "--load", metavar="FILE", help="Go on with a saved conversation.", show_default=False,
+)]
+ChatTemplate = Annotated[str | None, reading_text(
+    "--chat-template", metavar="TEMPLATE", help="Name of another template of the model, or Jinja source.",
+    show_default="the model's",
+)]
+Effort = Annotated[str | None, reading_text(
+    "--reasoning-effort", metavar="WORD",
+    help="How much the model thinks, such as low or high; none for no thinking. Some templates have no effort.",
+    show_default=False,
+)]
+ToolFile = Annotated[Path | None, calling_tools(
+    "--tools", metavar="FILE", help="Python file whose public functions with docstrings the model may call.",
+    show_default=False,
+)]
 Yes = Annotated[bool, calling_tools("--yes", "-y", help="Run each call without asking first.")]
 Plain = Annotated[bool, showing("--plain", help="Show the text without setting its Markdown.")]
 HideThinking = Annotated[bool, showing("--hide-thinking", help="Do not show the model's thinking.")]
 Quiet = Annotated[bool, showing("--quiet", "-q", help="Show no progress bar, no greeting and no statistics.")]
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,58 +262,41 @@ def completed(
 
 # ---- the command
 
-Requests = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help='What to run: a JSON list of prompts, or of objects of a prompt and its options; "-" for stdin.',
-        show_default="eight requests of ours",
-    ),
-]
-FirstSeed = Annotated[
-    int,
-    choosing_tokens(
-        "--seed", "-s", metavar="N", help="Seed of the first request; each next request adds 1. -1 draws a new seed."
-    ),
-]
-MostTokens = Annotated[
-    int | None,
-    ending(
-        "--max-tokens", "-n", metavar="N", help="Maximum of tokens for each choice.", show_default="each request's own"
-    ),
-]
-NumSlots = Annotated[
-    int, running("--num-slots", "-np", metavar="N", help="Sequences that run at once; the others wait.")
-]
-Pace = Annotated[
-    float | None,
-    running(
-        metavar="N",
-        help="Maximum of ticks per second, slow enough to follow by eye; 0 for no limit.",
-        show_default="25 for a picture of the demo model, else 0",
-    ),
-]
-Speculate = Annotated[
-    bool,
-    running(
-        "--speculate", help="Speculate: propose draft tokens. The requests also run without drafts, for comparison."
-    ),
-]
-Speculation = Annotated[
-    str | None,
-    running(
-        metavar="NAME",
-        help="How draft tokens are proposed, as --speculation of `paceline serve`.",
-        show_default=f"{_WITH_PAIR}; for another model {_DRAFTER}",
-    ),
-]
-Plain = Annotated[
-    bool, showing("--plain", help="Write one line for each choice and one line of figures, as without a terminal.")
-]
+# Options are laid out by hand, a few lines each.
+# fmt: off
+Requests = Annotated[Path | None, typer.Option(
+    metavar="FILE",
+    help='What to run: a JSON list of prompts, or of objects of a prompt and its options; "-" for stdin.',
+    show_default="eight requests of ours",
+)]
+FirstSeed = Annotated[int, choosing_tokens(
+    "--seed", "-s", metavar="N", help="Seed of the first request; each next request adds 1. -1 draws a new seed.",
+)]
+MostTokens = Annotated[int | None, ending(
+    "--max-tokens", "-n", metavar="N", help="Maximum of tokens for each choice.", show_default="each request's own",
+)]
+NumSlots = Annotated[int, running(
+    "--num-slots", "-np", metavar="N", help="Sequences that run at once; the others wait.",
+)]
+Pace = Annotated[float | None, running(
+    metavar="N", help="Maximum of ticks per second, slow enough to follow by eye; 0 for no limit.",
+    show_default="25 for a picture of the demo model, else 0",
+)]
+Speculate = Annotated[bool, running(
+    "--speculate", help="Speculate: propose draft tokens. The requests also run without drafts, for comparison.",
+)]
+Speculation = Annotated[str | None, running(
+    metavar="NAME", help="How draft tokens are proposed, as --speculation of `paceline serve`.",
+    show_default=f"{_WITH_PAIR}; for another model {_DRAFTER}",
+)]
+Plain = Annotated[bool, showing(
+    "--plain", help="Write one line for each choice and one line of figures, as without a terminal.",
+)]
 AsJson = Annotated[bool, showing("--json", help="One JSON object at the end.")]
-TraceTarget = Annotated[
-    Path | None, showing(metavar="FILE", help="Record what the engine does, as lines of JSON.", show_default=False)
-]
+TraceTarget = Annotated[Path | None, showing(
+    metavar="FILE", help="Record what the engine does, as lines of JSON.", show_default=False,
+)]
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,35 +42,25 @@ if TYPE_CHECKING:
 
 _downloading = partial(typer.Option, rich_help_panel="How it is downloaded")
 
-ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="USER/REPO[:QUANT] on the Hugging Face Hub, the URL of a GGUF file, ollama:NAME."
-    ),
-]
-ListedName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        autocompletion=model_names,
-        help="As `paceline list` names it, or USER/REPO[:QUANT], a URL, ollama:NAME.",
-    ),
-]
+# Options are laid out by hand, a few lines each.
+# fmt: off
+ModelName = Annotated[str, typer.Argument(
+    metavar="MODEL", help="USER/REPO[:QUANT] on the Hugging Face Hub, the URL of a GGUF file, ollama:NAME.",
+)]
+ListedName = Annotated[str, typer.Argument(
+    metavar="MODEL", autocompletion=model_names,
+    help="As `paceline list` names it, or USER/REPO[:QUANT], a URL, ollama:NAME.",
+)]
 HfFile = Annotated[str | None, _downloading(metavar="FILE", help="This file of the repository.", show_default=False)]
-HfToken = Annotated[
-    str | None,
-    _downloading(
-        metavar="TOKEN",
-        envvar="HF_TOKEN",
-        show_envvar=False,
-        help="Token of the hub.",
-        show_default="HF_TOKEN, or that of `hf auth login`",
-    ),
-]
+HfToken = Annotated[str | None, _downloading(
+    metavar="TOKEN", envvar="HF_TOKEN", show_envvar=False, help="Token of the hub.",
+    show_default="HF_TOKEN, or that of `hf auth login`",
+)]
 Offline = Annotated[bool, _downloading("--offline", help="Use the caches only; request nothing.")]
 NoProjector = Annotated[bool, _downloading("--no-mmproj", help="Leave out the projector for images.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")]
+# fmt: on
 
 
 def pull(

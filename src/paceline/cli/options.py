@@ -56,132 +56,77 @@ def model_names(incomplete: str) -> list[str]:
     return [name for name in dict.fromkeys([*names, *shortened]) if name.startswith(incomplete)]
 
 
-ModelOption = Annotated[
-    str | None,
-    choosing_model(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        envvar=MODEL_VARIABLE,
-        autocompletion=model_names,
-        show_envvar=False,
-        help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
-        show_default="PACELINE_MODEL, or the demo model",
-    ),
-]
-PromptOption = Annotated[
-    str | None,
-    reading_text("--prompt", "-p", metavar="TEXT", help="The text, in place of the argument.", show_default=False),
-]
-FileOption = Annotated[
-    Path | None,
-    reading_text("--file", "-f", metavar="FILE", help="Add the text of a file after the argument.", show_default=False),
-]
-ApiKeyOption = Annotated[
-    str | None,
-    running(
-        "--api-key",
-        metavar="KEY",
-        envvar="PACELINE_API_KEY",
-        show_envvar=False,
-        help="The server's key; else PACELINE_API_KEY.",
-        show_default=False,
-    ),
-]
-GpuLayersOption = Annotated[
-    int | None,
-    choosing_model(
-        "--n-gpu-layers", "-ngl", metavar="N", help="Layers on the GPU, -1 for all.", show_default="as many as fit"
-    ),
-]
-DeviceOption = Annotated[
-    list[str] | None,
-    choosing_model(
-        metavar="NAME",
-        help="Compute on this device; may be repeated. `paceline info` lists devices.",
-        show_default="all",
-    ),
-]
-RpcOption = Annotated[
-    str | None,
-    choosing_model(
-        "--rpc",
-        metavar="HOST:PORT,...",
-        help="Compute also on the devices of these hosts, each of which runs `paceline rpc-serve`.",
-        show_default="none",
-    ),
-]
-LoraOption = Annotated[
-    list[str] | None,
-    choosing_model(
-        "--lora",
-        metavar="FILE[=SCALE]",
-        help="Apply this LoRA adapter, with scale 1 or SCALE; may be repeated.",
-        show_default="none",
-    ),
-]
-ContextSize = Annotated[
-    int | None,
-    running(
-        "--ctx-size",
-        "-c",
-        metavar="N",
-        min=1,
-        help="Size of the context in tokens: prompt and generated text together.",
-        show_default="what the model was trained with, as memory allows",
-    ),
-]
-ThreadsOption = Annotated[
-    int | None,
-    running(
-        "--threads",
-        "-t",
-        metavar="N",
-        min=1,
-        help="CPU threads.",
-        show_default="physical cores, fewer for small models",
-    ),
-]
-ParseSpecialOption = Annotated[
-    bool, reading_text("--parse-special", help="Read names such as <|im_start|> in the text as control tokens.")
-]
+# Options are laid out by hand, a few lines each.
+# fmt: off
+ModelOption = Annotated[str | None, choosing_model(
+    "--model", "-m", metavar="MODEL", envvar=MODEL_VARIABLE, autocompletion=model_names, show_envvar=False,
+    help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
+    show_default="PACELINE_MODEL, or the demo model",
+)]
+PromptOption = Annotated[str | None, reading_text(
+    "--prompt", "-p", metavar="TEXT", help="The text, in place of the argument.", show_default=False,
+)]
+FileOption = Annotated[Path | None, reading_text(
+    "--file", "-f", metavar="FILE", help="Add the text of a file after the argument.", show_default=False,
+)]
+ApiKeyOption = Annotated[str | None, running(
+    "--api-key", metavar="KEY", envvar="PACELINE_API_KEY", show_envvar=False,
+    help="The server's key; else PACELINE_API_KEY.", show_default=False,
+)]
+GpuLayersOption = Annotated[int | None, choosing_model(
+    "--n-gpu-layers", "-ngl", metavar="N", help="Layers on the GPU, -1 for all.", show_default="as many as fit",
+)]
+DeviceOption = Annotated[list[str] | None, choosing_model(
+    metavar="NAME", help="Compute on this device; may be repeated. `paceline info` lists devices.",
+    show_default="all",
+)]
+RpcOption = Annotated[str | None, choosing_model(
+    "--rpc", metavar="HOST:PORT,...",
+    help="Compute also on the devices of these hosts, each of which runs `paceline rpc-serve`.", show_default="none",
+)]
+LoraOption = Annotated[list[str] | None, choosing_model(
+    "--lora", metavar="FILE[=SCALE]", help="Apply this LoRA adapter, with scale 1 or SCALE; may be repeated.",
+    show_default="none",
+)]
+ContextSize = Annotated[int | None, running(
+    "--ctx-size", "-c", metavar="N", min=1, help="Size of the context in tokens: prompt and generated text together.",
+    show_default="what the model was trained with, as memory allows",
+)]
+ThreadsOption = Annotated[int | None, running(
+    "--threads", "-t", metavar="N", min=1, help="CPU threads.", show_default="physical cores, fewer for small models",
+)]
+ParseSpecialOption = Annotated[bool, reading_text(
+    "--parse-special", help="Read names such as <|im_start|> in the text as control tokens.",
+)]
 VerboseOption = Annotated[bool, running("--verbose", "-v", help="Show llama.cpp's log on stderr.")]
+# fmt: on
 
 
 _seeing = partial(typer.Option, rich_help_panel="Images and audio")
 
-ImageFiles = Annotated[
-    list[Path] | None,
-    _seeing(
-        "--image",
-        metavar="FILE",
-        help="An image before the text; may be repeated. If no model is named, a demo model for images is loaded.",
-        show_default=False,
-    ),
-]
-AudioFiles = Annotated[
-    list[Path] | None,
-    _seeing(
-        "--audio",
-        metavar="FILE",
-        help="Audio before the text and after the images; may be repeated.",
-        show_default=False,
-    ),
-]
-Mmproj = Annotated[
-    Path | None,
-    _seeing("--mmproj", metavar="FILE", help="The model's projector.", show_default="the one beside the model"),
-]
+# Options are laid out by hand, a few lines each.
+# fmt: off
+ImageFiles = Annotated[list[Path] | None, _seeing(
+    "--image", metavar="FILE",
+    help="An image before the text; may be repeated. If no model is named, a demo model for images is loaded.",
+    show_default=False,
+)]
+AudioFiles = Annotated[list[Path] | None, _seeing(
+    "--audio", metavar="FILE", help="Audio before the text and after the images; may be repeated.",
+    show_default=False,
+)]
+Mmproj = Annotated[Path | None, _seeing(
+    "--mmproj", metavar="FILE", help="The model's projector.", show_default="the one beside the model",
+)]
 NoMmproj = Annotated[bool, _seeing("--no-mmproj", help="Load no projector: the model takes no images and no audio.")]
 NoMmprojOffload = Annotated[bool, _seeing("--no-mmproj-offload", help="Keep the projector off the GPU.")]
-ImageMinTokens = Annotated[
-    int | None,
-    _seeing("--image-min-tokens", metavar="N", help="Minimum of tokens for an image.", show_default="the projector's"),
-]
-ImageMaxTokens = Annotated[
-    int | None,
-    _seeing("--image-max-tokens", metavar="N", help="Maximum of tokens for an image.", show_default="the projector's"),
-]
+ImageMinTokens = Annotated[int | None, _seeing(
+    "--image-min-tokens", metavar="N", help="Minimum of tokens for an image.", show_default="the projector's",
+)]
+ImageMaxTokens = Annotated[int | None, _seeing(
+    "--image-max-tokens", metavar="N", help="Maximum of tokens for an image.", show_default="the projector's",
+)]
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
