@@ -127,8 +127,9 @@ class DrafterCalls:
     def __init__(self, drafter: Drafter, n_vocab: int, report: Callable[[PacelineError], None]) -> None:
         self._drafter, self._n_vocab, self._report = drafter, n_vocab, report
         self.num_caught_up = 0
-        self.lags = isinstance(drafter, BatchDrafter) and self._has("lag") and self._has("limit_catch_up")
-        self._is_placed, self._shares = self._has("begin_at"), self._has("begin_shared")
+        is_batch = isinstance(drafter, BatchDrafter)
+        self.lags = is_batch and self._has("lag") and self._has("limit_catch_up")
+        self._is_placed, self._shares = is_batch and self._has("begin_at"), self._has("begin_shared")
 
     def _has(self, method: str) -> bool:
         return callable(getattr(self._drafter, method, None))
