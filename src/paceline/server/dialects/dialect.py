@@ -125,7 +125,7 @@ class ChatGeneration(Generation):
     async def start(self, service: Service, request: HttpRequest) -> RunningChat:
         """Render, tokenise and check the conversation in one turn of a thread, and submit it.
 
-        Raises what `prepare_chat`, `run_in_turn` and `start_prepared` raise.
+        Raises as `prepare_chat`, `run_in_turn` and `start_prepared`.
         """
         chat_format, context, options = service.chat_format(), RequestContext.of(request.scope), self.options
         chats: list[ChatRequest] = []  # has the chat after `prepare`
@@ -237,7 +237,7 @@ async def count_chat_tokens(
 def count_prompt_tokens(engine: EngineClient, prompt: Prompt) -> int:
     """Return the number of tokens of a chat's prompt, including the tokens of its images. In a thread.
 
-    Raises what `EngineClient.prepare` raises, except for a prompt that is too long.
+    Raises the errors of `EngineClient.prepare`, except the error of a prompt that is too long.
     """
     if not has_media(prompt):
         return len(prompt)

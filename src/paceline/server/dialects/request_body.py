@@ -83,9 +83,9 @@ class RequestBody(BaseModel):
 
 
 def without_fractions(value: Any) -> Any:
-    """Return a whole float such as 100.0 as an integer, also in a list of numbers; any other value as it is.
+    """Return a whole float such as 100.0 as an integer, also in a list of numbers; any other value unchanged.
 
-    Languages without integers write numbers so, and JSON has one kind of number.
+    Languages without integers write whole numbers as floats, and JSON has one kind of number.
     """
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= _MAX_WHOLE else value

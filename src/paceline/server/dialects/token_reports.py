@@ -35,7 +35,7 @@ class LogprobColumns(msgspec.Struct):
 
 
 class TopLogprob(msgspec.Struct):
-    """One of the most likely tokens at a position of a chat completion."""
+    """A likely token at a position of a chat completion."""
 
     token: str
     logprob: float
@@ -49,13 +49,16 @@ class ChatLogprob(TopLogprob):
 
 
 class LogprobColumnsBuilder:
-    """Builds the columns of one choice chunk by chunk, with the offset of each token in its text.
-
-    text_pieces: token bytes as in the text; token_pieces: with those of control tokens. num_top: most likely tokens
-    per position.
-    """
+    """Builds the columns of one choice chunk by chunk, with the offset of each token in its text."""
 
     def __init__(self, text_pieces: Pieces, token_pieces: Pieces, num_top: int) -> None:
+        """Begin a text.
+
+        Args:
+            text_pieces: The bytes of every token as in the text.
+            token_pieces: The bytes of every token; control tokens have bytes here.
+            num_top: Most likely tokens reported at each position.
+        """
         self._text_pieces, self._token_pieces, self._num_top = text_pieces, token_pieces, num_top
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
@@ -121,7 +124,7 @@ def spelling(piece: bytes) -> str:
 
 
 def finite(value: float) -> float:
-    """Clip a log-probability to what JSON can carry."""
+    """Clip a log-probability to the least number that OpenAI's API uses."""
     return max(value, _OPENAI_MIN_LOGPROB)
 
 
@@ -204,8 +207,8 @@ class TokenSplitter:
 class TokenAligner:
     """The generated tokens that no text has been found for yet, by their bytes.
 
-    What is between texts (the marks of the format) belongs to none of them. A token that lies across two texts counts for
-    the first. Where a text is not to be found, since the format escapes it or a character was cut, it has no tokens.
+    Marks of the format between two texts belong to neither. A token that lies across two texts counts for the first. A text that
+    is not found, because the format escapes it or a character was cut, has no tokens.
     """
 
     def __init__(self, pieces: Pieces, num_top: int | None = None, max_bytes: int | None = None) -> None:
@@ -226,7 +229,7 @@ class TokenAligner:
             self._tokens.append((end, logprobs[index] if logprobs else None))
 
     def take(self, text: str) -> tuple[int, list[ChatLogprob]]:
-        """Return the number of tokens that make a text, and their log-probabilities; they and those before are dropped."""
+        """Return the number of tokens that make a text, and their log-probabilities. Drops these tokens and all before them."""
         wanted = text.encode()
         at = self._bytes.find(wanted)
         if at < 0 or not wanted:
@@ -313,7 +316,7 @@ class RunningTimings:
 
 
 def usage_body(usages: Sequence[Usage], num_reasoning: int | None = None) -> dict[str, Any]:
-    """Return the `usage` of one HTTP request from those of its prompts.
+    """Return the `usage` of one HTTP request from the usages of its prompts.
 
     `cached_from` is included if it is the same for all prompts that had cached tokens. num_reasoning: tokens of thinking, in
     chats.

@@ -142,7 +142,7 @@ def truncate_side(value: Any) -> Any:
 def vector_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
     """Return the keywords of `RequestOptions` that apply to vectors, from the HTTP request and the settings.
 
-    Raises `Unsupported` where a request's `model` names a LoRA adapter, and as `Service.adapter_named`.
+    Raises `Unsupported` if `model` names a LoRA adapter, and as `Service.adapter_named`.
     """
     if service.adapter_named(model) is not None:
         raise Unsupported(f"model: LoRA adapters do not apply to vectors and scores; take {service.names[0]!r}")
@@ -163,7 +163,7 @@ def _model_pooling(service: Service) -> str:
 async def call_engine(service: Service, request: Request, submit: Callable[[], Future[list[Any]]]) -> list[Any]:
     """Call `submit` in a thread and wait for its Future. The request's body must have been read.
 
-    Raises what the engine raises, `ServerDraining`, `ClientDisconnected` after a disconnection, `Cancelled` after a
+    Raises the engine's errors, `ServerDraining`, `ClientDisconnected` after a disconnection, `Cancelled` after a
     cancellation by id.
     """
     service.check_accepting()

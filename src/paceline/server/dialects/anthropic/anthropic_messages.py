@@ -136,9 +136,9 @@ class ToolChange:
     """A block that changes the tools from its message on.
 
     Attributes:
-        place: Where the body has the tool.
+        place: The place of the tool in the body.
         name: The tool's name.
-        definition: The tool, if the block defines one.
+        definition: The tool; None if the block only names it.
         is_removal: Whether the block removes the tool.
     """
 

@@ -126,7 +126,16 @@ TemplateVariables = Callable[[Mapping[str, Any], str | None], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedMessages:
-    """What a body asks for. shows_thinking: whether the text of thinking is returned. warnings: sentences for the client."""
+    """A parsed body.
+
+    Attributes:
+        conversation: The messages, as `parse_messages` takes them.
+        params: The sampling parameters.
+        chat: Tools and template variables.
+        stops: The stop sequences.
+        shows_thinking: Whether the text of thinking is returned.
+        warnings: Sentences for the client.
+    """
 
     conversation: list[dict[str, Any]]
     params: SamplingParams
@@ -249,7 +258,14 @@ def _parse_thinking(thinking: object, *, strict: bool) -> _Thinking:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """effort: of reasoning. schema: of the content. place: where the body has the schema."""
+    """The parsed output_config.
+
+    Attributes:
+        effort: The effort of reasoning.
+        schema: The JSON schema of the content.
+        warnings: Sentences for the client.
+        place: The place of the schema in the body.
+    """
 
     effort: str | None = None
     schema: Mapping[str, Any] | None = None

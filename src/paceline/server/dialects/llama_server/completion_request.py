@@ -70,10 +70,16 @@ _TOKEN_TRIGGER, _WORD_TRIGGER, _PATTERN_TRIGGER, _FULL_PATTERN_TRIGGER = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseContext:
-    """What parsing needs beside the body. base: sampling defaults; adapters: names by id.
+    """Facts that parsing needs beside the body.
 
-    images: how prompts have them. spm_infill: put the suffix first in an infill prompt. spec_types: kinds of drafts, as
-    llama-server names them. strict: refuse unknown fields.
+    Attributes:
+        base: Sampling defaults.
+        tokenizer: Encodes the prompts.
+        images: Reads the images of prompts.
+        adapters: Names of the LoRA adapters by id.
+        spm_infill: Whether the suffix comes first in an infill prompt.
+        spec_types: The kinds of drafts, as llama-server names them.
+        strict: Whether unknown fields are refused.
     """
 
     base: SamplingParams
@@ -86,7 +92,7 @@ class ParseContext:
 
 
 def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str]) -> SamplingParams:
-    """Return how to sample. Raises `InvalidParams`, and `Unsupported` for what would change the output."""
+    """Return the sampling parameters. Raises `InvalidParams`, and `Unsupported` for a field that would change the output."""
     base = context.base
     changes = _given(body, (*SAME_NAMES, "grammar_lazy"))
     changes |= {name: without_fractions(value) for name, value in _given(body, SAMPLING_EXTRAS).items()}
@@ -291,7 +297,7 @@ class CompletionRequest:
 
     @property
     def of_drawn(self) -> bool:
-        """True if log-probabilities are those after sampling."""
+        """True if log-probabilities are taken after sampling."""
         return self.params.logprobs_mode == "sampled"
 
 
@@ -460,7 +466,7 @@ def _extra_ids(tokenizer: Tokenizer, chunks: Sequence[InfillChunk]) -> list[int]
 def brief_settings(
     params: SamplingParams, *, stream: bool = False, others: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings without lists and grammars, for /props and /slots. others: those outside of sampling."""
+    """Return the settings without lists and grammars, for /props and /slots. others: settings outside of sampling."""
     num_predict = -1 if params.max_tokens is None else params.max_tokens
     given = others or {}
     return {

@@ -150,7 +150,7 @@ class ChoiceState:
 
     @property
     def num_predicted(self) -> int:
-        """Number of tokens drawn, those of its stop included."""
+        """Number of drawn tokens, including the tokens of its stop."""
         return len(self.token_ids) + self.num_stop_tokens
 
     def parts(self, chunk: StreamChunk) -> Sequence[StreamChunk]:
@@ -160,9 +160,14 @@ class ChoiceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderContext:
-    """What responses report beside the request. max_positions: of a sequence. clock: seconds from any point on.
+    """Facts that responses report beside the request.
 
-    special: control tokens have text.
+    Attributes:
+        model: The name of the model.
+        tokenizer: Its tokenizer.
+        max_positions: The positions of a sequence.
+        clock: Returns seconds from any point on.
+        special: Whether control tokens have text.
     """
 
     model: str

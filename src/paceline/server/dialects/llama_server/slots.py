@@ -1,8 +1,8 @@
 """llama-server's slots: GET /slots, and POST /slots/{id} to save, restore and erase; on the event loop, files in threads.
 
-The engine has no fixed places, so a slot's number is a name: a request that gives one runs at once, whatever else
-runs under it; the tokens that it leaves are what save, restore and erase refer to. Each tenant has its own
-numbers, and its own saved files, which others cannot name. `LlamaServerState` is what routes keep between requests.
+The engine has no fixed places, so a slot's number is only a name. A request that names a slot runs at once, even if other
+requests run under the same number. Save, restore and erase refer to the tokens that it leaves. Each tenant has its own numbers
+and its own saved files, which others cannot name. `LlamaServerState` is the state that routes keep between requests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Adapters:
 
     @classmethod
     def of(cls, service: Service) -> Adapters:
-        """Return the adapters of the moment; before the model is loaded, those that it will begin with."""
+        """Return the current adapters; before the model is loaded, the adapters of its settings."""
         if service.is_loaded:
             named = {adapter.name: adapter.path for adapter in service.engine().loras()}
         else:
@@ -81,7 +81,7 @@ class LlamaServerState:
         return self.service.settings.lora_scales
 
     def begin_slots(self, tenant: str, asked: int, num_prompts: int, num_choices: int) -> list[int]:
-        """Return the slot of each sequence: the first choice of each prompt has the one asked for."""
+        """Return the slot of each sequence. The first choice of each prompt gets the requested slot."""
         return [
             self.slots.begin(tenant, asked if choice == 0 else -1)
             for _ in range(num_prompts)
@@ -96,7 +96,13 @@ class LlamaServerState:
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """What ran last in a slot: token ids of prompt and output, the scales of its adapters, and its images and audio."""
+    """The content of a slot's last sequence.
+
+    Attributes:
+        token_ids: Tokens of prompt and output.
+        lora: The scales of its adapters.
+        media: Its images and audio.
+    """
 
     token_ids: tuple[int, ...] = ()
     lora: Mapping[str, float] = field(default_factory=dict)
@@ -122,7 +128,7 @@ class VirtualSlots:
         self._turn = 0
 
     def begin(self, tenant: str, asked: int = -1) -> int:
-        """Assign a slot: the one asked for or, for -1, the least busy one, of those the longest unused."""
+        """Assign the requested slot; for -1 the least busy slot, and among several the longest unused."""
         number = asked % self.num_slots if asked >= 0 else self._idlest(tenant)
         slot = self._slot(tenant, number)
         self._turn += 1
@@ -138,7 +144,7 @@ class VirtualSlots:
             slot.held = left
 
     def held(self, tenant: str, number: int) -> SlotContent:
-        """Return what ran last in a slot."""
+        """Return the content of a slot."""
         return self._slot(tenant, number).held
 
     def put(self, tenant: str, number: int, held: SlotContent = _EMPTY) -> None:

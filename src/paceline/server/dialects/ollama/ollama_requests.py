@@ -141,7 +141,14 @@ TemplateVariables = Callable[[Mapping[str, Any], str | None], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedOllama:
-    """What a body asks for. num_top: most likely tokens reported with each; None: no log-probabilities."""
+    """A parsed body without its messages.
+
+    Attributes:
+        params: The sampling parameters.
+        chat: Tools and template variables.
+        num_top: Most likely tokens reported with each token; None: no log-probabilities.
+        warnings: Sentences for the client.
+    """
 
     params: SamplingParams
     chat: ChatOptions
@@ -187,7 +194,7 @@ def parse_ollama(
 
 
 def option_warnings(body: OllamaBody, *, strict: bool) -> list[str]:
-    """Return warnings for what an embedding leaves out of account: all options, and unknown fields."""
+    """Return warnings about fields that an embedding ignores: all options, and unknown fields."""
     rules, options = _EMBEDDING_OPTIONS, _checked_options(body.options)
     return [*body.field_warnings(strict=strict), *check_fields(options, (), rules, strict=strict, place="options.")]
 

@@ -1,6 +1,6 @@
 """Ollama's API: its models, chats, completions and embeddings. On the event loop; templates run in threads.
 
-What Ollama does with models and this server does not is refused.
+Requests that would create, copy, delete or upload models are refused.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def error_body(api_error: ApiError) -> dict[str, Any]:
 
 
 def error_status(api_error: ApiError) -> int:
-    """Return the status in Ollama's API, where a full queue is a server that is not available."""
+    """Return the status in Ollama's API: a full queue is a server that is not available."""
     return {429: 503, 501: 400}.get(api_error.status, api_error.status)
 
 
@@ -119,7 +119,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def is_model_name(service: Service, name: str) -> bool:
-    """Return whether a name, with or without Ollama's default tag, is one of the model's or of its adapters'."""
+    """Return whether a name, with or without Ollama's default tag, is a name of the model or of an adapter."""
     names = service.known_names
     return name in names or name.removesuffix(_LATEST) in names
 
@@ -369,7 +369,7 @@ class OllamaReply(DialectReply):
         return encode({"model": self.model, "created_at": timestamp(), **members})
 
     def said(self, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-        """Return what was generated, as the endpoint has it."""
+        """Return the generated text and calls in the shape of the endpoint."""
         if not self.is_chat:
             return {"response": content, **({"thinking": thinking} if thinking else {})}
         message: dict[str, Any] = {"role": "assistant", "content": content}

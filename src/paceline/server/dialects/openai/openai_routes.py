@@ -332,7 +332,7 @@ def ollama_listing(name: str, parent: str = "", *, is_multimodal: bool = False) 
 
 
 def model_facts(service: Service) -> dict[str, Any]:
-    """Return what llama-server lists of a loaded model."""
+    """Return llama-server's description of a loaded model."""
     engine = service.engine()
     model = engine.model
     return {

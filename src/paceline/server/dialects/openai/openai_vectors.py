@@ -114,7 +114,7 @@ def parse_embedding_options(body: OpenAIEmbeddingBody, options: Mapping[str, Any
 
 
 def embedding_body(rows: list[Any], body: OpenAIEmbeddingBody, num_tokens: int, members: Mapping[str, Any]) -> bytes:
-    """Encode the response. members: those that do not follow from the vectors."""
+    """Encode the response. members: the members that do not follow from the vectors."""
     found = vectors(rows, "l2", 0, body.dimensions)
     is_base64 = body.encoding_format == "base64"
     data = [

@@ -58,7 +58,19 @@ _RULES: Final = FieldRules(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionForm:
-    """What a client sent. data: of the file. instruction: what the model is to do. warnings: about fields without an effect."""
+    """A form of a client.
+
+    Attributes:
+        data: The file.
+        model: The name of a model.
+        language: The language of the audio.
+        instruction: The instruction for the model.
+        response_format: The format of the response.
+        temperature: The sampling temperature.
+        max_tokens: Most tokens of the transcript; None: until the context is full.
+        stream: Whether the response is a stream.
+        warnings: Sentences about fields without an effect.
+    """
 
     data: bytes
     model: str | None
