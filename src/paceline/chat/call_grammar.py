@@ -14,13 +14,14 @@ from typing import Any, Final, Literal
 
 from paceline.chat.tools import CallTool
 from paceline.constraints import check_constraint
-from paceline.constraints.llguidance_schemas import DATE_PATTERN, MAX_DIGITS, TIME_PATTERN, max_digits
+from paceline.constraints.llguidance_schemas import DATE_PATTERN, MAX_DIGITS, OCTET, TIME_PATTERN, max_digits
 from paceline.constraints.schema_walk import (
     TYPES,
     Resolve,
     escaped,
     is_too_large,
     part_of,
+    quoted_pattern,
     reference_resolver,
     resolved,
     type_of,
@@ -202,7 +203,6 @@ _MAX_LENGTH: Final = 10_000
 _MAX_PARTS: Final = 200  # schema objects of one argument
 _OF_TEXTS: Final = frozenset(("pattern", "format", "minLength", "maxLength", "enum", "const", "minimum", "maximum"))
 _OPEN: Final = "(?s:.*)"
-_OCTET: Final = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HOST: Final = (
     r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?){0,8}"
 )
@@ -211,7 +211,7 @@ _FORMATS: Final[Mapping[str, str]] = {
     "time": TIME_PATTERN,
     "date-time": f"{DATE_PATTERN}[Tt]{TIME_PATTERN}",
     "uuid": r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
-    "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
+    "ipv4": rf"{OCTET}(?:\.{OCTET}){{3}}",
     "hostname": _HOST,
     "email": rf"[A-Za-z0-9_'+\-]+(?:\.[A-Za-z0-9_'+\-]+){{0,8}}@{_HOST}",
     "uri": r"[A-Za-z][A-Za-z0-9+.\-]*:[A-Za-z0-9\-._~:\/?#\[\]@!$&'()*+,;=%]+",
@@ -272,11 +272,6 @@ class _Reader:
                     return " & ".join(f"({part})" for part in found if part is not None) or None
                 return None if None in found else "(" + " | ".join(f"({part})" for part in found) + ")"
         return _limited(node, self._report)
-
-
-def quoted_pattern(text: str) -> str:
-    """Return a regular expression of one text."""
-    return "".join(c if c.isalnum() and c.isascii() else f"\\u{{{ord(c):x}}}" for c in text)
 
 
 def _limited(node: Mapping[str, Any], report: Callable[[str, str], None]) -> str | None:

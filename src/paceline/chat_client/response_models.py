@@ -22,7 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from paceline.chat.message_rewrites import joined_text
-from paceline.constraints.llguidance_schemas import relaxed_schema
+from paceline.constraints.llguidance_schemas import OCTET, relaxed_schema
 from paceline.constraints.schema_walk import rebuilt, relaxed
 from paceline.errors import InvalidParams, InvalidType
 from paceline.runtime.sampler import grammar_of_schema
@@ -44,9 +44,8 @@ _DATE: Final = (
 _TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _ZONE: Final = "(?:Z|[+-](?:0[0-9]|1[0-4]):[0-5][0-9])"
 _DAYS, _HOURS, _MINUTES, _SECONDS = (f"(?:[0-9]{{1,4}}{unit})" for unit in "DHMS")
-_BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _NETWORK: Final = (
-    rf"^(?:{_BYTE}\.0\.0\.0/8|(?:{_BYTE}\.){{2}}0\.0/16|(?:{_BYTE}\.){{3}}0/24|(?:{_BYTE}\.){{3}}{_BYTE}/32)$"
+    rf"^(?:{OCTET}\.0\.0\.0/8|(?:{OCTET}\.){{2}}0\.0/16|(?:{OCTET}\.){{3}}0/24|(?:{OCTET}\.){{3}}{OCTET}/32)$"
 )
 _PATTERNS: Final = {
     "date": f"^{_DATE}$",

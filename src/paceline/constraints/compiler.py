@@ -35,7 +35,15 @@ from paceline.constraints.grammar_constraint import (
     short_message,
 )
 from paceline.constraints.llguidance_schemas import MAX_DIGITS, max_digits, place_of, prepared_schema
-from paceline.constraints.schema_walk import MAX_OPTIONAL, circles, is_too_large, longest_chain, num_optional, types_of
+from paceline.constraints.schema_walk import (
+    MAX_OPTIONAL,
+    circles,
+    is_too_large,
+    longest_chain,
+    num_optional,
+    quoted_pattern,
+    types_of,
+)
 from paceline.constraints.thinking import ThinkingConstraint, ThinkingTokens
 from paceline.errors import GrammarError, InvalidParams, InvalidType, PacelineError
 from paceline.params import CallGrammar, SamplingParams, ThinkingParams
@@ -363,7 +371,7 @@ def _grammar(kind: str, text: str, *, is_compact: bool) -> str:
         options = _JSON_OPTIONS | ({"whitespace_flexible": False, "whitespace_pattern": None} if is_compact else {})
         return LLMatcher.grammar_from_json_schema(prepared_schema(text), overrides=options)  # type: ignore[arg-type]
     if kind == "choice":
-        return LLMatcher.grammar_from_regex("|".join(map(_literal, json.loads(text))))
+        return LLMatcher.grammar_from_regex("|".join(map(quoted_pattern, json.loads(text))))
     if kind == "regex" and is_too_large(text):
         raise GrammarError(
             f"regex: its counted repetitions are too large, or it has more than {MAX_OPTIONAL} groups and quantifiers; shorten it"
@@ -468,11 +476,6 @@ def has_large_terminal(lark: str) -> bool:
 
 def _is_terminal(name: str) -> bool:
     return name.lstrip("_")[:1].isupper()
-
-
-def _literal(text: str) -> str:
-    """Return a regular expression of one text."""
-    return "".join(c if c.isalnum() and c.isascii() else f"\\u{{{ord(c):x}}}" for c in text)
 
 
 class _MallocInfo(ctypes.Structure):

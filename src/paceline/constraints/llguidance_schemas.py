@@ -89,7 +89,8 @@ _MAX_EXACT: Final = 2**20  # numbers up to which a bound can be moved by 1e-9
 _LARGEST: Final = 9_999_999_999_999_998  # integer of 16 digits that a float has exactly
 
 _HEX: Final = "[0-9a-fA-F]"
-_IPV4: Final = r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4: Final = rf"(?:{OCTET}\.){{3}}{OCTET}"
 _MONTHS: Final = (
     "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
 )

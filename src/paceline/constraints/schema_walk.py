@@ -709,6 +709,11 @@ def is_too_large(pattern: str) -> bool:
     return False
 
 
+def quoted_pattern(text: str) -> str:
+    """Return a regular expression of one text."""
+    return "".join(c if c.isalnum() and c.isascii() else f"\\u{{{ord(c):x}}}" for c in text)
+
+
 def num_optional(pattern: str) -> int:
     """Return an upper bound of the parts of a pattern that may match nothing: the number of its groups and quantifiers."""
     return sum(match[0][0] in "(?*{" for match in _TOKEN.finditer(pattern))
