@@ -1,0 +1,71 @@
+"""A route costs one file: its facts stand at its definition, and middleware reads them there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response
+
+import paceline
+from paceline.server.api_errors import OPENAI_FORM
+from paceline.server.application import build_app
+from paceline.server.json_bodies import json_response
+from paceline.server.routes import RouteFacts, Routes
+from paceline.server.settings import ApiKey, ServerSettings
+
+SERVER = Path(paceline.__file__).parent / "server"
+
+
+def routes() -> Routes:
+    router = Routes(RouteFacts(), tags=["new"])
+
+    @router.get("/new", summary="A public route", public=True)
+    async def read() -> Response:
+        return json_response("public")
+
+    @router.post("/new/keyed", summary="A route with OpenAI's errors", errors=OPENAI_FORM)
+    async def keyed() -> Response:
+        return json_response("keyed")
+
+    @router.post("/new/form", summary="A route that takes a form", takes_forms=True)
+    async def form(request: Request) -> Response:
+        async with request.form() as fields:
+            return json_response({"a": fields["a"]})
+
+    return router
+
+
+def test_a_new_route_has_its_key_its_errors_and_its_body_without_any_other_change() -> None:
+    """The document of the API has it too."""
+    app = build_app(ServerSettings(api_keys=(ApiKey(secret="secret"),)))
+    app.router.routes.extend(routes())
+    keyed = {"x-api-key": "secret"}
+
+    async def responses() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [
+                await client.get("/new"),
+                await client.post("/new/keyed"),
+                await client.post("/new/keyed", headers=keyed),
+                await client.post("/new/form", headers=keyed, data={"a": "b"}, files={"f": b""}),
+            ]
+
+    public, refused, served, posted = asyncio.run(responses())
+    assert public.json() == "public"
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert served.json() == "keyed"
+    assert posted.json() == {"a": "b"}
+    assert {"/new", "/new/keyed", "/new/form"} <= app.openapi()["paths"].keys()
+
+
+def test_no_module_but_that_of_routes_compares_paths() -> None:
+    """A table of URLs elsewhere would be a second place to change."""
+    compares = re.compile(r'startswith\(\(?f?"/|path (?:==|!=|in) [\("\']|== "/')
+    modules = [path for path in SERVER.rglob("*.py") if path.name != "routes.py" and "flags" not in path.parts]
+    found = [path.name for path in modules for line in path.read_text("utf-8").splitlines() if compares.search(line)]
+    assert found == []
