@@ -22,17 +22,15 @@ from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.cluster.replica_calls import ReplicaGone
 from paceline.cluster.replica_service import ReplicaService
 from paceline.engine import questions
-from paceline.engine.commands import RequestCommand
-from paceline.engine.core import Engine
+from paceline.engine.backend import Executor
+from paceline.engine.core import Engine, RequestCommand
 from paceline.engine.engine_thread import Runner
-from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.questions import Reply
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.open_requests import TakeEvent
-from paceline.engine.worker.request_preparer import RequestPreparer
-from paceline.engine.worker.socket_sink import SocketSink
+from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink
 from paceline.observability.heartbeat import Heartbeat, Pulse
 from paceline.observability.instruments import Instruments
 from paceline.observability.metrics import Metrics

@@ -8,18 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.clock import Clock
-from paceline.engine.commands import (
-    Ask,
-    Cancel,
-    Command,
-    EndSlow,
-    SetInterval,
-    SetPaused,
-    Stop,
-    Submit,
-)
-from paceline.engine.core import Engine
-from paceline.engine.executor import Executor
+from paceline.engine.backend import Executor
+from paceline.engine.core import Ask, Cancel, Command, EndSlow, Engine, SetInterval, SetPaused, Stop, Submit
 from paceline.errors import DecodeError, PacelineError, SamplingError
 from paceline.kv_cache import MediaItem, Remove, Truncate, pack_tokens
 from paceline.observability.instruments import Instrument, Instruments

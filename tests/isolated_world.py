@@ -8,17 +8,15 @@ from typing import Any
 
 from tests.engine_world import check_memory
 
-from paceline.engine.commands import Cancel, EndSlow, SetInterval, SetPaused
-from paceline.engine.core import Engine
-from paceline.engine.executor import Executor
+from paceline.engine.backend import Executor
+from paceline.engine.core import Cancel, EndSlow, Engine, SetInterval, SetPaused
 from paceline.engine.inbox import Inbox
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.lifecycle import RestartLimits, Restarts
-from paceline.engine.worker.link import FrameReader, framed
+from paceline.engine.worker.messages import FrameReader, framed
 from paceline.engine.worker.replay_log import ReplayLog
-from paceline.engine.worker.request_preparer import RequestPreparer
-from paceline.engine.worker.socket_sink import SocketSink
+from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.kv_cache import MediaItem
 from paceline.observability.instruments import Instruments

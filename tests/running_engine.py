@@ -13,10 +13,9 @@ from typing import Any, Self
 from tests.engine_world import Faults, make_limits, make_request, make_scheduler
 
 from paceline.clock import MonotonicClock
-from paceline.engine.backend import Lora
+from paceline.engine.backend import Executor, Lora
 from paceline.engine.core import Engine, TimedPasses
 from paceline.engine.engine_thread import Runner
-from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.errors import Aborted

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from paceline import SamplingParams
 from paceline.cluster import BLOCK_TOKENS, DigestPublisher, DigestUpdate, LoadMeter, ReplicaReport
-from paceline.engine.commands import Ask, Command, Submit
-from paceline.engine.core import Engine
-from paceline.engine.executor import Executor
+from paceline.engine.backend import Executor
+from paceline.engine.core import Ask, Command, Engine, Submit
 from paceline.engine.questions import digest, slots
 from paceline.kv_cache import PrefixDigest
 from paceline.observability.instruments import Instruments

@@ -29,7 +29,6 @@ from paceline.engine.arguments import (
     streamed_arguments,
 )
 from paceline.engine.engine_factory import check_options, local_files, local_options, open_engine
-from paceline.engine.progress_bar import checked_progress, progress_bar
 from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch, is_single_text
 from paceline.engine.results import (
     Batch,
@@ -37,10 +36,12 @@ from paceline.engine.results import (
     cancelled_if_left,
     check_prompt_name,
     checked_dimensions,
+    checked_progress,
     classifications,
     collect,
     engine_repr,
     one_vector_pooling,
+    progress_bar,
     scores,
     submit_streams,
     vectors,

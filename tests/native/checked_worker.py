@@ -24,7 +24,7 @@ class CheckEveryTick(Instrument):
 
 def check(engine: Engine) -> None:
     """Slots, sequence ids and saved bytes add up, and the context holds what the scheduler takes it to hold."""
-    scheduler, backend = engine.scheduler, engine._executor._backend
+    scheduler, backend = engine.scheduler, engine.executor._backend
     cache, limits = scheduler.kv_cache, scheduler._limits
     scheduler.check()
     running = {one.seq_id: one.num_computed_tokens for one in scheduler.running}

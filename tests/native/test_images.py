@@ -23,10 +23,9 @@ from tests.pictures import picture, png
 
 from paceline import LLM, AsyncLLM, Conversation, FinishReason, Image
 from paceline.clock import MonotonicClock
-from paceline.engine.commands import Stop, Submit
-from paceline.engine.encoding_inbox import EncodingInbox
-from paceline.engine.executor import Executor
-from paceline.engine.media_encoder import MediaEncoder
+from paceline.engine.backend import Executor
+from paceline.engine.core import Stop, Submit
+from paceline.engine.media_encoder import EncodingInbox, MediaEncoder
 from paceline.errors import (
     Aborted,
     BatchError,

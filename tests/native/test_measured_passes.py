@@ -9,10 +9,9 @@ import pytest
 
 from paceline.cost_model import MeasuredPass
 from paceline.demo import demo_model_path
-from paceline.engine import calibration
+from paceline.engine import engine_factory
 from paceline.engine.arguments import engine_arguments
-from paceline.engine.calibration import Calibration
-from paceline.engine.engine_factory import build
+from paceline.engine.engine_factory import Calibration, build
 from paceline.errors import Aborted, DecodeError
 from paceline.runtime import Context
 
@@ -51,7 +50,7 @@ def test_passes_are_measured_and_leave_the_context_empty(num_slots: int, most_ro
 
 def test_a_start_makes_only_passes_that_are_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is too slow for a second one it warms up; nothing is learned before something was measured."""
-    monkeypatch.setattr(calibration, "_START_S", 0.0)
+    monkeypatch.setattr(engine_factory, "_START_S", 0.0)
     with calibrated(4) as (passes, _, learned):
         passes.begin()
         passes.end()
@@ -70,7 +69,7 @@ def test_a_pass_that_fails_ends_a_calibration(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, num_warnings: int
 ) -> None:
     """What was measured before counts; a failure is logged, the end of the engine is none."""
-    monkeypatch.setattr(calibration, "_START_S", 0.0)
+    monkeypatch.setattr(engine_factory, "_START_S", 0.0)
     with calibrated(4) as (passes, _, learned):
         passes.begin()
         assert passes.step()

@@ -16,8 +16,8 @@ from tests.native.conftest import TinyModels
 from paceline import LLM, estimate_memory
 from paceline.demo import demo_model_path
 from paceline.engine import dry_run, memory_needs
+from paceline.engine.memory_fit import MemoryQuestion, MemoryReport
 from paceline.engine.memory_needs import estimate_on_machine
-from paceline.engine.memory_report import MemoryQuestion, MemoryReport
 from paceline.errors import (
     EngineError,
     InvalidParams,

@@ -12,7 +12,7 @@ from tests.engine_world import World
 from tests.isolated_world import IsolatedWorld, ReaderOutcome
 from tests.media_prompts import Picture, prompt_of
 
-from paceline.engine.commands import Cancel
+from paceline.engine.core import Cancel
 from paceline.errors import EngineStopped
 from paceline.output import OutputProcessor, Vocabulary
 from paceline.params import SamplingParams

@@ -29,7 +29,7 @@ from paceline.engine.arguments import (
     request_arguments,
     reranking_options,
 )
-from paceline.engine.worker.setup import worker_setup
+from paceline.engine.worker.worker_process import worker_setup
 from paceline.errors import InvalidParams
 from paceline.keywords import (
     ContextKeywords,

@@ -14,8 +14,8 @@ from paceline.chat_client import conversations
 from paceline.cli import inputs
 from paceline.config import _MAX_SLOTS, EngineConfig
 from paceline.constraints import compiler, llguidance_schemas, schema_walk
-from paceline.engine import encoding_queue, lookup_files, questions, saved_prefixes
-from paceline.engine.worker import black_box, calls, open_requests, supervisor
+from paceline.engine import lookup_files, media_encoder, questions, saved_prefixes
+from paceline.engine.worker import black_box, open_requests, supervisor
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
@@ -126,7 +126,9 @@ FIGURES = {
     ("time that a worker has to save, load or erase a prefix, or to load or free an adapter"): _seconds(
         questions.FILE_REPLY_S
     ),
-    "time that a question about an image, a prefix or an adapter waits for a new worker": _seconds(calls.NEW_WORKER_S),
+    "time that a question about an image, a prefix or an adapter waits for a new worker": _seconds(
+        supervisor.NEW_WORKER_S
+    ),
     "time that a worker has to end": _seconds(supervisor._STOP_PATIENCE_S),
     "wait before a model whose file was replaced is loaded again, after a failure": _seconds(service._LONGEST_WAIT_S),
     "size of a trace": _bytes(ENGINE.trace_max_bytes),
@@ -193,7 +195,7 @@ FIGURES = {
     "time to fetch an image": _seconds(request_media.TIMEOUT_S),
     "time to fetch the images of a request": _seconds(request_media.REQUEST_TIMEOUT_S),
     "images that are fetched at once": f"{request_media._MAX_AT_ONCE:,}",
-    "embeddings that wait for their prompts": _bytes(encoding_queue.MAX_HELD_BYTES),
+    "embeddings that wait for their prompts": _bytes(media_encoder.MAX_HELD_BYTES),
     "embeddings that are kept for later prompts": _bytes(ENGINE.media_cache_bytes),
     # Files
     "layers of a model": f"{gguf_check.MAX_LAYERS:,}",

@@ -23,8 +23,7 @@ from paceline.chat_client.chat_call import ChatAssembly, ChatCall, ChatReply
 from paceline.chat_client.chat_streams import AsyncChatStream, ChatStream
 from paceline.engine.arguments import batch_arguments, checked_index, given_options
 from paceline.engine.client import EngineClient
-from paceline.engine.progress_bar import checked_progress, progress_bar
-from paceline.engine.results import AsyncBatch, Batch, Outcome, batch_outcome, waits
+from paceline.engine.results import AsyncBatch, Batch, Outcome, batch_outcome, checked_progress, progress_bar, waits
 from paceline.errors import InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
 from paceline.runtime import Model

@@ -456,7 +456,7 @@ def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metad
 
 def _projector_facts(model: Model) -> list[dict[str, Any]]:
     """Return the facts of each projector beside the model, or why one is of no use."""
-    from paceline.engine.projector_file import projectors_beside
+    from paceline.engine.adapters import projectors_beside
     from paceline.runtime import projector_facts
 
     found: list[dict[str, Any]] = []

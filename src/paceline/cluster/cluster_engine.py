@@ -25,8 +25,7 @@ from paceline.engine.adapters import AdapterRegistry, name_of
 from paceline.engine.arguments import engine_arguments
 from paceline.engine.base_engine import BaseEngine, fitted_config
 from paceline.engine.inbox import FrontInbox
-from paceline.engine.output_router import OutputRouter
-from paceline.engine.pending_results import map_future
+from paceline.engine.output_router import OutputRouter, map_future
 from paceline.engine.prompts import Prompt, TextRequests
 from paceline.engine.questions import (
     MediaSizes,

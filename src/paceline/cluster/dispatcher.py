@@ -23,7 +23,7 @@ from paceline.clock import Clock
 from paceline.cluster.connections import Connections
 from paceline.cluster.replica_calls import Call, ReplicaCalls, ReplicaGone
 from paceline.cluster.routed_requests import RoutedRequests
-from paceline.engine.commands import Cancel, Command, Drain, EndSlow, SetInterval, SetPaused, Stop, Submit
+from paceline.engine.core import Cancel, Command, Drain, EndSlow, SetInterval, SetPaused, Stop, Submit
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter

@@ -25,8 +25,8 @@ from paceline.clock import Clock, MonotonicClock
 from paceline.cluster.prefix_digest import BLOCK_TOKENS, DigestPublisher, DigestUpdate
 from paceline.cluster.replica_calls import ReplicaEnded
 from paceline.cluster.routing import LoadMeter, ReplicaLoad, ReplicaReport
-from paceline.engine.commands import Cancel, RequestCommand
-from paceline.engine.executor import as_paceline_error
+from paceline.engine.backend import as_paceline_error
+from paceline.engine.core import Cancel, RequestCommand
 from paceline.engine.questions import Call, Reply, find_question
 from paceline.engine.worker import messages
 from paceline.engine.worker.open_requests import TakeEvent

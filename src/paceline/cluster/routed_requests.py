@@ -18,12 +18,12 @@ from paceline.cluster.connections import CommandSender, Connections
 from paceline.cluster.replica_calls import ReplicaCalls, ReplicaEnded, ReplicaGone
 from paceline.cluster.replica_service import MAX_EARLY_CANCELS
 from paceline.engine.adapters import name_of
-from paceline.engine.commands import Cancel, EndSlow, RequestCommand, SetInterval, SetPaused
-from paceline.engine.executor import as_paceline_error
+from paceline.engine.backend import as_paceline_error
+from paceline.engine.core import Cancel, EndSlow, RequestCommand, SetInterval, SetPaused
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.worker import messages
-from paceline.engine.worker.blame import PROBATION_TICKS
-from paceline.engine.worker.front_requests import FrontRequests
+from paceline.engine.worker.open_requests import PROBATION_TICKS
+from paceline.engine.worker.replay_log import FrontRequests
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.errors import EngineDied, EngineError
 from paceline.scheduling.records import Delta, EmbeddingRequest, RequestEvent, Started, due_reason, event_elsewhere

@@ -1,4 +1,4 @@
-"""The LoRA adapters of an engine, by the names that requests use. Any thread.
+"""The LoRA adapters of an engine, by the names that requests use, and projector files beside a model. Any thread.
 
 Each load gets a key that no other load of this engine has: backend, KV cache and worker know adapters by their keys alone, so a
 name that is loaded again with another file shares nothing with the earlier one.
@@ -7,6 +7,7 @@ name that is loaded again with another file shares nothing with the earlier one.
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,14 @@ from typing import Any, Final
 
 from paceline import validation
 from paceline.engine.backend import Lora
-from paceline.errors import AdapterError, AdapterFileNotFound, AdapterNotFound, InvalidParams, InvalidType
+from paceline.errors import (
+    AdapterError,
+    AdapterFileNotFound,
+    AdapterNotFound,
+    InvalidParams,
+    InvalidType,
+    ModelLoadError,
+)
 from paceline.request import RequestOptions
 
 _NUMBER_MARK: Final = "\0"  # before the number in the key of a later load; no name has it
@@ -170,3 +178,28 @@ class AdapterRegistry:
     def _known(self) -> str:
         names = ", ".join(map(repr, tuple(self._adapters)))
         return f"known are {names or 'none; give them to the engine with lora=[...], or load one'}"
+
+
+def projectors_beside(paths: Sequence[Path]) -> list[Path]:
+    """Return the files beside a model that have "mmproj" in their names, sorted. paths: of the model."""
+    found = paths[0].parent.glob("*.gguf")
+    return sorted(one for one in found if "mmproj" in one.name.lower() and one not in paths)
+
+
+def projector_file(paths: Sequence[Path], wanted: str | os.PathLike[str] | bool | None) -> Path | None:
+    """Return the projector of a model, None for none; see `EngineConfig.mmproj`. paths: of the model.
+
+    Raises `ModelLoadError` where the one beside the model is wanted, and there is none, or more than one.
+    """
+    if wanted is False:
+        return None
+    if wanted is not None and wanted is not True:
+        return Path(wanted)
+    found = projectors_beside(paths)
+    if wanted is True and len(found) != 1:
+        there = f"{len(found)}: {', '.join(one.name for one in found)}" if found else "none"
+        raise ModelLoadError(
+            f"mmproj: there must be one projector, mmproj-*.gguf, beside the model, and {paths[0].parent} has {there}; "
+            "give its path"
+        )
+    return found[0] if len(found) == 1 else None

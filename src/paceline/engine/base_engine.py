@@ -19,10 +19,10 @@ from paceline.engine import questions
 from paceline.engine.adapters import AdapterRegistry, LoraAdapter, check_adapter_file
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.inbox import Inbox
-from paceline.engine.media_prompt import KeyedPrompt
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import (
     EmbeddingPrompt,
+    KeyedPrompt,
     Prompt,
     TextRequests,
     activity_numbers,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 if TYPE_CHECKING:
     from paceline.config import EngineConfig
     from paceline.engine.adapters import LoraAdapter
-    from paceline.engine.media_prompt import KeyedPrompt
-    from paceline.engine.prompts import EmbeddingPrompt, Prompt
+    from paceline.engine.prompts import EmbeddingPrompt, KeyedPrompt, Prompt
     from paceline.engine.questions import Question
     from paceline.errors import EngineStopped
     from paceline.kv_cache import PrefixDigest

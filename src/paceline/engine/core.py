@@ -1,29 +1,93 @@
-"""The engine without its thread: commands in, events out, one forward pass a tick.
+"""The engine without its thread, and its commands: commands in, events out, one forward pass a tick.
 
 Sans-IO: it never waits, has no clock and knows no reader. `Runner` gives it a thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from paceline.engine.commands import (
-    Ask,
-    Cancel,
-    Command,
-    Drain,
-    EndSlow,
-    SetInterval,
-    SetPaused,
-    Stop,
-    Submit,
-)
-from paceline.engine.executor import Executor
+import msgspec
+
+from paceline.engine.backend import Executor
 from paceline.errors import PacelineError
 from paceline.scheduling.records import EmbeddingRequest, Event
 from paceline.scheduling.scheduler import Scheduler
 from paceline.sequence import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start a request for text or for embeddings."""
+
+    request: Request | EmbeddingRequest
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    """A command that goes to a worker as it is."""
+
+
+class Cancel(_Record, frozen=True, tag="cancel"):
+    """Cancel a request."""
+
+    key: int
+
+
+class SetPaused(_Record, frozen=True, tag="pause"):
+    """Pause a request, or continue it."""
+
+    key: int
+    is_paused: bool
+
+
+class SetInterval(_Record, frozen=True, tag="interval"):
+    """Change how many tokens a chunk of a request needs."""
+
+    key: int
+    interval: int
+
+
+class EndSlow(_Record, frozen=True, tag="slow"):
+    """End a request whose reader is too slow."""
+
+    key: int
+
+
+class Stop(_Record, frozen=True, tag="stop"):
+    """End every request."""
+
+
+RequestCommand = Cancel | SetPaused | SetInterval | EndSlow
+"""A command for one request that was submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Wait for slow readers no longer, so that every request ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask something of the engine's thread.
+
+    Attributes:
+        key: Of the event `Answered`.
+        begin: Called with the engine (`core.Engine`) before the next tick. It returns a function, which is called after the tick
+            for the result, or None if the engine will emit the event by itself.
+        due_s: On the engine's clock; the result is of the first tick that ends then or later, or finds nothing to do.
+        may_change_cache: Whether it changes the KV cache, which ends a calibration.
+    """
+
+    key: int
+    begin: Callable[[Any], Callable[[], Any] | None]
+    due_s: float = 0.0
+    may_change_cache: bool = False
+
+
+Command = Ask | Submit | RequestCommand | Drain | Stop
 
 
 class Commands(Protocol):

@@ -13,9 +13,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from paceline.engine.context_sizes import default_n_ctx, draft_sized_options, sized_options
-from paceline.engine.memory_fit import FitRules, MemoryChoice, fit_memory
-from paceline.engine.memory_report import DraftQuestion, MemoryQuestion, MemoryReport
+from paceline.engine.memory_fit import (
+    DraftQuestion,
+    FitRules,
+    MemoryChoice,
+    MemoryQuestion,
+    MemoryReport,
+    default_n_ctx,
+    draft_sized_options,
+    fit_memory,
+    sized_options,
+)
 from paceline.errors import NotEnoughMemory, PacelineError
 from paceline.runtime import (
     MemoryClass,

@@ -18,9 +18,8 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Protocol
 
-from paceline.engine.commands import Drain, Stop
-from paceline.engine.core import Engine
-from paceline.engine.executor import as_paceline_error
+from paceline.engine.backend import as_paceline_error
+from paceline.engine.core import Drain, Engine, Stop
 from paceline.engine.inbox import Inbox
 from paceline.errors import Closed, EngineStopped, PacelineError
 from paceline.observability.heartbeat import Heartbeat, Pulse, Sign, heartbeat_of

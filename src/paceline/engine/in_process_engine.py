@@ -8,20 +8,17 @@ from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 from paceline.clock import MonotonicClock
-from paceline.engine.adapters import AdapterRegistry, adapter_paths
+from paceline.engine.adapters import AdapterRegistry, adapter_paths, projectors_beside
 from paceline.engine.arguments import ModelPath, engine_arguments, refuse_rpc, sampling_defaults
-from paceline.engine.backend import prepare_embedding
+from paceline.engine.backend import Executor, prepare_embedding
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
 from paceline.engine.core import Engine
-from paceline.engine.encoding_inbox import EncodingInbox
 from paceline.engine.engine_factory import assemble
 from paceline.engine.engine_thread import Runner
-from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
-from paceline.engine.media_prompt import Measure
+from paceline.engine.media_encoder import EncodingInbox
 from paceline.engine.output_router import OutputRouter
-from paceline.engine.projector_file import projectors_beside
-from paceline.engine.prompts import TextRequests, refuse_media
+from paceline.engine.prompts import Measure, TextRequests, refuse_media
 from paceline.engine.questions import Question, Resources
 from paceline.engine.saved_prefixes import StateFiles
 from paceline.observability.heartbeat import Pulse

@@ -25,7 +25,7 @@ from typing import Final
 
 from paceline.engine.adapters import name_of
 from paceline.engine.backend import Lora
-from paceline.engine.commands import Cancel, Command, Submit
+from paceline.engine.core import Cancel, Command, Submit
 from paceline.errors import EngineStopped, InvalidParams, QueueFull
 from paceline.scheduling.records import EmbeddingRequest
 from paceline.sequence import Request

@@ -19,10 +19,8 @@ import numpy.typing as npt
 
 from paceline.constraints import ConstraintCompiler, TokenTable, has_constraint, logits_processors_of
 from paceline.engine.adapters import name_of
-from paceline.engine.backend import Lora
-from paceline.engine.constrained_sampler import ConstrainedSampler, greedy_row_sampler
-from paceline.engine.executor import as_paceline_error
-from paceline.engine.mask_filler import MaskFiller, MaskJob
+from paceline.engine.backend import Lora, as_paceline_error
+from paceline.engine.constrained_sampler import ConstrainedSampler, MaskFiller, MaskJob, greedy_row_sampler
 from paceline.errors import Aborted, AdapterNotFound, InvalidParams, PacelineError, Unsupported
 from paceline.kv_cache import TEXT_LAYOUT, MediaItem
 from paceline.output import Vocabulary

@@ -18,12 +18,22 @@ from typing import Any, Final, Unpack
 
 from paceline import validation
 from paceline.config import EngineConfig
-from paceline.engine.arguments import EngineArguments, LLMKeywords, ModelPath, engine_arguments
-from paceline.engine.context_sizes import default_n_ctx, has_doubled_seq_ids, sized_options
-from paceline.engine.draft_arguments import DraftArguments
-from paceline.engine.memory_fit import CELL_STEP, LEAST_CTX, FittedMemory, MemoryChoice, greatest
-from paceline.engine.memory_report import DraftQuestion, MemoryQuestion, MemoryReport, ProjectorQuestion
-from paceline.engine.projector_file import projector_file
+from paceline.engine.adapters import projector_file
+from paceline.engine.arguments import DraftArguments, EngineArguments, LLMKeywords, ModelPath, engine_arguments
+from paceline.engine.memory_fit import (
+    CELL_STEP,
+    LEAST_CTX,
+    DraftQuestion,
+    FittedMemory,
+    MemoryChoice,
+    MemoryQuestion,
+    MemoryReport,
+    ProjectorQuestion,
+    default_n_ctx,
+    greatest,
+    has_doubled_seq_ids,
+    sized_options,
+)
 from paceline.errors import EngineError, InvalidType, ModelLoadError, NotEnoughMemory, PacelineError, named_error
 from paceline.hub import check_is_path, is_reference
 from paceline.keywords import with_keywords

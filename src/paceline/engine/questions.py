@@ -19,11 +19,9 @@ import msgspec
 
 from paceline.clock import MonotonicClock
 from paceline.engine.backend import Backend
-from paceline.engine.commands import Ask
-from paceline.engine.core import Engine
+from paceline.engine.core import Ask, Engine
 from paceline.engine.media_encoder import MediaEncoder
-from paceline.engine.media_prompt import KeyedPrompt
-from paceline.engine.prompts import refuse_media
+from paceline.engine.prompts import KeyedPrompt, refuse_media
 from paceline.engine.saved_prefixes import PrefixNamespace, SavedPrefixes, StateFiles
 from paceline.errors import EngineError, PacelineError
 from paceline.kv_cache import PrefixDigest

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline import validation
-from paceline.engine.commands import Ask
-from paceline.engine.core import Engine
-from paceline.engine.media_prompt import KeyedPrompt
+from paceline.engine.core import Ask, Engine
+from paceline.engine.prompts import KeyedPrompt
 from paceline.errors import InvalidParams, StateError, Unsupported
 from paceline.kv_cache import MediaItem, PromptLayout, pack_tokens
 from paceline.runtime import CellState

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from paceline.engine.media_prompt import has_media
-from paceline.engine.prompts import Prompt
+from paceline.engine.prompts import Prompt, has_media
 from paceline.errors import Cancelled, DeadlineExceeded, InvalidParams, PacelineError, WorkerUnresponsive
 from paceline.params import SamplingParams
 from paceline.request import TIMEOUTS, RequestOptions

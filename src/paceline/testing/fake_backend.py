@@ -19,8 +19,7 @@ import msgspec
 
 from paceline import validation
 from paceline.engine.adapters import name_of
-from paceline.engine.backend import Lora
-from paceline.engine.executor import as_paceline_error
+from paceline.engine.backend import Lora, as_paceline_error
 from paceline.errors import AdapterError, AdapterNotFound, InvalidParams, NoTokenAllowed, PacelineError, Unsupported
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams

@@ -12,8 +12,8 @@ from typing import Unpack
 from paceline import validation
 from paceline.engine.adapters import AdapterRegistry
 from paceline.engine.arguments import StreamKeywords, request_arguments
+from paceline.engine.backend import Executor
 from paceline.engine.core import Engine
-from paceline.engine.executor import Executor
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import Prompt, TextRequests

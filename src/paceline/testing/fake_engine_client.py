@@ -10,9 +10,9 @@ from typing import Any
 from paceline.clock import MonotonicClock
 from paceline.config import EngineConfig
 from paceline.engine.adapters import AdapterRegistry
+from paceline.engine.backend import Executor
 from paceline.engine.core import Engine
 from paceline.engine.engine_thread import Runner
-from paceline.engine.executor import Executor
 from paceline.engine.in_process_engine import InProcessEngine
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter

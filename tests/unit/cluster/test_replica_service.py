@@ -15,7 +15,7 @@ from tests.cluster_world import PATIENCE_S, MemoryReplica
 from paceline.cluster import ReplicaReport, Router, hash_prompt
 from paceline.cluster.replica_calls import ReplicaEnded
 from paceline.cluster.replica_service import LEASE_S, SNAPSHOT_EVERY, ReplicaService
-from paceline.engine.commands import Cancel
+from paceline.engine.core import Cancel
 from paceline.engine.worker import messages
 from paceline.errors import EngineStopped, PacelineError, WorkerUnresponsive
 from paceline.request import RequestOptions

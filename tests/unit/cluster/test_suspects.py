@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.cluster.routed_requests import Suspects
-from paceline.engine.worker.blame import PROBATION_TICKS
+from paceline.engine.worker.open_requests import PROBATION_TICKS
 
 
 def test_after_a_first_death_all_go_on_at_once() -> None:

@@ -9,8 +9,7 @@ from tests.engine_world import World
 from tests.running_engine import LONG_S, Running
 
 from paceline.engine import engine_thread
-from paceline.engine.commands import Command, Stop, Submit
-from paceline.engine.core import Engine
+from paceline.engine.core import Command, Engine, Stop, Submit
 from paceline.engine.questions import digest, slots
 from paceline.errors import Closed
 

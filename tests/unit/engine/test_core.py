@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from tests.engine_world import Outcome, World
 
-from paceline.engine.commands import Cancel, EndSlow, SetPaused, Submit
+from paceline.engine.core import Cancel, EndSlow, SetPaused, Submit
 from paceline.errors import Aborted, DecodeError, NoKvSlot, SamplingError, StrategyError
 from paceline.scheduling.records import Delta, Released, Started
 from paceline.streaming import FinishReason

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.clock import MonotonicClock
-from paceline.engine.encoding_queue import EncodingQueue
+from paceline.engine.media_encoder import EncodingQueue
 
 CLOCK = MonotonicClock()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.executor import Executor, as_paceline_error
+from paceline.engine.backend import Executor, as_paceline_error
 from paceline.errors import Aborted, DecodeError, EngineError, NoKvSlot, PacelineError
 from paceline.kv_cache import Copy, Load, LoadState, Remove, Save
 from paceline.request import RequestOptions

@@ -11,7 +11,7 @@ from tests.isolated_world import WorkerLife
 from tests.running_engine import LONG_S, Running, fail_the_next_tick
 from tests.unit.engine.test_output_router import Door, chunk, ending
 
-from paceline.engine.pending_results import end_each
+from paceline.engine.output_router import end_each
 from paceline.engine.questions import Reply, activity
 from paceline.engine.worker import messages
 from paceline.errors import DecodeError, EngineError, EngineStopped

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.engine_world import make_request
 from tests.running_engine import LONG_S, in_threads
 
-from paceline.engine.commands import Cancel, EndSlow, SetPaused, Stop, Submit
+from paceline.engine.core import Cancel, EndSlow, SetPaused, Stop, Submit
 from paceline.engine.inbox import Inbox, Wait
 from paceline.errors import EngineStopped, QueueFull
 from paceline.sequence import Request

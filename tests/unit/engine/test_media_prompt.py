@@ -9,8 +9,7 @@ import pytest
 from tests.pictures import picture
 from tests.sounds import wav_of_bytes
 
-from paceline.engine.media_prompt import composed, has_media
-from paceline.engine.prompts import embeddable, embedding_request, is_batch, is_single_text
+from paceline.engine.prompts import composed, embeddable, embedding_request, has_media, is_batch, is_single_text
 from paceline.errors import InvalidParams, PromptTooLong, Unsupported
 from paceline.media import MAX_SECONDS, Audio, Image
 from paceline.request import RequestOptions
@@ -114,7 +113,7 @@ def test_audio_has_a_limit_of_seconds_together() -> None:
 def test_images_have_a_limit_of_bytes_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker gets them in one message."""
     size = len(ONE.data)
-    monkeypatch.setattr("paceline.engine.media_prompt.MAX_BYTES", 2 * size)
+    monkeypatch.setattr("paceline.engine.prompts.MAX_BYTES", 2 * size)
     compose(ONE, ONE, "x")
     with pytest.raises(InvalidParams, match=f"{2 * size} bytes in all, not {3 * size}"):
         compose(ONE, ONE, ONE, "x")

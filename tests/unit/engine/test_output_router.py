@@ -9,7 +9,7 @@ import pytest
 from tests.engine_world import make_request
 from tests.running_engine import in_threads
 
-from paceline.engine.commands import Ask, Cancel, EndSlow, SetInterval, SetPaused, Submit
+from paceline.engine.core import Ask, Cancel, EndSlow, SetInterval, SetPaused, Submit
 from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.errors import DecodeError, EngineStopped, InvalidParams, QueueFull

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from paceline.engine import progress_bar as module
-from paceline.engine.progress_bar import checked_progress, progress_bar
+from paceline.engine import results as module
+from paceline.engine.results import checked_progress, progress_bar
 from paceline.errors import InvalidType
 
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.running_engine import LONG_S, Running, in_threads
 
-from paceline.engine.commands import Ask
+from paceline.engine.core import Ask
 from paceline.errors import Cancelled, DecodeError, EngineError, EngineStopped, QueueFull, SamplingError
 from paceline.observability.instruments import Instrument
 from paceline.scheduling.records import TickRecord

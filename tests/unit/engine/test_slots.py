@@ -11,7 +11,7 @@ import pytest
 from tests.engine_world import World
 from tests.running_engine import LONG_S, Running
 
-from paceline.engine.pending_results import map_future
+from paceline.engine.output_router import map_future
 from paceline.engine.questions import slots
 from paceline.engine.worker.lifecycle import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine

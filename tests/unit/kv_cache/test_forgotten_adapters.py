@@ -10,7 +10,7 @@ import pytest
 from tests.engine_world import World
 
 from paceline.engine import questions
-from paceline.engine.commands import Ask
+from paceline.engine.core import Ask
 from paceline.scheduling.records import Answered
 from paceline.sequence import uses_adapter
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.engine_world import World
 
-from paceline.engine.commands import Submit
+from paceline.engine.core import Submit
 from paceline.errors import Aborted, Cancelled, DeadlineExceeded, DecodeError, EngineStopped, InvalidParams
 from paceline.kv_cache import MediaItem
 from paceline.request import RequestOptions

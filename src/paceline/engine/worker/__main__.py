@@ -26,32 +26,20 @@ from typing import Any, NoReturn
 
 from paceline import validation
 from paceline.clock import MonotonicClock
-from paceline.engine.adapters import name_of
+from paceline.engine.adapters import name_of, projectors_beside
 from paceline.engine.arguments import engine_arguments
-from paceline.engine.backend import Backend
-from paceline.engine.commands import (
-    Cancel,
-    EndSlow,
-    RequestCommand,
-    SetInterval,
-    SetPaused,
-    Stop,
-)
-from paceline.engine.core import Engine
-from paceline.engine.encoding_queue import EncodingQueue
+from paceline.engine.backend import Backend, as_paceline_error
+from paceline.engine.core import Cancel, EndSlow, Engine, RequestCommand, SetInterval, SetPaused, Stop
 from paceline.engine.engine_thread import Runner
-from paceline.engine.executor import as_paceline_error
 from paceline.engine.inbox import Inbox
 from paceline.engine.lookup_files import LookupFiles
-from paceline.engine.media_encoder import MediaEncoder
-from paceline.engine.projector_file import projectors_beside
+from paceline.engine.media_encoder import EncodingQueue, MediaEncoder
 from paceline.engine.questions import Call, Reply, Resources, find_question
 from paceline.engine.saved_prefixes import StateFiles
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BEAT_S, BlackBox, PassAllowance, TracingExecutor, WorkerPulse
-from paceline.engine.worker.link import Link
-from paceline.engine.worker.request_preparer import RequestPreparer, WorkQueue
-from paceline.engine.worker.socket_sink import SocketSink
+from paceline.engine.worker.messages import Link
+from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink, WorkQueue
 from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
 from paceline.errors import InvalidParams, PacelineError
 from paceline.observability.instruments import Instruments, resolve_instruments

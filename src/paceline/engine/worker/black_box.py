@@ -23,8 +23,7 @@ from typing import IO, Final
 
 from paceline.clock import Clock
 from paceline.config import EngineConfig
-from paceline.engine.backend import Backend
-from paceline.engine.executor import Executor
+from paceline.engine.backend import Backend, Executor
 from paceline.engine.spare_workers import BOX_BYTES, box_file
 from paceline.observability.heartbeat import Pulse, Sign
 from paceline.scheduling.records import EmbeddingPlan, Plan, PlanOutput

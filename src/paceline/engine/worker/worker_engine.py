@@ -23,18 +23,16 @@ from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import ModelPath, engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
 from paceline.engine.client import EngineClient
-from paceline.engine.commands import RequestCommand
+from paceline.engine.core import RequestCommand
 from paceline.engine.inbox import FrontInbox
-from paceline.engine.output_router import OutputRouter
-from paceline.engine.pending_results import map_future
+from paceline.engine.output_router import OutputRouter, map_future
 from paceline.engine.prompts import Prompt, TextRequests
 from paceline.engine.questions import Question, measure_media, measuring, report
 from paceline.engine.worker import messages
-from paceline.engine.worker.calls import NO_WORKER
 from paceline.engine.worker.lifecycle import Policy, RestartLimits
 from paceline.engine.worker.open_requests import Relay, TakeEvent
-from paceline.engine.worker.setup import worker_setup
-from paceline.engine.worker.supervisor import Supervisor
+from paceline.engine.worker.supervisor import NO_WORKER, Supervisor
+from paceline.engine.worker.worker_process import worker_setup
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
 from paceline.errors import Aborted, EngineStopped, Unsupported
 from paceline.observability.instruments import Instruments

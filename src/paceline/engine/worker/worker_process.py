@@ -1,27 +1,171 @@
-"""One worker process, as its front sees it: started, watched, sent messages, reaped. Supervising thread only."""
+"""One worker process, as its front sees it: its setup, start, messages and end. Supervising thread only, but for the setup."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import pickle
 import re
 import selectors
 import signal
 import subprocess
 import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from paceline import validation
+from paceline.engine.adapters import projector_file
 from paceline.engine.inbox import FrontInbox
-from paceline.engine.spare_workers import SPARE_WORKERS
+from paceline.engine.spare_workers import SPARE_WORKERS, module_path
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import Beat, BlackBox, LastSeen
-from paceline.engine.worker.blame import FATAL_SIGNALS
-from paceline.engine.worker.link import Link
-from paceline.errors import RpcServerUnavailable
+from paceline.engine.worker.messages import Link
+from paceline.errors import InvalidParams, PacelineError, RpcServerUnavailable
+from paceline.runtime import Model
+from paceline.runtime.gguf_check import files_beside
+from paceline.speculation.named_drafter import draft_heads_of
+
+_OF_THE_FRONT = frozenset(
+    {
+        "isolation",
+        "on_engine_death",
+        "max_restarts",
+        "sleep_idle_s",
+        "instruments",
+        "progress",
+        "cancel",
+        "trace",
+        "trace_max_bytes",
+    }
+)
+
+
+def worker_setup(model: Any, options: Mapping[str, Any], trace_start_s: float | None = None) -> messages.Setup:
+    """Return the first message to a worker. Raises `InvalidParams` for what cannot go to another process, with the way out."""
+    options = validation.given(options)
+    strategy = options.get("strategy", "")
+    if not isinstance(strategy, (str, Mapping)):
+        raise _no_object("strategy", strategy)
+    drafter, is_object = options.get("speculation"), _is_object(options.get("speculation"))
+    return messages.Setup(
+        protocol=messages.PROTOCOL,
+        model=_paths(model),
+        options={
+            name: _plain(name, value)
+            for name, value in options.items()
+            if name not in _OF_THE_FRONT and not (is_object and name == "speculation")
+        },
+        drafter=_pickled(drafter) if is_object else b"",
+        instruments=_names(options.get("instruments", ())),
+        path=module_path(),
+        log_level=logging.getLogger("paceline").getEffectiveLevel(),
+        reports_progress=options.get("progress") is not None or options.get("cancel") is not None,
+        trace_start_s=trace_start_s,
+    )
+
+
+def model_files(setup: messages.Setup) -> list[Path]:
+    """Return the files that a worker loads, without LoRA adapters: splits, projector, draft model and draft heads."""
+    paths, options = [Path(path) for path in setup.model], setup.options
+    given = options.get("draft_model") or ()
+    files = [*_split(paths), *_split([Path(path) for path in ([given] if isinstance(given, str) else given)])]
+    with suppress(PacelineError, OSError):  # the worker reports it
+        if paths and (projector := projector_file(paths, options.get("mmproj"))) is not None:
+            files.append(projector)
+    with suppress(PacelineError):
+        heads = draft_heads_of(options.get("speculation"))
+        if heads is not None and heads.model is not None:
+            files.append(Path(heads.model).absolute())
+    return files
+
+
+def _split(paths: list[Path]) -> Sequence[Path]:
+    """Return all parts of a split set that is named by its first part."""
+    with suppress(PacelineError):
+        return files_beside(paths[0]) if len(paths) == 1 else paths
+    return paths
+
+
+def _paths(model: Any) -> list[str]:
+    if isinstance(model, Model):
+        raise InvalidParams(
+            'model is loaded already, and isolation="process" loads it in a process of its own; give its path instead'
+        )
+    if model is None:
+        from paceline.demo import demo_model_path
+
+        model = demo_model_path()
+    paths = [model] if isinstance(model, (str, os.PathLike)) else list(model)
+    return [str(Path(path).absolute()) for path in paths]
+
+
+def _names(instruments: Any) -> list[str]:
+    if isinstance(instruments, str):
+        raise InvalidParams(f"instruments must be a list of names, not the text {instruments!r}")
+    for one in instruments:
+        if not isinstance(one, str) or ":" not in one:
+            raise _no_object("instruments", one)
+    return list(instruments)
+
+
+def _is_object(speculation: object) -> bool:
+    if isinstance(speculation, (list, tuple)):
+        return any(map(_is_object, speculation))
+    return speculation is not None and not isinstance(speculation, (str, Mapping))
+
+
+def _pickled(drafter: object) -> bytes:
+    """Return the bytes of a drafter, or of several. Raises `InvalidParams` for one without, or that the worker would not find."""
+    if isinstance(drafter, (list, tuple)):
+        for one in drafter:
+            _pickled(one)
+    name = type(drafter).__name__
+    if type(drafter).__module__ == "__main__":
+        raise InvalidParams(
+            f'speculation: {name} is defined in __main__, which the worker of isolation="process" does not run; move it into '
+            'a module of its own, or use isolation="thread"'
+        )
+    try:
+        return pickle.dumps(drafter)
+    except Exception as error:
+        raise InvalidParams(
+            f'speculation: this {name} does not pickle ({error}), and lives in the worker with isolation="process"; give it '
+            'as "module:attr", or use isolation="thread"'
+        ) from error
+
+
+def _no_object(name: str, value: object) -> InvalidParams:
+    return InvalidParams(
+        f'{name} must be named as "module:attr" with isolation="process", since it lives in the worker; '
+        f"a {type(value).__name__} cannot go there"
+    )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the value as messages carry it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # of a subclass, such as NumPy's, the plain value
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, os.PathLike):
+        return str(Path(value).absolute())
+    if isinstance(value, Mapping):
+        return {key: _plain(name, each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [_plain(name, each) for each in value]
+    raise InvalidParams(
+        f'{name} must be made of texts, numbers, paths, lists and mappings with isolation="process", '
+        f"not of a {type(value).__name__}"
+    )
+
 
 _log = logging.getLogger("paceline.engine")
 
@@ -31,6 +175,10 @@ MAX_BYTES = 8192
 _MAX_LINES = 20
 # What faulthandler adds after the stack; the cause stands before it.
 _NOISE = re.compile(r"(?m)^(Extension modules: .*|\n)")
+# By which a process ends itself. Others come from outside (the kernel's out-of-memory killer, an operator) and blame no request.
+FATAL_SIGNALS = frozenset(
+    (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS)
+)
 _LOST_SERVER = re.compile(r"(?m)^the RPC server \S+ was lost: .*$")
 _children: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 

@@ -11,11 +11,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from paceline.clock import Clock
 from paceline.engine.base_engine import close_trace
 from paceline.engine.engine_thread import EventSink
-from paceline.engine.worker.replay_log import usage_of, worst_reason
 from paceline.errors import PacelineError
 from paceline.observability import metric_table as table
 from paceline.observability.instruments import Instrument
@@ -33,7 +33,7 @@ from paceline.scheduling.records import (
     Started,
 )
 from paceline.sequence import Request
-from paceline.streaming.chunk import FinishReason, StreamChunk
+from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
 
 _log = logging.getLogger("paceline.engine")
 _REASONS = {
@@ -111,6 +111,19 @@ class RequestsWatch:
         self._instrument.request_ended(
             EndRecord(key=request.key, reason=reason, usage=usage, now_s=now, error_code=code)
         )
+
+
+def worst_reason(request: Request) -> FinishReason:
+    """Return why a request ended, for instruments: of its choices' reasons the one of the highest rank."""
+    return min((one.reason for one in request.sequences if one.reason is not None), key=lambda reason: reason.rank)
+
+
+def usage_of(request: Request, now_s: float) -> Usage:
+    """Return what a request took so far, by what the front knows of it."""
+    return replace(
+        request.usage(now_s),
+        completion_tokens=sum(one.num_tokens - one.num_prompt_tokens for one in request.sequences),
+    )
 
 
 def _reason(error: PacelineError | None) -> FinishReason:

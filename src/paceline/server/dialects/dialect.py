@@ -23,8 +23,7 @@ from starlette.responses import Response
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, ChatReader, Turn, chat_completion_of, prepare_chat
 from paceline.chat.chat_request import ChatRequest
 from paceline.engine import EngineClient
-from paceline.engine.media_prompt import has_media
-from paceline.engine.prompts import Prompt, chat_too_long
+from paceline.engine.prompts import Prompt, chat_too_long, has_media
 from paceline.errors import PromptTooLong
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions, cache_scope

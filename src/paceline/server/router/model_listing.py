@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.engine.projector_file import projector_file
+from paceline.engine.adapters import projector_file
 from paceline.errors import PacelineError
 from paceline.hub import is_reference
 from paceline.model_manager import ModelStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.worker.blame import Blame
+from paceline.engine.worker.open_requests import Blame
 
 
 def running(*keys: int) -> Blame:

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from paceline.engine import questions as ask
-from paceline.engine.media_prompt import KeyedPrompt
+from paceline.engine.prompts import KeyedPrompt
 from paceline.engine.questions import FILE_REPLY_S, MEASURE_REPLY_S, REPLY_S, Reply
-from paceline.engine.worker.calls import NEW_WORKER_S, NO_WORKER, Calls
+from paceline.engine.worker.supervisor import NEW_WORKER_S, NO_WORKER, Calls
 from paceline.engine.worker.worker_process import WorkerProcess
 from paceline.errors import EngineDied, EngineStopped, WorkerUnresponsive
 from paceline.media import ImageExtent

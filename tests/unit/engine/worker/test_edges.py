@@ -8,9 +8,9 @@ import threading
 import tracemalloc
 
 from paceline.engine.worker.black_box import BlackBox, LastSeen
-from paceline.engine.worker.link import Link
-from paceline.engine.worker.socket_sink import needs_state
+from paceline.engine.worker.messages import Link
 from paceline.engine.worker.worker_process import MAX_BYTES, LastWords
+from paceline.engine.worker.worker_requests import needs_state
 from paceline.params import SamplingParams
 
 

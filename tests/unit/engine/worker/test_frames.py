@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from paceline import errors
 from paceline.engine import questions
-from paceline.engine.commands import Cancel, EndSlow, SetInterval, SetPaused, Stop
+from paceline.engine.core import Cancel, EndSlow, SetInterval, SetPaused, Stop
 from paceline.engine.questions import Call, Question, Reply, find_question
 from paceline.engine.worker import messages
-from paceline.engine.worker.link import MAX_BYTES, FrameReader, framed
+from paceline.engine.worker.messages import MAX_BYTES, FrameReader, framed
 from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLong, QueueFull
 from paceline.kv_cache import HashedPrefix, PrefixDigest
 from paceline.observability.metrics_snapshot import Histogram, Sample

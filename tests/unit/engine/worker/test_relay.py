@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.pictures import picture
 
-from paceline.engine.commands import Cancel
+from paceline.engine.core import Cancel
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped, InvalidParams, Unsupported

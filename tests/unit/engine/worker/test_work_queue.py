@@ -8,7 +8,7 @@ import threading
 import pytest
 from tests.running_engine import LONG_S
 
-from paceline.engine.worker.request_preparer import WorkQueue
+from paceline.engine.worker.worker_requests import WorkQueue
 
 
 def test_tenants_take_turns() -> None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline import validation
-from paceline.engine.media_prompt import has_media
-from paceline.engine.prompts import Prompt
+from paceline.engine.prompts import Prompt, has_media
 from paceline.errors import InvalidParams, InvalidType, PromptTooLong, Unsupported
 from paceline.params import PatternTrigger, SamplingParams
 from paceline.request import MAX_DRAFT, RequestOptions

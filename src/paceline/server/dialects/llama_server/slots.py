@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.engine.adapters import adapter_paths
-from paceline.engine.media_prompt import KeyedPrompt
+from paceline.engine.prompts import KeyedPrompt
 from paceline.errors import InvalidParams, StateError
 from paceline.kv_cache import MediaItem
 from paceline.request import RequestOptions
