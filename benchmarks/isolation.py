@@ -31,7 +31,7 @@ import paceline
 from benchmarks.engine import prompts
 from paceline import LLM, Model, Sampler, SamplingParams
 from paceline.demo import demo_model_path
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.streaming import TokenLogprobs
 from paceline.streaming.completion import Completion

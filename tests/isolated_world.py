@@ -13,9 +13,9 @@ from paceline.engine.core import Cancel, EndSlow, Engine, SetInterval, SetPaused
 from paceline.engine.inbox import Inbox
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BlackBox
-from paceline.engine.worker.lifecycle import RestartLimits, Restarts
 from paceline.engine.worker.messages import FrameReader, framed
 from paceline.engine.worker.replay_log import ReplayLog
+from paceline.engine.worker.supervisor import RestartLimits, Restarts
 from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.kv_cache import MediaItem

@@ -33,7 +33,7 @@ from paceline.engine.arguments import (
     reranking_options,
     streamed_arguments,
 )
-from paceline.engine.engine_factory import check_options, check_source, local_files, local_options, open_engine
+from paceline.engine.in_process_engine import check_options, check_source, local_files, local_options, open_engine
 from paceline.engine.prompts import Prompt, Prompts, Segments, is_batch, is_single_text
 from paceline.engine.results import (
     AsyncBatch,

@@ -17,8 +17,7 @@ from tests.unit.constraints.test_engine import PERSON, Own
 
 from paceline import LLM, Model, Sampler, demo_model_path
 from paceline.constraints import ConstraintCompiler
-from paceline.engine.constrained_sampler import ConstrainedSampler
-from paceline.engine.llama_backend import token_table
+from paceline.engine.llama_backend import ConstrainedSampler, token_table
 from paceline.errors import GrammarError, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.streaming import FinishReason

@@ -18,7 +18,7 @@ import pytest
 from tests.possessions import Possessions
 
 from paceline import LLM
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.streaming import FinishReason, Stream, StreamChunk
 

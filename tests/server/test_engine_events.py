@@ -15,7 +15,7 @@ from tests.server.event_client import watching
 from tests.server.running import LONG_S, RunningServer
 from tests.server.stand_in import StandInLLM
 
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.server.settings import ApiKey, ServerSettings
 from paceline.testing.fake_engine_client import fake_worker_engine
 

@@ -20,7 +20,7 @@ import pytest
 from tests.server.running import LONG_S, RunningServer
 
 from paceline.engine.worker import messages
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_telemetry import WorkerTotals
 from paceline.observability.metrics import Metrics
 from paceline.server.settings import ServerSettings

@@ -14,9 +14,9 @@ from paceline.chat_client import conversations
 from paceline.cli import inputs
 from paceline.config import _MAX_SLOTS, EngineConfig
 from paceline.constraints import compiler, llguidance_schemas, schema_walk
-from paceline.engine import lookup_files, media_encoder, questions, saved_prefixes
+from paceline.engine import media_encoder, questions, saved_prefixes
 from paceline.engine.worker import black_box, open_requests, supervisor
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.hub import http_responses, hub_api, remote_header, transfer
 from paceline.media import audio, audio_header, image, image_header
 from paceline.observability import trace_file
@@ -202,7 +202,7 @@ FIGURES = {
     "experts of a model": f"{gguf_check.MAX_EXPERTS:,}",
     "bytes of a remote file's header": _bytes(remote_header._MOST_BYTES),
     "beginning of a model's file that is compared to notice a replaced file": _bytes(gguf_file._HEADER_BYTES),
-    "bytes of a lookup cache": _bytes(lookup_files._MOST_BYTES),
+    "bytes of a lookup cache": _bytes(saved_prefixes._MOST_BYTES),
     "bytes of a hub's listing": _bytes(hub_api._MAX_LISTING_BYTES),
     "time until a hub has sent its headers, with redirects": _seconds(http_responses.HEAD_S),
     "time until a hub's listing is complete, after its headers": _seconds(http_responses.SMALL_BODY_S),

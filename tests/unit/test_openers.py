@@ -16,8 +16,7 @@ import pytest
 from paceline import Conversation, Model, validation
 from paceline.cli.config_file import read_config
 from paceline.cli.inputs import text_file
-from paceline.engine.lookup_files import LookupFiles
-from paceline.engine.saved_prefixes import StateFiles
+from paceline.engine.saved_prefixes import LookupFiles, StateFiles
 from paceline.errors import PacelineError
 from paceline.media.source_bytes import file_bytes
 from paceline.model_manager.model_settings import read_models_file

@@ -1,30 +1,25 @@
 """Makes engines from options: model, contexts and limits for this machine, timed passes, backend and scheduler.
 
-`open_engine` is what the front door calls; `assemble` makes the parts of an engine wherever its thread runs.
+`assemble` makes the parts of an engine wherever its thread runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from paceline import validation
 from paceline.clock import Clock
 from paceline.config import EngineConfig
 from paceline.cost_model import MeasuredPass
 from paceline.engine.adapters import adapter_paths, projector_file
-from paceline.engine.arguments import EngineArguments, ModelPath, engine_arguments, refuse_rpc
-from paceline.engine.client import EngineClient
+from paceline.engine.arguments import EngineArguments, ModelPath
 from paceline.engine.draft_model import DraftModel, DraftModelPlace, LoadedDraft
 from paceline.engine.llama_backend import LlamaBackend
-from paceline.engine.lookup_files import LookupFiles
 from paceline.engine.media_encoder import MediaEncoder
 from paceline.engine.memory_fit import (
     LEAST_CTX,
@@ -37,8 +32,8 @@ from paceline.engine.memory_fit import (
     sized_options,
 )
 from paceline.engine.memory_needs import MemoryFit, fit_to_memory
-from paceline.errors import Aborted, InvalidParams, InvalidType, ModelLoadError, NotEnoughMemory, Unsupported
-from paceline.hub import check_is_path, is_reference, local_model, parse_reference
+from paceline.engine.saved_prefixes import LookupFiles
+from paceline.errors import Aborted, InvalidParams, ModelLoadError, NotEnoughMemory, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import (
     Adapter,
@@ -180,73 +175,6 @@ _EMBEDDER_OPTIONS = frozenset(
         "yarn_orig_ctx",
     )
 )
-
-
-def check_options(model: Any, options: Mapping[str, Any]) -> None:
-    """Raise what is wrong with the model and the options, as far as that is known before anything is loaded."""
-    _check_model(model)
-    config = engine_arguments(options).config
-    if config.isolation == "process":
-        from paceline.engine.worker.worker_process import worker_setup
-
-        worker_setup(model, options)
-    else:
-        refuse_rpc(config)
-
-
-def _check_model(model: object) -> None:
-    """Raise `InvalidType` if this can be no model."""
-    if model is None or isinstance(model, (Model, str, os.PathLike)):
-        return
-    if isinstance(model, (list, tuple)) and model and all(isinstance(part, (str, os.PathLike)) for part in model):
-        return  # the parts of a split file
-    raise InvalidType(
-        "model must be the path of a GGUF file, a name such as 'hf:user/repo:Q4_K_M', a Model, a list of a split file's parts, "
-        f"or None for the demo model, not {model!r:.80}"
-    )
-
-
-def local_files(
-    model: Model | ModelPath | None, options: Mapping[str, Any], *, offline: bool, hf_token: str | None
-) -> Model | ModelPath | None:
-    """Return the path of a model that is given by name, downloaded if need be; anything else as it is."""
-    check_source(model, offline=offline, hf_token=hf_token)
-    if not is_reference(model):
-        check_is_path(model)
-        return validation.path("model", model) if isinstance(model, (str, os.PathLike)) else model
-    return local_model(str(model), offline=offline, hf_token=hf_token, cancel=options.get("cancel")).path
-
-
-def local_options(options: Mapping[str, Any], *, offline: bool, hf_token: str | None) -> dict[str, Any]:
-    """Return the options with the paths of a draft model and a projector that are given by name, downloaded if need be."""
-    found = dict(options)
-    for name in ("draft_model", "mmproj"):
-        given = options.get(name)
-        if given is None or isinstance(given, (Model, bool)):
-            continue
-        files = local_files(given, options, offline=offline, hf_token=hf_token)
-        found[name] = Path(files).absolute() if isinstance(files, (str, os.PathLike)) else files
-    return found
-
-
-def check_source(model: Any, *, offline: bool, hf_token: str | None) -> None:
-    """Raise what is wrong with a model's name and the options of its download."""
-    validation.boolean("offline", offline, default=False)
-    if hf_token is not None:
-        validation.text("hf_token", hf_token)
-    if is_reference(model):
-        parse_reference(model)
-
-
-def open_engine(model: Model | ModelPath | None, options: Mapping[str, Any]) -> EngineClient:
-    """Return an engine, in this process or with a worker by `isolation`. Raises what options and loading raise."""
-    if engine_arguments(options).config.isolation == "process":
-        from paceline.engine.worker.worker_engine import WorkerEngine
-
-        return WorkerEngine(model, options)
-    from paceline.engine.in_process_engine import InProcessEngine
-
-    return InProcessEngine(model, options)
 
 
 @dataclass(frozen=True, slots=True)

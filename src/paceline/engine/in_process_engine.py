@@ -1,17 +1,21 @@
-"""An engine in this process: everything that `LLM` and `AsyncLLM` need, whatever thread they call from."""
+"""An engine in this process, and the choice between it and an engine with a worker: `open_engine`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
+from paceline import validation
 from paceline.clock import MonotonicClock
 from paceline.engine.adapters import AdapterRegistry, adapter_paths, projectors_beside
 from paceline.engine.arguments import ModelPath, engine_arguments, refuse_rpc, sampling_defaults
 from paceline.engine.backend import Executor, prepare_embedding
 from paceline.engine.base_engine import BaseEngine, close_trace, fitted_config, open_trace
+from paceline.engine.client import EngineClient
 from paceline.engine.core import Engine
 from paceline.engine.engine_factory import assemble
 from paceline.engine.engine_thread import Runner
@@ -21,6 +25,8 @@ from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import Measure, TextRequests, refuse_media
 from paceline.engine.questions import Question, Resources
 from paceline.engine.saved_prefixes import StateFiles
+from paceline.errors import InvalidType
+from paceline.hub import check_is_path, is_reference, local_model, parse_reference
 from paceline.observability.heartbeat import Pulse
 from paceline.observability.instruments import Instruments, resolve_instruments
 from paceline.observability.metrics import Metrics
@@ -119,3 +125,68 @@ class InProcessEngine(BaseEngine):
     def reported_stats(self, max_age_s: float) -> MetricsSnapshot:  # noqa: ARG002
         """See `EngineClient`: nothing is older."""
         return self.metrics.snapshot()
+
+
+def check_options(model: Any, options: Mapping[str, Any]) -> None:
+    """Raise what is wrong with the model and the options, as far as that is known before anything is loaded."""
+    _check_model(model)
+    config = engine_arguments(options).config
+    if config.isolation == "process":
+        from paceline.engine.worker.worker_process import worker_setup
+
+        worker_setup(model, options)
+    else:
+        refuse_rpc(config)
+
+
+def _check_model(model: object) -> None:
+    """Raise `InvalidType` if this can be no model."""
+    if model is None or isinstance(model, (Model, str, os.PathLike)):
+        return
+    if isinstance(model, (list, tuple)) and model and all(isinstance(part, (str, os.PathLike)) for part in model):
+        return  # the parts of a split file
+    raise InvalidType(
+        "model must be the path of a GGUF file, a name such as 'hf:user/repo:Q4_K_M', a Model, a list of a split file's parts, "
+        f"or None for the demo model, not {model!r:.80}"
+    )
+
+
+def local_files(
+    model: Model | ModelPath | None, options: Mapping[str, Any], *, offline: bool, hf_token: str | None
+) -> Model | ModelPath | None:
+    """Return the path of a model that is given by name, downloaded if need be; anything else as it is."""
+    check_source(model, offline=offline, hf_token=hf_token)
+    if not is_reference(model):
+        check_is_path(model)
+        return validation.path("model", model) if isinstance(model, (str, os.PathLike)) else model
+    return local_model(str(model), offline=offline, hf_token=hf_token, cancel=options.get("cancel")).path
+
+
+def local_options(options: Mapping[str, Any], *, offline: bool, hf_token: str | None) -> dict[str, Any]:
+    """Return the options with the paths of a draft model and a projector that are given by name, downloaded if need be."""
+    found = dict(options)
+    for name in ("draft_model", "mmproj"):
+        given = options.get(name)
+        if given is None or isinstance(given, (Model, bool)):
+            continue
+        files = local_files(given, options, offline=offline, hf_token=hf_token)
+        found[name] = Path(files).absolute() if isinstance(files, (str, os.PathLike)) else files
+    return found
+
+
+def check_source(model: Any, *, offline: bool, hf_token: str | None) -> None:
+    """Raise what is wrong with a model's name and the options of its download."""
+    validation.boolean("offline", offline, default=False)
+    if hf_token is not None:
+        validation.text("hf_token", hf_token)
+    if is_reference(model):
+        parse_reference(model)
+
+
+def open_engine(model: Model | ModelPath | None, options: Mapping[str, Any]) -> EngineClient:
+    """Return an engine, in this process or with a worker by `isolation`. Raises what options and loading raise."""
+    if engine_arguments(options).config.isolation == "process":
+        from paceline.engine.worker.worker_engine import WorkerEngine
+
+        return WorkerEngine(model, options)
+    return InProcessEngine(model, options)

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, TypeVarTuple, get_args
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, TypeVarTuple, get_args
 
 import msgspec
 
@@ -29,9 +29,7 @@ from paceline.media import MediaExtent
 from paceline.runtime import MediaPart
 from paceline.scheduling.records import EngineActivity, SlotsSnapshot
 from paceline.scheduling.telemetry import slots_snapshot
-
-if TYPE_CHECKING:
-    from paceline.engine.client import EngineClient
+from paceline.sequence import Limits
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -44,6 +42,16 @@ MEASURE_REPLY_S: Final = 60.0
 
 FILE_REPLY_S: Final = 600.0
 """Seconds for saving, loading or erasing a prefix and for loading or freeing an adapter."""
+
+
+class IdleFront(Protocol):
+    """What an idle answer is made of: an `EngineClient`."""
+
+    @property
+    def limits(self) -> Limits: ...  # noqa: D102
+
+    @property
+    def num_open(self) -> int: ...  # noqa: D102
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
@@ -113,7 +121,7 @@ class Question(Generic[R, *Ts]):
         self,
         answer: Callable[..., Any],
         place: Place,
-        idle: Callable[[EngineClient], R] | None,
+        idle: Callable[[IdleFront], R] | None,
         patience_s: float,
         after_death: AfterDeath,
     ) -> None:
@@ -166,7 +174,7 @@ def find_question(call: Call) -> Question[Any, *tuple[Any, ...]]:
 
 
 def after_tick(
-    idle: Callable[[EngineClient], R],
+    idle: Callable[[IdleFront], R],
 ) -> Callable[[Callable[[Engine, *Ts], Callable[[], R]]], Question[R, *Ts]]:
     """Make a question about the engine's state of a function. idle: see `Question`."""
     return lambda answer: Question(answer, "tick", idle, REPLY_S, "give up")
@@ -182,11 +190,11 @@ def beside_ticks(
 # ---- the engine's state
 
 
-def _idle_slots(front: EngineClient) -> SlotsSnapshot:
+def _idle_slots(front: IdleFront) -> SlotsSnapshot:
     return slots_snapshot((), num_slots=front.limits.num_slots, num_waiting=front.num_open)
 
 
-def _idle_activity(front: EngineClient) -> EngineActivity:
+def _idle_activity(front: IdleFront) -> EngineActivity:
     now_s = MonotonicClock().now()
     return EngineActivity(started_s=0.0, now_s=now_s, last_number=0, slots=_idle_slots(front))
 

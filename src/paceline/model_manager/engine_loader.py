@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from paceline import validation
 from paceline.async_llm import AsyncLLM
-from paceline.engine.engine_factory import check_options, check_source, local_files, local_options
+from paceline.engine.in_process_engine import check_options, check_source, local_files, local_options
 from paceline.engine.memory_needs import estimate_on_machine
 from paceline.engine.spare_workers import SPARE_WORKERS
 from paceline.errors import InvalidParams, NotEnoughMemory, PacelineError

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.cluster.cluster_engine import ClusterEngine
 from paceline.cluster.replica_calls import ReplicaCalls
-from paceline.engine.engine_factory import local_files
+from paceline.engine.in_process_engine import local_files
 from paceline.model_manager import ModelEntry, PreparedModel
 from paceline.model_manager.engine_loader import EngineHandle, engine_options, source_options
 from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot

@@ -19,7 +19,7 @@ from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import TextRequests
 from paceline.engine.questions import Resources
 from paceline.engine.saved_prefixes import StateFiles
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import Trial, WorkerEngine
 from paceline.observability.heartbeat import Pulse
 from paceline.observability.instruments import Instrument, Instruments

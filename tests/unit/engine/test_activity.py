@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.running_engine import LONG_S
 
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped, InvalidParams
 from paceline.params import SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine import engine_factory
+from paceline.engine import in_process_engine
 from paceline.engine.engine_factory import uses_gpu
 from paceline.runtime import Device
 
@@ -55,8 +55,8 @@ def test_a_projector_that_is_given_by_its_url_is_downloaded(monkeypatch: pytest.
         asked.append(model)
         return SimpleNamespace(path=Path("cache/mmproj.gguf"))
 
-    monkeypatch.setattr(engine_factory, "local_model", found)
-    options = engine_factory.local_options({"mmproj": "https://x.example/mmproj.gguf"}, offline=False, hf_token=None)
+    monkeypatch.setattr(in_process_engine, "local_model", found)
+    options = in_process_engine.local_options({"mmproj": "https://x.example/mmproj.gguf"}, offline=False, hf_token=None)
     assert options == {"mmproj": Path("cache/mmproj.gguf").absolute()}
     assert asked == ["https://x.example/mmproj.gguf"]
-    assert engine_factory.local_options({"mmproj": False}, offline=False, hf_token=None) == {"mmproj": False}
+    assert in_process_engine.local_options({"mmproj": False}, offline=False, hf_token=None) == {"mmproj": False}

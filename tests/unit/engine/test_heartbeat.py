@@ -11,7 +11,7 @@ import pytest
 from tests.running_engine import LONG_S, Running
 
 from paceline.engine.worker.black_box import Beat, BlackBox
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.observability.heartbeat import Sign
 from paceline.params import SamplingParams

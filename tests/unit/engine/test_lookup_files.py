@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.unit.speculation.test_lookup_cache import contents, written
 
-from paceline.engine import lookup_files
-from paceline.engine.lookup_files import LookupFiles
+from paceline.engine import saved_prefixes
+from paceline.engine.saved_prefixes import LookupFiles
 from paceline.errors import InvalidParams
 from paceline.speculation.drafters.lookup_cache import LookupCache
 from paceline.speculation.drafters.ngram import NgramDrafter
@@ -217,7 +217,7 @@ def test_a_file_of_which_not_all_will_be_kept_is_named(
     path = tmp_path / "dynamic.bin"
     path.write_bytes(written({(1, 2): {3: 4, 4: 4}, (2, 3): {4: 1}}))
     for most, num_warnings in ((3, 0), (2, 1)):
-        monkeypatch.setattr(lookup_files, "_MOST_PAIRS", most)
+        monkeypatch.setattr(saved_prefixes, "_MOST_PAIRS", most)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "paceline.engine"):
             loaded(dynamic=path)
@@ -233,7 +233,7 @@ def test_files_beyond_the_most_are_refused(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InvalidParams, match=f"it has more than {256 << 20} bytes"):
         loaded(static=path)
     path.unlink()
-    monkeypatch.setattr(lookup_files, "_MOST_PAIRS", 5)
+    monkeypatch.setattr(saved_prefixes, "_MOST_PAIRS", 5)
     drafter, files = loaded(dynamic=path)
     said(drafter, 1, [1, 2, 1, 2, 1, 2, 1, 2])
     files.save()

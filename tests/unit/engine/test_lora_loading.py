@@ -14,7 +14,7 @@ from tests.running_engine import LONG_S
 
 from paceline.engine import EngineClient
 from paceline.engine.adapters import name_of
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, EngineStopped, InvalidParams
 from paceline.params import SamplingParams

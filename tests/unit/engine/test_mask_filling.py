@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.engine import llama_backend
-from paceline.engine.constrained_sampler import ConstrainedSampler, MaskFiller
-from paceline.engine.llama_backend import LlamaBackend
+from paceline.engine.llama_backend import ConstrainedSampler, LlamaBackend, MaskFiller
 from paceline.errors import DecodeError, PacelineError, SamplingError
 from paceline.runtime.step import SamplerDraws, StepRowResult
 from paceline.sequence import Row, RowOutput

@@ -13,7 +13,7 @@ from tests.running_engine import LONG_S, Running
 
 from paceline.engine.output_router import map_future
 from paceline.engine.questions import slots
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineStopped
 from paceline.params import SamplingParams

@@ -32,10 +32,9 @@ from paceline.engine.backend import Backend, as_paceline_error
 from paceline.engine.core import Cancel, EndSlow, Engine, RequestCommand, SetInterval, SetPaused, Stop
 from paceline.engine.engine_thread import Runner
 from paceline.engine.inbox import Inbox
-from paceline.engine.lookup_files import LookupFiles
 from paceline.engine.media_encoder import EncodingQueue, MediaEncoder
 from paceline.engine.questions import Call, Reply, Resources, find_question
-from paceline.engine.saved_prefixes import StateFiles
+from paceline.engine.saved_prefixes import LookupFiles, StateFiles
 from paceline.engine.worker import messages
 from paceline.engine.worker.black_box import BEAT_S, BlackBox, PassAllowance, TracingExecutor, WorkerPulse
 from paceline.engine.worker.messages import Link

@@ -22,16 +22,14 @@ from paceline.constraints import check_constraint
 from paceline.engine.adapters import AdapterRegistry, adapter_paths
 from paceline.engine.arguments import ModelPath, engine_arguments, sampling_defaults
 from paceline.engine.base_engine import BaseEngine, fitted_config, open_trace
-from paceline.engine.client import EngineClient
 from paceline.engine.core import RequestCommand
 from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter, map_future
 from paceline.engine.prompts import Prompt, TextRequests
-from paceline.engine.questions import Question, measure_media, measuring, report
+from paceline.engine.questions import IdleFront, Question, measure_media, measuring, report
 from paceline.engine.worker import messages
-from paceline.engine.worker.lifecycle import Policy, RestartLimits
 from paceline.engine.worker.open_requests import Relay, TakeEvent
-from paceline.engine.worker.supervisor import NO_WORKER, Supervisor
+from paceline.engine.worker.supervisor import NO_WORKER, Policy, RestartLimits, Supervisor
 from paceline.engine.worker.worker_process import worker_setup
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
 from paceline.errors import Aborted, EngineStopped, Unsupported
@@ -271,7 +269,7 @@ class WorkerEngine(BaseEngine):
         asked = self._supervisor.calls.ask(question, args, delay_s)
         return asked if question.idle is None else map_future(asked, partial(self._or_idle, question.idle))
 
-    def _or_idle(self, idle: Callable[[EngineClient], R], answer: R) -> R:
+    def _or_idle(self, idle: Callable[[IdleFront], R], answer: R) -> R:
         if answer is not NO_WORKER:
             return answer
         if not self._supervisor.is_alive:

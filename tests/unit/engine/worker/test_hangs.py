@@ -22,7 +22,7 @@ from tests.unit.engine.worker.test_worker_engine import FAULTY, engine, first_of
 from paceline.config import EngineConfig
 from paceline.cost_model import TickCostModel
 from paceline.engine.questions import QUESTIONS, free_adapter, load_adapter
-from paceline.engine.worker import lifecycle
+from paceline.engine.worker import supervisor
 from paceline.engine.worker.black_box import PassAllowance
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineDied, InvalidParams, WorkerUnresponsive
@@ -186,7 +186,7 @@ def test_a_stopped_worker_is_replaced_and_no_token_is_lost_or_doubled() -> None:
 
 def test_a_request_that_hangs_the_engine_is_named_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pass does not come back: twice, and it ends with an error."""
-    monkeypatch.setattr(lifecycle, "_MOST_PATIENCE", 1)  # else the second time takes four times as long
+    monkeypatch.setattr(supervisor, "_MOST_PATIENCE", 1)  # else the second time takes four times as long
     with engine(backend=FAULTY, backend_options={"hangs": True}, hang_timeout_s=3.0) as one:
         good = start(one, "good", max_tokens=300)
         first = first_of(good)
@@ -260,7 +260,7 @@ def test_the_limit_is_checked() -> None:
 
 def test_a_request_that_is_prepared_for_ever_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that prepares requests does not come back; requests after it go on."""
-    monkeypatch.setattr(lifecycle, "LONG_WORK", 1)
+    monkeypatch.setattr(supervisor, "LONG_WORK", 1)
     with engine(backend=FAULTY, backend_options={"hangs": True}, hang_timeout_s=8.0) as one:
         bad = start(one, [65, HIDDEN_POISON], max_tokens=10)
         behind = start(one, "behind", max_tokens=100)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.engine.worker.black_box import Beat
-from paceline.engine.worker.lifecycle import LEAVE_S, HangWatch, RestartLimits, Restarts, ServersAway, Sleep
+from paceline.engine.worker.supervisor import LEAVE_S, HangWatch, RestartLimits, Restarts, ServersAway, Sleep
 from paceline.errors import RpcServerUnavailable
 from paceline.observability.heartbeat import Sign
 

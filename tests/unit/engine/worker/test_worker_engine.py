@@ -24,7 +24,7 @@ from tests.running_engine import LONG_S
 
 from paceline.cli.trace import stays_of
 from paceline.engine.worker import worker_engine
-from paceline.engine.worker.lifecycle import RestartLimits
+from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import (
     EngineDied,
