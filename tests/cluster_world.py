@@ -99,7 +99,7 @@ class MemoryReplica:
             for event in message.events if isinstance(message, messages.Happened) else ():
                 self._takers[event.key](event)
 
-    # ---- see `RelayEngine`
+    # ---- see `WorkerEngine`
 
     def relay(self, message: messages.EngineRequest, take: TakeEvent) -> int:
         key = next(self._keys)

@@ -1,7 +1,7 @@
-"""An engine over replicas: to its callers the same as an engine with a worker process.
+"""`ClusterEngine`: an `EngineClient` over several replicas of one model.
 
-Prompts are tokenised and requests are checked here, on the caller's thread, with the vocabulary alone; the weights are where the
-replicas are. The bounds of the queue are those of all replicas together.
+Prompts are tokenised and requests are checked here, on the caller's thread, with the vocabulary alone; the replicas have the
+weights. The bounds of the queue are those of all replicas together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 
 from paceline.clock import MonotonicClock
 from paceline.cluster.dispatcher import Dispatcher
-from paceline.cluster.replica_calls import Call, ReplicaCalls
+from paceline.cluster.replica_calls import ReplicaCalls
 from paceline.config import EngineConfig
 from paceline.engine.adapters import AdapterRegistry, name_of
 from paceline.engine.arguments import engine_arguments
@@ -28,6 +28,7 @@ from paceline.engine.inbox import FrontInbox
 from paceline.engine.output_router import OutputRouter, map_future
 from paceline.engine.prompts import Prompt, TextRequests
 from paceline.engine.questions import (
+    MEASURE_REPLY_S,
     MediaSizes,
     Question,
     Reply,
@@ -52,8 +53,7 @@ from paceline.sequence import Limits, Request
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
-_MEDIA_S: Final = 60.0
-_POLL_S: Final = 0.1  # between two checks whether waiting is cancelled
+_POLL_S: Final = 0.1  # between two checks whether the wait for a replica is cancelled
 _FILES = (
     "saved prefixes are files of one machine, and the replicas of a cluster have none in common; requests find cached prefixes "
     "on the replica that has them by themselves"
@@ -63,12 +63,12 @@ _ASK_SLOTS: Final = messages.encode(slots.call(0, ()))
 
 
 class ClusterEngine(BaseEngine):
-    """A front over replicas.
+    """An engine over replicas.
 
     Args:
-        paths: The files of the model, of which the vocabulary is loaded.
-        options: Of the engines of the replicas, as `LLM` takes them.
-        make_calls: Makes what connects with the replicas; called on the engine's event loop.
+        paths: The files of the model; the vocabulary is loaded from them.
+        options: The options of the replicas' engines, as `LLM` takes them.
+        make_calls: Makes the calls to the replicas; called on the dispatcher's event loop.
         share: The share of all requests of the replicas that this front may have.
         cancel: Ends the wait for the first replica when it is set.
         front_model: In place of `paths`, for tests.
@@ -92,7 +92,7 @@ class ClusterEngine(BaseEngine):
         self._per_replica = self.config
         self._share = share
         self._clock = MonotonicClock()
-        self.metrics = Metrics(self.config.num_slots, has_ticks=False)  # the replicas count those
+        self.metrics = Metrics(self.config.num_slots, has_ticks=False)  # the replicas count ticks
         self._inbox = FrontInbox(1, self.config.max_queue_tokens)
         self._router = OutputRouter(self._inbox)
         self._totals = ReplicaTotals()
@@ -101,7 +101,7 @@ class ClusterEngine(BaseEngine):
         self._thread = self._dispatcher
         self._dispatcher.end_when_lost(self)
         front: FrontModel | None = None
-        try:  # replicas are found meanwhile
+        try:  # the dispatcher finds replicas meanwhile
             front = LlamaFrontModel(list(paths), options.get("kv_overrides")) if front_model is None else front_model
             ready = self._first_replica(cancel)
         except BaseException:
@@ -129,8 +129,17 @@ class ClusterEngine(BaseEngine):
             clock=self._clock,
             measure=measuring(partial(_measure, self._dispatcher)),
         )
-        self._dispatcher.adapter_paths = partial(_adapter_paths, self._adapters)
-        self._dispatcher.on_joined = partial(_joined, weakref.ref(self))
+        adapters, this = (
+            self._adapters,
+            weakref.ref(self),
+        )  # losing the engine ends the dispatcher, so it keeps no reference
+
+        def on_joined(replicas: Mapping[str, messages.Ready]) -> None:
+            if (engine := this()) is not None:
+                engine.take_replicas(replicas)
+
+        self._dispatcher.adapter_paths = lambda: {adapter.name: adapter.path for adapter in adapters.all()}
+        self._dispatcher.on_joined = on_joined
         self._dispatcher.announce()
         self._dispatcher.on_gone = self._totals.gone
 
@@ -146,23 +155,25 @@ class ClusterEngine(BaseEngine):
         return tuple(self._dispatcher.replicas)
 
     def replica_places(self) -> dict[str, tuple[str, int]]:
-        """Return host and process of each replica, where they are known."""
-        facts = {name: one.facts for name, one in self._dispatcher.replicas.items()}
-        return {name: (one["host"], one["pid"]) for name, one in facts.items() if "pid" in one}
+        """Return host and process of each replica that reports them."""
+        facts = {name: ready.facts for name, ready in self._dispatcher.replicas.items()}
+        return {name: (known["host"], known["pid"]) for name, known in facts.items() if "pid" in known}
 
     def _take_limits(self, replicas: Mapping[str, messages.Ready]) -> None:
-        """Take the slots of all replicas together, and the least of what each of them allows."""
+        """Take the slots of all replicas together, and the lowest of their other limits."""
         if not replicas:
-            return  # requests wait for the next one, as many as before
-        all_limits = [Limits(**_limits_of(one)) for one in replicas.values()]
-        num_slots = sum(one.num_slots for one in all_limits)
-        least = min(all_limits, key=lambda one: one.max_positions)
-        cells = [one.num_cells for one in all_limits]
+            return  # as many requests as before may wait for the next replica
+        all_limits = [
+            Limits(**{**ready.limits, "boundary_ids": frozenset(ready.limits.get("boundary_ids", ()))})
+            for ready in replicas.values()
+        ]
+        num_slots = sum(limits.num_slots for limits in all_limits)
+        cells = [limits.num_cells for limits in all_limits if limits.num_cells is not None]
         self.limits = replace(
-            least,
+            min(all_limits, key=lambda limits: limits.max_positions),
             num_slots=num_slots,
-            num_cells=None if None in cells else sum(one for one in cells if one is not None),
-            max_embedding_tokens=min(one.max_embedding_tokens for one in all_limits),
+            num_cells=sum(cells) if len(cells) == len(all_limits) else None,
+            max_embedding_tokens=min(limits.max_embedding_tokens for limits in all_limits),
         )
         max_queue = self._per_replica.max_queue * len(all_limits)
         most_tokens = self._per_replica.max_queue_tokens
@@ -179,14 +190,14 @@ class ClusterEngine(BaseEngine):
         return max(1, math.ceil(count * self._share))
 
     def take_replicas(self, replicas: Mapping[str, messages.Ready]) -> None:
-        """Take over what the replicas of the moment say of themselves. On the dispatcher's thread."""
+        """Take the limits of the present replicas. On the dispatcher's thread."""
         self._take_limits(replicas)
         self._text_requests = replace(self._text_requests, limits=self.limits)
 
     # ---- requests
 
     def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
-        """See `EngineClient`. A request without a seed gets one, so that another replica draws the same."""
+        """Prepare a request; without a seed it gets one, so that another replica draws the same tokens."""
         if params.seed is None:
             params = params.replace(seed=secrets.randbits(64))
         return super().prepare(prompt, params, options)
@@ -197,45 +208,49 @@ class ClusterEngine(BaseEngine):
     # ---- adapters and files
 
     def _load_adapter(self, key: str, path: str) -> None:
-        self._on_all(key, "load_lora", name_of(key), path, True)
+        self._set_adapter(name_of(key), path)
 
     def _free_adapter(self, key: str) -> None:
         name = name_of(key)
-        if all(one.name != name for one in self.loras()):  # else another file has taken its place in the replicas
-            self._on_all(key, "unload_lora", name)
+        if all(adapter.name != name for adapter in self.loras()):  # else another file has replaced it in the replicas
+            self._set_adapter(name, None)
 
-    def _on_all(self, key: str, method: Call, *args: Any) -> None:
-        """Change the adapters of all replicas. Raises the first error; then replicas may differ until it is tried again."""
-        replies = self._dispatcher.ask_all(method, *args).result()
+    def _set_adapter(self, name: str, path: str | None) -> None:
+        """Change an adapter of all replicas. Raises the first error; then replicas may differ until it is tried again."""
+        replies = self._dispatcher.ask_all("set_adapter", name, path).result()
         if not replies:
-            raise EngineError(f"no replica was there to change the adapter {name_of(key)!r}; try again")
+            raise EngineError(f"no replica was there to change the adapter {name!r}; try again")
         for replica_id, data in replies.items():
-            done = messages.decode_up(data)
-            error = done.error if isinstance(done, Reply) else None
-            if error is not None:
+            if (error := _reply(data).error) is not None:
                 raise AdapterError(f"replica {replica_id}: {error}") from error
 
     # ---- state
 
     def stats(self) -> MetricsSnapshot:
-        """See `EngineClient`: of all replicas together. What one did after its last report is lost with it."""
+        """Return the metrics of all replicas together. A replica that is gone counts with its last report."""
         with suppress(EngineStopped):
             for name, snapshot in self.replica_stats().items():
                 self._totals.report(name, snapshot)
         return self._totals.together(self.metrics.snapshot())
 
     def reported_stats(self, max_age_s: float) -> None:
-        """See `EngineClient`: replicas report nothing unasked."""
+        """Return None: replicas report only when they are asked."""
 
     def replica_stats(self) -> dict[str, MetricsSnapshot]:
-        """Return the metrics of each replica, as it reports them."""
-        replies = self._dispatcher.ask_state("stats").result()
-        return {name: MetricsSnapshot(tuple(_samples(data))) for name, data in replies.items()}
+        """Return the metrics of each replica."""
+        replies = {
+            name: messages.decode_up(data) for name, data in self._dispatcher.ask_state("stats").result().items()
+        }
+        return {
+            name: MetricsSnapshot(tuple(reply.samples) if isinstance(reply, messages.Stats) else ())
+            for name, reply in replies.items()
+        }
 
     def _ask(self, question: Question[R, *Ts], args: tuple[*Ts], delay_s: float = 0.0) -> Future[R]:
-        """Ask all replicas for their slots, or for activity, of which they have slots alone and no delay.
+        """Ask all replicas for their slots, for the questions on slots and activity. Raises `Unsupported` for other questions.
 
-        The slots come in the order of the replicas' ids; ticks and trees are the replicas' own. Raises `Unsupported` for others.
+        The slots come in the order of the replicas' ids. An activity has slots only, without delay: ticks and trees are
+        the replicas' own.
         """
         del args, delay_s
         self._dispatcher.check_process()
@@ -253,62 +268,45 @@ class ClusterEngine(BaseEngine):
         return EngineActivity(started_s=0.0, now_s=now_s, last_number=0, slots=found, num_waiting=found.num_waiting)
 
     def replica_slots(self) -> dict[str, SlotsSnapshot]:
-        """Return what each slot of each replica does."""
+        """Return the slots of each replica."""
         return _slots(self._dispatcher.ask_state("ask", _ASK_SLOTS).result())
 
     def _joined_slots(self, replies: dict[str, bytes]) -> SlotsSnapshot:
-        """Return the slots under ids and keys that are unique here: replicas count both by themselves."""
+        """Return the slots with new ids and keys, since each replica numbers its own."""
         found = _slots(replies)
         views = [
-            replace(one, key=None if one.key is None else one.key * len(found) + index)
+            replace(view, key=None if view.key is None else view.key * len(found) + index)
             for index, name in enumerate(sorted(found))
-            for one in found[name]
+            for view in found[name]
         ]
-        num_on_replicas = len({one.key for one in views if one.key is not None})
-        num_waiting = max(0, self._inbox.num_open - num_on_replicas, sum(one.num_waiting for one in found.values()))
-        return SlotsSnapshot(tuple(replace(one, id=index) for index, one in enumerate(views)), num_waiting)
+        num_on_replicas = len({view.key for view in views if view.key is not None})
+        num_waiting = max(
+            0, self._inbox.num_open - num_on_replicas, sum(snapshot.num_waiting for snapshot in found.values())
+        )
+        return SlotsSnapshot(tuple(replace(view, id=index) for index, view in enumerate(views)), num_waiting)
 
 
-def _joined(engine: weakref.ref[ClusterEngine], replicas: Mapping[str, messages.Ready]) -> None:
-    """Call the engine without keeping it alive: losing it ends the dispatcher."""
-    found = engine()
-    if found is not None:
-        found.take_replicas(replicas)
-
-
-def _adapter_paths(adapters: AdapterRegistry) -> dict[str, str]:
-    return {one.name: one.path for one in adapters.all()}
-
-
-def _limits_of(ready: messages.Ready) -> dict[str, Any]:
-    limits = dict(ready.limits)
-    return {**limits, "boundary_ids": frozenset(limits.get("boundary_ids", ()))}
-
-
-def _samples(data: bytes) -> list[Any]:
-    message = messages.decode_up(data)
-    return message.samples if isinstance(message, messages.Stats) else []
+def _reply(data: bytes) -> Reply:
+    """Return the `Reply` of a replica. Raises `EngineError` for one of another version."""
+    reply = messages.decode_up(data)
+    if not isinstance(reply, Reply):
+        raise EngineError(f"a replica replied by a {type(reply).__name__}")
+    return reply
 
 
 def _slots(replies: Mapping[str, bytes]) -> dict[str, SlotsSnapshot]:
-    found = {}
-    for name, data in replies.items():
-        reply = messages.decode_up(data)
-        if isinstance(reply, Reply) and reply.result is not None:
-            found[name] = slots.result(reply)
-    return found
+    read = {name: _reply(data) for name, data in replies.items()}
+    return {name: slots.result(reply) for name, reply in read.items() if reply.result is not None}
 
 
 def _measure(dispatcher: Dispatcher, args: tuple[MediaExtent]) -> Future[tuple[MediaSizes, ...]]:
-    """Ask a replica what an image or audio becomes, and wait for the reply."""
+    """Ask a replica for the sizes of an image or audio, and wait for the reply."""
     measured: Future[tuple[MediaSizes, ...]] = Future()
     try:
-        data = dispatcher.ask_one("ask", messages.encode(measure_media.call(0, args))).result(_MEDIA_S)
+        reply = _reply(dispatcher.ask_one("ask", messages.encode(measure_media.call(0, args))).result(MEASURE_REPLY_S))
     except TimeoutError:
-        raise EngineError(f"no replica measured an image or audio within {_MEDIA_S:.0f} s; try again") from None
-    reply = messages.decode_up(data)
-    if not isinstance(reply, Reply):
-        raise EngineError(f"a replica measured an image or audio by a {type(reply).__name__}")
+        text = f"no replica measured an image or audio within {MEASURE_REPLY_S:.0f} s; try again"
+        raise EngineError(text) from None
     if reply.error is not None:
         raise reply.error
     measured.set_result(measure_media.result(reply))

@@ -1,6 +1,7 @@
-"""The connections of a front with the replicas: each has a task that reads its events, and one that renews the session.
+"""The connections of a front with the replicas, and the commands on their way to them. On the dispatcher's event loop.
 
-On the engine's event loop. What happens is reported to a `ConnectionObserver`; none of its methods waits.
+Each connection has a task that reads the replica's events and a task that renews the session. A `ConnectionObserver` gets the
+reports; none of its methods waits.
 """
 
 from __future__ import annotations
@@ -24,39 +25,45 @@ SILENCE_S: Final = 2 * LEASE_S
 """A replica that does not renew a session for so long hangs, or cannot be reached."""
 
 _AGAIN_S: Final = 0.5  # before a failed call is made again, while the replica is not known to be lost
-_PAUSE_S: Final = 0.5  # before events are read again that ended at once
+_PAUSE_S: Final = 0.5  # before events are read again after a stream that ended at once
 
 
 class ConnectionObserver(Protocol):
-    """Takes reports on replicas, each by its id."""
+    """Gets reports on replicas, each by its id."""
 
     def joined(self, replica_id: str, ready: messages.Ready) -> None:
-        """Take in a replica that takes requests; its parts will be read."""
+        """Add a replica that takes requests."""
 
     def left(self, replica_id: str) -> None:
-        """Note that a replica takes no more requests; it goes on with what it has for a while."""
+        """Note that a replica takes no more requests; it goes on with its requests for a while."""
 
     def lost(self, replica_id: str, why: str) -> None:
-        """Note that a replica is gone, or what it had for this front is."""
+        """Note that a replica is gone, or has ended the requests of this front."""
 
-    def received(self, replica_id: str, parts: list[RequestEvent]) -> None:
-        """Take parts of requests."""
+    def received(self, replica_id: str, events: list[RequestEvent]) -> None:
+        """Take events of requests."""
 
 
 class Connections:
-    """All connections. front: this front's id, which no other has."""
+    """All connections of a front.
+
+    Args:
+        calls: Calls to the replicas.
+        front: The front's id, which no other front has.
+        observer: Gets the reports.
+    """
 
     def __init__(self, calls: ReplicaCalls, front: str, observer: ConnectionObserver) -> None:
         self._calls, self._front, self._observer = calls, front, observer
         self._members: frozenset[str] = frozenset()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._joined: dict[str, tuple[int, messages.Ready]] = {}
-        self._lost: set[str] = set()  # those that may still have a session, which nothing is read from
+        self._lost: set[str] = set()  # replicas that may still have a session, from which nothing is read
         self._closing: set[asyncio.Task[Any]] = set()
         self._has_members = asyncio.Event()
 
     def begin(self) -> None:
-        """Begin to follow the set of replicas."""
+        """Begin to follow the replicas."""
         self._calls.watch(self._changed)
 
     @property
@@ -66,12 +73,12 @@ class Connections:
 
     @property
     def joined(self) -> frozenset[str]:
-        """Those of them that are connected."""
+        """The replicas that take requests and are connected."""
         return self._members & self._joined.keys()
 
     @property
     def known(self) -> frozenset[str]:
-        """All that are connected or about to be, those that are drained, too."""
+        """All replicas that are connected or about to be, also if they are being drained."""
         return frozenset(self._tasks)
 
     async def wait_for_members(self) -> None:
@@ -79,26 +86,21 @@ class Connections:
         await self._has_members.wait()
 
     def session(self, replica_id: str) -> int:
-        """Return the number of this front's session at a replica; 0 where it is not connected."""
-        number, _ = self._joined.get(replica_id, (0, None))
-        return number
-
-    def is_known(self, replica_id: str) -> bool:
-        """Whether a replica is connected, or is about to be."""
-        return replica_id in self._tasks
+        """Return the number of this front's session with a replica; 0 if it is not connected."""
+        return self._joined[replica_id][0] if replica_id in self._joined else 0
 
     def expect(self, replica_id: str) -> None:
-        """Connect with a replica that has got a request before it was reported."""
+        """Connect with a replica that got a request before it was reported."""
         if replica_id not in self._tasks:
             self._connect(replica_id)
 
     def leave(self, replica_id: str) -> None:
-        """End the connection with a replica that takes no requests and has none of ours."""
+        """End the connection with a replica that takes no requests and has no request of this front."""
         task = self._tasks.pop(replica_id, None)
-        self._forget(replica_id)
+        self._joined.pop(replica_id, None)
         if task is not None:
             task.cancel()
-            self._keep(self._say_goodbye(replica_id))
+            self._keep(self._end_session(replica_id))
 
     async def aclose(self) -> None:
         """End all connections."""
@@ -122,7 +124,7 @@ class Connections:
         for replica_id in sorted(members):
             if replica_id not in self._tasks:
                 self._connect(replica_id)
-            elif replica_id in new and replica_id in self._joined:  # it was to be drained, and takes requests again
+            elif replica_id in new and replica_id in self._joined:  # it was being drained, and takes requests again
                 self._observer.joined(replica_id, self._joined[replica_id][1])
         for replica_id in sorted(gone):
             if replica_id in self._tasks:
@@ -137,7 +139,7 @@ class Connections:
         """Read a replica's events until it is gone."""
         why = "its events ended"
         try:
-            if replica_id in self._lost:  # what it still computes goes on elsewhere
+            if replica_id in self._lost:  # its old session's requests continue elsewhere
                 self._lost.discard(replica_id)
                 await self._calls.call(replica_id, "leave", self._front)
             number = await self._calls.call(replica_id, "renew", self._front)
@@ -149,17 +151,17 @@ class Connections:
                 group.create_task(self._renew(replica_id, number))
         except* ReplicaGone as gone:
             why = str(gone.exceptions[0])
-        except* Exception as failures:  # noqa: BLE001 - whatever it is, the replica cannot be followed
+        except* Exception as failures:  # noqa: BLE001 - the replica cannot be followed
             why = str(failures.exceptions[0])
             _log.exception("replica %s cannot be followed", replica_id)
         if self._tasks.get(replica_id) is asyncio.current_task():
             del self._tasks[replica_id]
             self._lose(replica_id, why)
-            if replica_id in self._members:  # it may be there again, or still
+            if replica_id in self._members:  # it may still be there
                 self._keep(self._connect_again(replica_id))
 
     async def _part_with(self, replica_id: str) -> None:
-        """Find out whether a replica that takes no more requests is being drained, or has died."""
+        """Find out whether a replica that takes no more requests is being drained or has died."""
         why = None
         try:
             async with asyncio.timeout(RENEW_S):
@@ -175,7 +177,7 @@ class Connections:
             self._lose(replica_id, why or "it was stopped before it was connected")
 
     def _lose(self, replica_id: str, why: str) -> None:
-        self._forget(replica_id)
+        self._joined.pop(replica_id, None)
         self._lost.add(replica_id)
         self._observer.lost(replica_id, why)
         self._forget_calls(replica_id)
@@ -193,7 +195,7 @@ class Connections:
                 message = messages.decode_up(frame)
                 if isinstance(message, messages.Happened):
                     self._observer.received(replica_id, message.events)
-            if not has_any:  # as its session ended, or what carries its events did: renewing finds out
+            if not has_any:  # the session or the connection has ended: renewing finds out
                 await asyncio.sleep(_PAUSE_S)
 
     async def _renew(self, replica_id: str, number: int) -> None:
@@ -207,16 +209,13 @@ class Connections:
             if now != number:
                 raise ReplicaGone("it took this front for dead, and ended its requests", replica_id)
 
-    async def _say_goodbye(self, replica_id: str) -> None:
+    async def _end_session(self, replica_id: str) -> None:
         try:
             async with asyncio.timeout(RENEW_S):
                 await self._calls.call(replica_id, "leave", self._front)
         except (ReplicaGone, TimeoutError):
-            pass  # it ends the session by itself, if it is still there
+            pass  # if it is still there, it ends the session after the lease
         self._forget_calls(replica_id)
-
-    def _forget(self, replica_id: str) -> None:
-        self._joined.pop(replica_id, None)
 
     def _forget_calls(self, replica_id: str) -> None:
         if replica_id not in self._members and replica_id not in self._tasks:
@@ -238,7 +237,7 @@ class CommandSender:
     Args:
         calls: Calls to the replicas.
         front: This front's id.
-        is_known: Whether a replica is connected or about to be.
+        is_known: Returns whether a replica is connected or about to be.
     """
 
     def __init__(self, calls: ReplicaCalls, front: str, is_known: Callable[[str], bool]) -> None:
@@ -280,8 +279,8 @@ class CommandSender:
             except ReplicaGone:
                 if not self._is_known(replica_id):
                     return
-                await asyncio.sleep(_AGAIN_S)  # `forget` ends this, where it is lost
-            except Exception:  # noqa: BLE001 - they are wanted by callers, who get their end in any case
+                await asyncio.sleep(_AGAIN_S)  # `forget` ends this if the replica is lost
+            except Exception:  # noqa: BLE001 - callers get the end of their requests in any case
                 _log.exception("replica %s did not take commands", replica_id)
                 return
             else:
@@ -289,7 +288,7 @@ class CommandSender:
 
 
 def _described(data: bytes) -> messages.Ready:
-    """Return what a replica said of itself. Raises `EngineError` for one of another version."""
+    """Return the description of a replica. Raises `EngineError` for a replica of another version."""
     ready = messages.decode_up(data)
     if not isinstance(ready, messages.Ready):
         raise EngineError(f"a replica described itself by a {type(ready).__name__}")

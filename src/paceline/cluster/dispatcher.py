@@ -1,10 +1,9 @@
-"""The one thread of an engine over replicas: it sends requests to them, delivers what they report, and moves requests.
+"""The thread of an engine over replicas: it sends requests to replicas, delivers their events, and moves requests.
 
     commands of callers ──inbox──> [this thread] ──calls──> replicas
     channels, futures  <─router─ [this thread] <─events──  replicas
 
-It runs an event loop, on which everything here happens; no thread waits for it. Every accepted request ends here, whatever
-happens to replicas.
+It runs an event loop, and no thread waits for it. Every accepted request ends here, whatever happens to replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from paceline.clock import Clock
 from paceline.cluster.connections import Connections
-from paceline.cluster.replica_calls import Call, ReplicaCalls, ReplicaGone
+from paceline.cluster.replica_calls import Method, ReplicaCalls, ReplicaGone
 from paceline.cluster.routed_requests import RoutedRequests
 from paceline.engine.core import Cancel, Command, Drain, EndSlow, SetInterval, SetPaused, Stop, Submit
 from paceline.engine.engine_thread import EngineThread
@@ -40,16 +39,25 @@ T = TypeVar("T")
 _SHUT_DOWN = "the engine over replicas was shut down; make a new one"
 
 _END_S: Final = 5.0  # for connections to end
-_TURN_S: Final = 10.0  # for a replica to reply, before another one is asked
-_STATE_S: Final = 2.0  # for replicas to report; metrics of one that does not are those of its last report
+_TURN_S: Final = 10.0  # for a replica to reply before another replica is asked
+_STATE_S: Final = 2.0  # for replicas to report their state
 
 
 class Dispatcher(EngineThread):
-    """Owns the thread and its event loop.
+    """Owns the thread and its event loop. It is the `ConnectionObserver` of its connections.
 
-    make_calls: called on the loop. `ready` is done when the first replica has described itself. `on_joined` is called with
-    the descriptions of all replicas whenever there are others, `on_gone` with a replica that is there no more. adapter_paths:
-    returns the files of adapters that replicas may have to load.
+    Args:
+        make_calls: Makes the calls to replicas; called on the loop.
+        inbox: Commands come from it.
+        router: Events go to it.
+        clock: The clock.
+        watch: Gets telemetry of the requests.
+
+    Attributes:
+        ready: Done when the first replica has described itself.
+        on_joined: Called with the descriptions of all replicas at each change.
+        on_gone: Called with the id of a replica that is gone.
+        adapter_paths: Returns the files of the adapters by name, which replicas may have to load.
     """
 
     _inbox: FrontInbox
@@ -73,7 +81,7 @@ class Dispatcher(EngineThread):
         self._described: dict[str, messages.Ready] = {}
         self._num_lost = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._line_timer: asyncio.TimerHandle | None = None  # of the first deadline in the inbox's line
+        self._line_timer: asyncio.TimerHandle | None = None  # for the first deadline in the inbox's line
         self._calls: ReplicaCalls | None = None
         self._asked_lock = threading.Lock()
         self._asked: set[Future[Any]] = set()
@@ -85,7 +93,7 @@ class Dispatcher(EngineThread):
 
     @property
     def replicas(self) -> dict[str, messages.Ready]:
-        """The replicas that are connected, with what they said of themselves; to be read only."""
+        """The descriptions of the replicas that are connected; to be read only."""
         return self._described
 
     def heartbeat(self) -> Heartbeat:
@@ -99,28 +107,28 @@ class Dispatcher(EngineThread):
         return heartbeat_of(own, now, past)
 
     def announce(self) -> None:
-        """Have `on_joined` called now, on the thread: one that is set late has missed earlier calls."""
+        """Call `on_joined` now, on the thread: it was set after the first replica came."""
         loop = self._loop
         if loop is not None:
             loop.call_soon_threadsafe(lambda: self.on_joined(self._described))
 
-    def ask_all(self, method: Call, *args: Any) -> Future[dict[str, Any]]:
-        """Return a future of what a method of each connected replica returns; those that are gone are left out."""
+    def ask_all(self, method: Method, *args: Any) -> Future[dict[str, Any]]:
+        """Return a future of the results of a method of each connected replica; replicas that are gone are left out."""
         return self._run_on_loop(lambda: self._ask_all(lambda name: self._reply(name, method, *args)))
 
-    def ask_state(self, method: Call, *args: Any) -> Future[dict[str, Any]]:
-        """As `ask_all`, within `_STATE_S`: replicas that hang or fail are left out, so that the others can be seen."""
+    def ask_state(self, method: Method, *args: Any) -> Future[dict[str, Any]]:
+        """As `ask_all`, within `_STATE_S`: replicas that hang or fail are left out, too."""
         return self._run_on_loop(lambda: self._ask_all(lambda name: self._state(name, method, *args)))
 
-    def ask_one(self, method: Call, *args: Any) -> Future[Any]:
-        """Return a future of what a method of any replica returns: of the next one where one is gone or does not reply soon.
+    def ask_one(self, method: Method, *args: Any) -> Future[Any]:
+        """Return a future of the result of a method of any replica. It fails with `EngineError` if there is none.
 
-        It fails with `EngineError` where there is none.
+        If a replica is gone or does not reply within `_TURN_S`, the next replica is asked.
         """
         return self._run_on_loop(lambda: self._ask_one(method, *args))
 
     def _run_on_loop(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Return a future of what a coroutine on the loop returns. It fails with `EngineStopped` where the loop ends before."""
+        """Return a future of the result of a coroutine on the loop. It fails with `EngineStopped` if the loop ends first."""
         loop = self._loop
         with self._asked_lock:
             if loop is None or self._is_over_for_questions:
@@ -151,7 +159,7 @@ class Dispatcher(EngineThread):
             reply.set_result(task.result())
 
     def _refuse_questions(self) -> None:
-        """Fail the questions that have got no reply; the loop is closed, and there will be none."""
+        """Fail the questions without a reply: the loop is closed."""
         with self._asked_lock:
             self._is_over_for_questions = True
         for reply in tuple(self._asked):
@@ -159,12 +167,12 @@ class Dispatcher(EngineThread):
                 reply.set_exception(EngineStopped(_SHUT_DOWN))
 
     def _interrupt(self) -> None:
-        """Do nothing: this thread runs no pass, and takes commands at once."""
+        """Do nothing: this thread takes commands at once."""
 
     # ---- the thread
 
     def _run(self) -> None:
-        with ExitStack() as ends:  # all of them are called, the last one first, whatever others raise
+        with ExitStack() as ends:  # all of them are called, in reverse order, even if another raises
             ends.callback(lambda: self.ended.set_result(self._gave_up))
             ends.callback(self._refuse_to_start)
             ends.callback(self._refuse_questions)
@@ -174,7 +182,7 @@ class Dispatcher(EngineThread):
             ends.callback(self._pulse.end)
             try:
                 asyncio.run(self._serve())
-            except Exception as error:  # noqa: BLE001 - no other thread ends what is open
+            except Exception as error:  # noqa: BLE001 - no other thread ends the open requests
                 _log.exception("the dispatcher of an engine over replicas failed; its requests end with an error")
                 self._gave_up = EngineStopped(f"the dispatcher failed: {error!r}")
                 self._inbox.close_for(self._gave_up)
@@ -211,17 +219,12 @@ class Dispatcher(EngineThread):
                 async with asyncio.timeout(_END_S):
                     await self._connections.aclose()
 
-    @property
-    def _known_calls(self) -> ReplicaCalls:
-        assert self._calls is not None  # noqa: S101 - made before the loop is known
-        return self._calls
-
     async def _ask_all(self, ask: Callable[[str], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
         names = list(self._described)
         replies = await asyncio.gather(*map(ask, names))
         return {name: reply for name, reply in zip(names, replies, strict=True) if reply is not None}
 
-    async def _ask_one(self, method: Call, *args: Any) -> Any:
+    async def _ask_one(self, method: Method, *args: Any) -> Any:
         names = list(self._described)
         for replica_id in names:
             is_last = replica_id == names[-1]
@@ -234,13 +237,14 @@ class Dispatcher(EngineThread):
                 return reply
         raise EngineError("no replica is there to reply; try again")
 
-    async def _reply(self, replica_id: str, method: Call, *args: Any) -> Any:
+    async def _reply(self, replica_id: str, method: Method, *args: Any) -> Any:
+        assert self._calls is not None  # noqa: S101 - made before the loop is known
         try:
-            return await self._known_calls.call(replica_id, method, *args)
+            return await self._calls.call(replica_id, method, *args)
         except ReplicaGone:
             return None
 
-    async def _state(self, replica_id: str, method: Call, *args: Any) -> Any:
+    async def _state(self, replica_id: str, method: Method, *args: Any) -> Any:
         try:
             async with asyncio.timeout(_STATE_S):
                 return await self._reply(replica_id, method, *args)
@@ -288,7 +292,7 @@ class Dispatcher(EngineThread):
     # ---- see `ConnectionObserver`
 
     def joined(self, replica_id: str, ready: messages.Ready) -> None:
-        """Take a replica in."""
+        """Add a replica."""
         self._described = {**self._described, replica_id: ready}
         self.on_joined(self._described)
         if not self.ready.done():
@@ -297,14 +301,14 @@ class Dispatcher(EngineThread):
         self._rest()
 
     def left(self, replica_id: str) -> None:
-        """Move the requests of a replica that is drained."""
+        """Move the requests of a replica that is being drained."""
         self._forget(replica_id)
         self._requests.left(replica_id)
         self._rest()
 
     def lost(self, replica_id: str, why: str) -> None:
-        """Continue the requests of a replica that died elsewhere."""
-        if replica_id in self._described:  # else it was lost before, and cannot be connected with
+        """Continue the requests of a dead replica elsewhere."""
+        if replica_id in self._described:  # else it was lost before and could not be connected again
             self._num_lost += 1
             self._watch.restarted()
             _log.warning("replica %s is lost: %s", replica_id, why)
@@ -312,15 +316,15 @@ class Dispatcher(EngineThread):
         self._requests.lost(replica_id, why)
         self._rest()
 
-    def received(self, replica_id: str, parts: list[RequestEvent]) -> None:
-        """Deliver what a replica reports."""
+    def received(self, replica_id: str, events: list[RequestEvent]) -> None:
+        """Deliver the events of a replica."""
         self._pulse.tick()
-        self._requests.received(replica_id, parts)
+        self._requests.received(replica_id, events)
         self._rest()
 
     def _forget(self, replica_id: str) -> None:
         if replica_id in self._described:
-            self._described = {name: one for name, one in self._described.items() if name != replica_id}
+            self._described = {name: ready for name, ready in self._described.items() if name != replica_id}
             self._since_s = self._clock.now()
             self.on_gone(replica_id)
             self.on_joined(self._described)

@@ -1,30 +1,18 @@
-"""What an engine over replicas needs of whatever connects it with them, such as Ray Serve. On the engine's event loop."""
+"""Calls of a replica's methods, which Ray Serve or another carrier makes. On the dispatcher's event loop."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal, Protocol
 
-from paceline.cluster import PromptBlocks
+from paceline.cluster.prefix_digest import PromptBlocks
 
-Call = Literal[
-    "describe",
-    "submit",
-    "command",
-    "events",
-    "renew",
-    "leave",
-    "stats",
-    "heartbeat",
-    "load_lora",
-    "unload_lora",
-    "ask",
-]
-"""The methods of a `ReplicaService` that are called from elsewhere."""
+Method = Literal["describe", "submit", "command", "events", "renew", "leave", "stats", "ask", "set_adapter"]
+"""The methods of a `ReplicaService` that fronts call."""
 
 
 class ReplicaGone(Exception):
-    """A replica did not reply: it died, is gone or cannot be reached. replica_id: None where that is not known."""
+    """A replica did not reply: it died, is gone or cannot be reached. replica_id: None if that is not known."""
 
     def __init__(self, why: str, replica_id: str | None = None) -> None:
         super().__init__(why)
@@ -32,32 +20,32 @@ class ReplicaGone(Exception):
 
 
 class ReplicaEnded(ReplicaGone):
-    """A replica's engine has ended, while its process is there: it took in nothing, and what it had has to go on elsewhere."""
+    """A replica's engine has ended while its process is there. It has begun no request, and its requests continue elsewhere."""
 
 
 class ReplicaCalls(Protocol):
     """Calls to the replicas of one model. A call that is cancelled may have been made."""
 
     def watch(self, changed: Callable[[frozenset[str]], None]) -> None:
-        """Call `changed`, on this loop, with the replicas that take requests: now, and whenever they are others.
+        """Call `changed`, on this loop, with the replicas that take requests: now, and at each change.
 
-        A replica that is missing was stopped, or is being drained: it may go on for a while with what it has.
+        A replica that is missing was stopped, or is being drained: it may go on with its requests for a while.
         """
 
-    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Call, *args: Any) -> Any:
-        """Return what a method of the replica returns that is best for a prompt.
+    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Method, *args: Any) -> Any:
+        """Return the result of a method of the best replica for a prompt. Waits while there is none. Raises `ReplicaGone`.
 
-        Waits as long as there is none. avoid: replicas that are only chosen where there are no others. Raises `ReplicaGone`.
+        avoid: replicas that are chosen only if there are no others.
         """
 
-    async def call(self, replica_id: str, method: Call, *args: Any) -> Any:
-        """Return what a method of one replica returns. Raises `ReplicaGone`, and what the method raises."""
+    async def call(self, replica_id: str, method: Method, *args: Any) -> Any:
+        """Return the result of a method of one replica. Raises `ReplicaGone`, and the errors of the method."""
 
-    def stream(self, replica_id: str, method: Call, *args: Any) -> AsyncIterator[bytes]:
-        """Yield what a method of one replica yields; leaving it ends the method. Raises `ReplicaGone`."""
+    def stream(self, replica_id: str, method: Method, *args: Any) -> AsyncIterator[bytes]:
+        """Yield the items of a method of one replica; leaving it ends the method. Raises `ReplicaGone`."""
 
     def forget(self, replica_id: str) -> None:
-        """Forget a replica that takes no requests any more: it will not be called again, unless it is back."""
+        """Forget a replica that takes no more requests: it will not be called again, unless it comes back."""
 
     async def aclose(self) -> None:
-        """End what is still open."""
+        """End the calls that are open."""

@@ -1,10 +1,10 @@
-"""A replica's side: requests of several fronts run in one engine, and each front gets the parts of its own.
+"""A replica: one engine that runs the requests of several fronts. Each front gets the events of its own requests.
 
-A front is known by an id that it made up. It reads its parts from `events`, and renews its session every few seconds: one that
-stays away for `LEASE_S` has died, and its requests are cancelled, so that their slots are free.
+A front makes up an id for itself. It reads its events from `events`, and renews its session every few seconds. If it does not
+renew for `LEASE_S`, it has died: its requests are cancelled and their slots are free.
 
-Methods run on an event loop, unless noted otherwise; parts come from the engine's supervising thread. What passes to other
-machines is bytes: messages as between a front and its worker, with times as ages.
+Methods run on an event loop unless stated otherwise; events come from the engine's thread. Other machines get bytes: the messages
+between a front and its worker, with ages in place of times.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -29,107 +28,93 @@ from paceline.engine.backend import as_paceline_error
 from paceline.engine.core import Cancel, RequestCommand
 from paceline.engine.questions import Call, Reply, find_question
 from paceline.engine.worker import messages
-from paceline.engine.worker.open_requests import TakeEvent
+from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineError, EngineStopped, WorkerUnresponsive
 from paceline.observability import metric_table as table
-from paceline.observability.heartbeat import Heartbeat
-from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
-from paceline.scheduling.records import Delta, Embedded, Failed, Released, RequestEvent, SlotsSnapshot, event_elsewhere
+from paceline.observability.metrics_snapshot import Histogram
+from paceline.scheduling.records import Delta, Embedded, Failed, Released, RequestEvent, event_elsewhere
 from paceline.streaming.chunk import FinishReason
 
 LEASE_S: Final = 10.0
 """A front that does not renew its session for so long has died."""
 
 STREAM_FRAMES: Final = 20_000
-"""After so many frames a front reads its events anew: what carries them may keep books of each."""
+"""After so many frames a stream of events ends and the front reads anew: the carrier may keep a record of each frame."""
 
 MAX_EARLY_CANCELS: Final = 4096
-"""Cancelled requests that have not come, or have ended, which a session remembers."""
+"""A session remembers so many cancelled requests that have not come, or have ended."""
 
 MAX_UPDATES: Final = 8
-"""Digest updates that a report repeats, for routers that have missed some."""
+"""A report repeats so many digest updates, for routers that missed reports."""
 
 SNAPSHOT_EVERY: Final = 16
-"""Reports from one whole digest to the next, for routers that are new or have missed more."""
+"""A report in so many has a whole digest, for routers that are new or missed more."""
 
-
-_SNAPSHOT_REPEATS = 2
-
-
-class RelayEngine(Protocol):
-    """What a replica needs of its engine: a `WorkerEngine`."""
-
-    @property
-    def limits(self) -> Any: ...  # noqa: D102
-    def relay(self, message: messages.EngineRequest, take: TakeEvent) -> int: ...  # noqa: D102
-    def command(self, command: RequestCommand) -> None: ...  # noqa: D102
-    def describe(self) -> messages.Ready: ...  # noqa: D102
-    def ask(self, question: Any, *args: Any) -> Future[Any]: ...  # noqa: D102
-    def load_lora(self, name: str, path: str, *, in_place: bool = False) -> None: ...  # noqa: D102
-    def unload_lora(self, name: str, *, timeout_s: float | None = 30.0) -> None: ...  # noqa: D102
-    def stats(self) -> MetricsSnapshot: ...  # noqa: D102
-    def slots(self) -> SlotsSnapshot: ...  # noqa: D102
-    def prefix_digest(self, max_prefixes: int = 1024, *, block_tokens: int | None = None) -> Any: ...  # noqa: D102
-    def heartbeat(self) -> Heartbeat: ...  # noqa: D102
-    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> None: ...  # noqa: D102
+_SNAPSHOT_REPEATS: Final = 2
 
 
 class _Session:
-    """A front, as long as it renews. Parts of its requests wait here for it; any thread may put some."""
+    """A front's session. The events of its requests wait here for it; any thread may put some."""
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self.number = number
         self.is_over = False
         self._loop = loop
         self._lock = threading.Lock()
-        self._parts: list[RequestEvent] = []
-        self._has_parts = asyncio.Event()
+        self._events: list[RequestEvent] = []
+        self._has_events = asyncio.Event()
         self._reader = 0
-        self.keys: dict[int, int] = {}  # of this front's requests: its key and ours
+        self.keys: dict[int, int] = {}  # of its open requests: the front's key and the engine's
         self.cancelled: deque[int] = deque(maxlen=MAX_EARLY_CANCELS)  # keys of requests that are not here
         self.renewed_s = clock.now()
 
-    def put(self, part: RequestEvent) -> None:
-        """Add a part; wake the reader where it was the first. Never raises: it is called on the engine's thread."""
+    def put(self, event: RequestEvent) -> None:
+        """Add an event. Never raises: it is called on the engine's thread."""
         with self._lock:
-            self._parts.append(part)
-            is_first = len(self._parts) == 1
+            self._events.append(event)
+            is_first = len(self._events) == 1
         if is_first:
-            try:
-                self._loop.call_soon_threadsafe(self._has_parts.set)
-            except RuntimeError:
-                return  # the loop has ended, and with it this process
+            with suppress(RuntimeError):  # the loop has ended, and this process ends
+                self._loop.call_soon_threadsafe(self._has_events.set)
 
     def end(self) -> None:
         """End the reader, if there is one. On the loop."""
         self.is_over = True
-        self._has_parts.set()
+        self._has_events.set()
 
     def new_reader(self) -> int:
-        """Return the number of a new reader; the one before gets nothing any more."""
+        """Return the number of a new reader; the reader before gets nothing any more."""
         self._reader += 1
-        self._has_parts.set()
+        self._has_events.set()
         return self._reader
 
     async def take(self, reader: int) -> list[RequestEvent] | None:
-        """Wait for parts, and return them; None where the session is over, or has another reader."""
+        """Wait for events, and return them; None if the session is over or has another reader."""
         while True:
-            await self._has_parts.wait()
+            await self._has_events.wait()
             if self.is_over or reader != self._reader:
                 return None
             with self._lock:
-                parts, self._parts = self._parts, []
-                self._has_parts.clear()
-            if parts:
-                return parts
+                events, self._events = self._events, []
+                self._has_events.clear()
+            if events:
+                return events
 
 
 class ReplicaService:
-    """The service. replica_id: what routers call it; max_digest_bytes: see `DigestPublisher`."""
+    """The methods of a replica that fronts call.
+
+    Args:
+        engine: The engine.
+        replica_id: Its name.
+        max_digest_bytes: The most bytes of a digest update.
+        clock: For tests.
+        wall_s: For tests: returns Unix seconds.
+    """
 
     def __init__(
         self,
-        engine: RelayEngine,
+        engine: WorkerEngine,
         replica_id: str,
         *,
         max_digest_bytes: int = 16 * 1024,
@@ -143,21 +128,30 @@ class ReplicaService:
         self._sessions: dict[str, _Session] = {}
         self._num_sessions = 0
         self._loading = asyncio.Lock()
-        self._has_ended = False  # the engine, so that what it has ended goes on elsewhere
+        self._has_ended = False  # the engine: its requests continue on other replicas
         self._reports = _Reports(engine, max_digest_bytes)
         self._loop.call_later(LEASE_S / 2, self._look_at_sessions)
 
     def _look_at_sessions(self) -> None:
-        """End the sessions of fronts that have died, also while no call comes."""
+        """End the sessions of dead fronts, also while no call comes."""
         self.end_old_sessions()
         self._loop.call_later(LEASE_S / 2, self._look_at_sessions)
 
     # ---- requests
 
     async def submit(self, front: str, request: bytes, adapters: dict[str, str]) -> tuple[str, int]:
-        """Begin a request; what is wrong with it comes as its last part. Returns the ids of this replica and of the session.
+        """Begin a request. An error of the request comes as its last event.
 
-        adapters: files of adapters that it uses, which are loaded where they are not there. Raises `ReplicaEnded`.
+        Args:
+            front: The front's id.
+            request: An `EngineRequest`.
+            adapters: The files of its adapters by name, which are loaded if they are missing.
+
+        Returns:
+            The ids of this replica and of the session.
+
+        Raises:
+            ReplicaEnded: The engine has ended.
         """
         self._check_engine()
         message = messages.decode_down(request)
@@ -166,43 +160,39 @@ class ReplicaService:
         session, key = self._session(front), message.key
         aged = message.moved_in_time(self._clock.now())
         try:
-            await self._load_missing(adapters)
-            # One that was cancelled, before it came or meanwhile, does not begin; nor one of a session that is over, which no
-            # front reads: it sees by the number that the request has to be sent again.
+            if adapters:  # loaded to the end, also if this call is cancelled: the next call has to see the loaded ones
+                await asyncio.shield(self._loop.create_task(self._load_missing(adapters)))
+            # A request that was cancelled by now does not begin, nor a request of a session that is over and has no reader: its
+            # front sees by the session's number that it has to send the request again.
             if not session.is_over and key not in session.cancelled:
-                session.keys[key] = self._engine.relay(aged, lambda part: self._take(session, key, part))
+                session.keys[key] = self._engine.relay(aged, lambda event: self._take(session, key, event))
         except EngineStopped as stopped:
-            raise self._ended(str(stopped)) from None
-        except Exception as error:  # noqa: BLE001 - the front is to know
+            raise ReplicaEnded(str(stopped), self._replica_id) from None
+        except Exception as error:  # noqa: BLE001 - the front gets it
             session.put(Failed(key, as_paceline_error(error)))
         return self._replica_id, session.number
 
     async def _load_missing(self, adapters: Mapping[str, str]) -> None:
-        """Load the adapters that are not there, one request at a time. Raises as `load_lora`."""
-        if adapters:  # to the end, also where this call is cancelled: the next one has to see what is loaded
-            await asyncio.shield(self._loop.create_task(self._load_in_turn(adapters)))
-
-    async def _load_in_turn(self, adapters: Mapping[str, str]) -> None:
         async with self._loading:
             known = set(self._engine.describe().adapters)
             for name in adapters.keys() - known:
                 await asyncio.to_thread(self._engine.load_lora, name, adapters[name])
 
-    def _take(self, session: _Session, key: int, part: RequestEvent) -> None:
-        """Pass a part on, unless it is there because the engine ends: no request has to end for that. On the engine's thread."""
-        if not self._has_ended and _is_for_shutdown(part):
+    def _take(self, session: _Session, key: int, event: RequestEvent) -> None:
+        """Pass an event on, unless it ends a request because the engine ends. On the engine's thread."""
+        if not self._has_ended and _is_for_shutdown(event):
             self._has_ended = True
-            with suppress(RuntimeError):  # the loop has ended, and with it this process
+            with suppress(RuntimeError):  # the loop has ended, and this process ends
                 self._loop.call_soon_threadsafe(self._end_readers)
         if not self._has_ended:
-            session.put(event_elsewhere(part, key, -self._clock.now()))
+            session.put(event_elsewhere(event, key, -self._clock.now()))
 
     def _end_readers(self) -> None:
         for session in self._sessions.values():
             session.end()
 
     async def command(self, front: str, commands: list[bytes]) -> None:
-        """Pass on commands for requests of a front; those that have ended are not there any more."""
+        """Do commands for requests of a front; commands for requests that have ended do nothing."""
         session = self._session(front)
         for data in commands:
             command = messages.decode_down(data)
@@ -215,25 +205,25 @@ class ReplicaService:
                 session.cancelled.append(command.key)
 
     async def events(self, front: str) -> AsyncIterator[bytes]:
-        """Yield the parts of a front's requests as they come, many at once, and end after `STREAM_FRAMES`.
+        """Yield the events of a front's requests as they come, several in a frame; end after `STREAM_FRAMES`.
 
-        A front reads its events once at a time: a second call ends the first. Raises `ReplicaEnded`.
+        A front has one reader: a second call ends the first. Raises `ReplicaEnded`.
         """
         self._check_engine()
         session = self._session(front)
         reader = session.new_reader()
         for _ in range(STREAM_FRAMES):
-            parts = await session.take(reader)
-            if parts is None:
+            events = await session.take(reader)
+            if events is None:
                 self._check_engine()
                 return
-            for part in parts:
-                if isinstance(part, (Released, Failed, Embedded)):
-                    session.keys.pop(part.key, None)
-            yield messages.encode(messages.Happened(parts))
+            for event in events:
+                if isinstance(event, (Released, Failed, Embedded)):
+                    session.keys.pop(event.key, None)
+            yield messages.encode(messages.Happened(events))
 
     async def renew(self, front: str) -> int:
-        """Keep a front's session, and end those of fronts that have died. Returns its number: another one for a new session.
+        """Keep a front's session alive. Returns the session's number, which is new after the old session ended.
 
         Raises `ReplicaEnded`.
         """
@@ -243,13 +233,13 @@ class ReplicaService:
         return session.number
 
     async def leave(self, front: str) -> None:
-        """End a front's session, and cancel what it has left."""
+        """End a front's session, and cancel its open requests."""
         self._end_session(front)
 
     def end_old_sessions(self) -> None:
         """Cancel the requests of fronts that have died."""
         limit_s = self._clock.now() - LEASE_S
-        for front in [name for name, one in self._sessions.items() if one.renewed_s < limit_s]:
+        for front in [name for name, session in self._sessions.items() if session.renewed_s < limit_s]:
             self._end_session(front)
 
     def _session(self, front: str) -> _Session:
@@ -268,35 +258,26 @@ class ReplicaService:
                 self._engine.command(Cancel(key))
 
     def _check_engine(self) -> None:
-        heartbeat = self._engine.heartbeat()
-        if self._has_ended or heartbeat.state == "ended":
-            raise self._ended(f"the engine of replica {self._replica_id} has ended")
-
-    def _ended(self, why: str) -> ReplicaEnded:
-        return ReplicaEnded(why, self._replica_id)
+        if self._has_ended or self._engine.heartbeat().state == "ended":
+            raise ReplicaEnded(f"the engine of replica {self._replica_id} has ended", self._replica_id)
 
     @property
     def num_open(self) -> int:
-        """Number of requests of all fronts."""
-        return sum(len(one.keys) for one in self._sessions.values())
+        """Number of open requests of all fronts."""
+        return sum(len(session.keys) for session in self._sessions.values())
 
     # ---- state
 
     async def describe(self) -> bytes:
-        """Return what a front has to know of the model and its limits."""
+        """Return the description of the model and its limits, as a worker sends it to its front."""
         return messages.encode(self._engine.describe())
 
     async def stats(self) -> bytes:
         """Return all metrics."""
-        snapshot = await asyncio.to_thread(self._engine.stats)
-        return messages.encode(messages.Stats(list(snapshot)))
-
-    async def heartbeat(self) -> bytes:
-        """Return the engine's heartbeat."""
-        return msgspec.msgpack.encode(self._engine.heartbeat())
+        return messages.encode(messages.Stats(list(await asyncio.to_thread(self._engine.stats))))
 
     async def ask(self, call: bytes) -> bytes:
-        """Return the reply to a `Call`, in which an error is too. Raises `ReplicaEnded`."""
+        """Return the `Reply` to a `Call`, also if that is an error. Raises `ReplicaEnded`."""
         self._check_engine()
         message = messages.decode_down(call)
         assert isinstance(message, Call)  # noqa: S101 - of the same version
@@ -305,31 +286,27 @@ class ReplicaService:
             answer = await asyncio.wrap_future(self._engine.ask(question, *question.args(message)))
             reply = question.reply(message.number, answer)
         except EngineStopped as stopped:
-            raise self._ended(str(stopped)) from None
-        except Exception as error:  # noqa: BLE001 - the front is to know
+            raise ReplicaEnded(str(stopped), self._replica_id) from None
+        except Exception as error:  # noqa: BLE001 - the front gets it
             reply = Reply(message.number, None, as_paceline_error(error))
         return messages.encode(reply)
 
-    async def load_lora(self, name: str, path: str, in_place: bool) -> bytes:
-        """Load an adapter from a file of this machine; an error is in the reply."""
-        return await self._change_adapters(lambda: self._engine.load_lora(name, path, in_place=in_place))
-
-    async def unload_lora(self, name: str) -> bytes:
-        """Unload an adapter, as soon as no open request uses it; an error is in the reply."""
-        return await self._change_adapters(lambda: self._engine.unload_lora(name))
-
-    async def _change_adapters(self, change: Callable[[], None]) -> bytes:
-        failure = None
+    async def set_adapter(self, name: str, path: str | None) -> bytes:
+        """Load an adapter from a file of this machine, or unload it if path is None. An error is in the `Reply`."""
+        reply = Reply(0)
         try:
-            await asyncio.to_thread(change)
-        except Exception as error:  # noqa: BLE001 - the front is to know
-            failure = as_paceline_error(error)
-        return messages.encode(Reply(0, None, failure))
+            if path is None:
+                await asyncio.to_thread(self._engine.unload_lora, name)
+            else:
+                await asyncio.to_thread(self._engine.load_lora, name, path, in_place=True)
+        except Exception as error:  # noqa: BLE001 - the front gets it
+            reply = Reply(0, None, as_paceline_error(error))
+        return messages.encode(reply)
 
     # ---- health and routing
 
     async def check_health(self) -> None:
-        """Raise `EngineStopped` where the engine has ended or hangs; a worker that is being started is fine."""
+        """Raise `EngineStopped` if the engine has ended or hangs; a worker that is being started is fine."""
         self.end_old_sessions()
         heartbeat = self._engine.heartbeat()
         if not heartbeat.is_alive:
@@ -338,7 +315,7 @@ class ReplicaService:
             )
 
     async def routing_stats(self) -> ReplicaReport:
-        """Return the next report for routers. Waits for the current tick, unless the engine ticks no more."""
+        """Return the next report for routers. Waits for the current tick if the engine runs."""
         heartbeat = self._engine.heartbeat()
         is_ready = heartbeat.is_alive and heartbeat.state in ("idle", "ticking", "sleeping") and not self._has_ended
         if is_ready:
@@ -347,18 +324,18 @@ class ReplicaService:
         return self._reports.unhealthy(self._wall_s())
 
     async def scaling_stats(self) -> dict[str, float]:
-        """Return what the number of replicas depends on, since the last call; see `LatencyPolicy`."""
+        """Return the numbers for `LatencyPolicy`, since the last call."""
         return await asyncio.to_thread(self._reports.pressure)
 
     async def aclose(self) -> None:
-        """End the engine; what is still open ends with SHUTDOWN."""
+        """End the engine; open requests end with SHUTDOWN."""
         await asyncio.to_thread(self._engine.close)
 
 
 class _Reports:
-    """Makes the reports, one after the other: in a thread, as reading an engine waits for its tick."""
+    """Makes the reports, one at a time, on threads: reading an engine waits for its tick."""
 
-    def __init__(self, engine: RelayEngine, max_bytes: int) -> None:
+    def __init__(self, engine: WorkerEngine, max_bytes: int) -> None:
         self._engine, self._max_bytes = engine, max_bytes
         self._meter = LoadMeter(engine.limits.num_cells)
         self._meter_of_pressure = LoadMeter(engine.limits.num_cells)
@@ -374,7 +351,7 @@ class _Reports:
         self._lock = threading.Lock()
 
     def unhealthy(self, now: float) -> ReplicaReport:
-        """Return a report that says so, with the load of the last one. Waits for nothing."""
+        """Return a report of an unhealthy replica, with the last load. Waits for nothing."""
         return ReplicaReport(state="unhealthy", load=self._load, made_at=now)
 
     def make(self, now: float) -> ReplicaReport:
@@ -388,10 +365,7 @@ class _Reports:
             return ReplicaReport(state="ready", load=self._load, updates=tuple(self._updates), made_at=now)
 
     def pressure(self) -> dict[str, float]:
-        """Return mean waiting time, mean inter-token latency and the part of slots in use.
-
-        While the worker does not respond, the last ones are returned.
-        """
+        """Return mean waiting time, mean inter-token latency and the share of slots in use; the last ones if the worker hangs."""
         try:
             stats, slots = self._engine.stats(), self._engine.slots()
         except WorkerUnresponsive:
@@ -402,32 +376,33 @@ class _Reports:
             itl_s = _mean_since(self._seen_itl, itl)
             self._seen_queue, self._seen_itl = queue, itl
         load = self._meter_of_pressure.read(stats, slots)
-        expected_s = load.num_waiting * load.slot_s / load.num_slots  # of those that wait still
+        expected_s = load.num_waiting * load.slot_s / load.num_slots  # of requests that still wait
         busy = load.num_running / load.num_slots
         self._pressure = {"queue_s": max(queue_s, expected_s), "itl_s": itl_s, "busy": busy}
         return self._pressure
 
     def _begin_life(self, num_restarts: int) -> None:
-        """Begin a digest anew where another worker has taken over: nothing is cached there."""
+        """Begin a new digest if there is another worker: nothing is cached there."""
         if num_restarts != self._num_restarts:
             self._num_restarts = num_restarts
             self._epoch += 1
             self._publisher, self._updates = DigestPublisher(self._epoch, self._max_bytes), []
 
     def _add(self, update: DigestUpdate) -> None:
-        """Keep an update for the next reports: within the bytes, behind a snapshot where one is due."""
+        """Add an update to the next reports, or put a snapshot in place of all updates."""
         if not self._updates or self._updates[-1].version != update.version:
             self._updates.append(update)
         is_due = self._num_made % SNAPSHOT_EVERY == 0
-        if is_due or update.is_snapshot or _num_bytes(self._updates) > self._max_bytes:
+        num_bytes = sum(len(update.added) + len(update.removed) for update in self._updates)
+        if is_due or update.is_snapshot or num_bytes > self._max_bytes:
             self._updates = [self._publisher.snapshot()]
         elif len(self._updates) > (_SNAPSHOT_REPEATS if self._updates[0].is_snapshot else MAX_UPDATES):
             del self._updates[0]
 
 
-def _is_for_shutdown(part: RequestEvent) -> bool:
-    """Whether a part ends a request for no other reason than that its engine ends."""
-    match part:
+def _is_for_shutdown(event: RequestEvent) -> bool:
+    """Return whether an event ends a request only because its engine ends."""
+    match event:
         case Delta(chunk=chunk) if chunk is not None:
             return chunk.finish_reason is FinishReason.SHUTDOWN or isinstance(chunk.error, EngineStopped)
         case Failed(error=error) | Embedded(error=error):
@@ -436,10 +411,6 @@ def _is_for_shutdown(part: RequestEvent) -> bool:
 
 
 def _mean_since(before: Histogram | None, now: Histogram) -> float:
-    """Return the mean of the values that came after another reading; 0 where none came."""
+    """Return the mean of the values since an earlier reading; 0 if there are none."""
     count = now.count - (0 if before is None else before.count)
     return max(0.0, now.sum - (0.0 if before is None else before.sum)) / count if count > 0 else 0.0
-
-
-def _num_bytes(updates: list[DigestUpdate]) -> int:
-    return sum(len(one.added) + len(one.removed) for one in updates)

@@ -1,4 +1,4 @@
-"""The open requests of an engine over replicas: sent to one, continued on another, ended. On the dispatcher's event loop."""
+"""The open requests of an engine over replicas: sent, continued on another replica, ended. On the dispatcher's event loop."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ from paceline.streaming.chunk import FinishReason
 _log = logging.getLogger("paceline.cluster")
 
 GRACE_S: Final = 2.0
-"""What a replica gets to end a request whose deadline has passed, or that was cancelled, before it is ended here."""
+"""Time for a replica to end a request that was cancelled or is past its deadline, before it is ended here."""
 
-_BACK_OFF_S: Final = 0.05  # before a request is sent again that no replica took; doubled each time
+_BACK_OFF_S: Final = 0.05  # before a request that no replica took is sent again; doubled each time
 _MAX_BACK_OFF_S: Final = 2.0
 _MAX_TRIES: Final = 64  # in about two minutes
-
 
 MAX_DEATHS: Final = 3
 """A request ends after so many replicas in a row died with it. It was alone on the last of them."""
 
 
 class RoutedRequests(FrontRequests):
-    """What is known of each request, where it is, and whom replicas died of."""
+    """The state of each request, the replica that has it, and the suspects after deaths of replicas."""
 
-    def __init__(  # noqa: PLR0913 - what a front has, and what connects it
+    def __init__(  # noqa: PLR0913 - of a front, and of its connections
         self,
         calls: ReplicaCalls,
         connections: Connections,
@@ -64,12 +63,12 @@ class RoutedRequests(FrontRequests):
         self._placements, self._suspects = Placements(), Suspects()
         self._sending: dict[int, asyncio.Task[None]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._commands = CommandSender(calls, front, connections.is_known)
-        # Numbers under which a request may still come to a replica, whichever, and is not to run there.
+        self._commands = CommandSender(calls, front, lambda replica_id: replica_id in connections.known)
+        # Numbers of requests that may still come to some replica, and are not to run there.
         self._given_up: deque[int] = deque(maxlen=MAX_EARLY_CANCELS)
-        self._leaving: set[str] = set()  # replicas that go on with what they have, as there is no other
+        self._leaving: set[str] = set()  # replicas that go on with their requests, since there is no other replica
         self._num_slots: dict[str, int] = {}
-        self._heeds_readers = True
+        self._waits_for_readers = True
 
     # ---- callers
 
@@ -81,7 +80,7 @@ class RoutedRequests(FrontRequests):
         self._send(request.key)
 
     def command(self, command: RequestCommand) -> None:
-        """Do what a caller wants with a request."""
+        """Do a caller's command."""
         request = self._replay_log.find(command.key)
         if request is None:
             return
@@ -102,13 +101,13 @@ class RoutedRequests(FrontRequests):
                         self._tell(key, command)
 
     def drain(self) -> None:
-        """Wait for slow readers no longer."""
-        self._heeds_readers = False
+        """Stop waiting for slow readers."""
+        self._waits_for_readers = False
         for key in self._replay_log:
             self._set_paused(key, is_paused=False)
 
     def close(self) -> None:
-        """End all tasks and timers; the requests have ended."""
+        """End all tasks and timers, after the requests have ended."""
         for task in self._sending.values():
             task.cancel()
         self._commands.close()
@@ -116,7 +115,7 @@ class RoutedRequests(FrontRequests):
             timer.cancel()
 
     def _set_paused(self, key: int, *, is_paused: bool) -> None:
-        request, is_paused = self._replay_log.find(key), is_paused and self._heeds_readers
+        request, is_paused = self._replay_log.find(key), is_paused and self._waits_for_readers
         if not isinstance(request, Request) or request.is_paused == is_paused:
             return
         request.is_paused = is_paused
@@ -127,19 +126,17 @@ class RoutedRequests(FrontRequests):
             self._send_next()
 
     def _end_or_tell(self, key: int, command: RequestCommand) -> None:
-        """Have the replica end a request in order; end one here that is on no replica."""
-        placement = self._placements.find(key)
-        if placement is None or placement.replica_id is None:
+        """Have the replica end a request, and end it here after `GRACE_S`, or at once if it is on no replica."""
+        if self._placements.is_placed(key):
+            self._tell(key, command)
+            asyncio.get_running_loop().call_later(GRACE_S, self._end_due, key)
+        else:
             self._end_due(key)
-            return
-        self._tell(key, command)
-        loop = asyncio.get_running_loop()
-        loop.call_later(GRACE_S, self._end_due, key)
 
     # ---- to replicas
 
     def _send(self, key: int) -> None:
-        """Send a request to the best replica, unless it has to wait for its turn among suspects."""
+        """Send a request to the best replica, unless it has to wait for its turn as a suspect."""
         if self._suspects.may_go(key):
             task = self._sending[key] = asyncio.get_running_loop().create_task(self._route(key))
             task.add_done_callback(lambda done: self._sent(key, done))
@@ -152,11 +149,11 @@ class RoutedRequests(FrontRequests):
             self.end(key, FinishReason.ERROR, as_paceline_error(failure))
 
     async def _route(self, key: int) -> None:
-        """Send a request until a replica has it, or none took it in `_MAX_TRIES`."""
+        """Send a request until a replica takes it. Raises `EngineError` after `_MAX_TRIES`."""
         failed: frozenset[str] = frozenset()
         num_tries = 0
         while (request := self._replay_log.find(key)) is not None:
-            await self._connections.wait_for_members()  # before the request's age is written down
+            await self._connections.wait_for_members()  # before the request's age is computed
             placement = self._placements.begin(key)
             avoid = failed | self._leaving | (self._connections.members - self._connections.joined)
             try:
@@ -164,7 +161,7 @@ class RoutedRequests(FrontRequests):
                 blocks = self._blocks(request)
                 replica_id, session = await self._calls.route(blocks, avoid, "submit", self._front, frame, adapters)
             except ReplicaGone as gone:
-                self._give_up(placement)  # it may have come there all the same
+                self._give_up(placement)  # the replica may have it all the same
                 self._placements.end(key)
                 if gone.replica_id is not None:
                     failed |= {gone.replica_id}
@@ -184,13 +181,13 @@ class RoutedRequests(FrontRequests):
             return
 
     def _arrived(self, placement: ReplicaPlacement, replica_id: str, session: int) -> None:
-        """Note where a request is, and take what came of it before that was known."""
+        """Record the request's replica, and deliver the events that came before the replica was known."""
         key = placement.key
         if self._placements.numbered(placement.number) is None:  # it ended, or was moved, meanwhile
             self._commands.add(replica_id, messages.encode(Cancel(placement.number)))
             self.flush()
             return
-        if session < self._connections.session(replica_id):  # which has ended, and the request with it
+        if session < self._connections.session(replica_id):  # that session has ended, and the request with it
             self._place_again(placement)
             return
         placement.replica_id, placement.session = replica_id, session
@@ -201,11 +198,11 @@ class RoutedRequests(FrontRequests):
             self._tell_changes(request)
         if request is not None and request.cancelled:
             self._end_or_tell(key, Cancel(key))
-        self.received(replica_id, [part for sender, part in early if sender == replica_id])
+        self.received(replica_id, [event for sender, event in early if sender == replica_id])
         self.flush()
 
     def _tell_changes(self, request: Request) -> None:
-        """Tell a replica what has changed of a request since it was sent there."""
+        """Send a replica the changes of a request since it was sent there."""
         key = request.key
         if request.params.prompt_logprobs is None:
             self._tell(key, SetInterval(key, request.options.interval))
@@ -214,7 +211,7 @@ class RoutedRequests(FrontRequests):
             self._suspects.forget(key)
 
     def _message(self, key: int, number: int) -> messages.EngineRequest:
-        """Return a request as a replica takes it: under its number there, with ages for times and adapters by name."""
+        """Return the request for a replica: with its number there as key, ages in place of times, and adapters by name."""
         message = self._replay_log.message(key).moved_in_time(-self._clock.now())
         options = dict(message.options)
         if options.get("lora"):
@@ -222,48 +219,45 @@ class RoutedRequests(FrontRequests):
         return msgspec.structs.replace(message, key=number, options=options)
 
     def _adapters_of(self, request: Request | EmbeddingRequest) -> dict[str, str]:
-        """Return the files of a request's adapters by name: a replica that has begun since they were loaded loads them."""
+        """Return the files of a request's adapters by name, for a replica that started after they were loaded."""
         names = {name_of(key) for key, _ in request.options.lora}
         return {name: path for name, path in self._adapter_paths().items() if name in names and path} if names else {}
 
     def _blocks(self, request: Request | EmbeddingRequest) -> PromptBlocks:
-        """Return what routers need to know of a request: also of what it has generated, which is computed again."""
+        """Return the blocks of a request's prompt and generated tokens, all of which a replica computes."""
         if isinstance(request, EmbeddingRequest):
             return PromptBlocks(max(1, request.num_tokens))
         ids = [*request.prompt, *self._replay_log.generated(request.key)]
         return PromptBlocks(len(ids)) if request.media else hash_prompt(ids, request.options)
 
     def _tell(self, key: int, command: RequestCommand) -> None:
-        """Pass a command on to the replica that has a request; one on its way gets it when it is there."""
+        """Pass a command to the replica of a request. A request on its way gets its changes when it arrives."""
         placement = self._placements.find(key)
         if placement is not None and placement.replica_id is not None:
             renumbered = msgspec.structs.replace(command, key=placement.number)
             self._commands.add(placement.replica_id, messages.encode(renumbered))
 
     def flush(self) -> None:
-        """Send the commands that were passed on, all for a replica at once."""
+        """Send the commands that were passed on."""
         self._commands.flush()
 
     # ---- of replicas
 
-    def received(self, replica_id: str, parts: list[RequestEvent]) -> None:
-        """Record and deliver what a replica reports; parts of an earlier place of a request are left out."""
-        for part in parts:
-            placement = self._placements.numbered(part.key)
+    def received(self, replica_id: str, events: list[RequestEvent]) -> None:
+        """Record and deliver the events of a replica, except events of earlier placements."""
+        for event in events:
+            placement = self._placements.numbered(event.key)
             if placement is None:
                 continue
             if placement.replica_id is None:
-                placement.early.append((replica_id, part))
+                placement.early.append((replica_id, event))
             elif placement.replica_id == replica_id:
-                self._take_placed(placement, part)
-
-    def _take_placed(self, placement: ReplicaPlacement, part: RequestEvent) -> None:
-        if isinstance(part, (Started, Delta)) and part.progress is not None:
-            placement.has_begun = True
-        self.take(event_elsewhere(part, placement.key, self._clock.now()))
+                if isinstance(event, (Started, Delta)) and event.progress is not None:
+                    placement.has_begun = True
+                self.take(event_elsewhere(event, placement.key, self._clock.now()))
 
     def joined(self, replica_id: str, num_slots: int) -> None:
-        """Move what waits on replicas that are drained to this one, or another, and what came there in an earlier session."""
+        """Move queued requests from draining replicas to this or another replica, and requests of an earlier session here."""
         self._num_slots[replica_id] = num_slots
         for number in self._given_up:
             self._commands.add(replica_id, messages.encode(Cancel(number)))
@@ -276,7 +270,7 @@ class RoutedRequests(FrontRequests):
             self._move_all(other)
 
     def left(self, replica_id: str) -> None:
-        """Take a replica's requests over, if there is another that may continue them; else it goes on with them."""
+        """Move a replica's requests if there is another replica; otherwise it goes on with them."""
         self._leaving.add(replica_id)
         if self._connections.joined:
             self._move_all(replica_id)
@@ -284,7 +278,7 @@ class RoutedRequests(FrontRequests):
             self._leave_if_done(replica_id)
 
     def lost(self, replica_id: str, why: str) -> None:
-        """Continue the requests of a replica that is gone; one that replicas die of ends."""
+        """Continue the requests of a replica that is gone, and end the request that replicas die of, if one is found."""
         self._leaving.discard(replica_id)
         self._commands.forget(replica_id)
         here, num_slots = self._placements.on(replica_id), self._num_slots.pop(replica_id, 0)
@@ -300,7 +294,7 @@ class RoutedRequests(FrontRequests):
         self._leave_if_done(replica_id)
 
     def _place_again(self, placement: ReplicaPlacement) -> None:
-        """Send a request to another replica; one of which only the release was missing ends."""
+        """Send a request to another replica, or end it if it is due or only its release was missing."""
         key = placement.key
         request = self._replay_log.find(key)
         self._placements.end(key)
@@ -319,7 +313,7 @@ class RoutedRequests(FrontRequests):
             self._connections.leave(replica_id)
 
     def _accuse(self, keys: list[int], why: str) -> bool:
-        """Suspect requests after the death of their replica, and end the one that is at fault; return whether one is."""
+        """Suspect requests after the death of their replica. Ends the request at fault, and returns whether there is one."""
         guilty = self._suspects.died(keys)
         if guilty is not None:
             self._placements.end(guilty)
@@ -337,26 +331,25 @@ class RoutedRequests(FrontRequests):
         at_s = math.inf if request is None else request.deadline_s()
         if math.isinf(at_s):
             return
-        placement = self._placements.find(key)
-        is_placed = placement is not None and placement.replica_id is not None
-        wait_s = max(0.0, at_s - self._clock.now()) + (GRACE_S if is_placed else 0.0)
+        wait_s = max(0.0, at_s - self._clock.now()) + self._grace_s(key)
         self._timers[key] = asyncio.get_running_loop().call_later(wait_s, self._reach_deadline, key)
 
+    def _grace_s(self, key: int) -> float:
+        return GRACE_S if self._placements.is_placed(key) else 0.0
+
     def _reach_deadline(self, key: int) -> None:
-        """End a request whose deadline has passed; a replica that has it has got its time to do so."""
+        """End a request after its deadline and the replica's time to end it."""
         self._timers.pop(key, None)
         request = self._replay_log.find(key)
         if request is None:
             return
-        placement, late_s = self._placements.find(key), self._clock.now() - request.deadline_s()
-        is_placed = placement is not None and placement.replica_id is not None
-        if late_s >= (GRACE_S if is_placed else 0.0):
+        if self._clock.now() - request.deadline_s() >= self._grace_s(key):
             self._end_due(key)
         else:
             self._set_timer(key)
 
     def _end_due(self, key: int) -> None:
-        """End a request that was cancelled, or is past a deadline, here."""
+        """End a request here if it was cancelled or is past its deadline."""
         request = self._replay_log.find(key)
         reason = None if request is None else due_reason(request, self._clock.now())
         if reason is not None:
@@ -364,9 +357,9 @@ class RoutedRequests(FrontRequests):
             self.flush()
             self.end(key, reason)
 
-    def _noted(self, part: RequestEvent) -> None:
-        if isinstance(part, Delta) and part.drawn:
-            self._suspects.brought(part.key)
+    def _noted(self, event: RequestEvent) -> None:
+        if isinstance(event, Delta) and event.drawn:
+            self._suspects.brought(event.key)
             self._send_next()
 
     def _forget(self, key: int) -> None:
@@ -384,14 +377,14 @@ class RoutedRequests(FrontRequests):
         self._send_next()
 
     def _give_up(self, placement: ReplicaPlacement | None) -> None:
-        """Cancel a request that is on its way: whichever replica gets it, or has it already, is to let go of it."""
+        """Cancel a request that is on its way, on all replicas: any of them may get it."""
         if placement is not None and placement.replica_id is None:
             self._given_up.append(placement.number)
             for replica_id in self._connections.known:
                 self._commands.add(replica_id, messages.encode(Cancel(placement.number)))
 
     def _send_next(self) -> None:
-        """Send the next suspect that waited for its turn."""
+        """Send the next suspect that waits for its turn."""
         key = self._suspects.next()
         if key is not None:
             self._send(key)
@@ -410,7 +403,7 @@ class ReplicaPlacement:
         replica_id: The replica that has it; None while it is on its way.
         session: The number of this front's session on the replica.
         has_begun: Whether it has left the replica's queue.
-        early: Parts that came before the replica was known, with their replicas.
+        early: Events that came before the replica was known, with their replicas.
     """
 
     key: int
@@ -440,6 +433,11 @@ class Placements:
     def find(self, key: int) -> ReplicaPlacement | None:
         """Return the placement of a request; None if it is neither on a replica nor on its way to a replica."""
         return self._by_key.get(key)
+
+    def is_placed(self, key: int) -> bool:
+        """Return whether a replica has a request."""
+        placement = self._by_key.get(key)
+        return placement is not None and placement.replica_id is not None
 
     def numbered(self, number: int) -> ReplicaPlacement | None:
         """Return the placement with a number; None if it is over."""
@@ -518,10 +516,10 @@ class Suspects:
 
 
 def _may_have_run(placements: list[ReplicaPlacement], num_slots: int) -> list[int]:
-    """Return the requests of a replica that may have been in its last pass: those that had begun, and the next ones.
+    """Return the requests that may have been in a dead replica's last pass: the begun ones, and the next in its queue.
 
-    That a request has begun is reported after its first pass.
+    A replica reports that a request has begun after its first pass.
     """
-    begun = [one.key for one in placements if one.has_begun]
-    waiting = [one.key for one in placements if not one.has_begun]
+    begun = [placement.key for placement in placements if placement.has_begun]
+    waiting = [placement.key for placement in placements if not placement.has_begun]
     return begun + waiting[: max(1, num_slots - len(begun))]

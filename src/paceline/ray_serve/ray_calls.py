@@ -22,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 from paceline.cluster import PromptBlocks
-from paceline.cluster.replica_calls import Call, ReplicaGone
+from paceline.cluster.replica_calls import Method, ReplicaGone
 
 _FIRST_WAIT_S = 0.05  # between tries of the first routed call, after which others can be made
 
@@ -137,7 +137,7 @@ class RayCalls:
         with suppress(RuntimeError):  # the engine has ended
             self._loop.call_soon_threadsafe(self._changed, replica_ids)
 
-    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Call, *args: Any) -> Any:
+    async def route(self, prompt: PromptBlocks, avoid: frozenset[str], method: Method, *args: Any) -> Any:
         """Call the best replica for a prompt. If a replica dies before it takes the call, Serve passes it over."""
         response = self._handle.options(method_name=method).remote(RoutedPrompt(prompt, avoid), *args)
         try:
@@ -146,11 +146,11 @@ class RayCalls:
             response.cancel()  # it may still wait for a replica
             raise
 
-    async def call(self, replica_id: str, method: Call, *args: Any) -> Any:
+    async def call(self, replica_id: str, method: Method, *args: Any) -> Any:
         """Return the result of a method of one replica."""
         return await self._replied(self._send(replica_id, method, args, is_streaming=False).get_async())
 
-    async def stream(self, replica_id: str, method: Call, *args: Any) -> AsyncIterator[bytes]:
+    async def stream(self, replica_id: str, method: Method, *args: Any) -> AsyncIterator[bytes]:
         """Yield the items of a method of one replica."""
         result = self._send(replica_id, method, args, is_streaming=True)
         try:
@@ -163,7 +163,7 @@ class RayCalls:
         finally:
             result.cancel()
 
-    def _send(self, replica_id: str, method: Call, args: tuple[Any, ...], *, is_streaming: bool) -> Any:
+    def _send(self, replica_id: str, method: Method, args: tuple[Any, ...], *, is_streaming: bool) -> Any:
         replica, sample = self._membership.find(replica_id), self._membership.sample
         if replica is None or sample is None:
             raise ReplicaGone("it is not known any more", replica_id)
