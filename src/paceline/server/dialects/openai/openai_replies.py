@@ -170,12 +170,10 @@ def choice_body(
     extras: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return a choice: its own members first, then the message, delta or text. Members that were not asked for are left out."""
-    choice: dict[str, Any] = {"index": index}
-    if stop is not None:
-        choice["stop_reason"] = stop
-    if extras:
-        choice |= extras
-    return {**choice, **shown, "logprobs": logprobs, "finish_reason": finish_reason}
+    if stop is None and not extras:  # most chunks
+        return {"index": index, **shown, "logprobs": logprobs, "finish_reason": finish_reason}
+    own = {} if stop is None else {"stop_reason": stop}
+    return {"index": index, **own, **(extras or {}), **shown, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def prompt_extras(
