@@ -432,6 +432,8 @@ def test_the_server_has_properties_health_and_a_page_of_its_own(routers: Any, mo
     world = routers("--models-max", "3", "--no-models-autoload")
     props = world.client.get("/props").json()
     assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)
+    for body in ({}, {"model": "small"}):
+        assert world.client.post("/props", json=body).status_code == 501  # without --props
     for path in ("/health", "/v1/health", "/health/live", "/health/ready"):
         assert world.client.get(path).json()["status"] == "ok"
     assert "small (unloaded)" in world.client.get("/").text

@@ -46,6 +46,16 @@ def test_other_routes_are_as_they_are_without_a_page(worlds: Any) -> None:
     assert client.post("/assets/a.js").status_code == 404
 
 
+def test_without_the_document_its_paths_are_those_of_the_page(worlds: Any, tmp_path: Path) -> None:
+    """Paths that the page does not have are 404, without a key and for any method."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.html").write_text("of the page")
+    client = worlds({"docs": False, "page_folder": tmp_path}).client
+    assert client.get("/docs", follow_redirects=True).text == "of the page"
+    assert [client.request(method, "/openapi.json").status_code for method in ("GET", "POST")] == [404, 404]
+    assert worlds({"docs": False, **KEY}).client.get("/docs").status_code == 404
+
+
 def test_a_prefix_gets_a_slash_so_that_relative_links_work(worlds: Any) -> None:
     """The page's files are behind it, and nowhere else."""
     client = worlds({"root_path": "/llm"}).client

@@ -43,7 +43,7 @@ from paceline.server.middleware.requests import (
     RequestIds,
     TrailingSlashes,
 )
-from paceline.server.pages import PageRoute, document_routes, server_facts, start_page_routes
+from paceline.server.pages import MissingDocumentRoute, PageRoute, document_routes, server_facts, start_page_routes
 from paceline.server.request_context import SERVICE
 from paceline.server.routes import RouteFacts, Routes, error_response, facts_of
 from paceline.server.service import Front, Server, Service
@@ -119,9 +119,12 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
         routes.extend(some)
     for dialect_routes in DIALECTS:
         routes.extend(dialect_routes())
-    routes[:0] = document_routes(app, strict_fields=settings.strict_fields)
+    if settings.docs:
+        routes[:0] = document_routes(app, strict_fields=settings.strict_fields)
     if server.page.files is not None:
         routes.append(PageRoute(server.page.files))
+    if not settings.docs:
+        routes += map(MissingDocumentRoute, ("/docs", "/openapi.json"))
     return app
 
 

@@ -110,11 +110,11 @@ class DocumentRoute(Route):
 
 
 def document_routes(app: FastAPI, *, strict_fields: bool = False) -> list[Route]:
-    """Return /openapi.json and /docs of an application, which go before its own routes. They are 404 without `openapi_url`.
+    """Return /openapi.json and /docs of an application with an `openapi_url`; they go before its own routes.
 
     strict_fields: whether bodies with unknown fields are refused.
     """
-    routes = [route for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url]
+    openapi = next(route.endpoint for route in app.routes if isinstance(route, Route) and route.path == app.openapi_url)
 
     def described() -> dict[str, Any]:
         """Return the document. It is built once, which takes a while: not for the event loop."""
@@ -125,15 +125,11 @@ def document_routes(app: FastAPI, *, strict_fields: bool = False) -> list[Route]
         return found
 
     async def document(request: Request) -> Response:
-        if not routes:
-            raise HTTPException(404)
         await asyncio.to_thread(described)
-        response: Response = await routes[0].endpoint(request)
+        response: Response = await openapi(request)
         return response
 
     async def page(request: Request) -> Response:
-        if not routes:
-            raise HTTPException(404)
         root = request.scope.get("root_path", "")
         return HTMLResponse(await asyncio.to_thread(lambda: api_page(described(), root)), headers=_HEADERS)
 
@@ -141,6 +137,21 @@ def document_routes(app: FastAPI, *, strict_fields: bool = False) -> list[Route]
         DocumentRoute("/openapi.json", document, include_in_schema=False),
         DocumentRoute("/docs", page, include_in_schema=False),
     ]
+
+
+class MissingDocumentRoute(DocumentRoute):
+    """A path of the API's document on a server without it: 404 without a key. A file of the web page wins over it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, self._send, include_in_schema=False)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match GET alone, so that other methods are 404, too."""
+        match, found = super().matches(scope)
+        return (match, found) if match is Match.FULL else (Match.NONE, {})
+
+    async def _send(self, _request: Request) -> Response:
+        raise HTTPException(404)
 
 
 Schema = Mapping[str, Any]

@@ -219,7 +219,9 @@ class RouteTable:
             match, facts = self._match(self._routes, method, path)
             errors = self._errors_of_unknown(path) if facts is _NO_FACTS else facts.errors
             found = _Found(facts if match is Match.FULL else None, errors)
-            if len(self._known) < _MAX_KNOWN and len(path) <= _MAX_KNOWN_PATH:
+            if len(path) <= _MAX_KNOWN_PATH:
+                if len(self._known) >= _MAX_KNOWN:
+                    self._known.clear()  # paths that clients made up make way for the routes
                 self._known[method, path] = found
         return found
 

@@ -259,3 +259,9 @@ def test_routes_of_short_paths_are_remembered_and_long_paths_take_no_memory() ->
         assert table.facts("GET", path) is not None
         assert table.facts("POST", path) is None
     assert asked == ["/short"] * 2 + [long] * 4
+    for number in range(2000):
+        table.facts("GET", f"/{number}")
+    table.facts("GET", "/late")
+    asked.clear()
+    assert table.facts("GET", "/late") is not None
+    assert asked == []  # paths that clients made up do not keep others from being remembered

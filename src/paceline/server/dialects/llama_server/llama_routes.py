@@ -63,7 +63,7 @@ from paceline.server.request_media import RequestMedia
 from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream, ResumableStreams
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.running_request import run_in_turn
-from paceline.server.service import Service
+from paceline.server.service import Server, Service
 from paceline.server.sse import LOST, StreamReplay
 
 if TYPE_CHECKING:
@@ -126,11 +126,11 @@ def _props_routes() -> Routes:
         engine = service.engine()
         return json_response(_props(service, engine) | _chat_facts(service))
 
-    @router.post("/props", summary="Change properties", operator=True)
+    @router.post("/props", summary="Change properties", operator=True, model="none")
     async def set_props(request: Request) -> dict[str, Any]:
         """Change nothing: there is no property to change, as in llama-server."""
-        service = Service.of(request.scope)
-        if not service.settings.props:
+        server: Server = request.app.state.service
+        if not server.settings.props:
             raise not_supported("This server does not support changing global properties. Start it with `--props`")
         return {"success": True}
 
