@@ -40,7 +40,7 @@ class StepPlanner:
 
     def plan(self, ready: list[Sequence], tick: int, now_s: float) -> StepPlan:
         """Return the next pass over some of the ready sequences, still without cache operations; empty if it `failed`."""
-        self.failed = []
+        self.failed, self.error = [], None  # the error has frames with sequences
         lora, group = self._turns.choose(ready, now_s)
         candidates, max_tick_s = self.set_limits(group), self._limits.max_tick_s
         if self._at_media:

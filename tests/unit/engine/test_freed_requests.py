@@ -106,6 +106,17 @@ def test_a_watched_engine_frees_requests_too(live: Live) -> None:
     assert live() == []
 
 
+def test_an_engine_keeps_no_request_that_its_strategy_could_not_plan(live: Live) -> None:
+    """The error has frames with its sequences, and is the caller's alone after the next tick."""
+    world = World()
+    run_to_the_end(world)
+    world.faults.next_plans.append(KeyError("what"))
+    run_to_the_end(world)
+    world.outcomes.clear()
+    gc.collect()  # the error and its frames refer to each other
+    assert live() == []
+
+
 @pytest.mark.parametrize("deaths", [0, 2])
 def test_front_and_worker_free_requests_by_reference_counting(deaths: int, live: Live) -> None:
     """A finished, a cancelled and a replayed request leave nothing in the front and in the worker that runs."""
