@@ -78,7 +78,8 @@ class Ask:
         begin: Called with the engine (`core.Engine`) before the next tick. It returns a function, which is called after the tick
             for the result, or None if the engine will emit the event by itself.
         due_s: On the engine's clock; the result is of the first tick that ends then or later, or finds nothing to do.
-        may_change_cache: Whether it changes the KV cache, which ends a calibration.
+        may_change_cache: Whether it changes the KV cache, which ends a calibration. Its result is taken at once: the change is
+            made, even if the tick fails.
     """
 
     key: int
@@ -191,7 +192,9 @@ class Engine:
 
     def _ask(self, command: Ask) -> None:
         answer = command.begin(self)
-        if answer is not None:
+        if answer is not None and command.may_change_cache:
+            self.scheduler.answer(command.key, answer())
+        elif answer is not None:
             self.scheduler.ask(command.key, answer, command.due_s)
 
     def _submit(self, request: Request | EmbeddingRequest) -> None:

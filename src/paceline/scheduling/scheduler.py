@@ -181,6 +181,10 @@ class Scheduler:
         """Emit `Answered` after the first tick that ends at due_s or later, or finds nothing to do."""
         self._questions.append(_Question(key, answer, due_s))
 
+    def answer(self, key: int, result: object) -> None:
+        """Emit `Answered` with the events of this tick."""
+        self._events.append(Answered(key, result))
+
     def export(self, key: int, namespace: Namespace, tokens: bytes, layout: PromptLayout = TEXT_LAYOUT) -> None:
         """Emit `Answered` with the saved ranges of a prefix in order, once all of it is in host memory; there may be none."""
         self.kv_cache.request_export(key, namespace, tokens, layout)

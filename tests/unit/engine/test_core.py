@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections import Counter
+from functools import partial
 
 import pytest
 from tests.engine_world import Outcome, World
 
-from paceline.engine.core import Cancel, EndSlow, SetPaused, Submit
-from paceline.errors import Aborted, DecodeError, NoKvSlot, SamplingError, StrategyError
-from paceline.scheduling.records import Delta, Released, Started
+from paceline.engine.core import Ask, Cancel, EndSlow, SetPaused, Submit
+from paceline.engine.questions import detach, slots
+from paceline.errors import Aborted, DecodeError, EngineError, NoKvSlot, SamplingError, StrategyError
+from paceline.scheduling.records import Answered, Delta, Released, Started
 from paceline.streaming import FinishReason
 from paceline.testing.fake_backend import EOS
 
@@ -365,6 +367,16 @@ def test_fail_all_ends_everything_once() -> None:
     world.run()
     world.check_done()
     assert again.text() == world.alone("hello 0", max_tokens=5).text()
+
+
+def test_what_is_done_before_a_tick_is_answered_though_the_tick_fails() -> None:
+    """A detached adapter is to be freed; what is asked of the state after the tick has no answer."""
+    world = World()
+    world.commands.queue += [Ask(1, partial(detach, "german"), may_change_cache=True), slots.command(2, ())]
+    world.executor.run = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        world.engine.tick()
+    assert world.engine.fail_all(EngineError("broken"), []) == [Answered(1, None)]
 
 
 def test_stop_ends_everything_before_the_next_pass() -> None:
