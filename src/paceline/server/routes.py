@@ -205,8 +205,9 @@ class RouteTable:
     def facts(self, method: str, path: str) -> RouteFacts | None:
         """Return the facts of the route of this method and this path without the server's prefix; None if there is none."""
         found = self._find(method, path).facts
-        if found is None and self._dynamic and self._match(self._dynamic, method, path)[0] is Match.FULL:
-            return self._match(self._dynamic, method, path)[1]
+        if found is None and self._dynamic:
+            match, facts = self._match(self._dynamic, method, path)
+            return facts if match is Match.FULL else None
         return found
 
     def errors(self, method: str, path: str) -> ErrorForm:

@@ -1,7 +1,7 @@
 """Give each request the `Service` of the model that it names, which is loaded first. Innermost middleware, on the event loop.
 
-POST requests name their model in the body, other requests in the query: ?model=NAME. ?autoload= decides for one request whether
-the model is loaded.
+A request names its model in the body, else in the query: ?model=NAME. ?autoload= decides for one request whether the model is
+loaded.
 
 The response of a stream begins early if its model is still being loaded, with heartbeats until the model replies. After that an
 error can no longer be a status: it becomes the stream's error event, in the form of its route.

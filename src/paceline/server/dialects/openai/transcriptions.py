@@ -227,12 +227,14 @@ class _TranscriptReply(DialectReply):
     """The response to one form."""
 
     def __init__(self, form: TranscriptionForm, audio: Audio, prompt_ids: tuple[int, ...], warnings: list[str]) -> None:
-        self._form, self._audio, self._prompt_ids, self._warnings = form, audio, prompt_ids, warnings
+        # Not the form and the audio, whose bytes a stream would keep.
+        self._format, self._language, self._seconds = form.response_format, form.language, audio.seconds
+        self._prompt_ids, self._warnings = prompt_ids, warnings
 
     @property
     def media_type(self) -> str:
         """text/plain for the format "text"."""
-        return "text/plain" if self._form.response_format == "text" else "application/json"
+        return "text/plain" if self._format == "text" else "application/json"
 
     def events(self) -> EventWriter:
         """Return the encoder of the stream's events."""
@@ -241,11 +243,11 @@ class _TranscriptReply(DialectReply):
     def whole(self, completion: ChatCompletion) -> bytes:
         """Encode a response that is not streamed."""
         text = completion.choices[0].message.content
-        if self._form.response_format == "text":
+        if self._format == "text":
             return f"{text}\n".encode()
         body = self.transcript(text, completion.usage)
-        if self._form.response_format == "verbose_json":
-            body |= {"task": "transcribe", "language": self._form.language, "duration": self._audio.seconds}
+        if self._format == "verbose_json":
+            body |= {"task": "transcribe", "language": self._language, "duration": self._seconds}
         return msgspec.json.encode(body)
 
     def transcript(self, text: str, usage: Usage) -> dict[str, Any]:
