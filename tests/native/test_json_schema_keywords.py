@@ -217,6 +217,12 @@ def test_what_is_no_schema_is_an_error_of_the_grammar(vocabulary: Model, schema:
         Sampler(SamplingParams(json_schema=json.dumps(schema)), vocabulary)
 
 
+def test_an_alternative_that_is_no_object_is_named_by_the_translation(vocabulary: Model) -> None:
+    """A single alternative is not compared, so the error says that it must be an object."""
+    with pytest.raises(GrammarError, match="#/oneOf/0: schema must be an object"):
+        Sampler(SamplingParams(json_schema={"oneOf": [True]}), vocabulary)
+
+
 def test_many_alternatives_are_distinguished_in_bounded_time() -> None:
     """A schema of the largest size whose alternatives all have to be compared is refused and not computed for minutes."""
     alternatives = [of("object", properties={"a": of("integer")}) for _ in range(3000)]
@@ -224,6 +230,13 @@ def test_many_alternatives_are_distinguished_in_bounded_time() -> None:
         check_keywords({"oneOf": alternatives})
     ring = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{(i + j) % 200}"} for j in range(9)]} for i in range(200)}
     check_keywords({"type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": ring})
+
+
+def test_alternatives_with_a_tag_are_distinguished_beside_many_other_properties() -> None:
+    """The tag is found whatever its place among the names of the required properties."""
+    names = [f"property_{i}" for i in range(300)]
+    tags = [{"properties": dict.fromkeys(names, of("string")) | {"tag": {"const": i}}} for i in range(30)]
+    check_keywords({"oneOf": [of("object", **tag, required=[*names, "tag"]) for tag in tags]})
 
 
 # ---- any schema

@@ -203,9 +203,13 @@ class GeneratedValues:
         if all(values is not None for values in listed):
             keys = [key for values in listed for key in {key_of(value) for value in values or ()}]
             return len(keys) == len(set(keys))
+        if len(nodes) == 1:
+            return True
         if len(nodes) * (len(nodes) - 1) // 2 > MAX_PAIRS or not all(isinstance(node, dict) for node in nodes):
             return False
         valid = [with_included([node], self.target) for node in nodes]
+        if self._exclusion.are_tagged(valid):  # without comparing each pair, so that many properties are no matter
+            return True
         generated = [[*group, self._limits_of(node)] for node, group in zip(nodes, valid, strict=True)]
         excludes = self._exclusion.groups_exclude
         return all(

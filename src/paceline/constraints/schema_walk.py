@@ -469,12 +469,12 @@ class Exclusion:
             groups.append(with_included([alternative], self.resolve))
             if not self.spend(len(groups[-1])):
                 return False
-        if self._are_told_apart(groups):
+        if self.are_tagged(groups):
             return True
         is_few = len(groups) * (len(groups) - 1) // 2 <= MAX_PAIRS
         return is_few and all(self.groups_exclude(first, second) for first, second in combinations(groups, 2))
 
-    def _are_told_apart(self, groups: list[list[Schema]]) -> bool:
+    def are_tagged(self, groups: list[list[Schema]]) -> bool:
         """Return whether all are objects that require a property with other constants in each."""
         if any(types_of(group) != {"object"} for group in groups):
             return False
