@@ -297,13 +297,13 @@ def template_variables(draft: Draft, value: Mapping[str, Any], label: str) -> No
     draft.put("server.chat_template_kwargs", {**draft.get("server.chat_template_kwargs", {}), **value}, label)
 
 
-def template_variable(name: str, unset: object = None) -> Setter:
-    """Return a setter that adds a variable for the template, unless the value is `unset`. on and off are booleans."""
-    booleans = {"on": True, "off": False}
+def template_variable(name: str, unset: object = None, values: Mapping[str, object] | None = None) -> Setter:
+    """Return a setter that adds a variable for the template, by `values` if it is in there, unless the value is `unset`."""
+    known = values or {}
 
     def store(draft: Draft, value: Any, label: str) -> None:
         if value != unset:
-            template_variables(draft, {name: booleans.get(value, value)}, label)
+            template_variables(draft, {name: known.get(value, value)}, label)
 
     return store
 

@@ -43,6 +43,12 @@ def config(text: str, *argv: str, **options: Any) -> Any:
     return resolved("--config", "serve.toml", *argv, files={"serve.toml": text}, **options)
 
 
+def test_levels_of_effort_are_texts() -> None:
+    """A template compares reasoning_effort with texts, so that on and off are no booleans there as they are for --reasoning."""
+    given = resolved("--reasoning-effort", "off", "--reasoning", "off").settings.chat_template_kwargs
+    assert given == {"reasoning_effort": "off", "enable_thinking": False}
+
+
 def test_nothing_given_is_our_defaults() -> None:
     """Only the isolation differs: a server's engine has a process of its own."""
     found = resolved()
