@@ -491,7 +491,7 @@ class Supervisor(EngineThread):
 
     @property
     def relays(self) -> dict[int, Relay]:
-        """Where the parts of relayed requests go; see `OpenRequests`."""
+        """Where the events of relayed requests go; see `OpenRequests`."""
         return self._requests.relays
 
     def forget_adapter(self, adapter: str) -> None:
