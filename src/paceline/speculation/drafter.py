@@ -1,8 +1,8 @@
 """Drafters: the protocols that a drafter implements, and its calls by speculation. Pure.
 
 Speculation asks for optional methods by name: `begin_shared` (`SharingDrafter`); `begin_at(key, token_ids, seq_id)`, which stands
-for `begin` in a drafter whose memory is the backend's; `lag` and `limit_catch_up`, which a drafter with a memory of its own has
-(`drafters.model_drafter`).
+for `begin` in a drafter whose memory is the backend's; `lag`, `limit_catch_up` and the number `num_caught_up`, which a drafter
+with a memory of its own has (`drafters.model_drafter`).
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ class DrafterCalls:
         self._drafter, self._n_vocab, self._report = drafter, n_vocab, report
         self.num_caught_up = 0
         is_batch = isinstance(drafter, BatchDrafter)
-        self.lags = is_batch and self._has("lag") and self._has("limit_catch_up")
+        has_methods = is_batch and self._has("lag") and self._has("limit_catch_up")
+        self.lags = has_methods and hasattr(drafter, "num_caught_up")
         self._is_placed, self._shares = is_batch and self._has("begin_at"), self._has("begin_shared")
 
     def _has(self, method: str) -> bool:

@@ -118,6 +118,25 @@ class LaggingOracle(BatchOracle):
         return self._result("limit_catch_up", num_tokens)
 
 
+class OwnLag(BatchOracle):
+    """Has methods by the names of those of a drafter that lags behind, but counts no caught up tokens."""
+
+    def lag(self, key: int) -> int:
+        raise NotImplementedError
+
+    def limit_catch_up(self, num_tokens: int) -> int:
+        raise NotImplementedError
+
+
+def test_a_drafter_that_counts_no_caught_up_tokens_never_lags() -> None:
+    """Its methods of these names are its own, and are not called."""
+    world = speculative(OwnLag(futures("abc", **LONG)))
+    outcome = world.submit("abc", **LONG)
+    world.run()
+    assert outcome.last().error is None
+    assert usage(outcome).accepted_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("results", "words"),
     [
