@@ -153,3 +153,15 @@ def test_public_records_document_their_fields(record: Any) -> None:
     names = getattr(record, "__struct_fields__", None) or [field.name for field in dataclasses.fields(record)]
     documented = re.findall(r"^    (\w+):", sections(record.__doc__).get("Attributes", ""), re.MULTILINE)
     assert sorted(documented) == sorted(names)
+
+
+@pytest.mark.parametrize("name", ["LLM", "AsyncLLM", "Stream", "AsyncStream", "ChatStream", "AsyncChatStream",
+                                  "Conversation", "AsyncConversation"])  # fmt: skip
+def test_the_reference_shows_methods_of_bases(name: str) -> None:
+    """A method of a base that has no entry of its own is in the entry of the class, or users would not find it."""
+    entry = re.compile(rf"^::: paceline\.{name}\n(?:    options:\n      inherited_members: (.*)\n)?", re.MULTILINE)
+    (found,) = (match for page in pages().values() for match in entry.finditer(page))
+    listed = re.findall(r"\w+", found[1] or "")
+    kind = getattr(paceline, name)
+    inherited = {member for base in kind.__mro__[1:-1] for member in vars(base) if not member.startswith("_")}
+    assert listed == ["true"] or inherited - vars(kind).keys() <= set(listed)
