@@ -70,13 +70,13 @@ if TYPE_CHECKING:
     from paceline.sequence import Limits
 
 
-S = TypeVar("S")
-B = TypeVar("B")
+AnyStream = TypeVar("AnyStream")
+AnyBatchStream = TypeVar("AnyBatchStream")
 StreamEntries: TypeAlias = Sequence[tuple[SamplingParams | None, StreamChannel | None]]
 """The params and the channel of each prompt of a list."""
 
 
-class StreamMethods(ABC, Generic[S, B]):
+class StreamMethods(ABC, Generic[AnyStream, AnyBatchStream]):
     """The streams of `LLM` and `AsyncLLM`."""
 
     @overload
@@ -88,7 +88,7 @@ class StreamMethods(ABC, Generic[S, B]):
         channel: StreamChannel | None = None,
         request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
-    ) -> S: ...
+    ) -> AnyStream: ...
     @overload
     def stream(
         self,
@@ -98,7 +98,7 @@ class StreamMethods(ABC, Generic[S, B]):
         channel: Sequence[StreamChannel | None] | None = None,
         request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
-    ) -> B: ...
+    ) -> AnyBatchStream: ...
     @overload
     def stream(
         self,
@@ -108,7 +108,7 @@ class StreamMethods(ABC, Generic[S, B]):
         channel: StreamChannel | None = None,
         request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
-    ) -> S: ...
+    ) -> AnyStream: ...
 
     @with_keywords(SamplingParams, RequestOptions)
     def stream(
@@ -119,7 +119,7 @@ class StreamMethods(ABC, Generic[S, B]):
         channel: Any = None,
         request_index: int | None = 0,
         **options: Unpack[StreamKeywords],
-    ) -> S | B:
+    ) -> AnyStream | AnyBatchStream:
         """Stream the completion of a prompt, or of each prompt of a list, as it is generated. Leaving it cancels the requests.
 
         Args:
@@ -151,10 +151,12 @@ class StreamMethods(ABC, Generic[S, B]):
     @abstractmethod
     def _stream_one(
         self, prompt: Any, params: Any, channel: StreamChannel | None, options: Mapping[str, Any], index: int
-    ) -> S: ...
+    ) -> AnyStream: ...
 
     @abstractmethod
-    def _stream_each(self, prompts: list[Any], entries: StreamEntries, options: Mapping[str, Any], index: int) -> B: ...
+    def _stream_each(
+        self, prompts: list[Any], entries: StreamEntries, options: Mapping[str, Any], index: int
+    ) -> AnyBatchStream: ...
 
 
 class LLM(StreamMethods[Stream, BatchStream], ChatMethods):

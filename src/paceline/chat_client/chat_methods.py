@@ -30,9 +30,7 @@ from paceline.runtime import Model
 from paceline.streaming import AsyncStream, Stream, StreamChannel
 
 if TYPE_CHECKING:
-    from typing_extensions import (
-        TypeForm,  # known to type checkers without the package  # known to type checkers without the package
-    )
+    from typing_extensions import TypeForm  # known to type checkers without the package
 
 T = TypeVar("T")
 

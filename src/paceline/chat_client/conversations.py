@@ -42,12 +42,12 @@ _VERSION = 1
 _MAX_FILE_BYTES = 512 << 20  # of a saved conversation, with its images
 _NAMED = ("llm", "system", "messages", "params")
 T = TypeVar("T")
-L = TypeVar("L")
+AnyLLM = TypeVar("AnyLLM")
 
 Content: TypeAlias = str | Sequence[Attachment | Mapping[str, Any]]
 
 
-class _BaseConversation(Generic[L]):
+class _BaseConversation(Generic[AnyLLM]):
     """The base of both kinds: messages, token ids, and turns that are added once they are whole."""
 
     _engine_kind: type
@@ -56,7 +56,7 @@ class _BaseConversation(Generic[L]):
     @with_chat_keywords
     def __init__(
         self,
-        llm: L,
+        llm: AnyLLM,
         system: str | None = None,
         *,
         messages: Sequence[Mapping[str, Any]] | None = (),
@@ -132,7 +132,7 @@ class _BaseConversation(Generic[L]):
     @with_chat_keywords
     def load(
         cls,
-        llm: L,
+        llm: AnyLLM,
         path: str | os.PathLike[str],
         *,
         params: SamplingParams | None = None,

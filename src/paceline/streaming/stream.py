@@ -25,11 +25,11 @@ _MOST_APART = 256  # chunks that a stream keeps as they were read
 
 Opener = Callable[[], Awaitable[StreamChannel]]
 T = TypeVar("T")
-C = TypeVar("C")  # a chunk
-W = TypeVar("W")  # all chunks together
+AnyChunk = TypeVar("AnyChunk")
+AnyResult = TypeVar("AnyResult")  # all chunks together
 
 
-class Readable(Generic[C, W]):
+class Readable(Generic[AnyChunk, AnyResult]):
     """The base of all streams, of completions and of chats."""
 
     _has_ended: bool  # whether the terminal chunk was read
@@ -61,7 +61,7 @@ class Readable(Generic[C, W]):
         return self._error
 
     @property
-    def completion(self) -> W | None:
+    def completion(self) -> AnyResult | None:
         """The whole, as `generate` or `chat` would return it; None before its terminal chunk was read. See `collect`.
 
         Raises:
@@ -71,7 +71,7 @@ class Readable(Generic[C, W]):
         return self._whole() if self._has_ended else None
 
     @abstractmethod
-    def _whole(self) -> W: ...
+    def _whole(self) -> AnyResult: ...
 
     @abstractmethod
     def _close(self) -> None: ...
@@ -80,16 +80,16 @@ class Readable(Generic[C, W]):
         if self._is_closed:
             raise Closed("this stream was closed: read it inside its `with` block, or before close()")
 
-    def _checked(self, taken: C | Nothing) -> C | Nothing:
+    def _checked(self, taken: AnyChunk | Nothing) -> AnyChunk | Nothing:
         if taken is END and self._error is not None:
             raise self._error
         return taken
 
 
-class ThreadReadable(Readable[C, W]):
+class ThreadReadable(Readable[AnyChunk, AnyResult]):
     """The base of streams for threads."""
 
-    def get(self, timeout_s: float | None = None) -> C | Nothing:
+    def get(self, timeout_s: float | None = None) -> AnyChunk | Nothing:
         """Return the next chunk, waiting for it if need be. Does not raise the request's error: see `error`.
 
         Args:
@@ -106,12 +106,12 @@ class ThreadReadable(Readable[C, W]):
         return self._next(timeout_s)
 
     @abstractmethod
-    def _next(self, timeout_s: float | None) -> C | Nothing: ...
+    def _next(self, timeout_s: float | None) -> AnyChunk | Nothing: ...
 
-    def __iter__(self) -> ChunkIterator[C]:
+    def __iter__(self) -> ChunkIterator[AnyChunk]:
         return ChunkIterator(lambda: self._checked(self.get()), self.cancel)
 
-    def consume(self, handler: Callable[[C], object]) -> FinishReason | None:
+    def consume(self, handler: Callable[[AnyChunk], object]) -> FinishReason | None:
         """Call a function with every chunk.
 
         Args:
@@ -131,7 +131,7 @@ class ThreadReadable(Readable[C, W]):
                 raise
         return self.finish_reason
 
-    def collect(self) -> W:
+    def collect(self) -> AnyResult:
         """Return the whole, as `LLM.generate` or `LLM.chat` would: read the chunks that have not been read yet, and join all.
 
         Until it is dropped a stream keeps the text, tokens and log-probabilities that were read, joined: some 10 bytes a token
@@ -167,10 +167,10 @@ class ThreadReadable(Readable[C, W]):
         self.close()
 
 
-class LoopReadable(Readable[C, W]):
+class LoopReadable(Readable[AnyChunk, AnyResult]):
     """The base of streams for event loops."""
 
-    async def get(self, timeout_s: float | None = None) -> C | Nothing:
+    async def get(self, timeout_s: float | None = None) -> AnyChunk | Nothing:
         """Return the next chunk, as the `get` of the stream for threads does.
 
         Args:
@@ -186,15 +186,15 @@ class LoopReadable(Readable[C, W]):
         return await self._next(timeout_s)
 
     @abstractmethod
-    async def _next(self, timeout_s: float | None) -> C | Nothing: ...
+    async def _next(self, timeout_s: float | None) -> AnyChunk | Nothing: ...
 
-    def __aiter__(self) -> AsyncChunkIterator[C]:
-        async def get() -> C | Nothing:
+    def __aiter__(self) -> AsyncChunkIterator[AnyChunk]:
+        async def get() -> AnyChunk | Nothing:
             return self._checked(await self.get())
 
         return AsyncChunkIterator(get, self.cancel)
 
-    async def collect(self) -> W:
+    async def collect(self) -> AnyResult:
         """Return the whole, as `AsyncLLM.generate` or `AsyncLLM.chat` would; see `Stream.collect`.
 
         Cancelling the task that reads cancels the request.
@@ -426,10 +426,6 @@ class AsyncStream(_BaseStream, LoopReadable[StreamChunk, Completion]):
         """Wait until the request's slot is free and its KV cells can be reused; return at once if it was never submitted."""
         if self._channel is not None:
             await self._channel.released()
-
-    async def aclose(self) -> None:
-        """Cancel the request if it has not ended, and read no more. Does not wait; see `released`."""
-        self._close()
 
     async def _open(self) -> StreamChannel:
         self._check_open()
