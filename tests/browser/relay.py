@@ -11,10 +11,21 @@ from urllib.parse import urlsplit
 
 
 class Relay:
-    """Listens on a port of the loopback and passes bytes on to a server. url: what a page is opened by."""
+    """Listens on a port of the loopback and passes bytes on to a server.
 
-    def __init__(self, server_url: str) -> None:
+    Args:
+        server_url: Address of the server.
+        stream_bytes: Number of bytes of an event stream after which the relay holds it back until connections are broken, so
+            that no server is too fast for a test which breaks them; None: no limit. Without effect after `unblock`.
+
+    Attributes:
+        url: Address for a page.
+    """
+
+    def __init__(self, server_url: str, *, stream_bytes: int | None = None) -> None:
         self._target = _address(server_url)
+        self._stream_bytes = stream_bytes
+        self._broken = threading.Event()
         self._is_open = True
         self._pairs: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -26,10 +37,11 @@ class Relay:
         """Break every connection; new ones are passed on."""
         with self._lock:
             broken, self._pairs = self._pairs, []
-        for one in broken:
+        self._broken.set()
+        for connection in broken:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def block(self) -> None:
         """Break every connection, and each new one."""
@@ -59,7 +71,22 @@ class Relay:
             with self._lock:
                 self._pairs += [client, server]
             for pair in ((client, server), (server, client)):
-                threading.Thread(target=_pass_on, args=pair, daemon=True).start()
+                threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        num_bytes: int | None = None  # of an event stream
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 12):
+                if b"content-type: text/event-stream" in data.lower():
+                    num_bytes = 0
+                if num_bytes is not None and self._stream_bytes is not None:
+                    num_bytes += len(data)
+                    if num_bytes > self._stream_bytes:
+                        self._broken.wait()
+                sink.sendall(data)
+        for connection in (source, sink):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
         return self
@@ -76,12 +103,3 @@ def _address(url: str) -> tuple[str, int]:
     assert parts.hostname is not None
     assert parts.port is not None
     return parts.hostname, parts.port
-
-
-def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            sink.sendall(data)
-    for one in (source, sink):
-        with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)

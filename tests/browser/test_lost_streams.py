@@ -16,10 +16,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.native, pytest.mark.slow]
 
 Open = Callable[..., ChatPage]
 
+STREAM_BYTES = 100_000  # more than the characters that a test waits for take, and less than a reply of 3,000 tokens
+
 
 def test_lost_connection_is_said_and_the_stream_goes_on_without_a_gap(endless: Served, open_page: Open) -> None:
     """While the server cannot be reached the page says so; then the same stream is read on from its last byte."""
-    with Relay(endless.url) as relay:
+    with Relay(endless.url, stream_bytes=STREAM_BYTES) as relay:
         chat = open_page(relay.url)
         chat.set_parameters(Most_tokens="3000")
         chat.send("Write.")
@@ -40,7 +42,7 @@ def test_lost_connection_is_said_and_the_stream_goes_on_without_a_gap(endless: S
 def test_restarted_server_continues_the_reply(how: signal.Signals, endless_model: Path, open_page: Open) -> None:
     """A server that is restarted under a stream has lost it: the page says so, and the reply goes on from where it was."""
     flags = ("-m", str(endless_model), "-c", "32768", "-np", "4", "--drain-s", "0.2")
-    with Served(*flags) as first, Relay(first.url) as relay:
+    with Served(*flags) as first, Relay(first.url, stream_bytes=STREAM_BYTES) as relay:
         chat = open_page(relay.url)
         chat.set_parameters(Most_tokens="3000")
         chat.send("Write.")
