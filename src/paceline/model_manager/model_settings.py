@@ -50,7 +50,7 @@ class ModelEntry:
 
     name: str
     model: str | os.PathLike[str] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may have a token of the hub
     aliases: Sequence[str] = ()
     pinned: bool = False
     load_on_startup: bool = False

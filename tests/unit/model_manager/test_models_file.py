@@ -128,3 +128,9 @@ def test_models_must_be_entries() -> None:
 def test_bytes_may_have_a_unit(given: object, found: int) -> None:
     """Of two or of ten."""
     assert byte_count("budget", given) == found
+
+
+def test_no_repr_shows_a_token() -> None:
+    """The token of the hub is among the options of a model."""
+    entry = ModelEntry(name="a", model="a.gguf", options={"hf_token": "hf_secret"})
+    assert "a.gguf" in repr(entry) and "hf_secret" not in repr(entry)
