@@ -1,4 +1,4 @@
-"""The quickstart's curl commands succeed against a running server."""
+"""The curl commands of the quickstart and of the README succeed against a running server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from paceline.server.settings import ServerSettings
 
 pytestmark = pytest.mark.native
 
-PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "docs" / "quickstart.md", ROOT / "README.md")
 ADDRESS = "http://127.0.0.1:8080"
 
 
-def test_every_curl_of_the_quickstart_succeeds() -> None:
-    """With status 200, by the demo model and with embeddings, as the page starts the server."""
-    text = PAGE.read_text(encoding="utf-8")
+def test_every_curl_of_the_quickstart_and_the_readme_succeeds() -> None:
+    """With status 200, by the demo model and with embeddings, as the quickstart starts the server."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert "paceline serve --embeddings" in text
     blocks = [shlex.split(block) for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "curl" in block]
     words = [word for block in blocks for word in block]
@@ -32,6 +33,7 @@ def test_every_curl_of_the_quickstart_succeeds() -> None:
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/embeddings",
+        "/v1/chat/completions",
     ]
     with (
         RunningServer(ServerSettings(engine_options=DEMO_ENGINE, embeddings=True)) as server,
