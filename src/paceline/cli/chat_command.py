@@ -613,7 +613,6 @@ def _size_of(attachment: Attachment) -> str:
 
 _PROMPT = "> "
 _GOES_ON = "... "
-_POLL_S = 0.1
 
 # Options are laid out by hand, a few lines each.
 # fmt: off
