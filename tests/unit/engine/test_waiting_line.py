@@ -73,9 +73,13 @@ def start(
 
 
 def fill(engine: EngineClient) -> list[StreamChannel]:
-    """Take all room with requests that do not end by themselves; return once the first one runs."""
-    channels = [start(engine, f"filler {index}", max_tokens=None) for index in range(ROOM)]
-    assert isinstance(channels[0].get(LONG_S), StreamChunk)
+    """Take all room with requests that do not end by themselves; the first request runs, the second waits in the queue.
+
+    The first request runs before the second is sent: requests that are prepared at the same time may change places.
+    """
+    running = start(engine, "filler 0", max_tokens=None)
+    assert isinstance(running.get(LONG_S), StreamChunk)
+    channels = [running, *(start(engine, f"filler {index}", max_tokens=None) for index in range(1, ROOM))]
     assert engine.num_open == ROOM
     return channels
 
