@@ -31,7 +31,7 @@ from benchmarks.peers.builds import Variant, build_info, find_llama_server
 from benchmarks.peers.client import LlamaServerDialect
 from benchmarks.peers.servers import Launch, serving
 from paceline import LLM, Image
-from paceline.media.png_file import png_bytes
+from paceline.media.image import png_bytes
 from paceline.testing.models import LlavaVisionSpec, write_model
 
 _NUM_SLOTS, _N_CTX = 8, 16384

@@ -28,7 +28,7 @@ from benchmarks.engine import prompts
 from paceline import LLM
 from paceline.demo import demo_model_path
 from paceline.errors import RpcServerUnavailable
-from paceline.runtime.rpc_servers import greet
+from paceline.runtime.rpc import greet
 
 TOKENS = 64
 _LONG = 800  # tokens of a prompt

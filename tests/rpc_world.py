@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from paceline.errors import RpcServerUnavailable
-from paceline.runtime.rpc_servers import greet
+from paceline.runtime.rpc import greet
 
 _START_S = 60.0
 

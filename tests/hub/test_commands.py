@@ -18,8 +18,8 @@ from tests.hub.stand_in_hub import TOKEN, Fault, StandInHub, gguf, sha256
 from typer.testing import CliRunner
 
 from paceline.cli.app import build_app
-from paceline.hub.found_models import find_leftovers, remove_leftovers
-from paceline.hub.hub_settings import hub_settings
+from paceline.hub.caches import find_leftovers, remove_leftovers
+from paceline.hub.references import hub_settings
 
 PULL = [sys.executable, "-m", "paceline", "pull"]
 

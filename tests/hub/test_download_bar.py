@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from paceline.hub.download_bar import download_bar
+from paceline.hub.download import download_bar
 
 
 class Terminal(io.StringIO):

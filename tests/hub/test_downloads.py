@@ -38,10 +38,9 @@ from paceline.errors import (
     ModelNotFound,
     PacelineError,
 )
-from paceline.hub import http_responses, local_model, transfer
-from paceline.hub.hub_settings import hub_settings
+from paceline.hub import download, local_model, network
 from paceline.hub.locate import LocalModel, Locator
-from paceline.hub.references import parse_reference
+from paceline.hub.references import hub_settings, parse_reference
 
 
 class Recorder:
@@ -86,9 +85,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = threading.Event.wait
 
     def briefly(self: threading.Event, seconds: float | None = None) -> bool:
-        return wait(
-            self, seconds if seconds is None or seconds in (HELD_S, http_responses.HEAD_S) else min(seconds, 0.01)
-        )
+        return wait(self, seconds if seconds is None or seconds in (HELD_S, network.HEAD_S) else min(seconds, 0.01))
 
     monkeypatch.setattr(threading.Event, "wait", briefly)
 
@@ -385,7 +382,7 @@ def test_a_disk_that_fills_up_keeps_what_has_arrived(
     """Another program may take the space meanwhile."""
     hub.add("user/tiny", "tiny-Q4_K_M.gguf")
     hub.fail("cdn", Fault(cut_after=20_000))
-    copy = transfer._Transfer._copy
+    copy = download._Transfer._copy
     calls = []
 
     def full_at_the_second(self: Any, response: Any, file: Any) -> None:
@@ -394,7 +391,7 @@ def test_a_disk_that_fills_up_keeps_what_has_arrived(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         copy(self, response, file)
 
-    monkeypatch.setattr(transfer._Transfer, "_copy", full_at_the_second)
+    monkeypatch.setattr(download._Transfer, "_copy", full_at_the_second)
     with pytest.raises(DiskFull, match="No space left on device"):
         locate("hf:user/tiny")
     assert [part.stat().st_size for part in parts(tmp_path)] == [20_000]
@@ -710,9 +707,9 @@ def test_a_listing_without_an_end_ends(
     hub: StandInHub, monkeypatch: pytest.MonkeyPatch, response: Callable[[], Iterator[bytes]], words: str
 ) -> None:
     """In bytes, in time, and in redirects."""
-    monkeypatch.setattr(http_responses, "HEAD_S", 0.5)
-    monkeypatch.setattr(http_responses, "RATE_WINDOW_S", 0.5)
-    monkeypatch.setattr(http_responses, "SMALL_BODY_S", 1.0)
+    monkeypatch.setattr(network, "HEAD_S", 0.5)
+    monkeypatch.setattr(network, "RATE_WINDOW_S", 0.5)
+    monkeypatch.setattr(network, "SMALL_BODY_S", 1.0)
     with HostileServer(lambda _: response()) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         began = time.monotonic()
@@ -724,7 +721,7 @@ def test_a_listing_without_an_end_ends(
 
 def test_a_file_that_drips_is_given_up(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """After six attempts with next to nothing each, whether the server closes the connection or sends a byte at a time."""
-    monkeypatch.setattr(http_responses, "RATE_WINDOW_S", 0.2)
+    monkeypatch.setattr(network, "RATE_WINDOW_S", 0.2)
     head = b"HTTP/1.1 200 OK\r\nAccept-Ranges: bytes\r\nContent-Length: 50000\r\n\r\n"
     with hostile(monkeypatch, lambda: endless(b"GGUF", first=head, pause_s=0.05)) as server:
         with pytest.raises(HubUnavailable, match="less than 1024 bytes/s"):

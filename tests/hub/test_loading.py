@@ -16,7 +16,7 @@ from paceline import LLM, AsyncLLM, demo_model_path, estimate_memory
 from paceline.engine import dry_run, memory_needs
 from paceline.errors import HubUnavailable, InvalidParams, InvalidType, ModelLoadError, ModelNotFound, PacelineError
 from paceline.hub import remote_header
-from paceline.runtime import memory_plan
+from paceline.runtime import memory
 from paceline.testing.models import LlamaSpec, write_split_model
 
 pytestmark = pytest.mark.native
@@ -230,7 +230,7 @@ def test_info_says_whether_a_model_of_the_network_would_fit(hub: StandInHub, tmp
 
 def test_info_says_what_does_not_fit(demo: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with 10 MiB, before anything is downloaded."""
-    for module in (memory_needs, memory_plan):
+    for module in (memory_needs, memory):
         monkeypatch.setattr(module, "available_memory", lambda: 10 << 20)
     monkeypatch.setattr(memory_needs, "plan", dry_run.answer)
     facts = json.loads(invoke("info", "hf:user/demo", "--json", "-c", "8192").stdout)

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidParams, InvalidType
-from paceline.hub.hub_settings import hub_settings
 from paceline.hub.references import (
     HubReference,
     OllamaReference,
     UrlReference,
+    hub_settings,
     is_reference,
     parse_hub_reference,
     parse_reference,

@@ -11,7 +11,7 @@ from tests.hub.test_commands import invoke
 
 from paceline.errors import HubUnavailable, ModelLoadError
 from paceline.hub import remote_header
-from paceline.hub.http_responses import content_range, whole_number
+from paceline.hub.network import content_range, whole_number
 from paceline.hub.remote_header import model_headers
 from paceline.runtime.gguf_file import read_gguf_start
 from paceline.testing.models import LlamaSpec, write_model

@@ -14,8 +14,8 @@ from tests.hub.test_commands import put_ollama
 from tests.server.running import RunningServer
 
 from paceline import demo_model_path
-from paceline.hub.found_models import find_models
-from paceline.hub.hub_settings import hub_settings
+from paceline.hub.caches import find_models
+from paceline.hub.references import hub_settings
 from paceline.server.flags import DiskFiles, ModelPresets, resolve
 from paceline.server.router.router_app import build_router_app
 

@@ -12,7 +12,7 @@ from tests.hub.stand_in_hub import Fault, HostileServer, StandInHub, endless, gg
 from tests.hub.test_downloads import Recorder, locate, no_waits, parts
 
 from paceline.errors import AccessDenied, DownloadError, HubUnavailable, InvalidParams, ModelNotFound
-from paceline.hub import http_responses, local_model
+from paceline.hub import local_model, network
 
 _ = no_waits  # a fixture that these tests use
 
@@ -220,7 +220,7 @@ def test_a_server_that_drips_headers_does_not_keep_the_copy_from_being_used(
     hub: StandInHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The question for a newer version has a deadline as well."""
-    monkeypatch.setattr(http_responses, "HEAD_S", 0.5)
+    monkeypatch.setattr(network, "HEAD_S", 0.5)
     data = gguf("m.gguf")
     whole = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: %d\r\n\r\n%s' % (len(data), data)
 

@@ -32,7 +32,7 @@ from paceline import LLM, Audio, Conversation, Image
 from paceline.errors import BatchError, Cancelled, InvalidParams, ModelLoadError, Unsupported
 from paceline.params import SamplingParams
 from paceline.runtime import Context, MediaPart, MediaProjector, Model, Sampler, decoded_samples, num_samples
-from paceline.runtime.audio_file import MAX_AMPLITUDE
+from paceline.runtime.projector import MAX_AMPLITUDE
 from paceline.runtime.step import StepRow
 from paceline.testing.models import (
     CHAT_TEMPLATE,

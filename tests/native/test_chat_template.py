@@ -22,7 +22,7 @@ from paceline.chat import ChatFormat, RenderedPrompt, next_turn
 from paceline.demo import demo_model_path
 from paceline.errors import InvalidParams, TemplateError, Unsupported
 from paceline.runtime import Model
-from paceline.runtime.remote_model import RemoteModel
+from paceline.runtime.model import RemoteModel
 
 TinyModels = Callable[..., Path]
 

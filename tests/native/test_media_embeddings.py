@@ -35,8 +35,7 @@ from paceline.errors import (
 )
 from paceline.request import RequestOptions
 from paceline.runtime import Context, Embedder, MediaProjector, Model
-from paceline.runtime.embedder import normalized
-from paceline.runtime.media_embedder import MediaEmbedder
+from paceline.runtime.embedder import MediaEmbedder, normalized
 from paceline.testing.models import BertSpec, LlamaSpec, Qwen2VlSpec, Qwen25VisionSpec, UltravoxAudioSpec, write_model
 
 pytestmark = pytest.mark.native

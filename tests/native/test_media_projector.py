@@ -408,7 +408,7 @@ def test_a_bmp_from_top_to_bottom_is_decoded() -> None:
 def test_a_png_is_unfolded_in_small_pieces_until_it_is_not_wanted() -> None:
     """What is left of its data is not copied for each piece of a megabyte, and a check may end it."""
     image = Image(png_of(bytes(8000 * 24001), 8000, 8000))
-    with mock.patch("paceline.runtime.image_file.zlib.decompressobj") as make:
+    with mock.patch("paceline.runtime.projector.zlib.decompressobj") as make:
         fed: list[int] = []
         inflater = zlib.decompressobj()
 

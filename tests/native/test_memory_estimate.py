@@ -32,13 +32,13 @@ from paceline.runtime import (
     MemoryEstimate,
     Model,
     context_options,
+    memory,
     memory_in_use,
-    memory_plan,
     plan_memory,
     projector_facts,
 )
 from paceline.runtime.context_options import ContextOptions
-from paceline.runtime.memory_estimate import mebibytes
+from paceline.runtime.memory import mebibytes
 from paceline.testing.models import KINDS, LlamaSpec, Qwen2VlSpec, Qwen25VisionSpec, write_model, write_split_model
 
 GENERATING = [kind for kind in KINDS if kind not in ("bert", "reranker", "t5")]
@@ -68,7 +68,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def limit(count: int) -> None:
         monkeypatch.setattr(memory_needs, "available_memory", lambda: count)
-        monkeypatch.setattr(memory_plan, "available_memory", lambda: count)
+        monkeypatch.setattr(memory, "available_memory", lambda: count)
         monkeypatch.setattr(memory_needs, "plan", planned_here)
 
     return limit
@@ -266,10 +266,10 @@ def test_what_cannot_fit_into_the_machine_is_known_whatever_is_free(
     """All memory counts then; fit=False leaves that check out, too."""
     needed = estimate_memory(demo_model_path(), n_ctx=16384).devices[-1].needed_bytes
     free(needed // 4)
-    monkeypatch.setattr(memory_plan, "usable_memory", lambda: needed + needed // 8)
+    monkeypatch.setattr(memory, "usable_memory", lambda: needed + needed // 8)
     estimate = estimate_on_machine(demo_model_path(), {"n_ctx": 16384}, dry_run=True)
     assert (estimate.devices[-1].needed_bytes, estimate.devices[-1].free_bytes) == (needed, needed // 4)
-    monkeypatch.setattr(memory_plan, "usable_memory", lambda: needed // 2)
+    monkeypatch.setattr(memory, "usable_memory", lambda: needed // 2)
     estimate_on_machine(demo_model_path(), {}, dry_run=False)
     with pytest.raises(NotEnoughMemory, match=r"needs .* of host memory .* are all that there is; n_ctx \d+ would fit"):
         estimate_on_machine(demo_model_path(), {"n_ctx": 16384}, dry_run=False)

@@ -25,7 +25,7 @@ from paceline.errors import (
     ModelUnloaded,
     NotEnoughMemory,
 )
-from paceline.runtime import memory_plan
+from paceline.runtime import memory
 from paceline.streaming import FinishReason
 from paceline.testing.models import LlamaSpec, write_model
 
@@ -239,7 +239,7 @@ def test_a_context_that_is_left_open_gets_an_eighth_of_the_budget(tmp_path: Path
 
 def test_what_the_machine_cannot_hold_evicts_none(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a budget, too: it is refused before room is made for it."""
-    monkeypatch.setattr(memory_plan, "usable_memory", lambda: 20 << 20)
+    monkeypatch.setattr(memory, "usable_memory", lambda: 20 << 20)
     monkeypatch.setattr(memory_needs, "plan", dry_run.answer)  # in this process, which has that little
 
     async def check() -> None:

@@ -21,8 +21,7 @@ from paceline.config import EngineConfig
 from paceline.demo import demo_model_path
 from paceline.errors import EngineDied, EngineError, InvalidParams, RpcServerUnavailable
 from paceline.runtime import build_info
-from paceline.runtime.rpc_lending import checked_cache
-from paceline.runtime.rpc_servers import greet
+from paceline.runtime.rpc import checked_cache, greet
 from paceline.streaming import FinishReason, Stream
 
 pytestmark = pytest.mark.skipif(not build_info().rpc, reason="this core was built without PACELINE_RPC=ON")

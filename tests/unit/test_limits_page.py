@@ -17,11 +17,11 @@ from paceline.constraints import compiler, llguidance_schemas, schema_walk
 from paceline.engine import media_encoder, questions, saved_prefixes
 from paceline.engine.worker import black_box, open_requests, supervisor
 from paceline.engine.worker.supervisor import RestartLimits
-from paceline.hub import http_responses, hub_api, remote_header, transfer
-from paceline.media import audio, audio_header, image, image_header
+from paceline.hub import download, network, remote_header
+from paceline.media import audio, audio_formats, image
 from paceline.observability import trace_file
 from paceline.request import RequestOptions
-from paceline.runtime import audio_file, gguf_check, gguf_file, tokenizer
+from paceline.runtime import gguf_check, gguf_file, projector, tokenizer
 from paceline.sampling_table import BY_NAME
 from paceline.server import (
     connection,
@@ -185,11 +185,11 @@ FIGURES = {
     # Images and audio
     "images of a request": f"{SERVER.max_images:,}",
     "bytes of an image": _bytes(image.MAX_IMAGE_BYTES),
-    "side of an image": f"{image_header.MAX_SIDE:,} pixels",
-    "pixels of an image": f"{image_header.MAX_PIXELS:,}",
-    "largest sample of a sound, whose range is -1 to 1": f"{audio_file.MAX_AMPLITUDE:,}",
+    "side of an image": f"{image.MAX_SIDE:,} pixels",
+    "pixels of an image": f"{image.MAX_PIXELS:,}",
+    "largest sample of a sound, whose range is -1 to 1": f"{projector.MAX_AMPLITUDE:,}",
     "bytes of a sound": _bytes(audio.MAX_AUDIO_BYTES),
-    "length of all sounds of a request": _seconds(audio_header.MAX_SECONDS),
+    "length of all sounds of a request": _seconds(audio_formats.MAX_SECONDS),
     "bytes of an image that is fetched": _bytes(request_media.MAX_FILE_BYTES),
     "redirects of an image that is fetched": f"{request_media.MAX_REDIRECTS:,}",
     "time to fetch an image": _seconds(request_media.TIMEOUT_S),
@@ -203,11 +203,11 @@ FIGURES = {
     "bytes of a remote file's header": _bytes(remote_header._MOST_BYTES),
     "beginning of a model's file that is compared to notice a replaced file": _bytes(gguf_file._HEADER_BYTES),
     "bytes of a lookup cache": _bytes(saved_prefixes._MOST_BYTES),
-    "bytes of a hub's listing": _bytes(hub_api._MAX_LISTING_BYTES),
-    "time until a hub has sent its headers, with redirects": _seconds(http_responses.HEAD_S),
-    "time until a hub's listing is complete, after its headers": _seconds(http_responses.SMALL_BODY_S),
+    "bytes of a hub's listing": _bytes(network._MAX_LISTING_BYTES),
+    "time until a hub has sent its headers, with redirects": _seconds(network.HEAD_S),
+    "time until a hub's listing is complete, after its headers": _seconds(network.SMALL_BODY_S),
     "models that a server downloads at once": f"{model_downloads.MAX_DOWNLOADS}",
-    f"slowest rate of a download, over {_seconds(http_responses.RATE_WINDOW_S)}": f"{http_responses.MIN_BYTES_S:,} bytes/s",
+    f"slowest rate of a download, over {_seconds(network.RATE_WINDOW_S)}": f"{network.MIN_BYTES_S:,} bytes/s",
     "wait for a program that opens a pipe in place of a file": _seconds(validation.PIPE_WAIT_S),
     "bytes of a certificate or a key from a pipe": _bytes(listeners._MAX_PEM_BYTES),
     "bytes of a TOML file": _bytes(validation.MAX_CONFIG_BYTES),
@@ -216,10 +216,10 @@ FIGURES = {
     "bytes of a saved conversation": _bytes(conversations._MAX_FILE_BYTES),
     "bytes of a line of a trace": _bytes(trace_file._MAX_LINE_BYTES),
     "images of a saved prefix": f"{saved_prefixes._MAX_MEDIA:,}",
-    "redirects of a download": f"{http_responses.MAX_REDIRECTS}",
-    f"attempts in a row that bring less than {_bytes(transfer._MIN_PROGRESS)}": f"{transfer._ATTEMPTS}",
+    "redirects of a download": f"{network.MAX_REDIRECTS}",
+    f"attempts in a row that bring less than {_bytes(download._MIN_PROGRESS)}": f"{download._ATTEMPTS}",
     "part of the disk that downloads leave free": (
-        f"{transfer._RESERVED_SHARE * 100:g} %, at most {_bytes(transfer._MAX_RESERVE)}"
+        f"{download._RESERVED_SHARE * 100:g} %, at most {_bytes(download._MAX_RESERVE)}"
     ),
 }
 """The figure of each row, by the row's first cell."""

@@ -24,8 +24,8 @@ from paceline.observability.trace_events import header
 from paceline.observability.trace_file import read_trace
 from paceline.ray_serve.cluster_config import read_cluster_config
 from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint, read_gguf
-from paceline.runtime.media_projector import MediaProjector
 from paceline.runtime.model import Adapter
+from paceline.runtime.projector import MediaProjector
 from paceline.server.flags.setters import DiskFiles
 from paceline.server.listeners import CannotListen, tls_context
 from paceline.server.settings import ServerSettings

@@ -72,7 +72,7 @@ def test_only_the_constraints_import_llguidance() -> None:
     assert {path for path in found if not path.startswith("constraints/")} == set()
 
 
-@pytest.mark.parametrize(("name", "module"), [("huggingface_hub", "hub_api"), ("filelock", "download_lock")])
+@pytest.mark.parametrize(("name", "module"), [("huggingface_hub", "network"), ("filelock", "download")])
 def test_one_module_knows_each_library_of_downloads(name: str, module: str) -> None:
     """The hub's library and its locks have one place each."""
     assert importers(name) == {f"hub/{module}.py"}

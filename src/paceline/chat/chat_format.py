@@ -31,7 +31,7 @@ from paceline.errors import GrammarError, InvalidParams, InvalidType, TemplateEr
 from paceline.params import SamplingParams
 from paceline.request import cached_in_scope
 from paceline.runtime import Model, Sampler, Tokenizer
-from paceline.runtime.chat_layer import ChatPrompt, CompiledTemplate
+from paceline.runtime.model import ChatPrompt, CompiledTemplate
 from paceline.runtime.sampler import grammar_of_schema
 
 MAX_BYTES = 32 << 20  # of a conversation, as JSON

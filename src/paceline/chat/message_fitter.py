@@ -26,7 +26,7 @@ from paceline.chat import message_rewrites as rewrites
 from paceline.chat.conversation import ROLES
 from paceline.chat.message_rewrites import Message, Rewrite, attached_results, is_short_id, spelt_arguments
 from paceline.errors import InvalidParams, TemplateError
-from paceline.runtime.chat_layer import ChatPrompt
+from paceline.runtime.model import ChatPrompt
 
 Apply: TypeAlias = Callable[[list[Message]], ChatPrompt]
 """Renders messages with the options of a request. Raises `TemplateError` if the template refuses them."""

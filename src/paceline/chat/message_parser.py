@@ -22,7 +22,7 @@ from paceline.constraints import first_violation
 from paceline.constraints.schema_walk import resolved
 from paceline.errors import ChatParseError, Closed, GrammarError
 from paceline.request import cached_in_scope
-from paceline.runtime.chat_layer import ChatParser
+from paceline.runtime.model import ChatParser
 
 MAX_KEPT_CHARS = 65536
 """Characters of the largest parser that is kept: those of chats with a dozen tools, which are the same at every turn."""

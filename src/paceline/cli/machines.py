@@ -64,12 +64,12 @@ def rpc_serve(
 
     There is no authentication: it binds to this machine alone unless --host says otherwise.
     """
-    from paceline.runtime import rpc_lending
+    from paceline.runtime import rpc
 
-    rpc_lending.check_is_built()
+    rpc.check_is_built()
     names = [name for given in device or () for name in text_argument("--device", given).split(",")]
-    lent = rpc_lending.lent_devices(names)
-    address = rpc_lending.listening_address(text_argument("--host", host), port)
+    lent = rpc.lent_devices(names)
+    address = rpc.listening_address(text_argument("--host", host), port)
     folder = _checked_cache() if cache else None
     _log_to_stderr(verbose)
     announce(address, port, lent, folder)
@@ -77,10 +77,10 @@ def rpc_serve(
 
 
 def _checked_cache() -> Path:
-    from paceline.runtime import rpc_lending
+    from paceline.runtime import rpc
 
-    folder = rpc_lending.cache_folder()
-    for path in rpc_lending.checked_cache(folder):
+    folder = rpc.cache_folder()
+    for path in rpc.checked_cache(folder):
         terminal.note(f"Removed a damaged tensor of the cache: {path}")
     return folder
 
@@ -96,13 +96,13 @@ def announce(address: str, port: int, lent: list[Device], folder: Path | None) -
 
 def _serve(address: str, port: int, lent: list[Device], threads: int | None, folder: Path | None) -> None:
     """Serve on a thread, as the call never returns; this one keeps the log flowing and takes signals."""
-    from paceline.runtime import rpc_lending
+    from paceline.runtime import rpc
 
     failed: Future[None] = Future()
 
     def work() -> None:
         try:
-            rpc_lending.serve(address, port, lent, n_threads=threads, cache=folder)
+            rpc.serve(address, port, lent, n_threads=threads, cache=folder)
         except BaseException as error:  # noqa: BLE001 (raised again by the main thread)
             failed.set_exception(error)
 
@@ -112,7 +112,7 @@ def _serve(address: str, port: int, lent: list[Device], threads: int | None, fol
     while not failed.done():
         with suppress(TimeoutError):
             failed.exception(_LOG_S)
-        rpc_lending.take_log()
+        rpc.take_log()
     failed.result()
 
 

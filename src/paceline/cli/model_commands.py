@@ -36,7 +36,7 @@ from paceline.validation import addresses
 
 if TYPE_CHECKING:
     from paceline.hub import ModelReference
-    from paceline.hub.found_models import FoundModel
+    from paceline.hub.caches import FoundModel
     from paceline.runtime import DeviceMemory, Model
 
 
@@ -84,8 +84,8 @@ def pull(
 
 def list_models(*, as_json: AsJson = False) -> None:
     """List the models that huggingface_hub, llama.cpp, Ollama and paceline have downloaded."""
-    from paceline.hub.found_models import find_models
-    from paceline.hub.hub_settings import hub_settings
+    from paceline.hub.caches import find_models
+    from paceline.hub.references import hub_settings
 
     settings = hub_settings()
     models = find_models(settings)
@@ -102,8 +102,8 @@ def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = Fals
 
     Of a model that was not downloaded, only the first bytes are requested.
     """
-    from paceline.hub.found_models import matching_models
-    from paceline.hub.hub_settings import hub_settings
+    from paceline.hub.caches import matching_models
+    from paceline.hub.references import hub_settings
 
     wanted, settings = parse_listed(model), hub_settings(token=hf_token, offline=offline)
     try:
@@ -124,9 +124,9 @@ def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = Fals
 
 def rm(model: ListedName, *, dry_run: DryRun = False) -> None:
     """Remove a downloaded model; of a repository without QUANT, all of its models. Ollama's are left to Ollama."""
-    from paceline.hub.found_models import matching_models, remove_models
-    from paceline.hub.hub_settings import hub_settings
+    from paceline.hub.caches import matching_models, remove_models
     from paceline.hub.locate import shown_bytes
+    from paceline.hub.references import hub_settings
 
     settings = hub_settings()
     models = matching_models(settings, parse_listed(model))
@@ -139,9 +139,9 @@ def rm(model: ListedName, *, dry_run: DryRun = False) -> None:
 
 def prune(*, dry_run: DryRun = False) -> None:
     """Remove what no model needs: parts of downloads, and versions of models that no branch or tag has any more."""
-    from paceline.hub.found_models import find_leftovers, remove_leftovers
-    from paceline.hub.hub_settings import hub_settings
+    from paceline.hub.caches import find_leftovers, remove_leftovers
     from paceline.hub.locate import shown_bytes
+    from paceline.hub.references import hub_settings
 
     found = find_leftovers(hub_settings())
     leftovers = found if dry_run else remove_leftovers(found)
@@ -389,7 +389,7 @@ def _configuration(ctx: typer.Context) -> dict[str, Any]:
 
 def _server_facts(address: str) -> dict[str, Any]:
     """Return the facts of an RPC server, or why it is of no use."""
-    from paceline.runtime.rpc_servers import greet
+    from paceline.runtime.rpc import greet
 
     try:
         server = greet(address)

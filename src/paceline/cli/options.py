@@ -45,8 +45,8 @@ showing = partial(typer.Option, rich_help_panel="What is shown")
 
 def model_names(incomplete: str) -> list[str]:
     """Return the names of downloaded models that begin so, for completion by a shell."""
-    from paceline.hub.found_models import find_models
-    from paceline.hub.hub_settings import hub_settings
+    from paceline.hub.caches import find_models
+    from paceline.hub.references import hub_settings
 
     try:
         names = [model.name for model in find_models(hub_settings())]

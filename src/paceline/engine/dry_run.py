@@ -32,14 +32,14 @@ from paceline.runtime import (
     on_empty_machine,
     plan_memory,
     plan_projector,
-    rpc_servers,
+    rpc,
 )
 
 
 def answer(question: MemoryQuestion) -> MemoryReport:
-    """Plan what is wanted, and choose what fits. Raises as `Model.load`, `plan_memory` and `rpc_servers.connect`."""
+    """Plan what is wanted, and choose what fits. Raises as `Model.load`, `plan_memory` and `rpc.connect`."""
     if question.rpc:
-        rpc_servers.connect(question.rpc, question.rpc_timeout_s)
+        rpc.connect(question.rpc, question.rpc_timeout_s)
     planner = _Planner(question)
     model = planner.sketch(question.model.get("n_gpu_layers"), 0, False)
 

@@ -45,12 +45,12 @@ from paceline.runtime import (
     Sampler,
     devices,
     memory_in_use,
-    rpc_servers,
+    rpc,
     total_memory,
 )
 from paceline.runtime.embedder import longest_text
-from paceline.runtime.memory_estimate import mebibytes
-from paceline.runtime.rpc_servers import LENT_DEVICE
+from paceline.runtime.memory import mebibytes
+from paceline.runtime.rpc import LENT_DEVICE
 from paceline.runtime.step import StepRow
 from paceline.scheduling.records import TelemetrySink
 from paceline.scheduling.scheduler import Scheduler
@@ -259,7 +259,7 @@ def build(model: Model | ModelPath | None, arguments: EngineArguments) -> Built:
     """Load what has to be loaded. Raises as `Model.load` and `Context` do; frees everything if it fails."""
     config = arguments.config
     if config.rpc_addresses:
-        rpc_servers.connect(config.rpc_addresses, config.rpc_timeout_s)
+        rpc.connect(config.rpc_addresses, config.rpc_timeout_s)
     fit = fit_to_memory(model, arguments)
     if fit.choice is not None:
         arguments = _chosen(arguments, fit.choice)

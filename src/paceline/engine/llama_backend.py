@@ -46,7 +46,7 @@ from paceline.kv_cache import TEXT_LAYOUT, MediaItem
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, MaskSlots, MediaPart, Model, Sampler, Tokenizer
-from paceline.runtime.media_embedder import MediaEmbedder, media_pooling
+from paceline.runtime.embedder import MediaEmbedder, media_pooling
 from paceline.runtime.sampler import Logprobs
 from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
 from paceline.scheduling.records import EmbeddingItem

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 from paceline.errors import NotEnoughMemory
 from paceline.runtime import Device, DeviceMemory, MemoryClass, MemoryEstimate
-from paceline.runtime.memory_estimate import HOST, mebibytes
+from paceline.runtime.memory import HOST, mebibytes
 
 _CTX_PER_SLOT: Final = 4096
 _MAX_SCORED: Final = 32  # rows of logits for prompt tokens in a tick: each costs 8 bytes x vocabulary, for ever

@@ -49,11 +49,10 @@ from paceline.runtime import (
 )
 from paceline.runtime.context_options import ContextOptions
 from paceline.runtime.gguf_check import files_beside
-from paceline.runtime.header_estimate import CacheShape, Placement, estimate_from_header
-from paceline.runtime.memory_estimate import HOST, mebibytes
+from paceline.runtime.memory import HOST, CacheShape, Placement, estimate_from_header, mebibytes
+from paceline.runtime.model import tensor_placements
 from paceline.runtime.model_header import ModelHeader
-from paceline.runtime.rpc_servers import rpc_devices
-from paceline.runtime.tensor_placement import tensor_placements
+from paceline.runtime.rpc import rpc_devices
 from paceline.speculation.named_drafter import draft_heads_of
 
 _log = logging.getLogger("paceline.engine")

@@ -1,6 +1,6 @@
-"""Models by name: references, the files of a repository, downloads, what the caches of this machine have.
+"""Models by name: references, the files of a repository, downloads, and the caches of this machine.
 
-`local_model` is what everything that loads a model calls. Imports of the network's libraries are late.
+Every loader of a model calls `local_model`. Libraries of the network are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from paceline.hub.download_bar import download_bar
+from paceline.hub.download import download_bar
 from paceline.hub.file_choice import Fits, ModelFiles
-from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import LocalModel, Locator, fits_into_memory
 from paceline.hub.references import (
     HubReference,
@@ -23,6 +22,7 @@ from paceline.hub.references import (
     UrlReference,
     check_file,
     check_is_path,
+    hub_settings,
     is_reference,
     parse_hub_reference,
     parse_reference,
@@ -62,25 +62,25 @@ def local_model(  # noqa: PLR0913 - the options of a download, all by keyword
 
     Args:
         model: Its name, such as "hf:user/repo:Q4_K_M", "https://host/model.gguf" or "ollama:llama3.2".
-        offline: Whether only the caches are looked at; HF_HUB_OFFLINE=1 does the same.
-        hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the one of `hf auth login`.
-        with_projector: Whether the projector for images is downloaded, too.
-        target: Where the file of a URL goes; None: into paceline's cache.
-        fits: Whether a model fits into memory, for a repository without Q4_K_M where no quantisation is named.
-        cancel: An event that ends the download; what has arrived is kept.
-        stream: Where the progress is shown if it is a terminal; None: stderr.
-        note: Receives lines about what was chosen; by default the log does.
+        offline: Whether to search the caches alone; HF_HUB_OFFLINE=1 does the same.
+        hf_token: A token of the Hugging Face Hub; None: HF_TOKEN, or the token of `hf auth login`.
+        with_projector: Whether to download the projector for images, too.
+        target: The path for the file of a URL; None: in paceline's cache.
+        fits: Decides whether a model fits into memory, if no quantisation is named and the repository has no Q4_K_M.
+        cancel: An event that ends the download; the bytes that arrived are kept.
+        stream: The terminal that shows the progress; None: stderr.
+        note: Receives a line about each choice; by default the log.
 
     Returns:
         The paths of the files.
 
     Raises:
-        InvalidParams: The name is none.
+        InvalidParams: The name is not valid.
         ModelNotFound: There is no such repository, file or quantisation.
         AccessDenied: The repository is gated or private, and the token may not read it.
         HubUnavailable: The hub cannot be reached.
         DiskFull: The disk has no space.
-        DownloadError: What came is not what was announced.
+        DownloadError: The server sent another file than it announced.
         Aborted: `cancel` was set.
     """
     reference = parse_reference(model) if isinstance(model, str) else model

@@ -1,6 +1,6 @@
 """Choose files of a repository as llama.cpp does: the model's quantisation, the parts of a split set, the projector.
 
-The rules are those of llama.cpp's `common/download.cpp`, so that a name means the same file in both. Pure.
+A name means the same file as in llama.cpp's `common/download.cpp`. No input or output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ _SHOWN: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class RepoFile:
-    """A file of a repository. size: in bytes. blob: its name in a cache, a hash; sha256: of its content, where known."""
+    """A file of a repository.
+
+    Attributes:
+        path: Its path in the repository.
+        size: Bytes.
+        blob: Its name in a cache, a hash.
+        sha256: The hash of its content, if known.
+    """
 
     path: str
     size: int | None = None
@@ -36,7 +43,7 @@ class RepoFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files of one model: its parts in order, the projector for its images, and why these."""
+    """The files of one model: its parts in order, the reason for the choice, and the projector for images."""
 
     parts: tuple[RepoFile, ...]
     why: str
@@ -49,7 +56,7 @@ class ModelFiles:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all parts; None where one is not known."""
+        """Bytes of all parts; None if a size is unknown."""
         sizes = [part.size for part in self.parts if part.size is not None]
         return sum(sizes) if len(sizes) == len(self.parts) else None
 
@@ -71,8 +78,8 @@ def choose_files(
 ) -> ModelFiles:
     """Choose the model of a repository, in the order in which the hub lists its files.
 
-    A file that is named, else a quantisation that is named, else Q4_K_M, else the first of Q8_0 and all others that fits into
-    memory; the smallest where none does. Raises `ModelNotFound` with the nearest names.
+    The named file wins, then the named quantisation, then Q4_K_M, then the first of Q8_0 and all others that fits into
+    memory, and at last the smallest model. Raises `ModelNotFound` with the nearest names.
     """
     if file is not None:
         first = next((each for each in files if each.path == file), None)
@@ -91,18 +98,18 @@ def choose_files(
 
 
 def is_model_file(path: str) -> bool:
-    """Return whether a path is that of a model: GGUF, and no projector, importance matrix or draft head."""
+    """Return whether a file is a model: GGUF, and no projector, importance matrix or draft head."""
     name = path.rpartition("/")[2]
     return path.endswith(".gguf") and not any(word in name for word in _NO_MODELS)
 
 
 def is_projector_file(path: str) -> bool:
-    """Return whether a path is that of a projector for images."""
+    """Return whether a file is a projector for images."""
     return path.endswith(".gguf") and "mmproj" in path
 
 
 def quantisation_of(path: str) -> str:
-    """Return the quantisation that a file's name ends with, in capitals; empty where there is none."""
+    """Return the quantisation at the end of a file's name in capitals, or an empty text."""
     return _parts_of(path).tag
 
 
@@ -113,7 +120,7 @@ def quantisations(files: Sequence[RepoFile]) -> list[str]:
 
 
 def split_names(name: str) -> list[str]:
-    """Return the names of all parts of a split set, given one of them; of a single file its own."""
+    """Return the names of all parts of a split set, given the name of any part. A single file is its only part."""
     parts = _parts_of(name)
     if parts.count <= 1:
         return [name]
@@ -163,7 +170,7 @@ def _model(files: Sequence[RepoFile], first: RepoFile, why: str) -> ModelFiles:
 
 
 def _split_set(files: Sequence[RepoFile], first: RepoFile) -> tuple[RepoFile, ...]:
-    """Return all parts of a set, in order. Raises `ModelNotFound` where the repository lacks one."""
+    """Return all parts of a set, in order. Raises `ModelNotFound` if the repository lacks a part."""
     by_path = {each.path: each for each in files}
     names = split_names(first.path)
     missing = [name for name in names if name not in by_path]
@@ -175,7 +182,7 @@ def _split_set(files: Sequence[RepoFile], first: RepoFile) -> tuple[RepoFile, ..
 
 
 def _projector(files: Sequence[RepoFile], model: str) -> RepoFile | None:
-    """Return the projector: in the model's folder or nearest above it, of the nearest number of bits, first of equals."""
+    """Return the projector with the nearest number of bits in the model's folder or the nearest folder above it."""
     folders = model.split("/")[:-1]
     bits = _bits(model)
     best: tuple[int, int] | None = None
@@ -215,7 +222,7 @@ def _no_models(files: Sequence[RepoFile], repo: str) -> ModelNotFound:
 
 
 def nearest_names(wanted: str, names: Sequence[str]) -> str:
-    """Return "did you mean ..." for a message, or what there is where nothing is near."""
+    """Return "did you mean ..." for a message, or the list of names if none is near."""
     names = [visible(name) for name in names]
     near = validation.nearest_names(wanted, names, most=3)
     if near:

@@ -1,7 +1,7 @@
 """Find the files of a model by its name: in the caches, or downloaded.
 
-Downloads go to huggingface_hub's cache: the bytes by `transfer`, the layout by huggingface_hub. What llama.cpp or Ollama has
-of the same file is used where it lies. Blocking; any thread.
+Downloads go to huggingface_hub's cache, in its layout. A copy of the same file in a cache of llama.cpp or Ollama is used in
+place. Blocking; any thread.
 """
 
 from __future__ import annotations
@@ -10,11 +10,32 @@ import hashlib
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from paceline.errors import AccessDenied, HubUnavailable, ModelNotFound
-from paceline.hub.download import Download, DownloadObserver, QuietObserver, tag_file
+from paceline.hub.caches import (
+    PART_SUFFIX,
+    CachedRepo,
+    Source,
+    cached_repos,
+    flat_path,
+    full_name,
+    ollama_blob,
+    ollama_models,
+    snapshot_files,
+    url_folder,
+    url_lock,
+)
+from paceline.hub.download import (
+    Download,
+    DownloadObserver,
+    QuietObserver,
+    check_space,
+    fetch,
+    tag_file,
+    translating_disk_errors,
+)
 from paceline.hub.file_choice import (
     Fits,
     ModelFiles,
@@ -24,30 +45,23 @@ from paceline.hub.file_choice import (
     quantisation_of,
     split_names,
 )
-from paceline.hub.http_responses import are_same_version, new_client, open_response
-from paceline.hub.hub_api import HubApi, RepoListing
-from paceline.hub.hub_settings import HubSettings
-from paceline.hub.ollama_cache import full_name, ollama_blob, ollama_models
-from paceline.hub.references import HubReference, ModelReference, OllamaReference, UrlReference
-from paceline.hub.repository_cache import PART_SUFFIX, CachedRepo, cached_repos, snapshot_files
-from paceline.hub.transfer import check_space, fetch, translating_disk_errors
+from paceline.hub.network import HubApi, RepoListing, are_same_version, new_client, open_response
+from paceline.hub.references import HubReference, HubSettings, ModelReference, OllamaReference, UrlReference
 
-_LARGEST_BY_HTTP: Final = 50_000_000_000  # bytes; beyond, the hub sends files over its own protocol alone
-
-Source = Literal["huggingface", "llama.cpp", "ollama", "url"]
+_LARGEST_BY_HTTP: Final = 50_000_000_000  # bytes; larger files are sent over the hub's own protocol alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model whose files are on this machine.
+    """A model with its files on this machine.
 
     Attributes:
         name: Its full name, such as "hf:user/repo:Q4_K_M".
         path: The file to load.
-        parts: All files of a split set in order; else the one.
-        projector: The file for its images, where there is one.
-        source: Whose cache it lies in.
-        why: Why this quantisation, where it was chosen.
+        parts: All files of a split set in order, or the single file.
+        projector: The file for its images, if there is any.
+        source: The owner of its cache.
+        why: The reason for the quantisation, if it was chosen.
     """
 
     name: str
@@ -60,7 +74,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model as the hub lists it. name: its full name."""
+    """A model in a listing of the hub. name: its full name."""
 
     api: HubApi
     listing: RepoListing
@@ -69,7 +83,7 @@ class ListedModel:
 
 
 def fits_into_memory(model: ModelFiles) -> bool:
-    """Return whether the weights alone fit into free memory, of the machine or of its GPUs together."""
+    """Return whether the weights fit into the free memory of the machine or of all its GPUs."""
     from paceline.runtime import available_memory, devices
 
     if model.size is None:
@@ -81,10 +95,14 @@ def fits_into_memory(model: ModelFiles) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locator:
-    """How models are found and downloaded.
+    """Finds and downloads models.
 
-    fits: decides what fits into memory where no quantisation was named. with_projector: whether the projector is downloaded,
-    too. cancel: ends a download, whose part is kept.
+    Attributes:
+        settings: The caches, the endpoint and the token.
+        observer: Shows the progress.
+        cancel: Ends a download; its part is kept.
+        fits: Decides whether a model fits into memory if no quantisation was named.
+        with_projector: Whether to download the projector, too.
     """
 
     settings: HubSettings
@@ -94,7 +112,7 @@ class Locator:
     with_projector: bool = False
 
     def locate(self, reference: ModelReference, target: Path | None = None) -> LocalModel:
-        """Return the files of a model, downloading what is missing. target: of a URL's file.
+        """Return the files of a model, and download missing files. target: the path for the file of a URL.
 
         Raises `ModelNotFound`, `AccessDenied`, `HubUnavailable`, `DiskFull`, `DownloadError`, `Aborted`.
         """
@@ -107,7 +125,7 @@ class Locator:
                 return self._of_ollama(name)
 
     def cached(self, reference: HubReference) -> LocalModel | None:
-        """Return a model of the hub as it is in the caches; None where it is not, or not whole."""
+        """Return a model of the hub from the caches; None if files are missing."""
         for cache in self.settings.repository_caches:
             snapshot = CachedRepo(cache, reference.repo).snapshot(reference.revision)
             if snapshot is not None:
@@ -117,13 +135,13 @@ class Locator:
         return self._in_flat_cache(reference)
 
     def look_up(self, reference: HubReference) -> ListedModel | LocalModel:
-        """Return what a reference means, as the hub lists it now; where the hub cannot be asked, the copy in the caches.
+        """Return the model in the hub's present listing, or its copy in the caches if the hub does not answer.
 
         Raises `ModelNotFound`, `AccessDenied`, `HubUnavailable`.
         """
         if self.settings.offline:
             return self._offline(reference)
-        api = HubApi(self.settings, self.observer, self.cancel)
+        api = HubApi(self.settings, self.observer.note, self.cancel)
         try:
             listing = api.listing(reference.repo, reference.revision)
         except (HubUnavailable, AccessDenied, ModelNotFound) as error:
@@ -142,7 +160,7 @@ class Locator:
         return ListedModel(api, listing, chosen, hub_name(reference, chosen))
 
     def complete(self, listed: ListedModel) -> LocalModel | None:
-        """Return a listed model where all of its files are on this machine, in any program's cache."""
+        """Return a listed model if all of its files are in a cache of any program on this machine."""
         listing, chosen = listed.listing, listed.chosen
         snapshot = CachedRepo(self.settings.cache, listing.repo).folder / "snapshots" / listing.commit
         paths = tuple(snapshot / each.path for each in chosen.parts)
@@ -167,7 +185,7 @@ class Locator:
             return earlier
 
     def _placed(self, listed: ListedModel, reference: HubReference) -> LocalModel:
-        """Return a listed model where it lies, or else downloaded."""
+        """Return a listed model from another program's cache, or download it."""
         chosen, elsewhere = listed.chosen, self._elsewhere(listed.listing, listed.chosen)
         if elsewhere is None:
             return self._downloaded(listed, reference)
@@ -177,7 +195,7 @@ class Locator:
         return elsewhere
 
     def _earlier(self, reference: HubReference, chosen: ModelFiles) -> LocalModel | None:
-        """Return the same files as they were downloaded of this branch or tag before; None where they are not whole."""
+        """Return an earlier download of the same files from this branch or tag; None if it is not complete."""
         found = self.cached(replace(reference, quantisation=None, file=chosen.first.path))
         if found is None or (self.with_projector and chosen.projector is not None and found.projector is None):
             return None
@@ -202,7 +220,7 @@ class Locator:
         )
 
     def _ensure(self, api: HubApi, listing: RepoListing, file: RepoFile) -> Path:
-        """Return a file's place in huggingface_hub's cache, downloaded if it is not there."""
+        """Return a file's path in huggingface_hub's cache, and download it if it is missing."""
         cached = CachedRepo(self.settings.cache, listing.repo)
         place = cached.folder / "snapshots" / listing.commit / file.path
         if place.is_file():
@@ -232,7 +250,7 @@ class Locator:
             return cached.link(listing.commit, file.path, name)
 
     def _elsewhere(self, listing: RepoListing, chosen: ModelFiles) -> LocalModel | None:
-        """Return the same files where another program keeps them, unless huggingface_hub has them."""
+        """Return the same files from another program's cache, unless huggingface_hub has them."""
         settings, first = self.settings, chosen.first
         own = CachedRepo(settings.cache, listing.repo)
         if any((own.blobs / each.blob).exists() for each in chosen.parts if each.blob is not None):
@@ -281,7 +299,7 @@ class Locator:
         )
 
     def _in_flat_cache(self, reference: HubReference) -> LocalModel | None:
-        """Find what older versions of llama.cpp have downloaded, as USER_REPO_FILE in one folder."""
+        """Find downloads of older versions of llama.cpp, named USER_REPO_FILE in one folder."""
         prefix = flat_path(self.settings.llama_cache, reference.repo, "").name
         found = sorted(self.settings.llama_cache.glob(f"{prefix}*.gguf"))
         chosen = self._choose(
@@ -309,7 +327,7 @@ class Locator:
     # ---- other places
 
     def downloaded(self, reference: UrlReference) -> LocalModel | None:
-        """Return the file of a URL, all parts of a split set, as it was downloaded before; None where it was not."""
+        """Return an earlier download of a URL's file, with all parts of a split set; None without it."""
         paths = self._url_paths(reference, None)
         if not all(path.is_file() for path in paths):
             return None
@@ -354,7 +372,7 @@ class Locator:
         )
 
     def _has_changed(self, url: str, path: Path) -> bool:
-        """Return whether the server has another version than the one that is here. Without an answer it has not."""
+        """Return whether the server has another version of a file. Without an answer it has not."""
         import httpx
 
         try:
@@ -390,38 +408,21 @@ class Locator:
 
 
 def hub_name(reference: HubReference, chosen: ModelFiles) -> str:
-    """Return the full name of what was chosen."""
+    """Return the full name of the chosen files."""
     quantisation = quantisation_of(chosen.first.path)
     if reference.file is not None or not quantisation:
         return f"hf:{replace(reference, quantisation=None, file=chosen.first.path)}"
     return f"hf:{replace(reference, quantisation=quantisation)}"
 
 
-def flat_path(folder: Path, repo: str, path: str) -> Path:
-    """Return where older versions of llama.cpp keep a file of a repository."""
-    return folder / f"{repo}_{path}".replace("/", "_")
-
-
-def url_folder(settings: HubSettings, reference: UrlReference) -> Path:
-    """Return the folder of the files from one address: one for each place on the web."""
-    parts = urlsplit(reference.url)
-    place = f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path.rpartition('/')[0]}"
-    return settings.url_cache / hashlib.sha256(place.encode()).hexdigest()[:16]
-
-
 def part_urls(reference: UrlReference) -> list[tuple[str, str]]:
-    """Return the URLs and names of all parts of a split set, given that of one; of a single file its own."""
+    """Return the URLs and names of all parts of a split set, given the URL of any part."""
     names = split_names(reference.file_name)
     if len(names) == 1:
         return [(reference.url, names[0])]
     parts = urlsplit(reference.url)
     base = parts.path.rpartition("/")[0]
     return [(urlunsplit(parts._replace(path=f"{base}/{quote(name)}", fragment="")), name) for name in names]
-
-
-def url_lock(target: Path) -> Path:
-    """Return the lock of a file that is downloaded from a URL."""
-    return target.with_name(f".{target.name}.lock")
 
 
 def _has_size(path: Path, file: RepoFile) -> bool:

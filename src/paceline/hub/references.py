@@ -1,17 +1,22 @@
-"""Names of models: repositories of the Hugging Face Hub, web addresses, and Ollama's.
+"""Names of models (repositories of the Hugging Face Hub, web addresses, Ollama's names), and the settings of the caches.
 
     hf:USER/REPO[@REVISION][:QUANT]     a quantisation of a repository, by default as llama.cpp chooses
     hf:USER/REPO[@REVISION]/FILE.gguf   one file of it
     https://HOST/FILE.gguf              a file on the web; those of the hub become hf: references
     ollama:NAME[:TAG]                   a model that Ollama has downloaded
 
-Pure; standard library only.
+Settings come from the environment variables of huggingface_hub, llama.cpp and Ollama, and are read at each call.
+Standard library only.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from paceline import validation
@@ -39,8 +44,11 @@ _FORMS = (
 class HubReference:
     """A model in a repository of the hub.
 
-    quantisation: as in file names, "Q4_K_M"; None: chosen. file: one file, which decides instead. revision: a branch, a tag
-    or a commit; None: main.
+    Attributes:
+        repo: USER/REPO.
+        quantisation: As in file names, "Q4_K_M"; None chooses.
+        file: The file to load, whatever its quantisation.
+        revision: A branch, a tag or a commit; None is main.
     """
 
     repo: str
@@ -57,7 +65,7 @@ class HubReference:
 
 @dataclass(frozen=True, slots=True)
 class UrlReference:
-    """A GGUF file on the web; of a split set, any of its parts."""
+    """A GGUF file on the web, or any part of a split set."""
 
     url: str
 
@@ -66,13 +74,13 @@ class UrlReference:
 
     @property
     def file_name(self) -> str:
-        """The last part of its path."""
+        """The last part of the path."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaReference:
-    """A model of Ollama's, such as "llama3.2:1b"."""
+    """A model of Ollama with its name, "llama3.2:1b"."""
 
     name: str
 
@@ -84,7 +92,7 @@ ModelReference = HubReference | UrlReference | OllamaReference
 
 
 def is_reference(model: object) -> bool:
-    """Return whether this names a model that is not simply a path: a text that begins with hf:, http(s): or ollama:."""
+    """Return whether a text names a model by hf:, http(s): or ollama: and is no path."""
     return isinstance(model, str) and model.lower().startswith(_SCHEMES)
 
 
@@ -128,7 +136,7 @@ def parse_hub_reference(text: str, *, name: str = "model") -> HubReference:
 
 
 def check_is_path(model: object) -> None:
-    """Raise `ModelFileNotFound` if a path without a file looks like a model of the hub or of Ollama, and say how to name it."""
+    """Raise `ModelFileNotFound` if there is no such file but the path looks like a model of the hub or of Ollama."""
     if not isinstance(model, str) or model.endswith(".gguf"):
         return
     if not model:
@@ -151,14 +159,14 @@ def check_is_path(model: object) -> None:
 
 
 def check_file(file: str | None, name: str) -> str | None:
-    """Return the path of a file in a repository; raise `InvalidParams` for one that leads out of it."""
+    """Return the path of a file in a repository; raise `InvalidParams` if it leads out of the repository."""
     if file is not None and not is_repository_path(file):
         raise InvalidParams(f"{name}: {file!r} is not the path of a file in a repository")
     return file
 
 
 def is_repository_path(file: str) -> bool:
-    """Return whether a path stays within its repository, and a file system can have it."""
+    """Return whether a path stays within its repository and a file system can hold it."""
     try:
         parts = file.encode().split(b"/")
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -169,12 +177,12 @@ def is_repository_path(file: str) -> bool:
 
 
 def visible(text: str) -> str:
-    """Return a text for messages, with question marks for control characters, which could drive the terminal that shows them."""
+    """Return a text for messages, with question marks for control characters, since these could drive a terminal."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL for messages: without user, password, query and fragment."""
+    """Return a URL without user, password, query and fragment, for messages."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
@@ -183,7 +191,7 @@ def _parse_url(url: str, name: str) -> HubReference | UrlReference:
     try:
         parts = urlsplit(url)
         host = parts.hostname
-        _ = parts.port  # raises for one that is no number
+        _ = parts.port  # raises if the port is no number
     except ValueError as error:
         raise InvalidParams(f"{name} is not a valid URL: {error}") from None
     if not host:
@@ -197,7 +205,7 @@ def _parse_url(url: str, name: str) -> HubReference | UrlReference:
 
 
 def _of_hub_page(path: str, name: str) -> HubReference:
-    """Parse the path of a page of the hub: of a repository, or of a file in one."""
+    """Parse the path of a page of the hub, which shows a repository or a file in it."""
     user, _, rest = unquote(path).strip("/").partition("/")
     repo, _, rest = rest.partition("/")
     kind, _, rest = rest.partition("/")
@@ -208,3 +216,66 @@ def _of_hub_page(path: str, name: str) -> HubReference:
     if kind == "tree" or not file:
         return HubReference(base.repo, revision=revision)
     return HubReference(base.repo, file=check_file(file, name), revision=revision)
+
+
+_TRUE = frozenset({"1", "on", "yes", "true"})
+_ENDPOINT = "https://huggingface.co"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSettings:
+    """The settings of look-ups and downloads.
+
+    Attributes:
+        cache: huggingface_hub's folder of repositories, the target of downloads.
+        endpoint: The address of the hub, without a slash at the end.
+        token: The given token, or HF_TOKEN; None leaves it to huggingface_hub, which knows logins.
+        offline: Whether nothing is requested from the network.
+        url_cache: The folder for files from other addresses.
+        llama_cache: llama.cpp's folder.
+        ollama: Ollama's folder.
+    """
+
+    cache: Path
+    endpoint: str = _ENDPOINT
+    token: str | None = None
+    offline: bool = False
+    url_cache: Path
+    llama_cache: Path
+    ollama: Path
+
+    @property
+    def repository_caches(self) -> tuple[Path, ...]:
+        """The folders with huggingface_hub's layout of repositories: its own, and llama.cpp's if that is another."""
+        return tuple(dict.fromkeys((self.cache, self.llama_cache)))
+
+
+def hub_settings(*, token: str | None = None, offline: bool = False) -> HubSettings:
+    """Return the settings. Arguments take precedence over the environment. Raises `InvalidType` for a wrong type."""
+    given = None if token is None else validation.text("hf_token", token)
+    is_offline = validation.boolean("offline", offline)
+    env = os.environ
+    home = Path(env.get("HOME") or Path.home())
+    caches = _folder(env, "XDG_CACHE_HOME") or home / ".cache"
+    hugging_face = _folder(env, "HF_HOME") or caches / "huggingface"
+    cache = _folder(env, "HF_HUB_CACHE") or _folder(env, "HUGGINGFACE_HUB_CACHE") or hugging_face / "hub"
+    system_caches = home / "Library" / "Caches" if sys.platform == "darwin" else caches
+    return HubSettings(
+        cache=cache,
+        endpoint=(env.get("HF_ENDPOINT") or env.get("MODEL_ENDPOINT") or _ENDPOINT).rstrip("/"),
+        token=given or env.get("HF_TOKEN") or env.get("HUGGING_FACE_HUB_TOKEN") or None,
+        offline=is_offline or is_on("HF_HUB_OFFLINE") or is_on("TRANSFORMERS_OFFLINE"),
+        url_cache=caches / "paceline" / "models",
+        llama_cache=_folder(env, "LLAMA_CACHE") or system_caches / "llama.cpp",
+        ollama=_folder(env, "OLLAMA_MODELS") or home / ".ollama" / "models",
+    )
+
+
+def is_on(name: str) -> bool:
+    """Return whether an environment variable is set to 1, on, yes or true."""
+    return os.environ.get(name, "").lower() in _TRUE
+
+
+def _folder(env: Mapping[str, str], name: str) -> Path | None:
+    value = env.get(name)
+    return Path(os.path.expandvars(value)).expanduser() if value else None

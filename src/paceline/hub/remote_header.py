@@ -1,7 +1,7 @@
-"""Read the headers of a model on the network without downloading it: what it is, and what it would need.
+"""Read the headers of a model on the network without downloading it.
 
-The first bytes go to a sparse file of the model's length, so that whatever reads a GGUF file reads this one: metadata and
-shapes are there, the weights are not. Blocking; no more than the header is requested.
+The first bytes go to a sparse file of the model's length, which any reader of GGUF files can read: metadata and shapes are
+there, the weights are not. Blocking; no more than the header is requested.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline.errors import Aborted, DiskFull, HubUnavailable, ModelLoadError, ModelNotFound
-from paceline.hub.download import DownloadObserver
-from paceline.hub.download_bar import LineObserver
+from paceline.hub.download import DownloadObserver, LineObserver
 from paceline.hub.file_choice import quantisations
-from paceline.hub.http_responses import (
+from paceline.hub.locate import ListedModel, LocalModel, Locator, part_urls
+from paceline.hub.network import (
     PASSING,
     body_pieces,
     content_range,
@@ -30,9 +30,14 @@ from paceline.hub.http_responses import (
     retry_after_s,
     whole_number,
 )
-from paceline.hub.hub_settings import hub_settings
-from paceline.hub.locate import ListedModel, LocalModel, Locator, part_urls
-from paceline.hub.references import HubReference, ModelReference, UrlReference, parse_reference, without_secrets
+from paceline.hub.references import (
+    HubReference,
+    ModelReference,
+    UrlReference,
+    hub_settings,
+    parse_reference,
+    without_secrets,
+)
 from paceline.runtime.gguf_file import read_gguf_start
 
 if TYPE_CHECKING:
@@ -52,9 +57,14 @@ _LONGEST_WAIT_S: Final = 60.0
 class ModelHeaders:
     """Files with the headers of a model.
 
-    paths: of a split set all parts; sparse files where the model is not on this machine. size: bytes of the whole model.
-    is_local: whether it is on this machine. files: names of the files. quantisations: of its repository, where that was
-    asked. has_projector: whether it has one for images.
+    Attributes:
+        name: The full name.
+        paths: All parts; sparse files if the model is not on this machine.
+        size: Bytes of the whole model.
+        is_local: Whether it is on this machine.
+        files: The names of the files.
+        quantisations: All quantisations in the listing of its repository.
+        has_projector: Whether it has a projector for images.
     """
 
     name: str
@@ -75,10 +85,10 @@ def model_headers(
     cancel: threading.Event | None = None,
     note: Callable[[str], object] = _log.info,
 ) -> Iterator[ModelHeaders]:
-    """Yield the headers of a model that is given by name: from the caches, or from the first bytes of its files.
+    """Yield the headers of a named model, from the caches or from the first bytes of its files.
 
-    The same files are chosen as `local_model` chooses, and nothing is downloaded; files that are not from the caches are gone
-    after the block. Raises what `local_model` raises, and `ModelLoadError` for a file that is no valid GGUF.
+    Chooses the same files as `local_model` and downloads nothing; temporary files are deleted after the block. Raises as
+    `local_model`, and `ModelLoadError` if a file is not valid GGUF.
     """
     reference = parse_reference(model) if isinstance(model, str) else model
     locator = Locator(
@@ -103,7 +113,7 @@ class _RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class _RemoteModel:
-    """A model whose headers have to be requested. files: all parts."""
+    """A model that is not on this machine. files: all parts."""
 
     name: str
     files: tuple[_RemoteFile, ...]
@@ -182,7 +192,7 @@ def _header_file(locator: Locator, file: _RemoteFile, folder: Path) -> Path:
             raise ModelLoadError(f"{file.name}: the server says that it has {file_bytes} bytes, more than any model")
         if read_gguf_start(data, file.name, file_bytes) is not None:
             return _sparse_file(folder / Path(file.name).name, data, file_bytes or 0)
-        if is_short:  # of a server that limits its ranges, more would be as short
+        if is_short:  # the server limits its ranges; a larger request would return no more
             raise HubUnavailable(
                 f"the server sent {len(data)} of the first {count} bytes of {file.name}, in which its header does not end; "
                 "try again later, or download the model"
@@ -205,9 +215,9 @@ def _sparse_file(path: Path, data: bytes, file_bytes: int) -> Path:
 def first_bytes(
     file: _RemoteFile, count: int, observer: DownloadObserver, cancel: threading.Event
 ) -> tuple[bytes, int | None]:
-    """Return the first bytes of a file, fewer where it has no more, and its length where the server says it.
+    """Return the first bytes of a file, at most `count`, and its length if the server sends it.
 
-    An overloaded server is asked again. Raises `AccessDenied`, `ModelNotFound`, `HubUnavailable`, `Aborted`.
+    Repeats the request if the server is overloaded. Raises `AccessDenied`, `ModelNotFound`, `HubUnavailable`, `Aborted`.
     """
     for attempt in range(_ATTEMPTS):
         try:
@@ -222,7 +232,7 @@ def first_bytes(
 
 
 class _Busy(Exception):
-    """The server asks for patience."""
+    """The server is overloaded; wait_s: the delay that it asks for."""
 
     def __init__(self, message: str, wait_s: float) -> None:
         super().__init__(message)
@@ -246,7 +256,7 @@ def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[by
                 raise refused(response, file.name, file.url)
             for piece in body_pieces(response):
                 data += piece
-                if len(data) >= count:  # of a server without ranges
+                if len(data) >= count:  # a server without ranges sends more
                     break
                 if cancel.is_set():
                     raise Aborted(f"reading {file.name} was stopped")
@@ -256,7 +266,7 @@ def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[by
 
 
 def _length_of(response: httpx.Response) -> int | None:
-    """Return the length of the whole file, where a response says it."""
+    """Return the length of the whole file; None if the response has none."""
     if response.status_code == HTTPStatus.PARTIAL_CONTENT:
         return content_range(response.headers.get("content-range", ""))[1]
     return whole_number(response.headers.get("content-length", ""))

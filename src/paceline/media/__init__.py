@@ -1,12 +1,21 @@
-"""Images and audio as parts of prompts: where they come from, and what their headers say. Decodes nothing."""
+"""Images and audio in prompts: `Image` and `Audio` with their sources and checked headers. Decodes nothing."""
 
-from paceline.media.attachment import MAX_ATTACHMENTS, Attachment, is_attachment, restored
-from paceline.media.audio import MAX_AUDIO_BYTES, Audio, audio_format
-from paceline.media.audio_header import MAX_SECONDS, MIN_SECONDS
-from paceline.media.extent import AudioExtent, ImageExtent, MediaExtent
-from paceline.media.image import MAX_IMAGE_BYTES, Image
-from paceline.media.image_end import check_end
-from paceline.media.image_header import MAX_PIXELS, MAX_SIDE, ImageHeader, read_image_header
+from __future__ import annotations
+
+from typing import Final, TypeGuard
+
+from paceline.media.audio import MAX_AUDIO_BYTES, Audio, AudioExtent, audio_format
+from paceline.media.audio_formats import MAX_SECONDS, MIN_SECONDS
+from paceline.media.image import (
+    MAX_IMAGE_BYTES,
+    MAX_PIXELS,
+    MAX_SIDE,
+    Image,
+    ImageExtent,
+    ImageHeader,
+    check_end,
+    read_image_header,
+)
 
 __all__ = [
     "MAX_ATTACHMENTS",
@@ -29,3 +38,20 @@ __all__ = [
     "read_image_header",
     "restored",
 ]
+
+Attachment = Image | Audio
+MediaExtent = ImageExtent | AudioExtent
+MAX_ATTACHMENTS: Final = 64
+"""Most images and audio files of a prompt, counted together."""
+
+
+def is_attachment(value: object) -> TypeGuard[Attachment]:
+    """Return whether a value is an image or audio that a prompt may contain."""
+    return isinstance(value, (Image, Audio))
+
+
+def restored(kind: str, extent: MediaExtent, data: bytes, name: str) -> Attachment:
+    """Return the attachment with these attributes, which another process has checked."""
+    if isinstance(extent, AudioExtent):
+        return Audio.restored(kind, extent, data, name)
+    return Image.restored(kind, extent, data, name)

@@ -1,4 +1,4 @@
-"""Audio as a part of a prompt, from a file, its bytes, base64 or NumPy."""
+"""Audio in a prompt, from a file, its bytes, base64 or NumPy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
-from paceline.media.audio_header import AudioFormat, AudioHeader, check_audio
-from paceline.media.extent import AudioExtent
-from paceline.media.flac_file import read_flac
-from paceline.media.mp3_file import read_mp3
-from paceline.media.source_bytes import check_bytes, decoded_base64, file_bytes, is_array
-from paceline.media.wav_file import FLOAT, PCM, read_wav, wav_of
+from paceline.media.audio_formats import (
+    FLOAT,
+    PCM,
+    AudioFormat,
+    AudioHeader,
+    check_audio,
+    read_flac,
+    read_mp3,
+    read_wav,
+    wav_of,
+)
+from paceline.media.source_bytes import check_bytes, decoded_base64, file_bytes, is_array, kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,10 +42,17 @@ _OTHERS: Final = (
 )
 
 
-class Audio:
-    """Audio, whose length is known and whose samples are decoded when a model is to hear them.
+class AudioExtent(msgspec.Struct, frozen=True, array_like=True, tag="audio"):
+    """The rate and the samples of a channel, which decide how many tokens audio takes."""
 
-    Takes the path of a file, the bytes of one (WAV, MP3 or FLAC), or a NumPy array with its rate: float32 within -1 to 1 or
+    rate: int
+    num_frames: int
+
+
+class Audio:
+    """Audio with a known length; its samples are decoded when a model needs them.
+
+    Takes the path of a file, the bytes of a file (WAV, MP3 or FLAC), or a NumPy array with its rate: float32 within -1 to 1 or
     int16, of shape (num_frames,) or (num_frames, channels). Channels are mixed to one, and the rate becomes the model's.
     Immutable: a file is read and an array copied at once.
 
@@ -48,12 +63,12 @@ class Audio:
         rate: Samples a second and channel, in Hz.
         num_frames: Samples a channel.
         data: The bytes of a file with the same sound; tags and pictures are left out.
-        name: How errors call it, such as its place in a request; empty: by its number.
+        name: The name in errors, such as its place in a request; if empty, errors give its number.
 
     Raises:
-        InvalidParams: No such file, none of these formats, a damaged header, a rate without an array, or a rate, duration or
-            number of channels that no model takes; the message says which.
-        InvalidType: Something else than these, or an array without a rate.
+        InvalidParams: The file is missing, damaged or of another format, a rate is given without an array, or no model takes
+            the rate, duration or number of channels.
+        InvalidType: The source has another type, or an array has no rate.
     """
 
     __slots__ = ("__dict__", "data", "format", "name", "num_frames", "rate")
@@ -76,9 +91,15 @@ class Audio:
 
     @classmethod
     def from_base64(cls, data: str, kind: str | None = None, *, name: str = "") -> Audio:
-        """Return the audio of a file as base64. kind: "wav", "mp3" or "flac", which it has to be; None: any of them.
+        """Return the audio of a file in base64.
 
-        Raises `InvalidParams` for what is no base64, and as the constructor.
+        Args:
+            data: The file in base64.
+            kind: The format that the file must have, "wav", "mp3" or "flac"; None accepts all three.
+            name: The name in errors.
+
+        Raises:
+            InvalidParams: `data` is not base64, or the constructor raises it.
         """
         found = cls(decoded_base64("data", validation.text("data", data)), name=name)
         if kind is not None and validation.choice("format", kind, tuple(_READERS)) != found.format:
@@ -87,7 +108,7 @@ class Audio:
 
     @classmethod
     def from_part(cls, value: object, *, name: str = "") -> Audio:
-        """Return the audio of OpenAI's `input_audio`: data in base64, and their format. Raises `InvalidParams`."""
+        """Return the audio of OpenAI's `input_audio`, which has data in base64 and their format. Raises `InvalidParams`."""
         if not isinstance(value, Mapping):
             raise InvalidType(f"it must be an object with data and format, not {type(value).__name__}")
         unknown = next((key for key in value if key not in ("data", "format")), None)
@@ -101,7 +122,7 @@ class Audio:
 
     @classmethod
     def restored(cls, kind: str, extent: AudioExtent, data: bytes, name: str) -> Audio:
-        """Return audio of these attributes, which another process has checked."""
+        """Return audio with these attributes, which another process has checked."""
         audio = object.__new__(cls)
         audio.format, audio.rate, audio.num_frames, audio.data = kind, extent.rate, extent.num_frames, data
         audio.name = name
@@ -109,17 +130,17 @@ class Audio:
 
     @property
     def extent(self) -> AudioExtent:
-        """Its length, which decides how many tokens it takes."""
+        """The rate and length."""
         return AudioExtent(self.rate, self.num_frames)
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """The duration."""
         return self.num_frames / self.rate
 
     @cached_property
     def content_hash(self) -> bytes:
-        """Thirty-two bytes that are equal where the audio is, by which it is found in caches."""
+        """A hash of 32 bytes, the key of this audio in caches."""
         return hashlib.blake2b(self.data, digest_size=32, person=self.format.encode()).digest()
 
     def _take(self, header: AudioHeader) -> None:
@@ -135,7 +156,7 @@ _READERS: Final[dict[str, Callable[[bytes], AudioHeader]]] = {"wav": read_wav, "
 
 
 def audio_format(data: bytes) -> AudioFormat | None:
-    """Return which of the known formats a file begins as; None for none of them."""
+    """Return the format of a file by its first bytes; None if it is unknown."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav"
     if data[:4] == b"fLaC":
@@ -150,14 +171,7 @@ def _read(data: bytes) -> AudioHeader:
     kind = audio_format(data)
     if kind is not None:
         return _READERS[kind](data)
-    raise InvalidParams(f"audio must be a WAV, MP3 or FLAC file, not {_guess(data)}; convert it")
-
-
-def _guess(data: bytes) -> str:
-    if not data:
-        return "an empty file"
-    found = next((name for at, signature, name in _OTHERS if data.startswith(signature, at)), None)
-    return found or f"a file that begins with {data[:8]!r}"
+    raise InvalidParams(f"audio must be a WAV, MP3 or FLAC file, not {kind_of(data, _OTHERS)}; convert it")
 
 
 def _of_array(array: np.ndarray[Any, Any], rate: int | None) -> AudioHeader:

@@ -1,31 +1,44 @@
-"""An image as a part of a prompt, from a file, its bytes, a data URL, PIL or NumPy."""
+"""An image in a prompt, from a file, its bytes, a data URL, PIL or NumPy: its header, its size and its end are checked.
+
+The formats: PNG (https://www.w3.org/TR/png-3/), JPEG (ITU T.81), GIF (GIF89a), BMP (Windows). Nothing is decoded.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import os
+import re
+import struct
+import zlib
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote_to_bytes
+
+import msgspec
 
 from paceline import validation
 from paceline.errors import InvalidParams, InvalidType
-from paceline.media.extent import ImageExtent
-from paceline.media.image_header import check_size, read_image_header
-from paceline.media.png_file import png_bytes
-from paceline.media.source_bytes import check_bytes, decoded_base64, file_bytes, is_array
+from paceline.media.source_bytes import check_bytes, decoded_base64, file_bytes, is_array, kind_of
 
 if TYPE_CHECKING:
     import numpy as np
 
+
 MAX_IMAGE_BYTES: Final = 64 << 20
 
 
-class Image:
-    """An image, whose size is known and whose pixels are decoded when a model is to see them.
+class ImageExtent(msgspec.Struct, frozen=True, array_like=True, tag="image"):
+    """The sides of an image in pixels, which decide how many tokens it takes."""
 
-    Takes the path of a file, the bytes of one (PNG, JPEG, GIF or BMP; of a GIF the first frame), an image of PIL, or a NumPy
+    width: int
+    height: int
+
+
+class Image:
+    """An image with a known size; its pixels are decoded when a model needs them.
+
+    Takes the path of a file, the bytes of a file (PNG, JPEG, BMP, or GIF with its first frame), an image of PIL, or a NumPy
     array, uint8 of shape (height, width) or (height, width, 1, 3 or 4). Transparency is dropped. Immutable: a file is read
     and an array copied at once.
 
@@ -34,13 +47,13 @@ class Image:
     Attributes:
         width: In pixels.
         height: In pixels.
-        format: "png", "jpeg", "gif" or "bmp"; "rgb" of pixels.
-        data: The bytes of the file, or of its pixels, row by row.
-        name: How errors call it, such as its place in a request; empty: by its number.
+        format: "png", "jpeg", "gif" or "bmp"; "rgb" for pixels.
+        data: The bytes of the file, or the pixels row by row.
+        name: The name in errors, such as its place in a request; if empty, errors give its number.
 
     Raises:
-        InvalidParams: No such file, no image, or one that is too large; the message says which.
-        InvalidType: Something else than these.
+        InvalidParams: The file is missing, no image, or too large.
+        InvalidType: The source has another type.
     """
 
     __slots__ = ("__dict__", "data", "format", "height", "name", "width")
@@ -80,7 +93,7 @@ class Image:
 
     @classmethod
     def restored(cls, kind: str, extent: ImageExtent, data: bytes, name: str) -> Image:
-        """Return an image of these attributes, which another process has checked."""
+        """Return the image with these attributes, which another process has checked."""
         image = object.__new__(cls)
         image.format, image.width, image.height, image.data = kind, extent.width, extent.height, data
         image.name = name
@@ -88,12 +101,12 @@ class Image:
 
     @property
     def extent(self) -> ImageExtent:
-        """Its size, which decides how many tokens it takes."""
+        """The size."""
         return ImageExtent(self.width, self.height)
 
     @cached_property
     def content_hash(self) -> bytes:
-        """Thirty-two bytes that are equal where the image is, by which it is found in caches."""
+        """A hash of 32 bytes, the key of this image in caches."""
         size = b"" if self.format != "rgb" else self.width.to_bytes(4, "little")
         return hashlib.blake2b(size + self.data, digest_size=32, person=self.format.encode()).digest()
 
@@ -131,3 +144,202 @@ class Image:
 
     def __repr__(self) -> str:
         return f"Image({self.width} x {self.height}, {self.format})"
+
+
+ImageFormat = Literal["png", "jpeg", "gif", "bmp"]
+
+MAX_SIDE: Final = 16384
+MAX_PIXELS: Final = 1 << 26
+
+_SIGNATURES: Final[tuple[tuple[bytes, ImageFormat], ...]] = (
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+    (b"BM", "bmp"),
+)
+_OTHERS: Final = (
+    (0, b"RIFF", "WebP or another RIFF file"),
+    (4, b"ftyp", "AVIF, HEIC or a video"),
+    (0, b"II*\0", "TIFF"),
+    (0, b"MM\0*", "TIFF"),
+    (0, b"\0\0\1\0", "an icon"),
+    (0, b"%PDF", "PDF"),
+    (0, b"<", "SVG or another text"),
+)
+_MAX_SEGMENTS: Final = 4096
+_FILL: Final = re.compile(rb"\xff*")
+_CUT_HEADER = "the image file ends in the middle of its header"
+
+
+class ImageHeader(msgspec.Struct, frozen=True):
+    """The format and the sides in pixels, from the header of a file."""
+
+    format: ImageFormat
+    width: int
+    height: int
+
+
+def read_image_header(data: bytes) -> ImageHeader:
+    """Return format and size. Raises `InvalidParams` if the format is unknown, the header damaged or the image too large."""
+    known = next((kind for signature, kind in _SIGNATURES if data.startswith(signature)), None)
+    if known is None:
+        raise InvalidParams(f"an image must be a PNG, JPEG, GIF or BMP file, not {kind_of(data, _OTHERS)}; convert it")
+    try:
+        width, height = _SIZES[known](data)
+    except (struct.error, IndexError):
+        raise InvalidParams(f"{_CUT_HEADER}: {len(data)} bytes of a {known.upper()}") from None
+    check_size(width, height)
+    return ImageHeader(known, width, height)
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise `InvalidParams` if an image has no pixels, or too many to decode."""
+    if width < 1 or height < 1:
+        raise InvalidParams(f"an image must have pixels, and this one is {width} x {height}")
+    if width > MAX_SIDE or height > MAX_SIDE or width * height > MAX_PIXELS:
+        raise InvalidParams(
+            f"an image may be {MAX_SIDE} pixels wide and high and have {MAX_PIXELS} in all, and this one is {width} x {height}; "
+            "make it smaller"
+        )
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    length, kind, width, height, *_ = struct.unpack_from(">I4sII5BI", data, 8)  # the chunk with its checksum
+    if kind != b"IHDR" or length != 13:
+        raise InvalidParams("the image file is damaged: a PNG must begin with the chunk IHDR")
+    return width, height
+
+
+def _gif_size(data: bytes) -> tuple[int, int]:
+    width, height = struct.unpack_from("<HH", data, 6)
+    return width, height
+
+
+def _bmp_size(data: bytes) -> tuple[int, int]:
+    (header_bytes,) = struct.unpack_from("<I", data, 14)
+    if header_bytes == 12:
+        width, height = struct.unpack_from("<HH", data, 18)
+        return width, height
+    width, height = struct.unpack_from("<ii", data, 18)
+    return width, abs(height)  # negative if the rows go from top to bottom
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    """Walk over the segments to the frame header. Fill bytes of 0xFF may precede a marker."""
+    at = 2
+    for _ in range(_MAX_SEGMENTS):
+        if data[at] != 0xFF:
+            raise InvalidParams(f"the image file is damaged: no marker of a JPEG at byte {at}")
+        fill = _FILL.match(data, at)
+        at = at if fill is None else fill.end()
+        marker = data[at]
+        at += 1
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", data, at + 3)
+            return width, height
+        if marker in (0xD9, 0xDA):
+            raise InvalidParams("the image file is damaged: a JPEG whose data begin before its size is known")
+        if marker != 0x01 and not 0xD0 <= marker <= 0xD8:  # these markers have no length
+            (length,) = struct.unpack_from(">H", data, at)
+            at += max(length, 2)
+    raise InvalidParams(
+        f"the image file is damaged: a JPEG with more than {_MAX_SEGMENTS} segments in front of its size"
+    )
+
+
+_SIZES: Final = {"png": _png_size, "jpeg": _jpeg_size, "gif": _gif_size, "bmp": _bmp_size}
+
+
+_CUT_DATA: Final = "the image file is damaged: it ends in the middle of its data"
+# in a scan; 0 stands for a byte of 0xFF, and D0 to D7 restart. No repetition: a search through fill bytes would be quadratic
+_MARKER: Final = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
+_MAX_MARKERS: Final = 1 << 16
+_MAX_BLOCKS: Final = 1 << 20  # of a GIF; encoders write blocks of 255 bytes
+_EOI, _TEM = 0xD9, 0x01
+
+
+def check_end(kind: str, data: bytes) -> None:
+    """Raise `InvalidParams` if a JPEG, BMP or the first image of a GIF is cut off. Its header has been checked.
+
+    A decoder would take the missing pixels for zeros.
+    """
+    has_end = _CHECKS.get(kind)
+    if has_end is None:
+        return
+    try:
+        is_whole = has_end(data)
+    except (struct.error, IndexError):
+        is_whole = False
+    if not is_whole:
+        raise InvalidParams(_CUT_DATA)
+
+
+def _has_bmp_rows(data: bytes) -> bool:
+    """Check that all rows are there. Rows are padded to 4 bytes; the padding of the last row may be missing."""
+    offset, header_bytes = struct.unpack_from("<II", data, 10)
+    if header_bytes == 12:
+        width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
+    else:
+        width, height, _, bits = struct.unpack_from("<iiHH", data, 18)
+    row = -(-width * bits // 8)
+    stride = -(-row // 4) * 4
+    return len(data) >= int(offset + stride * (abs(height) - 1) + row)
+
+
+def _has_gif_image(data: bytes) -> bool:
+    at = 13 + _palette_bytes(data[10])
+    while data[at] == 0x21:  # an extension: its label, then blocks
+        at = _end_of_blocks(data, at + 2)
+    if data[at] != 0x2C:
+        raise InvalidParams("the image file is damaged: a GIF without an image")
+    _end_of_blocks(data, at + 11 + _palette_bytes(data[at + 9]))
+    return True
+
+
+def _palette_bytes(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _end_of_blocks(data: bytes, at: int) -> int:
+    """Return the end of a series of blocks. Each begins with its length; an empty block is the last."""
+    for _ in range(_MAX_BLOCKS):
+        if not data[at]:
+            return at + 1
+        at += 1 + data[at]
+    raise InvalidParams(f"the image file is damaged: a GIF with more than {_MAX_BLOCKS} blocks in a row")
+
+
+def _has_jpeg_end(data: bytes) -> bool:
+    """Walk over the segments, which may contain another JPEG, and the scans to the end marker."""
+    at = 2
+    for _ in range(_MAX_MARKERS):
+        found = _MARKER.search(data, at)
+        if found is None:
+            return False
+        at, marker = found.end(), found[1][0]
+        if marker == _EOI:
+            return True
+        if marker not in (_TEM, 0xD8):
+            (length,) = struct.unpack_from(">H", data, at)
+            at += max(length, 2)
+    raise InvalidParams(f"the image file is damaged: a JPEG with more than {_MAX_MARKERS} segments")
+
+
+_CHECKS: Final = {"bmp": _has_bmp_rows, "gif": _has_gif_image, "jpeg": _has_jpeg_end}
+
+
+_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_RGB: Final = 2
+
+
+def png_bytes(pixels: bytes, width: int, height: int) -> bytes:
+    """Return a PNG file of RGB pixels with 8 bits a channel, row by row."""
+    row = 3 * width
+    rows = b"".join(b"\0" + pixels[at : at + row] for at in range(0, row * height, row))  # 0: a row without a filter
+    header = struct.pack(">IIBBBBB", width, height, 8, _RGB, 0, 0, 0)
+    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

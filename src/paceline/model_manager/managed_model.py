@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Literal, Self, TypeVar
 from paceline.errors import EngineStopped, ModelNotLoaded, NotEnoughMemory
 from paceline.model_manager.engine_loader import RunningModel
 from paceline.model_manager.model_settings import ManagerSettings, ModelEntry
-from paceline.runtime.memory_estimate import mebibytes
+from paceline.runtime.memory import mebibytes
 
 T = TypeVar("T")
 

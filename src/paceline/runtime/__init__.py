@@ -5,14 +5,12 @@ manager, or when it is collected, in any order: objects keep alive what they wer
 """
 
 from paceline.runtime import native_core as _native_core
-from paceline.runtime.audio_file import decoded_samples, num_samples
 from paceline.runtime.context import Context, DraftWish, OperationTime, Positions
 from paceline.runtime.device import Device, available_memory, backend_features, devices, physical_cores, total_memory
 from paceline.runtime.embedder import Embedder
-from paceline.runtime.image_file import decoded_pixels
-from paceline.runtime.media_projector import MediaPart, MediaProjector
-from paceline.runtime.memory_estimate import DeviceMemory, MemoryEstimate
-from paceline.runtime.memory_plan import (
+from paceline.runtime.memory import (
+    DeviceMemory,
+    MemoryEstimate,
     memory_in_use,
     on_empty_machine,
     plan_memory,
@@ -21,7 +19,8 @@ from paceline.runtime.memory_plan import (
 )
 from paceline.runtime.model import Adapter, MemoryClass, Model
 from paceline.runtime.native_core import BuildInfo, build_info, trim_heap
-from paceline.runtime.projector_facts import ProjectorFacts, projector_facts
+from paceline.runtime.projector import MediaPart, MediaProjector, decoded_pixels, decoded_samples, num_samples
+from paceline.runtime.projector_file import ProjectorFacts, projector_facts
 from paceline.runtime.sampler import Sampler
 from paceline.runtime.sequence_state import CellState
 from paceline.runtime.step import MaskSlots, SamplerDraws, StepResult, StepRow, StepRowResult, TopLogprobs

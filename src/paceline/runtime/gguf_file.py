@@ -7,6 +7,7 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-en
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import os
 import struct
@@ -282,8 +283,17 @@ class _HeaderReader:
         return ModelLoadError(f"{self._name}: {message}")
 
 
+def tensor_bytes(path: str | Path, tensor: TensorInfo) -> int:
+    """Return the bytes of a tensor. Raises `ModelLoadError` if llama.cpp does not know its type. path: of the file."""
+    size = _native.tensor_type_size(tensor.type)
+    if size is None:
+        name = tensor.name.decode(errors="replace")
+        raise ModelLoadError(f"{path}: tensor {name!r} has the type {tensor.type}, which is unknown")
+    block_bytes, block_values = size
+    return math.prod(tensor.shape) // block_values * block_bytes
+
+
 def _shown(text: bytes) -> str:
-    """Return a name of the file for a message."""
     return text[:_MAX_SHOWN].decode(errors="replace")
 
 

@@ -10,17 +10,18 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from paceline import _native, validation
 from paceline.errors import AdapterError, Closed, InvalidParams, InvalidType, ModelLoadError
-from paceline.runtime.chat_layer import CompiledTemplate
 from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
 from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint
 from paceline.runtime.matmul import use_kernel_of_environment
 from paceline.runtime.native_core import Closeable, SharedOwners
-from paceline.runtime.tensor_placement import tensor_placements
 from paceline.runtime.tokenizer import Tokenizer
+
+ChatParser = _native.ChatParser
+ChatPrompt = _native.ChatPrompt
 
 SplitMode = Literal["none", "layer", "row", "tensor"]
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"]
@@ -426,3 +427,136 @@ def _progress_function(
         return progress is None or progress(share) is not False
 
     return go_on
+
+
+HOST_BUFFER: Final = "CPU"
+# The experts of a mixture, and dense feed-forward weights, as llama.cpp's common/common.h has them for --cpu-moe and the like.
+_EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_DENSE: Final = r"\.ffn_(up|down|gate)\."
+_MAX_LAYERS: Final = 512
+
+
+def tensor_placements(
+    tensor_overrides: Mapping[str, str] | None, *, cpu_moe: bool = False, n_cpu_moe: int = 0, n_cpu_ffn: int = 0
+) -> list[tuple[str, str]]:
+    """Return patterns of tensor names and the buffer type of each, in the order in which they are tried.
+
+    Raises `InvalidParams` and `InvalidType`; the native core checks the patterns when it gets them.
+    """
+    placed = _checked_overrides(tensor_overrides)
+    if validation.boolean("cpu_moe", cpu_moe):
+        placed.append((_EXPERTS, HOST_BUFFER))
+    for name, count, weights in (("n_cpu_moe", n_cpu_moe, _EXPERTS), ("n_cpu_ffn", n_cpu_ffn, _DENSE)):
+        layers = range(validation.integer(name, count, 0, _MAX_LAYERS))
+        placed += [(rf"blk\.{layer}{weights}", HOST_BUFFER) for layer in layers]
+    return placed
+
+
+def _checked_overrides(overrides: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    if overrides is None:
+        return []
+    if not isinstance(overrides, Mapping):
+        raise InvalidType(
+            "tensor_overrides must be a mapping of patterns to buffer types, such as "
+            f'{{"ffn_.*_exps": "CPU"}}, not {type(overrides).__name__}'
+        )
+    known = _native.buffer_types()
+    found = []
+    for pattern, buffer in overrides.items():
+        validation.text("tensor_overrides: a pattern", pattern)
+        if validation.text(f"tensor_overrides[{pattern!r:.80}]", buffer) not in known:
+            raise InvalidParams(
+                f"tensor_overrides[{pattern!r:.80}]: there is no buffer type {buffer!r:.80}; this build has "
+                f"{', '.join(known)}"
+            )
+        found.append((pattern, buffer))
+    return found
+
+
+class CompiledTemplate(Closeable):
+    """The chat template of one vocabulary. Keeps its model alive until it is closed.
+
+    After `close()` rendering raises `Closed`; `source`, `bos`, `eos` and `capabilities` stay.
+    """
+
+    def __init__(self, model: _native.Model, source: str) -> None:
+        """Compile Jinja source. Raises `TemplateError` if it does not parse, and `InvalidParams` for a lone surrogate."""
+        native = _native.ChatFormat(model, source)
+        self._native: _native.ChatFormat | None = native
+        self.source: str = native.source
+        self.bos: str = native.bos
+        self.eos: str = native.eos
+        self.capabilities: Mapping[str, bool] = native.capabilities
+
+    @property
+    def native(self) -> _native.ChatFormat:
+        """The native object. Raises `Closed` after `close()`."""
+        if self._native is None:
+            raise Closed("the chat template was closed with its model")
+        return self._native
+
+    def apply(self, request: bytes) -> ChatPrompt:
+        """Render a conversation, given as JSON; the GIL is released meanwhile. Raises `TemplateError`, `Closed`."""
+        return self.native.apply(request)
+
+    def close(self) -> None:
+        """Free the memory; idempotent."""
+        self._native = None
+
+
+FACTS = (
+    "desc",
+    "size_bytes",
+    "n_params",
+    "n_ctx_train",
+    "n_embd",
+    "n_embd_out",
+    "n_layer",
+    "n_head",
+    "n_head_kv",
+    "n_swa",
+    "n_cls_out",
+    "class_labels",
+    "ftype",
+    "is_recurrent",
+    "is_hybrid",
+    "is_diffusion",
+    "has_encoder",
+    "has_decoder",
+)
+
+
+def model_facts(model: Model) -> dict[str, Any]:
+    """Return the facts that a `RemoteModel` needs, as plain values."""
+    facts = {name: getattr(model, name) for name in FACTS}
+    return facts | {"memory_class": model.memory_class, "modalities": sorted(model.modalities)}
+
+
+def _fact(name: str) -> Any:
+    def fact(self: RemoteModel) -> Any:
+        return self._facts[name]
+
+    return property(fact, doc=getattr(Model, name).__doc__)
+
+
+class RemoteModel(Model):
+    """A `Model` loaded with vocab_only: tokenizer, templates and metadata. The other facts come from `describe`.
+
+    Contexts and adapters cannot be made from it.
+    """
+
+    _facts: Mapping[str, Any]
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Set the facts that `model_facts` returned in the other process; call it once, before they are read."""
+        self._modalities = frozenset(facts.get("modalities", ("text",)))
+        self._facts = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+
+    @property
+    def memory_class(self) -> MemoryClass:
+        """The kind of memory that the model keeps of a sequence."""
+        return MemoryClass(self._facts["memory_class"])
+
+
+for _name in FACTS:
+    setattr(RemoteModel, _name, _fact(_name))

@@ -14,10 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from paceline import _native
 from paceline.errors import InvalidType, ModelLoadError
 from paceline.runtime.gguf_check import MAX_LAYERS, Override
-from paceline.runtime.gguf_file import GgufFile, TensorInfo, read_gguf
+from paceline.runtime.gguf_file import GgufFile, TensorInfo, read_gguf, tensor_bytes
 from paceline.runtime.model import MemoryClass
 
 _BLOCK: Final = re.compile(rb"blk\.(\d+)\.(.+)")
@@ -273,7 +272,7 @@ class ModelHeader:
         """Return a number of the architecture; the greatest where there is one for every layer, 0 where there is none."""
         found = self._value(f"{self.architecture}.{key}")
         if isinstance(found, list):
-            return max((one for one in found if isinstance(one, int)), default=0)
+            return max((value for value in found if isinstance(value, int)), default=0)
         return found if isinstance(found, int) else 0
 
     def _of_layer(self, key: str, layer: int, default: int) -> int:
@@ -283,11 +282,5 @@ class ModelHeader:
         return found if isinstance(found, int) else default
 
     def tensor_bytes(self, tensor: TensorInfo) -> int:
-        """Return the bytes of a tensor. Raises `ModelLoadError` for a type that llama.cpp does not know."""
-        size = _native.tensor_type_size(tensor.type)
-        if size is None:
-            raise ModelLoadError(
-                f"{self._name}: tensor {tensor.name.decode(errors='replace')!r} has the type {tensor.type}, which is unknown"
-            )
-        block_bytes, block_values = size
-        return math.prod(tensor.shape) // block_values * block_bytes
+        """Return the bytes of a tensor. Raises `ModelLoadError` if llama.cpp does not know its type."""
+        return tensor_bytes(self._name, tensor)

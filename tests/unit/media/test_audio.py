@@ -27,7 +27,7 @@ from tests.sounds import (
 
 from paceline.errors import InvalidParams, InvalidType
 from paceline.media import MAX_AUDIO_BYTES, MAX_SECONDS, Audio, AudioExtent, restored
-from paceline.media.audio_header import MAX_CHUNKS
+from paceline.media.audio_formats import MAX_CHUNKS
 
 TONE = tone()
 WAV, FLAC, MP3 = wav_file(int16(TONE)), flac_file(int16(TONE)), mp3_file(40)

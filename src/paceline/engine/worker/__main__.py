@@ -256,7 +256,7 @@ class Worker:
         backend: Backend
         if setup.backend is None:
             from paceline.engine.engine_factory import assemble
-            from paceline.runtime.remote_model import model_facts
+            from paceline.runtime.model import model_facts
 
             parts = assemble(_model(setup.model), arguments, self._clock, instruments)
             backend, scheduler, limits = parts.backend, parts.scheduler, parts.limits

@@ -40,7 +40,7 @@ from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Model, Sampler
-from paceline.runtime.remote_model import RemoteModel
+from paceline.runtime.model import RemoteModel
 from paceline.scheduling.records import EmbeddingRequest
 from paceline.sequence import Limits, Request
 

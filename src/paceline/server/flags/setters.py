@@ -74,8 +74,8 @@ class DiskFiles:
 
     def cached_models(self) -> dict[str, Path]:
         """Return the models of the hub's caches and of Ollama's, by the names that requests use."""
-        from paceline.hub.found_models import find_models
-        from paceline.hub.hub_settings import hub_settings
+        from paceline.hub.caches import find_models
+        from paceline.hub.references import hub_settings
 
         named = (found for found in find_models(hub_settings()) if found.name.startswith(("hf:", "ollama:")))
         return {found.name.removeprefix("hf:"): found.path for found in named}

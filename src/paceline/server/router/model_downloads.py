@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from paceline.errors import Aborted, PacelineError, QueueFull
 from paceline.hub import ModelReference, is_reference, parse_hub_reference, parse_reference
+from paceline.hub.caches import check_removable, matching_models, remove_models
 from paceline.hub.download import QuietObserver
-from paceline.hub.found_models import check_removable, matching_models, remove_models
-from paceline.hub.hub_settings import hub_settings
 from paceline.hub.locate import Locator
+from paceline.hub.references import hub_settings
 from paceline.server.api_errors import ServerDraining, invalid_request
 from paceline.server.flags import ModelPreset
 from paceline.server.router.model_listing import download_body

@@ -1,27 +1,211 @@
-"""The Hugging Face Hub: files of a repository, tokens, errors.
+"""Requests to web servers and to the Hugging Face Hub: deadlines, statuses, Retry-After, ranges, ETags, listings, tokens.
 
-Listings are requested here, since huggingface_hub reads a response of any length. The only module that imports huggingface_hub,
-for tokens, and for files that the hub sends by its own protocol alone. Blocking; any thread.
+A server may be hostile: status and headers have a deadline, a body must arrive at a minimum rate, and nothing is decompressed.
+Listings are requested here, since huggingface_hub reads a response of any length. No other module imports huggingface_hub; it
+finds tokens, and downloads files that the hub sends by its own protocol alone. Blocking; any thread. httpx is loaded late.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 from paceline.errors import Aborted, AccessDenied, HubUnavailable, ModelNotFound, PacelineError
-from paceline.hub.download import DownloadObserver
 from paceline.hub.file_choice import RepoFile, nearest_names
-from paceline.hub.http_responses import new_client, open_response, retry_after_s, small_body
-from paceline.hub.hub_settings import HubSettings
-from paceline.hub.references import is_repository_path
+from paceline.hub.references import HubSettings, is_repository_path, without_secrets
+
+if TYPE_CHECKING:
+    import httpx
+
+
+PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
+"""Statuses after which the same request may succeed."""
+
+TIMEOUT_S: Final = 20.0
+"""Longest wait for a connection, and for the next bytes."""
+HEAD_S: Final = 60.0
+"""Longest wait for status and headers, with all redirects."""
+RATE_WINDOW_S: Final = 60.0
+"""Period in which a body must arrive with at least `MIN_BYTES_S`."""
+MIN_BYTES_S: Final = 1024
+SMALL_BODY_S: Final = 120.0
+"""Longest wait for a whole listing, after its headers."""
+MAX_REDIRECTS: Final = 10
+
+_MAX_DIGITS: Final = 18
+_NEW_CONNECTION: Final = ("connection.connect_tcp.complete", "connection.start_tls.complete")
+
+
+def new_client() -> httpx.Client:
+    """Return a client that opens a connection for each request, as `open_response` expects."""
+    import httpx
+
+    return httpx.Client(
+        timeout=TIMEOUT_S, headers={"user-agent": "paceline"}, limits=httpx.Limits(max_keepalive_connections=0)
+    )
+
+
+@contextmanager
+def open_response(
+    client: httpx.Client, url: str, headers: Mapping[str, str], *, method: str = "GET"
+) -> Iterator[httpx.Response]:
+    """Yield the response to a request, with its body unread. Redirects are followed; their bodies are not read.
+
+    Raises `httpx.HTTPError`, which is a `ReadTimeout` if status and headers take more than `HEAD_S`.
+    """
+    import httpx
+
+    with _Deadline(HEAD_S) as deadline:
+        request = client.build_request(
+            method,
+            url,
+            headers={**headers, "accept-encoding": "identity"},
+            extensions={"trace": deadline.traced},
+        )
+        try:
+            response = client.send(request, stream=True, follow_redirects=False)
+            for _ in range(MAX_REDIRECTS):
+                if response.next_request is None:
+                    break
+                response.close()
+                response = client.send(response.next_request, stream=True, follow_redirects=False)
+        except httpx.TransportError:
+            if deadline.is_over:
+                raise httpx.ReadTimeout(f"no complete headers within {HEAD_S:g} s") from None
+            raise
+    try:
+        if response.next_request is not None:
+            raise httpx.TooManyRedirects(f"more than {MAX_REDIRECTS} redirects", request=request)
+        yield response
+    finally:
+        response.close()
+
+
+class _Deadline:
+    """Shuts down the connections of a request if its block takes too long: httpx limits only each wait for bytes."""
+
+    def __init__(self, seconds: float) -> None:
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self.is_over = False
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    def traced(self, event: str, info: Mapping[str, Any]) -> None:
+        """Note the socket of a new connection. httpcore calls this for each of its steps."""
+        if event in _NEW_CONNECTION and (found := info["return_value"].get_extra_info("socket")) is not None:
+            self._sockets.append(found)
+            if self.is_over:
+                self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        for each in self._sockets:
+            with suppress(OSError):
+                socket.socket.shutdown(each, socket.SHUT_RDWR)  # SSLSocket.shutdown would also drop the TLS state
+
+
+def body_pieces(response: httpx.Response) -> Iterator[bytes]:
+    """Yield the bytes of a body as they arrive.
+
+    Raises `httpx.HTTPError`: `DecodingError` if the body is compressed, `ReadTimeout` if it is slower than `MIN_BYTES_S`.
+    """
+    import httpx
+
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise httpx.DecodingError(f"{response.url.host} sends it compressed ({encoding[:20]!r}), unasked")
+    began_s, count = time.monotonic(), 0
+    for piece in response.iter_raw():
+        count += len(piece)
+        seconds = time.monotonic() - began_s
+        if seconds >= RATE_WINDOW_S:
+            if count < MIN_BYTES_S * seconds:
+                raise httpx.ReadTimeout(f"less than {MIN_BYTES_S} bytes/s for {seconds:.0f} s")
+            began_s, count = time.monotonic(), 0
+        yield piece
+
+
+def small_body(response: httpx.Response, max_bytes: int) -> bytes:
+    """Return a body of at most `max_bytes` that arrives within `SMALL_BODY_S`. Raises `httpx.HTTPError`."""
+    import httpx
+
+    body, began_s = bytearray(), time.monotonic()
+    for piece in body_pieces(response):
+        body += piece
+        if time.monotonic() - began_s > SMALL_BODY_S:
+            raise httpx.ReadTimeout(f"the response is not complete after {SMALL_BODY_S:g} s")
+        if len(body) > max_bytes:
+            raise httpx.DecodingError(f"the response has more than {max_bytes >> 20} MiB")
+    return bytes(body)
+
+
+def refused(response: httpx.Response, name: str, url: str) -> Exception:
+    """Return the error for an unsuccessful status. name: the file's name."""
+    status, host = response.status_code, response.url.host
+    if status in (401, 403):
+        return AccessDenied(
+            f"{host} refuses {name} (HTTP {status}); it needs a token that may read it: set HF_TOKEN or pass hf_token"
+        )
+    if status in (404, 410):
+        return ModelNotFound(f"there is no file at {without_secrets(url)} (HTTP {status})")
+    return HubUnavailable(f"{host} did not send {name}: HTTP {status}")
+
+
+def retry_after_s(text: str | None) -> float | None:
+    """Return the seconds that a Retry-After header asks for; None without one."""
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    with suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return None
+
+
+def content_range(text: str) -> tuple[int | None, int | None]:
+    """Return first byte and total of a Content-Range header."""
+    unit, _, rest = text.partition(" ")
+    span, _, total = rest.partition("/")
+    first = span.partition("-")[0]
+    begin = whole_number(first)
+    if unit != "bytes" or begin is None:
+        return None, None
+    return begin, whole_number(total)
+
+
+def whole_number(text: str) -> int | None:
+    """Return a length in ASCII digits from a header; None for other texts and for numbers from 10**18 on."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
+
+
+def is_weak(tag: str) -> bool:
+    """Return whether an ETag is weak, so that If-Range does not accept it."""
+    return tag.startswith("W/")
+
+
+def are_same_version(tag: str, other: str) -> bool:
+    """Compare two ETags weakly: servers that compress, and proxies, mark the tag of the same file as weak."""
+    return tag.removeprefix("W/") == other.removeprefix("W/")
+
 
 T = TypeVar("T")
 
@@ -30,7 +214,7 @@ _MAX_LISTING_BYTES: Final = 16 << 20
 _MAX_FILE_BYTES: Final = 1 << 50
 _ATTEMPTS: Final = 4
 _LONGEST_WAIT_S: Final = 60.0
-_PASSING: Final = (408, 429, 500, 502, 503, 504)
+_HUB_PASSING: Final = (408, 429, 500, 502, 503, 504)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _GIT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[\w-]+", re.ASCII)
@@ -47,10 +231,10 @@ class RepoListing:
 
 
 class HubApi:
-    """Requests to the hub. cancel: ends waits between attempts."""
+    """Requests to the hub. note: shows lines about retries. cancel: ends waits between attempts."""
 
-    def __init__(self, settings: HubSettings, observer: DownloadObserver, cancel: threading.Event) -> None:
-        self._settings, self._observer, self._cancel = settings, observer, cancel
+    def __init__(self, settings: HubSettings, note: Callable[[str], object], cancel: threading.Event) -> None:
+        self._settings, self._note, self._cancel = settings, note, cancel
 
     def listing(self, repo: str, revision: str | None) -> RepoListing:
         """Return the files of a repository. Raises `ModelNotFound`, `AccessDenied`, `HubUnavailable`."""
@@ -100,11 +284,11 @@ class HubApi:
         return {} if token is None else {"authorization": f"Bearer {token}"}
 
     def denied(self, repo: str) -> AccessDenied:
-        """Return the error for a repository whose files the hub refuses, although it lists them."""
+        """Return the error for a repository that the hub lists, but refuses to send files of."""
         return _denied(self._settings, repo, has_token=bool(self.headers()))
 
     def download(self, repo: str, commit: str, path: str) -> Path:
-        """Have huggingface_hub download a file into its cache, and return its place."""
+        """Download a file into huggingface_hub's cache with its own client, and return the path."""
         from huggingface_hub import hf_hub_download
 
         settings = self._settings
@@ -124,7 +308,7 @@ class HubApi:
         return Path(self._try(repo, download))
 
     def _json(self, path: str, repo: str, revision: str | None) -> Any:
-        """Return what the hub sends of its models' API, of at most `_MAX_LISTING_BYTES`."""
+        """Return a response of the hub's API of models, at most `_MAX_LISTING_BYTES`."""
         import httpx
 
         settings = self._settings
@@ -144,7 +328,7 @@ class HubApi:
             ) from None
 
     def _try(self, repo: str, request: Callable[[], T]) -> T:
-        """Send a request, again if the hub asks for patience."""
+        """Send a request, and repeat it while the hub is overloaded."""
         for attempt in range(_ATTEMPTS):
             try:
                 return request()
@@ -154,13 +338,13 @@ class HubApi:
                     raise HubUnavailable(
                         f"{error}; try again later, or log in with HF_TOKEN for a higher limit"
                     ) from None
-                self._observer.note(f"{error}; trying again in {wait_s:.1f} s")
+                self._note(f"{error}; trying again in {wait_s:.1f} s")
                 if self._cancel.wait(wait_s):
                     raise Aborted(f"the look-up of {repo} was stopped") from None
         raise AssertionError("the last attempt returns or raises")
 
     def _similar(self, repo: str, revision: str | None) -> str:
-        """Return the nearest names of the same owner, for a repository that does not exist."""
+        """Return the nearest names of the same owner for a missing repository."""
         user = repo.partition("/")[0]
         if revision is not None:
             return ""
@@ -174,7 +358,7 @@ class HubApi:
 
 
 class _Overloaded(Exception):
-    """The hub asks for patience."""
+    """The hub is overloaded; wait_s: the delay that it asks for."""
 
     def __init__(self, message: str, wait_s: float | None) -> None:
         super().__init__(message)
@@ -182,7 +366,7 @@ class _Overloaded(Exception):
 
 
 def _token(settings: HubSettings) -> str | None:
-    """Return the token that requests carry: the one that was given, or that of a login."""
+    """Return the token of requests: the given token, or the token of a login."""
     from huggingface_hub import constants, get_token
 
     if settings.token is not None or constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
@@ -192,7 +376,7 @@ def _token(settings: HubSettings) -> str | None:
 
 @contextmanager
 def _translated(settings: HubSettings, repo: str, revision: str | None) -> Iterator[None]:
-    """Raise huggingface_hub's errors as ours."""
+    """Raise huggingface_hub's errors as paceline's."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -200,7 +384,7 @@ def _translated(settings: HubSettings, repo: str, revision: str | None) -> Itera
     except HfHubHTTPError as error:
         raise _of_response(settings, repo, revision, error.response.status_code, error.response.headers) from None
     except Exception as error:
-        cause = error.__cause__  # that of a LocalEntryNotFoundError is the reason
+        cause = error.__cause__  # the cause of a LocalEntryNotFoundError is the reason
         if isinstance(cause, HfHubHTTPError):
             status, headers = cause.response.status_code, cause.response.headers
             raise _of_response(settings, repo, revision, status, headers) from None
@@ -211,7 +395,7 @@ def _translated(settings: HubSettings, repo: str, revision: str | None) -> Itera
 def _of_response(
     settings: HubSettings, repo: str, revision: str | None, status: int, headers: Mapping[str, str]
 ) -> Exception:
-    """Return the error for a status that is none of success; X-Error-Code says more about it."""
+    """Return the error for an unsuccessful status, by its X-Error-Code."""
     code = headers.get("x-error-code")
     if status == 401 and code is None and headers.get("x-error-message") != _INVALID_CREDENTIALS:
         code = "RepoNotFound"  # the hub does not say whether a repository is private or missing
@@ -254,7 +438,7 @@ def _denied(settings: HubSettings, repo: str, *, has_token: bool) -> AccessDenie
 
 
 def _of_status(settings: HubSettings, repo: str, status: int, headers: Mapping[str, str]) -> Exception:
-    if status in _PASSING:
+    if status in _HUB_PASSING:
         what = "limits the rate of requests" if status == 429 else "is overloaded"
         return _Overloaded(f"{settings.endpoint} {what} (HTTP {status})", retry_after_s(headers.get("retry-after")))
     if status in (401, 403):

@@ -1,20 +1,34 @@
-"""What the caches of this machine have: huggingface_hub's, llama.cpp's, paceline's own and Ollama's. Found, not copied.
+"""The models in the caches of huggingface_hub, llama.cpp, paceline and Ollama: found and used in place, removed on request.
 
-Models of the first three can be removed; Ollama's are left to Ollama. Blocking; no network.
+Models of Ollama are never changed. huggingface_hub and llama.cpp share a layout of repositories: blobs by hash, snapshots with
+links to blobs, refs with commits.
+
+    models--USER--REPO/blobs/HASH, HASH.incomplete
+    models--USER--REPO/snapshots/COMMIT/PATH -> ../../blobs/HASH
+    models--USER--REPO/refs/main
+
+Blocking; no network, and huggingface_hub is not loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
+from paceline import validation
 from paceline.errors import ModelNotFound, Unsupported
-from paceline.hub.download_lock import is_locked, locked_at_once
+from paceline.hub.download import is_locked, locked_at_once
 from paceline.hub.file_choice import (
     RepoFile,
     choose_files,
@@ -24,17 +38,14 @@ from paceline.hub.file_choice import (
     quantisation_of,
     split_names,
 )
-from paceline.hub.hub_settings import HubSettings
-from paceline.hub.locate import Source, flat_path, url_folder, url_lock
-from paceline.hub.ollama_cache import full_name, ollama_models
 from paceline.hub.references import (
     HubReference,
+    HubSettings,
     ModelReference,
     OllamaReference,
     UrlReference,
     parse_hub_reference,
 )
-from paceline.hub.repository_cache import PART_SUFFIX, CachedRepo, cached_repos, snapshot_files
 
 _FRESH_S: Final = 60.0  # a part that grew less than a minute ago is being downloaded
 
@@ -43,8 +54,13 @@ _FRESH_S: Final = 60.0  # a part that grew less than a minute ago is being downl
 class FoundModel:
     """A model in a cache.
 
-    name: by which it can be loaded. quantisation: by its file's name; may be empty. parts: its files in order, one unless it
-    is split. size: their bytes. modified: Unix seconds.
+    Attributes:
+        name: The name that loads it.
+        source: The owner of the cache.
+        parts: Its files in order; a single file unless the model is split.
+        size: Bytes of all parts.
+        modified: Unix seconds.
+        quantisation: From the file's name; may be empty.
     """
 
     name: str
@@ -62,9 +78,13 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What no model needs: a part of a download, a content without a name, a snapshot that no branch has any more.
+    """A file that no model needs: a part of a download, a blob without a name, a snapshot without a branch.
 
-    lock: held by a download that writes it; None for what no download writes.
+    Attributes:
+        path: The file or folder.
+        size: Bytes.
+        what: Its kind, in words.
+        lock: The lock of downloads that write it; None if no download does.
     """
 
     path: Path
@@ -74,7 +94,7 @@ class Leftover:
 
 
 def find_models(settings: HubSettings) -> list[FoundModel]:
-    """Return all models, those of one source together, by name."""
+    """Return all models by source, then by name."""
     found: list[FoundModel] = []
     for cache in settings.repository_caches:
         for repo in cached_repos(cache):
@@ -86,7 +106,7 @@ def find_models(settings: HubSettings) -> list[FoundModel]:
 
 
 def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> list[FoundModel]:
-    """Return the models that a name or a path means: of a repository without a quantisation all. Raises `ModelNotFound`."""
+    """Return the models of a name or a path; a repository without a quantisation means all. Raises `ModelNotFound`."""
     models = find_models(settings)
     found = [each for each in models if _is_meant(settings, each, wanted)]
     if not found:
@@ -99,9 +119,9 @@ def matching_models(settings: HubSettings, wanted: ModelReference | Path) -> lis
 
 
 def remove_models(settings: HubSettings, models: list[FoundModel]) -> int:
-    """Delete the files of models, and contents that nothing else names; return the bytes that are free now.
+    """Delete the files of models and blobs that no snapshot links to; return the freed bytes.
 
-    Raises as `check_removable`, before anything is deleted.
+    Raises as `check_removable`, before a file is deleted.
     """
     check_removable(models)
     freed = 0
@@ -122,7 +142,7 @@ def remove_models(settings: HubSettings, models: list[FoundModel]) -> int:
 
 
 def check_removable(models: list[FoundModel]) -> None:
-    """Raise `Unsupported` for models of Ollama's."""
+    """Raise `Unsupported` if a model belongs to Ollama."""
     for model in models:
         if model.source == "ollama":
             name = model.name.removeprefix("ollama:")
@@ -130,7 +150,7 @@ def check_removable(models: list[FoundModel]) -> None:
 
 
 def find_leftovers(settings: HubSettings) -> list[Leftover]:
-    """Return what can be removed of repositories with models and of other downloads, but not what is being downloaded."""
+    """Return removable files of repositories with models and of other downloads, except running downloads."""
     found: list[Leftover] = []
     for cache in settings.repository_caches:
         for repo in cached_repos(cache):
@@ -143,7 +163,7 @@ def find_leftovers(settings: HubSettings) -> list[Leftover]:
 
 
 def remove_leftovers(leftovers: list[Leftover]) -> list[Leftover]:
-    """Delete them under the locks of downloads, and return those that are gone: a download may have begun meanwhile."""
+    """Delete leftovers under the locks of downloads; return the deleted leftovers, as a download may have begun meanwhile."""
     return [each for each in leftovers if _remove_leftover(each)]
 
 
@@ -168,7 +188,7 @@ def _of_repo(settings: HubSettings, repo: CachedRepo) -> Iterator[FoundModel]:
 
 
 def _short(files: list[RepoFile], repo: str, path: str) -> tuple[str | None, str | None]:
-    """Return the quantisation where that names this file, else the file."""
+    """Return the quantisation if it names this file, else the file."""
     quantisation = quantisation_of(path)
     if quantisation:
         with suppress(ModelNotFound):
@@ -179,7 +199,7 @@ def _short(files: list[RepoFile], repo: str, path: str) -> tuple[str | None, str
 
 
 def _flat(settings: HubSettings) -> Iterator[FoundModel]:
-    """Return what older versions of llama.cpp have downloaded, by path: USER_REPO_FILE does not say where USER ends."""
+    """Return downloads of older versions of llama.cpp by path, since USER_REPO_FILE does not tell the end of USER."""
     for path in sorted(settings.llama_cache.glob("*.gguf")):
         names = split_names(path.name)
         parts = tuple(path.with_name(name) for name in names)
@@ -236,7 +256,7 @@ def _is_model_of(settings: HubSettings, model: FoundModel, own: HubReference, wa
 
 
 def _is_flat_file_of(settings: HubSettings, model: FoundModel, reference: HubReference) -> bool:
-    """Return whether an older version of llama.cpp has downloaded this file; by the file alone, as "a_b" may be a/b or a_b/."""
+    """Return whether an older version of llama.cpp downloaded this file. "a_b" may be a/b or a_b/: only files are compared."""
     if reference.file is None or reference.revision is not None:
         return False
     return flat_path(settings.llama_cache, reference.repo, reference.file) in model.parts
@@ -279,7 +299,7 @@ def _delete(path: Path) -> None:
 
 
 def _remove_contents(repo: CachedRepo, contents: set[Path]) -> int:
-    """Delete contents that no snapshot links to any more, and the repository where at most projectors are left of it."""
+    """Delete blobs without a link, and the whole repository if at most projectors remain."""
     snapshots = repo.snapshots()
     gone = contents - _linked(snapshots)
     freed = 0
@@ -297,7 +317,7 @@ def _remove_contents(repo: CachedRepo, contents: set[Path]) -> int:
 
 
 def _linked(snapshots: list[Path]) -> set[Path]:
-    """Return the contents that snapshots link to."""
+    """Return the blobs with a link in a snapshot."""
     return {path.resolve() for each in snapshots for path in each.rglob("*") if path.is_symlink()}
 
 
@@ -324,9 +344,196 @@ def _leftovers_of(repo: CachedRepo) -> Iterator[Leftover]:
 
 
 def _is_written(path: Path, lock: Path) -> bool:
-    """Return whether a download writes a file: one that holds the lock, or, without it, has written a moment ago."""
+    """Return whether a download writes a file: it holds the lock, or it wrote a moment ago."""
     if is_locked(lock):
         return True
     with suppress(OSError):
         return time.time() - path.stat().st_mtime < _FRESH_S
     return True
+
+
+_PREFIX: Final = "models--"
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MAX_REF_BYTES: Final = 4096
+PART_SUFFIX: Final = ".incomplete"
+
+Source = Literal["huggingface", "llama.cpp", "ollama", "url"]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRepo:
+    """A repository in a cache."""
+
+    cache: Path
+    repo: str
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, which need not exist."""
+        return self.cache / (_PREFIX + self.repo.replace("/", "--"))
+
+    @property
+    def blobs(self) -> Path:
+        """The folder of blobs."""
+        return self.folder / "blobs"
+
+    def blob_lock(self, blob: str) -> Path:
+        """Return the file that paceline and huggingface_hub lock while a blob is downloaded."""
+        return self.cache / ".locks" / self.folder.name / f"{blob}.lock"
+
+    def lock_of(self, path: Path) -> Path:
+        """Return the lock for writing a blob or its part: HASH, HASH.incomplete, HASH.RANDOM.incomplete."""
+        return self.blob_lock(path.name.partition(".")[0])
+
+    def link(self, commit: str, path: str, blob: str) -> Path:
+        """Link a blob into a snapshot and return the path. A file system without links gets the file itself."""
+        place = self.folder / "snapshots" / commit / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        aside = place.with_name(f".{os.getpid()}.{threading.get_ident()}.link")
+        try:
+            aside.symlink_to(os.path.relpath(self.blobs / blob, place.parent))
+        except OSError:
+            aside = self.blobs / blob
+        aside.replace(place)
+        return place
+
+    def snapshot(self, revision: str | None) -> Path | None:
+        """Return the folder of a revision. None means main, else any branch, else the newest snapshot."""
+        wanted = "main" if revision is None else revision
+        commit = self._commit_of(wanted)
+        if commit is None and revision is not None:
+            commit = revision if _COMMIT.fullmatch(revision) else None
+        if commit is None and revision is None:
+            commit = next((found for name in self._refs() if (found := self._commit_of(name))), None)
+        if commit is not None:
+            folder = self.folder / "snapshots" / commit
+            return folder if folder.is_dir() else None
+        return max(self.snapshots(), key=lambda each: each.stat().st_mtime, default=None) if revision is None else None
+
+    def snapshots(self) -> list[Path]:
+        """Return the folders of all commits."""
+        with suppress(OSError):
+            return sorted(each for each in (self.folder / "snapshots").iterdir() if each.is_dir())
+        return []
+
+    def commits(self) -> set[str]:
+        """Return the commits of branches and tags."""
+        return {commit for name in self._refs() if (commit := self._commit_of(name)) is not None}
+
+    def set_ref(self, revision: str | None, commit: str) -> None:
+        """Save the commit of a branch or tag, so that it is found offline."""
+        if revision is not None and _COMMIT.fullmatch(revision):
+            return
+        ref = self.folder / "refs" / ("main" if revision is None else revision)
+        with suppress(OSError):
+            if ref.read_text(encoding="utf-8") == commit:
+                return
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        new = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+        new.write_text(commit, encoding="utf-8")
+        new.replace(ref)
+
+    def _commit_of(self, ref: str) -> str | None:
+        with suppress(OSError, ValueError):
+            commit = validation.read_file(self.folder / "refs" / ref, _MAX_REF_BYTES).decode().strip()
+            return commit if _COMMIT.fullmatch(commit) else None
+        return None
+
+    def _refs(self) -> list[str]:
+        refs = self.folder / "refs"
+        return sorted(each.relative_to(refs).as_posix() for each in refs.rglob("*") if each.is_file())
+
+
+def cached_repos(cache: Path) -> Iterator[CachedRepo]:
+    """Return the repositories of models in a cache, sorted by name."""
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(each.name for each in cache.iterdir() if each.name.startswith(_PREFIX) and each.is_dir())
+    for name in names:
+        user, separator, repo = name.removeprefix(_PREFIX).partition("--")
+        if separator:
+            yield CachedRepo(cache, f"{user}/{repo}")
+
+
+def snapshot_files(snapshot: Path) -> list[RepoFile]:
+    """Return the complete files of a snapshot, by path; links without a blob do not count."""
+    files = (each for each in sorted(snapshot.rglob("*")) if each.is_file())
+    return [RepoFile(each.relative_to(snapshot).as_posix(), each.stat().st_size) for each in files]
+
+
+def flat_path(folder: Path, repo: str, path: str) -> Path:
+    """Return the path at which older versions of llama.cpp keep a file of a repository."""
+    return folder / f"{repo}_{path}".replace("/", "_")
+
+
+def url_folder(settings: HubSettings, reference: UrlReference) -> Path:
+    """Return the folder for downloads from the folder of a URL."""
+    parts = urlsplit(reference.url)
+    place = f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path.rpartition('/')[0]}"
+    return settings.url_cache / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def url_lock(target: Path) -> Path:
+    """Return the lock for a download from a URL."""
+    return target.with_name(f".{target.name}.lock")
+
+
+_MODEL: Final = "application/vnd.ollama.image.model"
+_PROJECTOR: Final = "application/vnd.ollama.image.projector"
+_MAX_MANIFEST_BYTES: Final = 1 << 20
+_REGISTRY: Final = "registry.ollama.ai"
+_LIBRARY: Final = "library"
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaModel:
+    """A model of Ollama with an existing file. name: as `ollama list` shows it."""
+
+    name: str
+    path: Path
+    size: int
+    projector: Path | None = None
+
+
+def ollama_models(folder: Path) -> Iterator[OllamaModel]:
+    """Return the models in Ollama's folder, by name."""
+    manifests = folder / "manifests"
+    for manifest in sorted(each for each in manifests.rglob("*") if each.is_file()):
+        found = _read(folder, manifest, manifest.relative_to(manifests).parts)
+        if found is not None:
+            yield found
+
+
+def ollama_blob(folder: Path, sha256: str, size: int | None) -> Path | None:
+    """Return Ollama's copy of a file, found by its hash."""
+    path = folder / "blobs" / f"sha256-{sha256}"
+    return path if path.is_file() and size in (None, path.stat().st_size) else None
+
+
+def full_name(name: str) -> str:
+    """Return a model's name with its tag, which is "latest" by default."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def _read(folder: Path, manifest: Path, parts: tuple[str, ...]) -> OllamaModel | None:
+    if len(parts) < 2:
+        return None
+    try:
+        layers: list[dict[str, Any]] = json.loads(validation.read_file(manifest, _MAX_MANIFEST_BYTES))["layers"]
+        digests = {layer["mediaType"]: str(layer["digest"]).replace(":", "-") for layer in layers}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    path = folder / "blobs" / digests.get(_MODEL, "none")
+    if not path.is_file():
+        return None
+    projector = folder / "blobs" / digests.get(_PROJECTOR, "none")
+    return OllamaModel(_name(parts), path, path.stat().st_size, projector if projector.is_file() else None)
+
+
+def _name(parts: tuple[str, ...]) -> str:
+    *place, tag = parts
+    if place[:1] == [_REGISTRY]:
+        place = place[1:]
+    if place[:1] == [_LIBRARY]:
+        place = place[1:]
+    return f"{'/'.join(place)}:{tag}"

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline import _native, validation
 from paceline.errors import Closed, InvalidParams, InvalidType, ModelFileNotFound, ModelLoadError
+from paceline.media import Audio, Image, check_end
 from paceline.runtime.context_options import FLASH_ATTNS
 from paceline.runtime.device import physical_cores
 from paceline.runtime.gguf_file import file_fingerprint
-from paceline.runtime.image_file import Pixels
 from paceline.runtime.model import Model
 from paceline.runtime.native_core import Closeable
-from paceline.runtime.projector_check import check_projector
+from paceline.runtime.projector_file import check_projector
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
@@ -196,3 +198,123 @@ def _check_array(name: str, value: object, kind: type[np.generic], num_axes: int
 
 def _parts(found: Sequence[Any]) -> list[MediaPart]:
     return [MediaPart(tuple(tokens), *facts) for tokens, *facts in found]
+
+
+Pixels = npt.NDArray[np.uint8]
+
+_MAX_CHUNKS: Final = 100_000  # of a PNG; encoders put 8 KiB and more into each
+_MAX_SCANS: Final = 64  # of a JPEG, each of which goes over all of its pixels; encoders write 10
+_PNG_PIECE: Final = 1 << 20
+_PNG_FED: Final = 1 << 16  # bytes at a time: what is left of them is copied for each piece
+_SAMPLES: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by a PNG's type of colour
+
+
+def decoded_pixels(image: Image, check: Callable[[], None] = lambda: None) -> Pixels:
+    """Return the pixels, uint8 (height, width, 3). May take long; any thread. check: called often, may raise.
+
+    Raises `InvalidParams` for a file that is damaged, or whose data unfold to more than its image.
+    """
+    if image.format == "rgb":
+        return np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
+    if image.format == "png":
+        _check_png(image, check)
+    elif image.format == "jpeg" and (scans := image.data.count(b"\xff\xda")) > _MAX_SCANS:
+        raise InvalidParams(f"a JPEG may have {_MAX_SCANS} scans, and this one has {scans}; save it as a plain one")
+    check_end(image.format, image.data)
+    pixels: Any = _native.decode_image(image.data, image.width, image.height)
+    return np.asarray(pixels)
+
+
+def _check_png(image: Image, check: Callable[[], None]) -> None:
+    """Unfold the data in pieces, dropping them: there must be as many bytes as the image has, or fewer than a row more."""
+    inflater, size, most = zlib.decompressobj(), 0, _png_bytes(image)
+    try:
+        for part in _png_data(image.data, check):
+            for at in range(0, len(part), _PNG_FED):
+                pending: bytes | memoryview = part[at : at + _PNG_FED]
+                while pending and not inflater.eof:
+                    check()
+                    size += len(inflater.decompress(pending, _PNG_PIECE))
+                    pending = inflater.unconsumed_tail
+                    if size > most:
+                        raise InvalidParams(
+                            f"the image file is damaged: its data unfold to more than the {most} bytes of "
+                            f"{image.width} x {image.height} pixels"
+                        )
+    except zlib.error as error:
+        raise InvalidParams(f"the image file is damaged: {error}") from None
+    except struct.error:
+        raise InvalidParams("the image file is damaged: it ends in the middle of its data") from None
+
+
+def _png_bytes(image: Image) -> int:
+    """Return how many bytes its rows have at most, with a byte more a row; interlaced ones are rows of seven images."""
+    depth: int
+    depth, colour, _, _, interlaced = struct.unpack_from(">5B", image.data, 24)
+    row = -(-image.width * _SAMPLES.get(colour, 4) * depth // 8) + 1
+    return row * image.height + (16 * (image.width + image.height) if interlaced else 0) + 4096
+
+
+def _png_data(data: bytes, check: Callable[[], None]) -> Iterator[memoryview]:
+    view = memoryview(data)
+    at = 8
+    for _ in range(_MAX_CHUNKS):
+        if at >= len(data):
+            raise InvalidParams("the image file is damaged: it ends in the middle of its data")
+        check()
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if kind == b"IEND":
+            return
+        if kind == b"IDAT":
+            yield view[at + 8 : at + 8 + length]
+        at += 12 + length
+    raise InvalidParams(f"a PNG may have {_MAX_CHUNKS} chunks, and this one has more; save it as a plain one")
+
+
+Samples = npt.NDArray[np.float32]
+
+MAX_AMPLITUDE: Final = 65_536
+"""Largest sample: far beyond, the encoder computes infinities, and the model no text."""
+
+_AUDIO_PIECE: Final = 1 << 16  # samples at a time
+_MOST_MISSING_S: Final = (
+    0.25  # of a file whose first frames refer to others, or whose resampled end is a fraction short
+)
+
+
+def num_samples(num_frames: int, file_rate: int, rate: int) -> int:
+    """Return how many samples at `rate` become of as many at `file_rate`, as miniaudio resamples."""
+    return int(_native.resampled_length(num_frames, file_rate, rate))
+
+
+def decoded_samples(audio: Audio, rate: int, check: Callable[[], None] = lambda: None) -> Samples:
+    """Return mono samples at `rate`, float32 of shape (num_samples,). May take long; any thread. check: called often, may raise.
+
+    Where the file has more than it promised, that is left out; a fraction of a second that is missing is silence. Raises
+    `InvalidParams` for a file that is damaged.
+    """
+    decoder: Any = _native.open_audio(audio.data, audio.format, rate)
+    if decoder.file_rate != audio.rate:
+        raise InvalidParams(
+            f"the audio file is damaged: it has {audio.rate} Hz by its header, and {decoder.file_rate} by what follows"
+        )
+    samples = np.zeros(num_samples(audio.num_frames, audio.rate, rate), np.float32)
+    end = 0
+    while end < len(samples):
+        check()
+        piece = decoder.read(min(_AUDIO_PIECE, len(samples) - end))
+        if not len(piece):
+            break
+        samples[end : end + len(piece)] = piece
+        end += len(piece)
+    if len(samples) - end > _MOST_MISSING_S * rate:
+        raise InvalidParams(
+            f"the audio file is damaged: it lasts {audio.seconds:.2f} s by its header, and {end / rate:.2f} s can be decoded"
+        )
+    if not np.isfinite(samples).all():
+        raise InvalidParams("the audio file is damaged: some of its samples are not finite")
+    if len(samples) and max(samples.max(), -samples.min()) > MAX_AMPLITUDE:
+        raise InvalidParams(
+            f"the audio file is damaged: some of its samples are beyond {MAX_AMPLITUDE:,}, and sound lies between -1 and 1"
+        )
+    return samples
