@@ -19,7 +19,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,9 +99,10 @@ def find_models(settings: HubSettings) -> list[FoundModel]:
     for cache in settings.repository_caches:
         for repo in cached_repos(cache):
             found += _of_repo(settings, repo)
-    found += _flat(settings)
-    found += _of_urls(settings)
-    found += _of_ollama(settings)
+    # Downloads of older versions of llama.cpp are named by path, since USER_REPO_FILE does not tell the end of USER.
+    found += _by_path((path for path in settings.llama_cache.glob("*.gguf") if is_model_file(path.name)), "llama.cpp")
+    found += _by_path(settings.url_cache.rglob("*.gguf"), "url")
+    found += [_model(f"ollama:{model.name}", "ollama", (model.path,), "") for model in ollama_models(settings.ollama)]
     return found
 
 
@@ -198,25 +199,11 @@ def _short(files: list[RepoFile], repo: str, path: str) -> tuple[str | None, str
     return None, path
 
 
-def _flat(settings: HubSettings) -> Iterator[FoundModel]:
-    """Return downloads of older versions of llama.cpp by path, since USER_REPO_FILE does not tell the end of USER."""
-    for path in sorted(settings.llama_cache.glob("*.gguf")):
-        names = split_names(path.name)
-        parts = tuple(path.with_name(name) for name in names)
-        if path == parts[0] and is_model_file(path.name) and all(part.is_file() for part in parts):
-            yield _model(str(path), "llama.cpp", parts, quantisation_of(path.name))
-
-
-def _of_urls(settings: HubSettings) -> Iterator[FoundModel]:
-    for path in sorted(settings.url_cache.rglob("*.gguf")):
+def _by_path(paths: Iterable[Path], source: Source) -> Iterator[FoundModel]:
+    for path in sorted(paths):
         parts = tuple(path.with_name(name) for name in split_names(path.name))
         if path == parts[0] and all(part.is_file() for part in parts):
-            yield _model(str(path), "url", parts, quantisation_of(path.name))
-
-
-def _of_ollama(settings: HubSettings) -> Iterator[FoundModel]:
-    for model in ollama_models(settings.ollama):
-        yield _model(f"ollama:{model.name}", "ollama", (model.path,), "")
+            yield _model(str(path), source, parts, quantisation_of(path.name))
 
 
 def _model(name: str, source: Source, parts: tuple[Path, ...], quantisation: str) -> FoundModel:
@@ -316,7 +303,7 @@ def _remove_contents(repo: CachedRepo, contents: set[Path]) -> int:
     return freed
 
 
-def _linked(snapshots: list[Path]) -> set[Path]:
+def _linked(snapshots: Iterable[Path]) -> set[Path]:
     """Return the blobs with a link in a snapshot."""
     return {path.resolve() for each in snapshots for path in each.rglob("*") if path.is_symlink()}
 
@@ -330,9 +317,7 @@ def _leftovers_of(repo: CachedRepo) -> Iterator[Leftover]:
         return  # a repository of other programs
     branches = repo.commits()
     detached = [each for each in snapshots if branches and each.name not in branches]
-    kept = {
-        path.resolve() for each in snapshots if each not in detached for path in each.rglob("*") if path.is_symlink()
-    }
+    kept = _linked(snapshot for snapshot in snapshots if snapshot not in detached)
     for snapshot in detached:
         yield Leftover(snapshot, 0, f"snapshot of {repo.repo} that no branch has any more")
     with suppress(OSError):

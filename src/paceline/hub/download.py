@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, Protocol, TextIO
 
 from paceline.errors import Aborted, DiskFull, DownloadError, HubUnavailable
 from paceline.hub.network import (
+    LONGEST_WAIT_S,
     PASSING,
     are_same_version,
     body_pieces,
@@ -258,7 +259,6 @@ _CHUNK_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 6  # in a row with fewer than _MIN_PROGRESS new bytes
 _MIN_PROGRESS: Final = 1 << 16
 _FIRST_ATTEMPTS: Final = 2  # if no connection was made
-_LONGEST_WAIT_S: Final = 60.0
 _CHECK_BYTES: Final = 1 << 20  # between two checks of the free space
 _MAX_RESERVE: Final = 1 << 29  # bytes of the disk that downloads leave free
 _RESERVED_SHARE: Final = 0.02
@@ -378,9 +378,9 @@ class _Transfer:
     def _wait(self, error: Exception, failures: int) -> None:
         reason = str(error) or type(error).__name__
         asked_s = error.wait_s if isinstance(error, _Broken) else None
-        if failures >= self._max_failures or (asked_s or 0) > _LONGEST_WAIT_S:
+        if failures >= self._max_failures or (asked_s or 0) > LONGEST_WAIT_S:
             self._give_up(reason if asked_s is None else f"{reason}, for {asked_s:.0f} s")
-        wait_s = min(2.0 ** (failures - 1) / 2, _LONGEST_WAIT_S) if asked_s is None else asked_s
+        wait_s = min(2.0 ** (failures - 1) / 2, LONGEST_WAIT_S) if asked_s is None else asked_s
         self._observer.note(f"{self._download.name}: {reason}; trying again in {wait_s:.1f} s")
         self._stop.wait(wait_s)
         self._stop_if_cancelled()
@@ -408,7 +408,7 @@ class _Transfer:
             raise _Changed("the server has a shorter file than the part")
         elif status in PASSING:
             raise _Broken(
-                f"{self._where(response)} is overloaded (HTTP {status})",
+                f"{response.url.host} is overloaded (HTTP {status})",
                 retry_after_s(response.headers.get("retry-after")),
             )
         else:
@@ -440,7 +440,7 @@ class _Transfer:
         if total is not None:
             if self._total is not None and total != self._total:
                 raise DownloadError(
-                    f"{self._download.name} should have {self._total} bytes, and {self._where(response)} sends {total}"
+                    f"{self._download.name} should have {self._total} bytes, and {response.url.host} sends {total}"
                 )
             self._total = total
             self._observer.begin(self._download.name, total)
@@ -472,7 +472,7 @@ class _Transfer:
                 total = self._total
                 self._forget_part()
                 raise DownloadError(
-                    f"{self._where(response)} sends more than the {total} bytes of {self._download.name}; what came is deleted"
+                    f"{response.url.host} sends more than the {total} bytes of {self._download.name}; what came is deleted"
                 )
             file.write(piece)
             self._hash.update(piece)
@@ -502,9 +502,6 @@ class _Transfer:
             f"cannot download {self._download.name} from {without_secrets(self._download.url)}: {reason}; "
             f"{self._have} bytes are kept, and the next attempt continues there"
         )
-
-    def _where(self, response: httpx.Response) -> str:
-        return response.url.host
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def choose_files(
     if file is not None:
         first = next((each for each in files if each.path == file), None)
         if first is None:
-            raise _no_file(files, repo, file)
+            raise ModelNotFound(f"{repo} has no file {file!r}; {nearest_names(file, [each.path for each in files])}")
         return _model(files, first, "as named")
     models = [each for each in files if is_model_file(each.path) and _parts_of(each.path).index == 1]
     if not models:
@@ -92,7 +92,8 @@ def choose_files(
     if quantisation is not None:
         first = _of_quantisation(models, quantisation)
         if first is None:
-            raise _no_quantisation(models, repo, quantisation)
+            near = nearest_names(quantisation.upper(), quantisations(models))
+            raise ModelNotFound(f"{repo} has no quantisation {quantisation!r}; {near}")
         return _model(files, first, "as named")
     return _by_default(files, models, fits)
 
@@ -152,12 +153,9 @@ def _by_default(files: Sequence[RepoFile], models: Sequence[RepoFile], fits: Fit
         return _model(files, smallest.first, f"there is no {_FIRST}, and nothing fits into memory: the smallest")
     chosen = ordered[len(too_large)]
     if too_large:
-        return _model(files, chosen.first, f"there is no {_FIRST}, and {_label(too_large[0])} does not fit into memory")
+        name = quantisation_of(too_large[0].first.path) or too_large[0].first.path
+        return _model(files, chosen.first, f"there is no {_FIRST}, and {name} does not fit into memory")
     return _model(files, chosen.first, f"there is no {_FIRST}")
-
-
-def _label(model: ModelFiles) -> str:
-    return quantisation_of(model.first.path) or model.first.path
 
 
 def _of_quantisation(models: Sequence[RepoFile], quantisation: str) -> RepoFile | None:
@@ -200,16 +198,6 @@ def _projector(files: Sequence[RepoFile], model: str) -> RepoFile | None:
 def _bits(path: str) -> int:
     number = _NUMBER.search(_parts_of(path).tag)
     return 0 if number is None else int(number[0])
-
-
-def _no_file(files: Sequence[RepoFile], repo: str, file: str) -> ModelNotFound:
-    return ModelNotFound(f"{repo} has no file {file!r}; {nearest_names(file, [each.path for each in files])}")
-
-
-def _no_quantisation(models: Sequence[RepoFile], repo: str, quantisation: str) -> ModelNotFound:
-    return ModelNotFound(
-        f"{repo} has no quantisation {quantisation!r}; {nearest_names(quantisation.upper(), quantisations(models))}"
-    )
 
 
 def _no_models(files: Sequence[RepoFile], repo: str) -> ModelNotFound:

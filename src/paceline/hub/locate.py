@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -57,7 +58,6 @@ class LocalModel:
 
     Attributes:
         name: Its full name, such as "hf:user/repo:Q4_K_M".
-        path: The file to load.
         parts: All files of a split set in order, or the single file.
         projector: The file for its images, if there is any.
         source: The owner of its cache.
@@ -65,11 +65,15 @@ class LocalModel:
     """
 
     name: str
-    path: Path
     parts: tuple[Path, ...]
     projector: Path | None = None
     source: Source
     why: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The file to load."""
+        return self.parts[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +154,7 @@ class Locator:
                 raise
             self.observer.note(f"{error}; using the copy in the cache")
             return found
-        chosen = choose_files(
-            listing.files,
-            repo=reference.repo,
-            quantisation=reference.quantisation,
-            file=reference.file,
-            fits=self.fits,
-        )
+        chosen = self._choose(reference, listing.files)
         return ListedModel(api, listing, chosen, hub_name(reference, chosen))
 
     def complete(self, listed: ListedModel) -> LocalModel | None:
@@ -165,7 +163,7 @@ class Locator:
         snapshot = CachedRepo(self.settings.cache, listing.repo).folder / "snapshots" / listing.commit
         paths = tuple(snapshot / each.path for each in chosen.parts)
         if all(path.is_file() for path in paths):
-            return LocalModel(name=listed.name, path=paths[0], parts=paths, source="huggingface", why=chosen.why)
+            return LocalModel(name=listed.name, parts=paths, source="huggingface", why=chosen.why)
         return self._elsewhere(listing, chosen)
 
     # ---- the hub
@@ -212,7 +210,6 @@ class Locator:
             cached.set_ref(reference.revision, listing.commit)
         return LocalModel(
             name=listed.name,
-            path=paths[0],
             parts=tuple(paths[: len(chosen.parts)]),
             projector=paths[-1] if len(paths) > len(chosen.parts) else None,
             source="huggingface",
@@ -261,13 +258,13 @@ class Locator:
         if settings.llama_cache != settings.cache and all(
             _has_size(*each) for each in zip(paths, chosen.parts, strict=True)
         ):
-            return LocalModel(name=name, path=paths[0], parts=tuple(paths), source="llama.cpp", why=chosen.why)
+            return LocalModel(name=name, parts=tuple(paths), source="llama.cpp", why=chosen.why)
         flat = [flat_path(settings.llama_cache, listing.repo, each.path) for each in chosen.parts]
         if all(_has_size(*each) for each in zip(flat, chosen.parts, strict=True)):
-            return LocalModel(name=name, path=flat[0], parts=tuple(flat), source="llama.cpp", why=chosen.why)
+            return LocalModel(name=name, parts=tuple(flat), source="llama.cpp", why=chosen.why)
         blob = None if first.sha256 is None else ollama_blob(settings.ollama, first.sha256, first.size)
         if blob is not None and len(chosen.parts) == 1:
-            return LocalModel(name=name, path=blob, parts=(blob,), source="ollama", why=chosen.why)
+            return LocalModel(name=name, parts=(blob,), source="ollama", why=chosen.why)
         return None
 
     def _offline(self, reference: HubReference) -> LocalModel:
@@ -285,13 +282,13 @@ class Locator:
         )
 
     def _in_snapshot(self, reference: HubReference, snapshot: Path) -> LocalModel | None:
-        chosen = self._choose(reference, snapshot_files(snapshot))
-        if chosen is None:
+        try:
+            chosen = self._choose(reference, snapshot_files(snapshot))
+        except ModelNotFound:
             return None
         parts = tuple(snapshot / each.path for each in chosen.parts)
         return LocalModel(
             name=hub_name(reference, chosen),
-            path=parts[0],
             parts=parts,
             projector=None if chosen.projector is None else snapshot / chosen.projector.path,
             source="huggingface" if snapshot.is_relative_to(self.settings.cache) else "llama.cpp",
@@ -300,29 +297,22 @@ class Locator:
 
     def _in_flat_cache(self, reference: HubReference) -> LocalModel | None:
         """Find downloads of older versions of llama.cpp, named USER_REPO_FILE in one folder."""
+        if reference.revision is not None:
+            return None
         prefix = flat_path(self.settings.llama_cache, reference.repo, "").name
         found = sorted(self.settings.llama_cache.glob(f"{prefix}*.gguf"))
-        chosen = self._choose(
-            reference, [RepoFile(each.name.removeprefix(prefix), each.stat().st_size) for each in found]
-        )
-        if chosen is None or reference.revision is not None:
-            return None
-        parts = tuple(self.settings.llama_cache / (prefix + each.path) for each in chosen.parts)
-        return LocalModel(
-            name=hub_name(reference, chosen), path=parts[0], parts=parts, source="llama.cpp", why=chosen.why
-        )
-
-    def _choose(self, reference: HubReference, files: list[RepoFile]) -> ModelFiles | None:
+        files = [RepoFile(each.name.removeprefix(prefix), each.stat().st_size) for each in found]
         try:
-            return choose_files(
-                files,
-                repo=reference.repo,
-                quantisation=reference.quantisation,
-                file=reference.file,
-                fits=self.fits,
-            )
+            chosen = self._choose(reference, files)
         except ModelNotFound:
             return None
+        parts = tuple(self.settings.llama_cache / (prefix + each.path) for each in chosen.parts)
+        return LocalModel(name=hub_name(reference, chosen), parts=parts, source="llama.cpp", why=chosen.why)
+
+    def _choose(self, reference: HubReference, files: Sequence[RepoFile]) -> ModelFiles:
+        return choose_files(
+            files, repo=reference.repo, quantisation=reference.quantisation, file=reference.file, fits=self.fits
+        )
 
     # ---- other places
 
@@ -331,13 +321,13 @@ class Locator:
         paths = self._url_paths(reference, None)
         if not all(path.is_file() for path in paths):
             return None
-        return LocalModel(name=str(reference), path=paths[0], parts=tuple(paths), source="url")
+        return LocalModel(name=str(reference), parts=tuple(paths), source="url")
 
     def _of_url(self, reference: UrlReference, target: Path | None) -> LocalModel:
         paths = self._url_paths(reference, target)
         for (url, _), path in zip(part_urls(reference), paths, strict=True):
             self._ensure_url(url, path)
-        return LocalModel(name=str(reference), path=paths[0], parts=tuple(paths), source="url")
+        return LocalModel(name=str(reference), parts=tuple(paths), source="url")
 
     def _url_paths(self, reference: UrlReference, target: Path | None) -> list[Path]:
         names = split_names(reference.file_name)
@@ -400,7 +390,6 @@ class Locator:
             )
         return LocalModel(
             name=f"ollama:{found.name}",
-            path=found.path,
             parts=(found.path,),
             projector=found.projector,
             source="ollama",

@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -41,6 +41,10 @@ MIN_BYTES_S: Final = 1024
 SMALL_BODY_S: Final = 120.0
 """Longest wait for a whole listing, after its headers."""
 MAX_REDIRECTS: Final = 10
+LONGEST_WAIT_S: Final = 60.0
+"""Longest delay of a retry that a server may ask for."""
+
+T = TypeVar("T")
 
 _MAX_DIGITS: Final = 18
 _NEW_CONNECTION: Final = ("connection.connect_tcp.complete", "connection.start_tls.complete")
@@ -168,6 +172,47 @@ def refused(response: httpx.Response, name: str, url: str) -> Exception:
     return HubUnavailable(f"{host} did not send {name}: HTTP {status}")
 
 
+class Overloaded(Exception):
+    """A server is overloaded; wait_s: the delay that it asks for."""
+
+    def __init__(self, message: str, wait_s: float | None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+def with_retries(
+    request: Callable[[], T],
+    waits_s: Sequence[float],
+    note: Callable[[str], object],
+    cancel: threading.Event,
+    name: str,
+) -> T:
+    """Send a request, and repeat it while the server is overloaded.
+
+    Args:
+        request: Sends the request; raises `Overloaded`.
+        waits_s: The delay before each retry, unless the server asks for another.
+        note: Shows a line about each retry.
+        cancel: Ends a wait.
+        name: The name of the request in messages.
+
+    Raises:
+        Overloaded: The last attempt failed, or the server asks for more than a minute.
+        Aborted: `cancel` was set.
+    """
+    for default_s in waits_s:
+        try:
+            return request()
+        except Overloaded as error:
+            wait_s = default_s if error.wait_s is None else error.wait_s
+            if wait_s > LONGEST_WAIT_S:
+                raise
+            note(f"{error}; trying again in {wait_s:.1f} s")
+            if cancel.wait(wait_s):
+                raise Aborted(f"{name} was stopped") from None
+    return request()
+
+
 def retry_after_s(text: str | None) -> float | None:
     """Return the seconds that a Retry-After header asks for; None without one."""
     if text is None:
@@ -207,13 +252,10 @@ def are_same_version(tag: str, other: str) -> bool:
     return tag.removeprefix("W/") == other.removeprefix("W/")
 
 
-T = TypeVar("T")
-
 _INVALID_CREDENTIALS: Final = "Invalid credentials in Authorization header"
 _MAX_LISTING_BYTES: Final = 16 << 20
 _MAX_FILE_BYTES: Final = 1 << 50
-_ATTEMPTS: Final = 4
-_LONGEST_WAIT_S: Final = 60.0
+_RETRIES: Final = 3
 _HUB_PASSING: Final = (408, 429, 500, 502, 503, 504)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _GIT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -328,20 +370,11 @@ class HubApi:
             ) from None
 
     def _try(self, repo: str, request: Callable[[], T]) -> T:
-        """Send a request, and repeat it while the hub is overloaded."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                return request()
-            except _Overloaded as error:
-                wait_s = 2.0**attempt / 2 if error.wait_s is None else error.wait_s
-                if attempt + 1 == _ATTEMPTS or wait_s > _LONGEST_WAIT_S:
-                    raise HubUnavailable(
-                        f"{error}; try again later, or log in with HF_TOKEN for a higher limit"
-                    ) from None
-                self._note(f"{error}; trying again in {wait_s:.1f} s")
-                if self._cancel.wait(wait_s):
-                    raise Aborted(f"the look-up of {repo} was stopped") from None
-        raise AssertionError("the last attempt returns or raises")
+        waits_s = [2.0**attempt / 2 for attempt in range(_RETRIES)]
+        try:
+            return with_retries(request, waits_s, self._note, self._cancel, f"the look-up of {repo}")
+        except Overloaded as error:
+            raise HubUnavailable(f"{error}; try again later, or log in with HF_TOKEN for a higher limit") from None
 
     def _similar(self, repo: str, revision: str | None) -> str:
         """Return the nearest names of the same owner for a missing repository."""
@@ -350,19 +383,11 @@ class HubApi:
             return ""
         try:
             models = self._json(f"?author={quote(user, safe='')}&limit=200", repo, revision)
-        except (PacelineError, _Overloaded):  # only a hint in a message
+        except (PacelineError, Overloaded):  # only a hint in a message
             return ""
         listed = models if isinstance(models, list) else []
         names = [name for each in listed if isinstance(each, dict) and isinstance(name := each.get("id"), str)]
         return f"; {nearest_names(repo, names)}" if names else f"; the hub has no models of {user}"
-
-
-class _Overloaded(Exception):
-    """The hub is overloaded; wait_s: the delay that it asks for."""
-
-    def __init__(self, message: str, wait_s: float | None) -> None:
-        super().__init__(message)
-        self.wait_s = wait_s
 
 
 def _token(settings: HubSettings) -> str | None:
@@ -440,7 +465,7 @@ def _denied(settings: HubSettings, repo: str, *, has_token: bool) -> AccessDenie
 def _of_status(settings: HubSettings, repo: str, status: int, headers: Mapping[str, str]) -> Exception:
     if status in _HUB_PASSING:
         what = "limits the rate of requests" if status == 429 else "is overloaded"
-        return _Overloaded(f"{settings.endpoint} {what} (HTTP {status})", retry_after_s(headers.get("retry-after")))
+        return Overloaded(f"{settings.endpoint} {what} (HTTP {status})", retry_after_s(headers.get("retry-after")))
     if status in (401, 403):
         if _token(settings) is None:
             return _denied(settings, repo, has_token=False)

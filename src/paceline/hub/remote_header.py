@@ -22,6 +22,7 @@ from paceline.hub.file_choice import quantisations
 from paceline.hub.locate import ListedModel, LocalModel, Locator, part_urls
 from paceline.hub.network import (
     PASSING,
+    Overloaded,
     body_pieces,
     content_range,
     new_client,
@@ -29,6 +30,7 @@ from paceline.hub.network import (
     refused,
     retry_after_s,
     whole_number,
+    with_retries,
 )
 from paceline.hub.references import (
     HubReference,
@@ -49,8 +51,7 @@ _FIRST_BYTES: Final = 1 << 20
 _GROWTH: Final = 8  # vocabularies of 250,000 tokens take some 10 MB
 _MOST_BYTES: Final = 1 << 26  # a header that does not end within these is damaged
 _MOST_FILE_BYTES: Final = 1 << 44
-_ATTEMPTS: Final = 3
-_LONGEST_WAIT_S: Final = 60.0
+_WAITS_S: Final = (1.0, 1.0)  # before each retry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,24 +220,12 @@ def first_bytes(
 
     Repeats the request if the server is overloaded. Raises `AccessDenied`, `ModelNotFound`, `HubUnavailable`, `Aborted`.
     """
-    for attempt in range(_ATTEMPTS):
-        try:
-            return _request(file, count, cancel)
-        except _Busy as busy:
-            if attempt + 1 == _ATTEMPTS or busy.wait_s > _LONGEST_WAIT_S:
-                raise HubUnavailable(f"{busy}; try again later") from None
-            observer.note(f"{busy}; trying again in {busy.wait_s:.1f} s")
-            if cancel.wait(busy.wait_s):
-                raise Aborted(f"reading {file.name} was stopped") from None
-    raise AssertionError("the last attempt returns or raises")
-
-
-class _Busy(Exception):
-    """The server is overloaded; wait_s: the delay that it asks for."""
-
-    def __init__(self, message: str, wait_s: float) -> None:
-        super().__init__(message)
-        self.wait_s = wait_s
+    try:
+        return with_retries(
+            lambda: _request(file, count, cancel), _WAITS_S, observer.note, cancel, f"reading {file.name}"
+        )
+    except Overloaded as error:
+        raise HubUnavailable(f"{error}; try again later") from None
 
 
 def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[bytes, int | None]:
@@ -247,10 +236,9 @@ def _request(file: _RemoteFile, count: int, cancel: threading.Event) -> tuple[by
     try:
         with new_client() as client, open_response(client, file.url, wanted) as response:
             if response.status_code in PASSING:
-                wait_s = retry_after_s(response.headers.get("retry-after"))
-                raise _Busy(
+                raise Overloaded(
                     f"{response.url.host} is overloaded (HTTP {response.status_code})",
-                    1.0 if wait_s is None else wait_s,
+                    retry_after_s(response.headers.get("retry-after")),
                 )
             if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 raise refused(response, file.name, file.url)

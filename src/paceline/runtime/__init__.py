@@ -1,7 +1,7 @@
 """llama.cpp as safe Python objects: the low-level API.
 
 Nothing here schedules; a context runs one call at a time. Every object frees its memory with `close()`, as a context
-manager, or when it is collected, in any order: objects keep alive what they were made from.
+manager, or when it is collected, in any order: an object keeps its model alive.
 """
 
 from paceline.runtime import native_core as _native_core

@@ -33,7 +33,7 @@ def kernel() -> Kernel:
 def use_kernel(wanted: Kernel) -> None:
     """Select the kernel of this process, from the next operation on; at any time, from any thread.
 
-    Raises `InvalidParams` for another name, `Unsupported` where paceline's kernel is not in this build.
+    Raises `InvalidParams` for another name, `Unsupported` if this build lacks paceline's kernel.
     """
     use_kernel_of_environment()
     if wanted not in ("paceline", "llama.cpp"):
@@ -43,7 +43,7 @@ def use_kernel(wanted: Kernel) -> None:
 
 @cache
 def use_kernel_of_environment() -> None:
-    """Select the kernel that the variable PACELINE_CPU_ATTENTION names, once; do nothing where it is unset or empty.
+    """Select the kernel that the variable PACELINE_CPU_ATTENTION names, once; do nothing if it is unset or empty.
 
     Called before the kernel is read and before a context is made. Raises as `use_kernel`.
     """
@@ -58,8 +58,15 @@ def use_kernel_of_environment() -> None:
 class SingleAttention:
     """A single flash attention operation, as in a context's graph; for tests and measurements.
 
-    queries: float32 (streams, tokens, heads, dim_k). keys, values: float16 or float32 (streams, cells, kv_heads, dim).
-    mask: float16 (streams, tokens, cells), added to the scores; minus infinity hides a cell. sinks: float32 (heads,).
+    Attributes:
+        queries: float32 (streams, tokens, heads, dim_k).
+        keys: float16 or float32 (streams, cells, kv_heads, dim_k).
+        values: float16 or float32 (streams, cells, kv_heads, dim_v).
+        mask: float16 (streams, tokens, cells), added to the scores; minus infinity hides a cell.
+        sinks: float32 (heads,).
+        scale: Factor of the scores.
+        max_bias: ALiBi's largest bias; 0 is none.
+        softcap: Limit of the scores; 0 is none.
     """
 
     queries: npt.NDArray[np.float32]
@@ -74,7 +81,7 @@ class SingleAttention:
     def run(self, *, n_threads: int = 1, times: int = 1) -> tuple[npt.NDArray[np.float32], list[float]]:
         """Compute it `times` times. Return the outputs, float32 (streams, tokens, heads, dim_v), and the seconds of each time.
 
-        Raises `InvalidParams` where arrays do not fit, `Unsupported` where paceline's kernel is not in this build.
+        Raises `InvalidParams` if arrays do not fit, `Unsupported` if this build lacks paceline's kernel.
         """
         use_kernel_of_environment()
         if not build_info().own_attention:
@@ -100,6 +107,6 @@ class SingleAttention:
 def _array(name: str, array: npt.NDArray[Any], ndim: int, *types: type[np.floating[Any]]) -> npt.NDArray[Any]:
     """Check an array and return it in C order. Other types are refused: converting could change values."""
     if array.ndim != ndim or array.dtype not in types:
-        wanted = " or ".join(one.__name__ for one in types)
+        wanted = " or ".join(kind.__name__ for kind in types)
         raise InvalidParams(f"{name}: {wanted} of {ndim} dimensions is needed, not {array.dtype} of {array.ndim}")
     return np.ascontiguousarray(array)

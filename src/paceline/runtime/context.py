@@ -36,7 +36,7 @@ class Positions(NamedTuple):
 
 
 class DraftWish(NamedTuple):
-    """What to draft: at most max_tokens, at least 1, behind token_id, the newest token of a sequence, which is at position."""
+    """A draft to make: 1 to `max_tokens` tokens after the newest token of a sequence, `token_id` at `position`."""
 
     seq_id: int
     position: int
@@ -45,11 +45,16 @@ class DraftWish(NamedTuple):
 
 
 class OperationTime(NamedTuple):
-    """What all operations of a kind and name took in some passes, those of all layers together.
+    """The time of all operations of a kind and name in some passes, over all layers.
 
-    operation: as ggml calls it, such as MUL_MAT. name: as llama.cpp calls the result, such as ffn_up. type: of the first operand,
-    such as q8_0. num_bytes: read and written. num_products: pairs of numbers that were multiplied and summed, by matrix products
-    and attention.
+    Attributes:
+        operation: ggml's name of the operation, like MUL_MAT.
+        name: llama.cpp's name of the result, like ffn_up.
+        type: The type of the first operand, like q8_0.
+        num_times: The number of computations.
+        seconds: The time of all of them.
+        num_bytes: Bytes read and written.
+        num_products: Pairs of numbers multiplied and summed by matrix products and attention.
     """
 
     operation: str
@@ -65,8 +70,8 @@ class Context(Closeable):
     """KV memory for `n_seq_max` sequences of one model, and the forward passes over it.
 
     May be called from any thread, one call at a time: a second one waits; `abort()` may be called at any time. Calls that
-    compute release the GIL. After an error every sequence holds what it held before the call. The options are those of
-    `ContextOptions`; unknown ones raise `TypeError`.
+    compute release the GIL. After an error every sequence is as it was before the call. The options are the fields of
+    `ContextOptions`; an unknown option raises `TypeError`.
 
     After a fork it raises `Closed` in the child, which has none of its threads: make the context there, or use "spawn".
 
@@ -83,14 +88,16 @@ class Context(Closeable):
         times_operations: bool = False,
         **options: Unpack[ContextKeywords],
     ) -> None:
-        """draft_heads: a model whose draft heads follow every pass, for `draft`: this one, or one of its heads alone.
+        """Make a context.
 
-        It was loaded with `draft_heads=True`, or is an EAGLE-3 or DFlash file. A second KV cache, of the heads, mirrors this one.
-
-        is_checked: whether llama.cpp plans a large context first and it is refused where host memory is short.
-        False is for callers that know that it fits: the plan reads the model's header again.
-
-        times_operations: whether passes compute each operation by itself, for `operation_times`; they take longer so.
+        Args:
+            model: The model.
+            draft_heads: The model with the draft heads that follow every pass, for `draft`: this model, loaded with
+                `draft_heads=True`, or an EAGLE-3 or DFlash file. A second KV cache, for the heads, mirrors this context.
+            is_checked: Whether llama.cpp plans a large context first, and a lack of host memory refuses it. A caller that knows
+                that it fits passes False, since the plan reads the model's header again.
+            times_operations: Whether passes compute each operation by itself, for `operation_times`, which takes longer.
+            **options: The fields of `ContextOptions`.
         """
         self._native: _native.Context | None = None
         if not isinstance(model, Model):
@@ -131,7 +138,7 @@ class Context(Closeable):
 
     @property
     def max_positions(self) -> int:
-        """Positions that one sequence may have: n_ctx, its share where kv_unified is off, or the model's own limit."""
+        """Most positions of a sequence: n_ctx, or its share if kv_unified is off, or the model's own limit."""
         return self.native.max_positions
 
     @property
@@ -141,7 +148,7 @@ class Context(Closeable):
 
     @property
     def max_rollback(self) -> int:
-        """Wrong drafts that a step cuts from recurrent state at once: as asked for where llama.cpp has that, else 0."""
+        """Wrong drafts that a step can cut from recurrent state: as requested if llama.cpp supports it, else 0."""
         return self.native.max_rollback
 
     @property
@@ -206,10 +213,10 @@ class Context(Closeable):
     ) -> StepResult:
         """Run one tick's native work: a forward pass over the rows, then a draw by each sampler, in one call without the GIL.
 
-        Everything is checked first. If the pass fails, every row holds what it held and no sampler has advanced. A sampler
+        Everything is checked first. If the pass fails, every sequence is unchanged and no sampler has advanced. A sampler
         that cannot draw (everything masked, NaN) fails alone: see `SamplerDraws.error`.
 
-        Raises as `decode`, and `Unsupported` for drafts on a model whose memory cannot be taken back behind wrong ones.
+        Raises as `decode`, and `Unsupported` for drafts if the model's memory cannot drop wrong drafts.
         """
         if masks is not None and not isinstance(masks, MaskSlots):
             raise InvalidType(f"masks must be MaskSlots, not {type(masks).__name__}")
@@ -226,15 +233,15 @@ class Context(Closeable):
         token_ids: list[list[int]],
         samplers: list[Sampler | None],
     ) -> list[int | PacelineError | None]:
-        """As `step`, for rows that want no more than their next token, one entry a row in each list.
+        """Run a step for rows that need only their next token; each list has one entry for each row.
 
-        positions: of each row's first token. Lists in and out, since every object of a row costs microseconds after a pass.
-        Returns what each row's sampler drew, or the error that kept it from drawing; None for a row without a sampler.
+        positions: the position of each row's first token. Lists avoid objects for rows, which cost microseconds after a pass.
+        Returns the token that each row's sampler drew, or its error; None for a row without a sampler.
         Raises as `step`.
         """
         drawn: list[int | PacelineError | None]
         try:
-            # In the same room, without a property call a row.
+            # Without a property call for each row.
             natives = [None if sampler is None else sampler._native for sampler in samplers]  # noqa: SLF001
             if natives.count(None) != samplers.count(None):
                 raise Closed("the sampler was closed")
@@ -253,14 +260,14 @@ class Context(Closeable):
     def draft(
         self, wishes: Sequence[DraftWish | tuple[int, int, int, int]], *, min_probability: float = 0.0
     ) -> list[list[int]]:
-        """Return what the draft heads take to be next, for several sequences in one call: the likeliest token at each position.
+        """Draft several sequences in one call of the draft heads: the likeliest token at each position.
 
-        A draft ends at `max_tokens`, where the likeliest token is less probable than min_probability, or where there are no
-        more heads. It is empty for a sequence that the heads could not follow, such as one that ends with an image, or
-        that does not end at the wish's position.
+        A draft ends after `max_tokens`, before a token less probable than min_probability, or at the last head. It is empty if
+        the heads could not follow the sequence (it ends with an image, for example) or the sequence does not end at the wish's
+        position.
 
-        Raises `InvalidParams`, `Unsupported` for a context without draft heads, and `NoKvSlot` where no cells are free for the
-        drafts, `Aborted` or `DecodeError` where a pass of the heads fails; every sequence then holds what it held.
+        Raises `InvalidParams`, `Unsupported` without draft heads, `NoKvSlot` if no cells are free for the drafts, and `Aborted`
+        or `DecodeError` if a pass of the heads fails; every sequence is then unchanged.
         """
         probability = validation.number("min_probability", min_probability, 0, 1)
         try:
@@ -278,14 +285,19 @@ class Context(Closeable):
         is_causal: bool = True,
         scratch_seq_id: int = -1,
     ) -> None:
-        """Compute embeddings in the place of tokens, those of a `MediaPart` or some of them, and store their keys and values.
+        """Compute embeddings of a `MediaPart`, or some of them, in place of tokens, and store their keys and values.
 
-        embeddings: float32 (n, n_embd), which must not change meanwhile; n is at most n_batch, and n_ubatch too where attention
-        is not causal. position: where the sequence goes on; of an item with places (int32 (n, 3)) where the item begins, also
-        for its later cells. scratch_seq_id: an empty sequence, needed for those.
+        Args:
+            seq_id: The sequence.
+            position: The next position of the sequence. With `places`, the first position of the item, also for its later cells.
+            embeddings: float32 (n, n_embd), at most n_batch rows, and at most n_ubatch if attention is not causal. They must not
+                change during the call.
+            places: int32 (n, 3), for M-RoPE.
+            is_causal: Whether attention among these cells is causal.
+            scratch_seq_id: An empty sequence, needed for the later cells of an item with places.
 
         Raises `InvalidParams` (nothing was computed), `NoKvSlot`, `PromptTooLong`, `Unsupported`, `Aborted`, `DecodeError`;
-        the sequence then holds what it held.
+        the sequence is then unchanged.
         """
         causal = validation.boolean("is_causal", is_causal)
         scratch = validation.integer("scratch_seq_id", scratch_seq_id, -1, 2**31 - 1)
@@ -318,13 +330,13 @@ class Context(Closeable):
         self.native.abort()
 
     def operation_times(self) -> list[OperationTime]:
-        """Return what the operations of the passes since the last call took, in the order in which they are computed.
+        """Return the times of operations in the passes since the last call, in the order of computation.
 
-        Needs `times_operations=True`, else raises `Unsupported`. Those of draft heads are not among them.
+        Operations of draft heads are not included. Raises `Unsupported` without `times_operations=True`.
         """
         return [
-            OperationTime(one.operation, one.name, one.type, one.num_times, one.seconds, one.bytes, one.products)
-            for one in self.native.operation_times()
+            OperationTime(op.operation, op.name, op.type, op.num_times, op.seconds, op.bytes, op.products)
+            for op in self.native.operation_times()
         ]
 
     def generate(
@@ -332,13 +344,12 @@ class Context(Closeable):
     ) -> Iterator[int]:
         """Generate without an engine: compute the prompt, then yield one token at a time.
 
-        Ends after `max_tokens` (None: those of the sampler's params), when the context is full, or before an
-        end-of-generation token or one of the params' `stop_token_ids`, which is not yielded. Stop strings need text: see
-        `paceline.TextPipe`. The sequence continues from what it holds; afterwards it holds the prompt and all yielded tokens,
-        or all but the last where max_tokens or the context ended it. The sampler gets the prompt as history. Arguments
-        are checked at the call, not at the first `next`.
+        Ends after `max_tokens` (None: from the sampler's params), when the context is full, or before an end-of-generation token
+        or a token of the params' `stop_token_ids`. Stop strings need text: see `paceline.TextPipe`. The prompt is appended to
+        the sequence, which afterwards holds the prompt and all yielded tokens, except the last token if max_tokens or the
+        context ended it. The sampler gets the prompt as history. Arguments are checked at the call, not at the first `next`.
 
-        Raises `PromptTooLong` where the prompt does not fit.
+        Raises `PromptTooLong` if the prompt does not fit.
         """
         validation.instance("sampler", sampler, Sampler)
         prompt = _int_array("token_ids", token_ids).copy()
@@ -383,14 +394,14 @@ class Context(Closeable):
     # ---- memory
 
     def positions(self, seq_id: int) -> Positions | None:
-        """Return what a sequence holds, or None where it is empty. Sliding windows drop their first positions as they advance."""
+        """Return the positions of a sequence, or None if it is empty. Sliding windows drop first positions as they advance."""
         first, last = self.native.positions(_index("seq_id", seq_id))
         return None if last < 0 else Positions(first, last)
 
     def remove(self, seq_id: int, start: int = 0) -> None:
         """Remove the positions from `start` on; from 0 on, the whole sequence.
 
-        Raises `Unsupported` where `start` is not 0 and the memory cannot be cut there: recurrent state never can, a sliding
+        Raises `Unsupported` if `start` is not 0 and the memory cannot be cut there: recurrent state never can, a sliding
         window only as far back as it still covers.
         """
         self.native.remove(_index("seq_id", seq_id), _index("start", start))
@@ -399,7 +410,7 @@ class Context(Closeable):
         """Let a sequence share positions [start, end) of another; `end` None: all. Nothing is computed or moved.
 
         The source must hold them all; the target must be empty, or end just before `start`. Raises `Unsupported` for a
-        part of a recurrent or hybrid model's sequence, for what a sliding window has left, and without kv_unified.
+        part of a recurrent or hybrid model's sequence, for positions outside a sliding window, and without kv_unified.
         """
         self.native.copy(
             _index("from_seq_id", from_seq_id),
@@ -411,8 +422,8 @@ class Context(Closeable):
     def copy_cells(self, from_seq_id: int, to_seq_id: int, num_tokens: int) -> None:
         """Let an empty sequence share the cells of the first tokens of another, without the state beside them.
 
-        Where `has_state_apart`: the copy can compute after `load_cells` of what is missing and `load_state`. Otherwise raises
-        `Unsupported`.
+        The copy can compute after `load_cells` of the missing cells and `load_state`. Raises `Unsupported` without
+        `has_state_apart`.
         """
         self.native.copy_cells(
             _index("from_seq_id", from_seq_id), _index("to_seq_id", to_seq_id), _index("num_tokens", num_tokens)
@@ -442,8 +453,8 @@ class Context(Closeable):
     def save_sequence(self, seq_id: int, *, token_ids: Sequence[int] = (), partial: bool = False) -> bytes:
         """Return a sequence's state as bytes, for `load_sequence` of a context with the same model and layout.
 
-        token_ids: saved with it, to know later what it holds. partial: only sliding windows and recurrent state, which is
-        small; it restores a sequence that has advanced since to this point, as long as the sequence still holds it.
+        token_ids: the tokens of the sequence, returned when it is loaded. partial: saves only sliding windows and recurrent
+        state, which is small; it takes a sequence that has advanced back to this point, while the sequence still holds its cells.
         """
         validation.boolean("partial", partial)
         ids = tuple(validation.token_ids("token_ids", token_ids, self.n_vocab))
@@ -451,11 +462,11 @@ class Context(Closeable):
         return SequenceState(self.fingerprint, ids, partial, last, payload).to_bytes()
 
     def load_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> tuple[int, ...]:
-        """Replace what a sequence holds by a saved one, and return the token ids saved with it.
+        """Replace a sequence by a saved one, and return the token ids saved with it.
 
-        Raises `StateError` where the bytes are no saved sequence, damaged, or of another model or layout, or partial and
-        of a later point than the sequence holds (it is then as it was), or where they do not fit into the free cells (the
-        sequence is then empty).
+        Raises `StateError` if the bytes are no saved sequence, damaged, or of another model or layout; if they are partial and
+        of a later point than the sequence (which is then unchanged); or if they do not fit into the free cells (the sequence is
+        then empty).
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidType(f"data must be bytes, not {type(data).__name__}")
@@ -494,9 +505,9 @@ class Context(Closeable):
     def save_cells(self, seq_id: int, start: int, end: int, *, scratch_seq_id: int) -> CellState:
         """Return positions [start, end) of a sequence as stored in memory, for `load_cells` of this same context.
 
-        scratch_seq_id: an empty sequence for intermediate copies. Where `has_state_apart`, these are the cells without the
-        state. Other memory than that and attention can only be saved whole: start must be 0 and end all that the sequence
-        holds, and the scratch sequence is not used. `Unsupported` otherwise.
+        scratch_seq_id: an empty sequence for intermediate copies. With `has_state_apart` the cells are saved without the state.
+        Memory of other classes than attention can only be saved whole: start must be 0 and end the length of the sequence, else
+        `Unsupported` is raised; the scratch sequence is not used.
         """
         seq_id, start, end = _index("seq_id", seq_id), _index("start", start), _index("end", end)
         if self._is_whole:
@@ -506,9 +517,9 @@ class Context(Closeable):
         return CellState(start, end, payload)
 
     def load_cells(self, seq_id: int, state: CellState, start: int, end: int, *, scratch_seq_id: int) -> None:
-        """Append positions [start, end) of what `save_cells` returned to a sequence that holds exactly those before.
+        """Append positions [start, end) of saved cells to a sequence that holds exactly the positions before `start`.
 
-        Where `has_state_apart`, it must be empty or have cells alone, and `load_state` follows.
+        With `has_state_apart` the sequence must be empty or have cells alone, and `load_state` follows.
         """
         validation.instance("state", state, CellState)
         seq_id, start, end = _index("seq_id", seq_id), _index("start", start), _index("end", end)
@@ -519,10 +530,10 @@ class Context(Closeable):
         self.native.load_range(seq_id, state.payload, state.start, state.end, start, end, scratch)
 
     def cut_cells(self, state: CellState, start: int, end: int, *, scratch_seq_id: int) -> CellState:
-        """Return positions [start, end) of what `save_cells` returned, as it would have returned them.
+        """Return positions [start, end) of saved cells as `save_cells` would have returned them.
 
-        scratch_seq_id: an empty sequence, to load it for a moment. Raises `Unsupported` where memory is saved whole, and
-        `StateError` where it does not fit into the free cells.
+        scratch_seq_id: an empty sequence that holds the cells for a moment. Raises `Unsupported` if memory is saved whole, and
+        `StateError` if the cells do not fit into the free cells.
         """
         validation.instance("state", state, CellState)
         start, end, scratch = _index("start", start), _index("end", end), _index("scratch_seq_id", scratch_seq_id)
@@ -533,7 +544,7 @@ class Context(Closeable):
     def save_state(self, seq_id: int, num_tokens: int) -> CellState:
         """Return the state of a sequence that holds num_tokens, for `load_state` of this same context.
 
-        Where `has_state_apart`, that is what it has beside its cells, and the range of the result is empty; else all of it.
+        With `has_state_apart` the result is the state beside the cells, with an empty range; else it is the whole sequence.
         """
         seq_id, num_tokens = _index("seq_id", seq_id), _index("num_tokens", num_tokens)
         if not self.has_state_apart:
@@ -545,7 +556,7 @@ class Context(Closeable):
         return CellState(num_tokens, num_tokens, payload)
 
     def load_state(self, seq_id: int, state: CellState, num_tokens: int) -> None:
-        """Give a sequence what `save_state` returned; where `has_state_apart`, it must hold the cells of num_tokens."""
+        """Load a state of `save_state`. With `has_state_apart` the sequence must hold the cells of num_tokens."""
         validation.instance("state", state, CellState)
         seq_id, num_tokens = _index("seq_id", seq_id), _index("num_tokens", num_tokens)
         if not self.has_state_apart:
@@ -589,7 +600,7 @@ class Context(Closeable):
         return self.native.threads[1]
 
     def set_threads(self, n_threads: int, n_threads_batch: int | None = None) -> None:
-        """Change the number of threads; n_threads_batch is n_threads where it is None."""
+        """Change the number of threads. n_threads_batch: None means n_threads."""
         batch = n_threads if n_threads_batch is None else n_threads_batch
         self.native.set_threads(
             validation.integer("n_threads", n_threads, 1, 512), validation.integer("n_threads_batch", batch, 1, 512)
@@ -603,7 +614,7 @@ class Context(Closeable):
     def set_adapters(self, adapters: Mapping[Adapter, float]) -> None:
         """Apply these LoRA adapters and no others from the next pass on; an empty mapping removes all.
 
-        The KV cache so far was computed with the previous adapters: clear it where that matters. Raises `AdapterError`
+        The KV cache so far was computed with the previous adapters: clear it if that matters. Raises `AdapterError`
         for an adapter of another model.
         """
         given: object = adapters

@@ -24,10 +24,10 @@ _MAX_CELLS = 2**31 - 256  # llama.cpp rounds up to multiples of 256 in 32 bits
 _CELL_BYTES = 64  # of llama.cpp's bookkeeping for a cell, at least
 _MAX_THREADS = 512
 _MIN_BYTES_PER_THREAD = 16 << 20  # of weights
-_SMALL_SHARE = 0.5  # of the free memory: a context that surely takes less is made without measuring first
+_SMALL_SHARE = 0.5  # of the free memory: a context that surely takes less is made without a plan
 
 
-# Resolved options that a KV cell or a recurrent state depends on: a saved sequence fits only where they are the same.
+# Resolved options that a KV cell or a recurrent state depends on: a saved sequence fits only if they are the same.
 CELL_OPTIONS = (
     "rope_scaling_type",
     "rope_freq_base",
@@ -50,19 +50,19 @@ CELL_OPTIONS = (
 class ContextOptions:
     """Options of a context. Fields named as in llama.cpp have the same meaning. None is the default of every field.
 
-    n_ctx: KV cells, rounded up to a multiple of 256; by default what the model was trained with, at most 4096.
+    n_ctx: KV cells, rounded up to a multiple of 256; by default the context of the training, at most 4096.
     n_batch, n_ubatch: most tokens of a call, and of one computation; by default 2048 and 512 or less.
-    n_seq_max: most sequences held at once, at most 256 (128 for recurrent models, whose snapshots need one more
-    each). Every one costs memory in models with a sliding window or recurrent state.
+    n_seq_max: most sequences held at once, at most 256 (128 for recurrent models, as each snapshot needs another
+    sequence). Each sequence costs memory in models with a sliding window or recurrent state.
     n_outputs_max: most rows of logits of one call, at least n_seq_max. A row costs 4 bytes x vocabulary, twice.
     n_threads, n_threads_batch: threads for single tokens and for more; by default all physical cores, fewer for models
-    under 16 MiB a core, whose threads would wait for each other most of the time.
+    under 16 MiB a core, as more threads would mostly wait for each other.
     kv_unified: one pool of cells for all sequences, so that they can share prefixes.
     swa_full: keep the whole sequence in sliding window layers too, n_ctx cells each. With kv_unified any part of a sequence
     can then be copied, cut and saved, as with attention over everything; n_seq_max is at most 128.
     max_rollback: wrong drafts that a step cuts from recurrent state instead of taking their row back, at most n_ubatch - 2:
-    each costs another state for every sequence. `Context.max_rollback` says what of it there is; llama.cpp has it for a few
-    architectures alone (Qwen 3.5, LFM2, Nemotron-H and others).
+    each costs another state for every sequence. `Context.max_rollback` has the supported number; llama.cpp supports a few
+    architectures (Qwen 3.5, LFM2, Nemotron-H and others).
     pooling: how token embeddings become one vector; None takes the model's own way.
     """
 
@@ -106,9 +106,9 @@ class ContextOptions:
         return frozenset(field.name for field in fields(cls))
 
     def resolve(self, model: Model, *, is_checked: bool = True) -> dict[str, Any]:
-        """Check the options and return those of the native context.
+        """Check the options and return the options of the native context.
 
-        is_checked: whether the context is refused where memory is short. Raises `InvalidParams` naming the option, and
+        is_checked: whether to refuse a context that memory is too short for. Raises `InvalidParams` naming the option, and
         `NotEnoughMemory`.
         """
         sizes = _resolve_sizes(self, model)
@@ -121,7 +121,7 @@ class ContextOptions:
         }
 
     def cache_numbers(self) -> dict[str, Any]:
-        """Return what decides the size of the cache, with defaults, as `CacheShape` takes it. n_ctx and n_seq_max must be set."""
+        """Return the fields of `CacheShape`, with defaults. n_ctx and n_seq_max must be set."""
         cells = -(-validation.integer("n_ctx", self.n_ctx, 1, _MAX_CELLS) // 256) * 256
         n_batch = _resolve_size("n_batch", self.n_batch, min(2048, cells), cells, f"n_ctx is {cells}")
         choices = _resolve_choices(self)
@@ -212,11 +212,11 @@ def _resolve_choices(options: ContextOptions) -> dict[str, int | bool]:
 
 
 def _memory_limit(sizes: dict[str, int], model: Model, *, with_embeddings: bool) -> int | None:
-    """Return the bytes of host memory that llama.cpp's plan must stay under; None where it surely fits."""
+    """Return the most bytes of host memory that llama.cpp's plan may need; None if the context surely fits."""
     free = available_memory()
     if free is None:
         return None
-    if with_embeddings:  # llama.cpp takes rows of logits and of embeddings for all tokens of a pass, when that comes
+    if with_embeddings:  # llama.cpp allocates rows of logits and embeddings for all tokens of a pass when it runs
         rows = 4 * (model.n_vocab + model.n_embd_out) * sizes["n_batch"]
         if rows > free:
             raise NotEnoughMemory(
@@ -233,7 +233,7 @@ def _memory_limit(sizes: dict[str, int], model: Model, *, with_embeddings: bool)
 
 
 def _most_bytes(sizes: dict[str, int], model: Model) -> int:
-    """Return an upper bound of what a context takes: full attention in every layer and head, single precision."""
+    """Return an upper bound of a context's bytes: full attention in every layer and head, single precision."""
     copies = (
         2 * sizes["n_seq_max"] * (1 + sizes["max_rollback"]) if model.memory_class is not MemoryClass.ATTENTION else 1
     )

@@ -27,7 +27,7 @@ def devices() -> list[Device]:
 
 
 def backend_features() -> Mapping[str, str]:
-    """Return what each backend was compiled with and detected here, such as {"CPU.AVX2": "1"}."""
+    """Return the features of each backend, compiled in and detected on this machine, like {"CPU.AVX2": "1"}."""
     return dict(_native.backend_features())
 
 
@@ -40,7 +40,7 @@ def physical_cores() -> int:
 
 
 def available_memory() -> int | None:
-    """Return the bytes of host memory that can still be allocated, within the container's limit; None where unknown."""
+    """Return the bytes of host memory that can still be allocated, within the container's limit; None if unknown."""
     known = [bytes_ for bytes_ in (_meminfo_available(), _cgroup_available(), _darwin_memory()) if bytes_ is not None]
     return min(known) if known else None
 
@@ -51,7 +51,7 @@ def total_memory() -> int:
 
 
 def usable_memory() -> int:
-    """Return the bytes of host memory that could be allocated if nothing were: the machine's, within the container's limit."""
+    """Return the bytes of host memory that an empty machine could allocate, within the container's limit."""
     limit = _cgroup_limit()
     return total_memory() if limit is None else min(limit, total_memory())
 
@@ -63,7 +63,7 @@ def _allowed_cpus() -> Iterable[int]:
 
 
 def _siblings(cpu: int) -> str:
-    """Return the core that a logical CPU belongs to; the CPU's own number where the kernel does not report it."""
+    """Return the core that a logical CPU belongs to; the CPU's own number if the kernel does not report it."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -113,7 +113,7 @@ def _cgroup_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _darwin_memory() -> int | None:
-    """Return all memory of a Mac: there is no cheap way to read what is free."""
+    """Return all memory of a Mac: there is no cheap way to read the free memory."""
     if os.uname().sysname != "Darwin":
         return None
     return total_memory()

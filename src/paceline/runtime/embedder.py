@@ -1,4 +1,7 @@
-"""Embeddings of texts, in a context of their own: there every token is an output, which would slow generation down."""
+"""Embeddings of texts, and of prompts with images or audio, in a separate context, where every token is an output.
+
+In the context of generation, outputs for every token would slow it down.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from paceline.runtime.projector import MediaPart
 Normalization = Literal["l2", "max_abs", "none"]
 Text = str | Sequence[int]
 
-_FIRST_ROOM = 2048  # tokens of a text that there is memory for from the beginning
+_FIRST_ROOM = 2048  # tokens of a text or prompt that the first context has memory for
 _PIECE = 512  # tokens of a pass: more gain nothing, and each costs two rows of the vocabulary's size
 
 _POOLING_NAMES: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
@@ -35,13 +38,17 @@ RESERVED = frozenset({"embeddings", "n_batch", "n_ubatch", "n_ctx", "n_seq_max",
 class Embedder(Closeable):
     """Embeds texts with an encoder (BERT and similar) or a decoder, many texts in a batch.
 
-    pooling: how the tokens' vectors become one: "mean", "cls" (the first token's), "last", or "rank" (the scores of a
-    reranker's head); "none" keeps one vector a token. None takes the pooling of the model's file, or "mean".
-    max_tokens: the longest text; by default the context that the model was trained with. Memory for texts of up to 2048
-    tokens is allocated at once, for longer ones when the first comes (see `reserve`). Causal models compute a long text in
-    pieces of 512 tokens and need KV cells for all of it; others compute it at once, which takes 4 bytes x vocabulary for
-    each token.
-    max_texts: texts of a pass. Other options as in `ContextOptions`.
+    Args:
+        model: The model.
+        pooling: How the vectors of a text's tokens become one vector: "mean", "cls" (the first token's), "last", or "rank" (the
+            scores of a reranker's head); "none" keeps a vector for each token. None takes the pooling of the model's file, or
+            "mean".
+        max_tokens: The longest text; by default the context that the model was trained with. Memory for texts of up to 2048
+            tokens is allocated at once, for longer texts when the first of them comes (see `reserve`). Causal models compute a
+            long text in pieces of 512 tokens and need KV cells for all of it; others compute it at once, which takes 4 bytes x
+            vocabulary for each token.
+        max_texts: Texts of a pass.
+        **options: Other fields of `ContextOptions`.
 
     One call at a time: a second thread waits. `close()` frees the memory; the model stays.
     """
@@ -137,8 +144,8 @@ class Embedder(Closeable):
             raise InvalidParams(f'embed_tokens() needs pooling "none", and this embedder has {self.pooling!r}')
         ids = self._all_ids(texts)
         rows = normalized(self._compute(ids), normalize)
-        ends = np.cumsum([len(one) for one in ids])
-        return [rows[end - len(one) : end] for one, end in zip(ids, ends, strict=True)]
+        ends = np.cumsum([len(text_ids) for text_ids in ids])
+        return [rows[end - len(text_ids) : end] for text_ids, end in zip(ids, ends, strict=True)]
 
     def _all_ids(self, texts: Iterable[Text]) -> list[list[int]]:
         if isinstance(texts, (str, bytes)):
@@ -163,8 +170,8 @@ class Embedder(Closeable):
         return ids
 
     def _compute(self, ids: list[list[int]]) -> npt.NDArray[np.float32]:
-        flat = np.fromiter((token for one in ids for token in one), dtype=np.int32)
-        lengths = np.fromiter((len(one) for one in ids), dtype=np.int32)
+        flat = np.fromiter((token for text_ids in ids for token in text_ids), dtype=np.int32)
+        lengths = np.fromiter((len(text_ids) for text_ids in ids), dtype=np.int32)
         if ids:
             self.reserve(int(lengths.max()))
         self._running = context = self._context
@@ -218,24 +225,27 @@ def normalized(vectors: npt.NDArray[np.float32], normalize: Normalization) -> np
         size = np.linalg.norm(vectors, axis=1, keepdims=True)
     else:
         size = np.abs(vectors).max(axis=1, keepdims=True, initial=0)
-    result = np.zeros_like(vectors)  # a vector of zeros stays one
+    result = np.zeros_like(vectors)  # a vector of zeros stays zero
     np.divide(vectors, size, out=result, where=size > 0)
     return result
 
 
-_PASS: Final = 512  # tokens of a pass, unless an item has more that attend to one another
+_PASS: Final = 512  # tokens of a pass, unless an item that is not causal has more
 _SEQ_ID, _SCRATCH = 0, 1  # the scratch sequence is for an item of M-RoPE that takes several passes
 # llama.cpp needs n_batch to be a multiple of its sequences, of which recurrent models have twice as many.
 _STEP: Final = 4
 
 
 class MediaEmbedder(Closeable):
-    """Embeds prompts of token ids and media with a decoder; the vector of a prompt is that of its last token.
+    """Embeds prompts of token ids and media with a decoder; the vector of a prompt is the vector of its last token.
 
     That is pooling "last". Other poolings need all tokens in one pass, and media are passes of their own.
 
-    max_tokens: the longest prompt; by default the context that the model was trained with. Memory for prompts of up to 2048
-    tokens is allocated at once, for longer ones when the first comes (see `reserve`). Other options as in `ContextOptions`.
+    Args:
+        model: The model, with a causal decoder.
+        max_tokens: The longest prompt; by default the context that the model was trained with. Memory for prompts of up to 2048
+            tokens is allocated at once, for longer prompts when the first of them comes (see `reserve`).
+        **options: Other fields of `ContextOptions`.
 
     One call at a time: a second thread waits. `close()` frees the memory; the model stays.
 
@@ -265,7 +275,7 @@ class MediaEmbedder(Closeable):
         self._is_aborted = False
 
     def _make_context(self, room: int, num_at_once: int) -> Context:
-        """Make a context for prompts of up to `room` tokens, and items of which so many are computed at once."""
+        """Make a context for prompts of up to `room` tokens, and for passes of `num_at_once` cells."""
         n_batch = -(-num_at_once // _STEP) * _STEP
         sizes: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_batch, "n_outputs_max": n_batch}
         sizes.update(n_seq_max=_SCRATCH + 1, n_ctx=max(room, n_batch), kv_unified=True)
@@ -274,7 +284,7 @@ class MediaEmbedder(Closeable):
     def reserve(self, num_tokens: int, num_at_once: int = 0) -> None:
         """Take the memory for prompts of up to `num_tokens` tokens, at most max_tokens, before they come. Any thread.
 
-        num_at_once: cells of the largest item whose attention is not causal, all of which a pass computes. Raises
+        num_at_once: cells of the largest item with attention that is not causal, which needs a single pass. Raises
         `NotEnoughMemory`; shorter prompts are then still embedded.
         """
         wanted = validation.integer("num_tokens", num_tokens, 1, self.max_tokens)
@@ -305,7 +315,7 @@ class MediaEmbedder(Closeable):
 
         segments: lists of token ids, the last of which has at least one, and encoded media items in between.
 
-        Raises `InvalidParams`, `PromptTooLong`, `Aborted`, and what a pass raises.
+        Raises `InvalidParams`, `PromptTooLong`, `Aborted`, and the errors of `Context.decode`.
         """
         num_tokens, num_at_once = self._sizes(segments)
         self.reserve(num_tokens, num_at_once)
@@ -322,9 +332,9 @@ class MediaEmbedder(Closeable):
                 self._running = None
 
     def _sizes(self, segments: Sequence[Sequence[int] | MediaPart]) -> tuple[int, int]:
-        """Return the number of tokens and cells, and that of the largest item that is computed at once."""
-        media = [one for one in segments if isinstance(one, MediaPart)]
-        num_tokens = sum(one.num_cells if isinstance(one, MediaPart) else len(one) for one in segments)
+        """Return the number of tokens and cells, and the cells of the largest item that needs a single pass."""
+        media = [segment for segment in segments if isinstance(segment, MediaPart)]
+        num_tokens = sum(part.num_cells if isinstance(part, MediaPart) else len(part) for part in segments)
         if not segments or isinstance(segments[-1], MediaPart) or not segments[-1]:
             raise InvalidParams(
                 "a prompt must end with a token, which the vector is taken of; put a text behind the last image"
@@ -335,10 +345,10 @@ class MediaEmbedder(Closeable):
                 num_tokens,
                 self.max_tokens,
             )
-        return num_tokens, max((one.num_cells for one in media if not one.is_causal), default=0)
+        return num_tokens, max((item.num_cells for item in media if not item.is_causal), default=0)
 
     def _add(self, context: Context, segment: Sequence[int] | MediaPart, position: int) -> int:
-        """Compute a segment behind what the sequence holds, in passes, and return the position behind it."""
+        """Append a segment to the sequence, in passes, and return the position after it."""
         num_cells = segment.num_cells if isinstance(segment, MediaPart) else len(segment)
         size = context.n_batch
         for start in range(0, num_cells, size):
@@ -383,9 +393,9 @@ def media_pooling(model: Model, pooling: str | None) -> str:
     """Return the pooling of prompts with images or audio. Raises `Unsupported` for another than "last"."""
     chosen = own_pooling(model) if pooling is None else pooling
     if chosen != "last":
-        whose = "this model's own is" if pooling is None else "not"
+        actual = "this model's own is" if pooling is None else "not"
         raise Unsupported(
-            f'pooling: a prompt with images or audio is embedded with pooling "last", {whose} "{chosen}"; say pooling="last" '
+            f'pooling: a prompt with images or audio is embedded with pooling "last", {actual} "{chosen}"; say pooling="last" '
             "(a server: --pooling last), or leave the images and audio out"
         )
     return chosen

@@ -1,8 +1,8 @@
 """Checks of model files: refuses values on which llama.cpp would abort, naming the key and the value.
 
-llama.cpp refuses most of what can be wrong with a file; over some values it aborts instead, while
-loading or at the first pass. Those are looked for here, before it sees the file. What is not caught:
-`docs/known-aborts.md`. Found by `tests/fuzz/fuzz_gguf.py`.
+llama.cpp refuses most damaged files; over some values it aborts instead, while loading or at the first pass. These values are
+found here before it sees the file. `docs/known-aborts.md` lists the values that are not caught; `tests/fuzz/fuzz_gguf.py` finds
+new ones.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _ADAPTER_TYPES: Final = {
     "adapter.type": ValueType.STRING,
     "adapter.lora.alpha": ValueType.FLOAT32,
 }
-# What llama.cpp takes as optional and then uses without looking whether it is there.
+# Tensors that llama.cpp takes as optional and then uses without a check.
 _NEEDED: Final = {
     "t5": (b"enc.blk.0.attn_rel_b.weight", b"dec.blk.0.attn_rel_b.weight"),
     "t5encoder": (b"enc.blk.0.attn_rel_b.weight",),
 }
-# embedding_length_out is the width of several hidden states side by side, or that of the model which is drafted for.
+# embedding_length_out is the width of several hidden states side by side, or of the draft's target model.
 _WIDER_OUT: Final = ("deepseek4", "qwen4exp", "gemma4-assistant")
 _NEED_CONVOLUTION_BIAS: Final = ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 _NEED_EXPERTS: Final = ("bailingmoe2", "glm4moe", "grovemoe", "llada-moe", "smallthinker")
@@ -71,8 +71,8 @@ def check_gguf(
 ) -> None:
     """Check the header of a model's file, or of all files of a split set in order.
 
-    `overrides` are the values that llama.cpp will use instead of the file's. Raises `ModelLoadError`, and `Unsupported` for
-    what llama.cpp would load and nothing here can use.
+    `overrides` are the values that llama.cpp will use instead of the file's. Raises `ModelLoadError`, and `Unsupported` if
+    llama.cpp would load the file but paceline cannot use it.
     """
     files = [read_gguf(path) for path in paths]
     facts = _Facts(str(paths[0]), files[0], dict(overrides or {}))
@@ -154,7 +154,8 @@ def check_adapter(path: str | Path) -> None:
     size, memory = Path(path).stat().st_size, total_memory()
     if size > memory:  # it is read whole
         raise AdapterError(f"{path} has {size} bytes, more than the {memory} bytes of this machine's memory")
-    is_adapter = b"adapter.type" in file.metadata or _text_of(file, b"general.type") == b"adapter"
+    kind_of_file = file.metadata.get(b"general.type")
+    is_adapter = b"adapter.type" in file.metadata or (kind_of_file is not None and kind_of_file.value == b"adapter")
     if not is_adapter and file.tensors and b"general.architecture" in file.metadata:
         raise AdapterError(
             f"{path} is not a LoRA adapter: its general.type is not 'adapter'; llama.cpp's convert_lora_to_gguf.py makes adapters"
@@ -165,16 +166,11 @@ def check_adapter(path: str | Path) -> None:
             raise AdapterError(f"{path}: {key} has the type {found.type.name}, but it must have {kind.name}")
 
 
-def _text_of(file: GgufFile, key: bytes) -> object:
-    found = file.metadata.get(key)
-    return None if found is None else found.value
-
-
 @dataclass(frozen=True, slots=True)
 class _Facts:
     """Metadata by the names that architectures share: `facts.integer("block_count")`.
 
-    None for what is not there or has another type than llama.cpp takes: it refuses those by itself.
+    None for a missing value or one of a wrong type, which llama.cpp refuses by itself.
     """
 
     name: str
@@ -182,7 +178,7 @@ class _Facts:
     overrides: dict[str, Override]
 
     def key(self, key: str) -> str:
-        """Return the key with the architecture in front, unless it has a prefix of its own."""
+        """Return the key with the architecture as prefix, unless it has a prefix of its own."""
         return key if key.startswith(("tokenizer.", "general.")) else f"{self.architecture}.{key}"
 
     @property
@@ -198,7 +194,7 @@ class _Facts:
         return None if value is None else int(value) & 0xFFFFFFFF  # an override is cut off in the same way
 
     def integers(self, key: str) -> list[int]:
-        """Return a number, or one for every layer."""
+        """Return the number, or the numbers of all layers."""
         found = self.file.metadata.get(self.key(key).encode())
         if (
             found
@@ -298,18 +294,14 @@ def _check_heads(facts: _Facts) -> None:
     sizes = {facts.integer(f"attention.key_length{suffix}") for suffix in ("", "_swa", "_mla")} - {None}
     heads = facts.integers("attention.head_count_kv")
     for tensor in facts.file.tensors:
-        layer = _key_layer(tensor.name)
-        if layer is None or not sizes or not heads or len(tensor.shape) != 2:
+        match = _KEY_WEIGHT.fullmatch(tensor.name)
+        if match is None or not sizes or not heads or len(tensor.shape) != 2:
             continue
+        layer = int(match[1])
         count = heads[layer] if len(heads) > layer else heads[0]
         if count and tensor.shape[1] not in {count * size for size in sizes if size is not None}:
             found = f"{tensor.name.decode()} has {tensor.shape[1]} rows for {count} heads"
             raise facts.refuse("attention.key_length", facts.integer("attention.key_length"), found)
-
-
-def _key_layer(name: bytes) -> int | None:
-    match = _KEY_WEIGHT.fullmatch(name)
-    return int(match[1]) if match else None
 
 
 def _check_widths(facts: _Facts) -> None:
@@ -348,7 +340,7 @@ def _check_rope(facts: _Facts) -> None:
 
 
 def _check_shared_layers(facts: _Facts) -> None:
-    """Check that the last layers with a window, and those without, find a layer of their kind whose cache they use."""
+    """Check that the last layers, with or without a window, find a layer of their kind to share the cache of."""
     shared, layers = facts.integer("attention.shared_kv_layers") or 0, facts.integer("block_count")
     windows = facts.integers("attention.sliding_window_pattern")
     if not shared or layers is None or facts.architecture not in ("gemma3n", "gemma4"):
@@ -371,7 +363,7 @@ def _check_shared_layers(facts: _Facts) -> None:
 
 
 def _check_modern_bert(facts: _Facts) -> None:
-    """Check the heads of ModernBERT, whose queries, keys and values are one matrix, and that some layer has its window."""
+    """Check the heads of ModernBERT (one matrix for queries, keys and values), and that some layer has its window."""
     if facts.architecture != "modern-bert":
         return
     width, layers = facts.integer("embedding_length"), facts.integer("block_count")
@@ -394,7 +386,7 @@ def _check_modern_bert(facts: _Facts) -> None:
 
 
 def _check_states(facts: _Facts) -> None:
-    """Check the sizes of recurrent states, which llama.cpp takes as given."""
+    """Check the sizes of recurrent states, which llama.cpp does not check."""
     architecture, width = facts.architecture, facts.integer("embedding_length")
     head_size = facts.integer("wkv.head_size")
     if architecture in _SHIFTED_TOKENS and head_size is not None and width is not None:

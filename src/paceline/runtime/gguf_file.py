@@ -107,7 +107,7 @@ class GgufFile:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Read the header of the file at `path`. Raises `ModelLoadError` with the reason where it is not valid GGUF."""
+    """Read the header of the file at `path`. Raises `ModelLoadError` with the reason if it is not valid GGUF."""
     try:
         with validation.open_file(Path(path)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _HeaderReader(data, str(path), len(data)).read()
@@ -154,10 +154,10 @@ def _kind_of(start: bytes) -> str:
 
 
 def read_gguf_start(data: bytes, name: str, file_bytes: int | None) -> GgufFile | None:
-    """Read the header of a file of which only the first bytes are here; None where the header may go on behind them.
+    """Read the header from the first bytes of a file; None if the header may not end within them.
 
-    file_bytes: the length of the whole file; None: not known. Takes memory in proportion to the bytes that are here, whatever
-    the header promises. Raises `ModelLoadError` where no header of such a file begins so.
+    file_bytes: the length of the whole file; None if unknown. Takes memory in proportion to `data`, whatever the header
+    promises. Raises `ModelLoadError` if this cannot be the beginning of a valid file.
     """
     try:
         return _HeaderReader(data, name, file_bytes).read()
@@ -166,11 +166,11 @@ def read_gguf_start(data: bytes, name: str, file_bytes: int | None) -> GgufFile 
 
 
 class _HeaderIsCut(Exception):
-    """The header goes on behind the bytes that are here."""
+    """The header does not end within the given bytes."""
 
 
 class _HeaderReader:
-    """Reads the bytes in order. file_bytes: of the whole file, of which data is the beginning; None: not known.
+    """Reads the bytes in order. data: the beginning of the file. file_bytes: the length of the whole file; None if unknown.
 
     A read past the end of the file raises ModelLoadError, one past the end of data alone _HeaderIsCut.
     """
@@ -188,7 +188,7 @@ class _HeaderReader:
         self._at = 4
         try:
             return self._header()
-        except (struct.error, OverflowError):  # the latter from lengths beyond what a machine can address
+        except (struct.error, OverflowError):  # an overflow comes from lengths beyond the address space
             raise self._past_the_end() from None
 
     def _past_the_end(self) -> Exception:
@@ -271,7 +271,7 @@ class _HeaderReader:
         return number
 
     def _promised(self, count: int, least_bytes: int, what: str) -> range:
-        """Return a range over `count` entries; refused where the file is too short to hold that many."""
+        """Return a range over `count` entries. Raises `ModelLoadError` if the file is too short for them."""
         end = self._at + count * least_bytes
         if self._file_bytes is not None and end > self._file_bytes:
             raise self._error(f"the header promises {count} {what}, more than the rest of the file can hold")
@@ -368,7 +368,7 @@ class LoadedFiles:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Return numbers that change when a file is replaced or written; None if there is no such file."""
+    """Return numbers that change when a file is replaced or written; None if it is missing."""
     try:
         found = path.stat()
     except OSError:

@@ -1,8 +1,8 @@
-"""Matrix products on a CPU: whose kernels compute them, paceline's or llama.cpp's, and a single product.
+"""Matrix products on a CPU: the choice between kernels of paceline and llama.cpp, and a single product.
 
 paceline's kernels multiply quantised weights, which a load packs for them, with float activations: docs/adr/0056. They are not
-used on a GPU, for types of weights that they do not have, or where a model is loaded with `use_extra_bufts=False`; on ARM only
-where they are selected.
+used on a GPU, for unsupported types of weights, or if a model is loaded with `use_extra_bufts=False`; on ARM they are used only
+if selected.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ def kernels() -> tuple[str, ...]:
 
 
 def kernel() -> str:
-    """Return the kernel for models that are loaded now: one of `kernels()`, or "llama.cpp". Raises as `use_kernel`."""
+    """Return the kernel for models that are loaded now: a name in `kernels()`, or "llama.cpp". Raises as `use_kernel`."""
     use_kernel_of_environment()
     return _native.own_matmul() or "llama.cpp"
 
 
 def use_kernel(wanted: str) -> None:
-    """Select the kernel: "paceline" (the fastest), one of `kernels()`, or "llama.cpp".
+    """Select the kernel of this process: "paceline" (the fastest), a name in `kernels()`, or "llama.cpp".
 
-    Whether weights are packed for paceline's kernels is decided when a model is loaded: one that is loaded keeps what it has, but
-    which of paceline's kernels computes it may change between two passes. It is that of this process: an engine's worker process
-    takes the one that PACELINE_CPU_MATMUL names.
+    A model packs its weights for paceline's kernels, or not, when it is loaded, and keeps them. The choice among paceline's
+    kernels may change between two passes. An engine's worker process takes the kernel in PACELINE_CPU_MATMUL.
 
-    Raises `InvalidParams` for another name, `Unsupported` where this build or this processor has no such kernel.
+    Raises `InvalidParams` for another name, `Unsupported` if this build or this processor lacks the kernel.
     """
     use_kernel_of_environment()
     _select("kernel", wanted)
@@ -52,7 +51,7 @@ def use_kernel(wanted: str) -> None:
 
 @cache
 def use_kernel_of_environment() -> None:
-    """Select the kernel that the variable PACELINE_CPU_MATMUL names, once; do nothing where it is unset or empty.
+    """Select the kernel that the variable PACELINE_CPU_MATMUL names, once; do nothing if it is unset or empty.
 
     Called before the kernel is read and before a model is loaded. Raises as `use_kernel`.
     """
@@ -65,7 +64,7 @@ def _select(name: str, wanted: str) -> None:
         _native.use_own_matmul(False)
         return
     if wanted not in ("paceline", *_ALL_KERNELS):
-        known = ", ".join(repr(one) for one in ("paceline", "llama.cpp", *_ALL_KERNELS))
+        known = ", ".join(repr(name) for name in ("paceline", "llama.cpp", *_ALL_KERNELS))
         raise InvalidParams(f"{name} must be one of {known}, not {wanted!r}")
     if not build_info().own_matmul:
         raise Unsupported(
@@ -91,7 +90,7 @@ def dequantise(type_name: str, weights: npt.NDArray[np.uint8]) -> npt.NDArray[np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinePeaks:
-    """The most that so many threads do in a second, measured: bytes read from memory, and products summed of codes and floats."""
+    """Measured peaks of some threads in a second: bytes read from memory, and products of codes and of floats."""
 
     bytes: float
     dots: float
@@ -101,7 +100,7 @@ class MachinePeaks:
 def machine_peaks(n_threads: int = 1) -> MachinePeaks:
     """Measure the machine with the instructions of the kernel in use; takes a second.
 
-    Raises `InvalidParams`, and `Unsupported` where paceline's kernels are not in this build.
+    Raises `InvalidParams`, and `Unsupported` if this build lacks paceline's kernels.
     """
     _check_built()
     return MachinePeaks(**dict(zip(("bytes", "dots", "float_dots"), _native.machine_peaks(n_threads), strict=True)))
@@ -117,9 +116,11 @@ def _check_built() -> None:
 class SingleProduct:
     """A single matrix product, as in a context's graph; for tests and measurements.
 
-    type_name: of the weights, such as "q8_0". weights: uint8 (matrices, rows, bytes of a row), as `quantise` returns them.
-    activations: float32 (tokens, used, columns), where `used` is 1 without experts. experts: int32 (tokens, used), the matrix of
-    each row of activations; without it there is one matrix.
+    Attributes:
+        type_name: The type of the weights, like "q8_0".
+        weights: uint8 (matrices, rows, bytes of a row), as `quantise` returns them.
+        activations: float32 (tokens, used, columns); `used` is 1 without experts.
+        experts: int32 (tokens, used), the matrix of each row of activations. None for a single matrix.
     """
 
     type_name: str
@@ -132,7 +133,7 @@ class SingleProduct:
 
         Return the outputs, float32 (tokens, used, rows), the seconds of each time, and the kind of buffer of the weights.
 
-        Raises `InvalidParams` where arrays do not fit, `Unsupported` where paceline's kernels are not in this build.
+        Raises `InvalidParams` if arrays do not fit, `Unsupported` if this build lacks paceline's kernels.
         """
         _check_built()
         if not (1 <= n_threads <= _MAX_THREADS and 1 <= times <= 10**6):

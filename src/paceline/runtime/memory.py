@@ -1,4 +1,10 @@
-"""Records of the memory that a model with a context needs, by device, against what the devices have."""
+"""The memory that a model with a context needs, by device, against the free memory: records, llama.cpp's plan, an estimate.
+
+llama.cpp plans by building model and context without allocating (its `no_alloc`), except memory for recurrent states for a
+moment. The plan of a broken file may abort like a load, so engines plan in a separate process. The estimate reads the header of
+the file alone: weights by tensor, KV cache and states by layer, placed on devices as llama.cpp does (load_tensors in
+src/llama-model.cpp), without the buffers of the forward pass.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +34,16 @@ HOST = "CPU"  # the name of host memory among devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What a model takes of one device's memory, in bytes.
+    """The bytes of a device's memory that a model needs.
 
     Attributes:
         device: The device as `paceline info` names it; "CPU" is host memory.
         weights_bytes: Tensors of the model.
         mapped_bytes: The part of weights_bytes that is mapped from the file. The operating system reads it when needed, and
-            may drop it where memory is short; it is therefore no part of needed_bytes.
+            may drop it when memory is short; it is therefore no part of needed_bytes.
         cache_bytes: The KV cache, and recurrent states.
-        compute_bytes: Buffers of the forward pass and rows of logits; None where they were not measured.
-        free_bytes: What can be allocated now, within a container's limit; None where unknown.
+        compute_bytes: Buffers of the forward pass and rows of logits; None if not measured.
+        free_bytes: Bytes that can be allocated now, within a container's limit; None if unknown.
     """
 
     device: str
@@ -49,22 +55,22 @@ class DeviceMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """What has to be allocated."""
+        """Bytes to allocate."""
         return self.total_bytes - self.mapped_bytes
 
     @property
     def total_bytes(self) -> int:
-        """What is needed to run without reading weights from the file again."""
+        """Bytes needed to run without reading weights from the file again."""
         return self.weights_bytes + self.cache_bytes + (self.compute_bytes or 0)
 
     def fits(self, margin_bytes: int = 0) -> bool:
-        """Whether what has to be allocated is free, and `margin_bytes` more."""
+        """Whether the needed bytes and `margin_bytes` more are free."""
         return self.free_bytes is None or self.needed_bytes + margin_bytes <= self.free_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """What a model with a KV cache of `n_ctx` cells for `num_slots` sequences needs.
+    """The memory that a model with a KV cache of `n_ctx` cells for `num_slots` sequences needs.
 
     Attributes:
         n_ctx: KV cells.
@@ -82,61 +88,62 @@ class MemoryEstimate:
     @property
     def weights_bytes(self) -> int:
         """The tensors of the model on all devices."""
-        return sum(one.weights_bytes for one in self.devices)
+        return sum(device.weights_bytes for device in self.devices)
 
     @property
     def cache_bytes(self) -> int:
         """KV cache and recurrent states on all devices."""
-        return sum(one.cache_bytes for one in self.devices)
+        return sum(device.cache_bytes for device in self.devices)
 
     @property
     def compute_bytes(self) -> int | None:
-        """Buffers of the forward pass on all devices; None where they were not measured."""
-        return sum(one.compute_bytes or 0 for one in self.devices) if self.is_measured else None
+        """Buffers of the forward pass on all devices; None if not measured."""
+        return sum(device.compute_bytes or 0 for device in self.devices) if self.is_measured else None
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
-        return sum(one.total_bytes for one in self.devices)
+        """Bytes of all kinds on all devices."""
+        return sum(device.total_bytes for device in self.devices)
 
     @property
     def fits(self) -> bool:
-        """Whether every device has what has to be allocated. Mapped weights may exceed the memory: they are read again."""
-        return all(one.fits() for one in self.devices)
+        """Whether every device can allocate its needed bytes. Mapped weights may exceed the memory: they are read again."""
+        return all(device.fits() for device in self.devices)
 
     @property
     def short_of_cache(self) -> bool:
         """Whether it fits, but not together with the mapped weights, which are then read from the file again and again."""
         return self.fits and any(
-            one.mapped_bytes and one.free_bytes is not None and one.total_bytes > one.free_bytes for one in self.devices
+            device.mapped_bytes and device.free_bytes is not None and device.total_bytes > device.free_bytes
+            for device in self.devices
         )
 
     def plus(self, other: MemoryEstimate) -> MemoryEstimate:
-        """Return what this model needs together with another one, whose cells and slots are its own affair."""
-        devices = {one.device: one for one in self.devices}
+        """Return the memory of this model and another together, with the cells and slots of this model."""
+        devices = {memory.device: memory for memory in self.devices}
         for added in other.devices:
-            one = devices.get(added.device)
-            devices[added.device] = added if one is None else _sum(one, added)
+            own = devices.get(added.device)
+            devices[added.device] = added if own is None else _sum(own, added)
         host = devices.pop(HOST, None)
         found = (*devices.values(), *(() if host is None else (host,)))
         return dataclasses.replace(self, devices=found, is_measured=self.is_measured and other.is_measured)
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Self:
-        """Return the estimate that `dataclasses.asdict` was made of."""
-        devices = tuple(DeviceMemory(**one) for one in found["devices"])
+        """Return the estimate from the result of `dataclasses.asdict`."""
+        devices = tuple(DeviceMemory(**memory) for memory in found["devices"])
         return cls(**{**found, "devices": devices})
 
 
-def _sum(one: DeviceMemory, other: DeviceMemory) -> DeviceMemory:
-    measured = [size for size in (one.compute_bytes, other.compute_bytes) if size is not None]
+def _sum(memory: DeviceMemory, other: DeviceMemory) -> DeviceMemory:
+    measured = [size for size in (memory.compute_bytes, other.compute_bytes) if size is not None]
     return DeviceMemory(
-        device=one.device,
-        weights_bytes=one.weights_bytes + other.weights_bytes,
-        mapped_bytes=one.mapped_bytes + other.mapped_bytes,
-        cache_bytes=one.cache_bytes + other.cache_bytes,
+        device=memory.device,
+        weights_bytes=memory.weights_bytes + other.weights_bytes,
+        mapped_bytes=memory.mapped_bytes + other.mapped_bytes,
+        cache_bytes=memory.cache_bytes + other.cache_bytes,
         compute_bytes=sum(measured) if measured else None,
-        free_bytes=other.free_bytes if one.free_bytes is None else one.free_bytes,
+        free_bytes=other.free_bytes if memory.free_bytes is None else memory.free_bytes,
     )
 
 
@@ -157,10 +164,15 @@ def plan_memory(
     draft_heads: Model | None = None,
     **options: Unpack[ContextKeywords],
 ) -> MemoryEstimate:
-    """Return what a model and a context with these options would need. The model may have been loaded with `no_alloc`.
+    """Return llama.cpp's plan for a model and a context with these options. The model may have been loaded with `no_alloc`.
 
-    num_slots: noted in the estimate. load_mode: how the model will be loaded. draft_heads: as of `Context`. options: those
-    of `ContextOptions`.
+    Args:
+        model: The model.
+        num_slots: Recorded in the estimate.
+        load_mode: How the model will be loaded.
+        draft_heads: As for `Context`.
+        **options: The fields of `ContextOptions`.
+
     Raises as `Context`.
     """
     validation.reject_unknown(options, ContextOptions.names(), "ContextOptions")
@@ -183,32 +195,32 @@ def plan_projector(
     image_min_tokens: int | None = None,
     image_max_tokens: int | None = None,
 ) -> MemoryEstimate:
-    """Return what a multimodal projector would need, for the images that take most of it, beside a model.
+    """Return the memory that a multimodal projector needs beside a model, for the largest images.
 
     Raises `ModelLoadError`.
     """
     facts = projector_facts(Path(path))
-    limits = (-1 if one is None else one for one in (image_min_tokens, image_max_tokens))
+    limits = (-1 if limit is None else limit for limit in (image_min_tokens, image_max_tokens))
     uses = _native.plan_projector(facts.path, use_gpu, *limits)
-    main = max(range(len(uses)), key=lambda index: uses[index].compute)  # where its weights are
+    main = max(range(len(uses)), key=lambda index: uses[index].compute)  # the device of its weights
     devices = tuple(
-        dataclasses.replace(one, weights_bytes=weights, compute_bytes=(one.compute_bytes or 0) - weights)
+        dataclasses.replace(memory, weights_bytes=weights, compute_bytes=(memory.compute_bytes or 0) - weights)
         for index, use in enumerate(uses)
-        for one in _by_device([use], 0, is_mapped=False)
-        if one.compute_bytes
-        for weights in (min(facts.weights_bytes, one.compute_bytes) if index == main else 0,)
+        for memory in _by_device([use], 0, is_mapped=False)
+        if memory.compute_bytes
+        for weights in (min(facts.weights_bytes, memory.compute_bytes) if index == main else 0,)
     )
     return MemoryEstimate(n_ctx=0, num_slots=0, devices=devices, is_measured=True)
 
 
 def projector_weights(path: str | os.PathLike[str], device: str) -> MemoryEstimate:
-    """Return the weights alone, from the header, on a device. Raises `ModelLoadError`."""
+    """Return the memory of a projector's weights on a device, from its header. Raises `ModelLoadError`."""
     found = DeviceMemory(device=device, weights_bytes=projector_facts(Path(path)).weights_bytes)
     return MemoryEstimate(n_ctx=0, num_slots=0, devices=(found,), is_measured=False)
 
 
 def memory_in_use(context: Context) -> MemoryEstimate:
-    """Return what a context and its model have allocated, rows of logits included that are allocated when needed."""
+    """Return the memory that a context and its model have allocated, with the rows of logits of the largest pass."""
     rows = _LOGIT_BYTES * context.n_vocab * context.n_outputs_max
     return MemoryEstimate(
         n_ctx=context.n_ctx,
@@ -219,11 +231,13 @@ def memory_in_use(context: Context) -> MemoryEstimate:
 
 
 def on_empty_machine(estimate: MemoryEstimate) -> MemoryEstimate:
-    """Return an estimate for which each device has all its memory free. What is not bounded stays so."""
+    """Return an estimate as if all memory of each device were free. An unknown free memory stays unknown."""
     totals = {**{device.name: device.total_bytes for device in devices()}, HOST: usable_memory()}
     found = tuple(
-        one if one.free_bytes is None else dataclasses.replace(one, free_bytes=totals.get(one.device, one.free_bytes))
-        for one in estimate.devices
+        memory
+        if memory.free_bytes is None
+        else dataclasses.replace(memory, free_bytes=totals.get(memory.device, memory.free_bytes))
+        for memory in estimate.devices
     )
     return dataclasses.replace(estimate, devices=found)
 
@@ -259,9 +273,18 @@ _PAD: Final = 256  # llama.cpp rounds windows up to it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What options of a context decide about its cache. Types are llama.cpp's numbers; n_seq_max is its own count.
+    """The options of a context that decide the size of its cache.
 
-    num_states: of each sequence, at most: some architectures keep one alone.
+    Attributes:
+        n_ctx: KV cells.
+        n_seq_max: Sequences by llama.cpp's count.
+        n_ubatch: Most tokens computed at once.
+        type_k: The type of keys, by llama.cpp's number.
+        type_v: The type of values, by llama.cpp's number.
+        swa_full: Whether sliding window layers keep n_ctx cells.
+        kv_unified: Whether all sequences share one pool of cells.
+        num_states: Most recurrent states of each sequence; some architectures keep a single state.
+        offload_kqv: Whether the cache is on the device of its layer.
     """
 
     n_ctx: int
@@ -277,9 +300,15 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What decides where layers and tensors are. gpus: those in use; patterns: of `tensor_placements`.
+    """The options that place layers and tensors on devices.
 
-    draft_heads: whether the layers that predict further tokens are loaded and have a cache.
+    Attributes:
+        gpus: The GPUs in use.
+        n_gpu_layers: Layers on GPUs; None and -1 mean all.
+        tensor_split: Shares of the GPUs; by default by their free memory.
+        patterns: Patterns of tensor names with buffers, from `tensor_placements`.
+        is_mapped: Whether weights in host memory are mapped from the file.
+        draft_heads: Whether the layers that predict further tokens are loaded and have a cache.
     """
 
     gpus: Sequence[Device] = ()
@@ -315,7 +344,7 @@ def estimate_from_header(
 
 
 def _devices_of_layers(n_layer: int, placement: Placement) -> list[str]:
-    """Return the device of each layer, and at the end that of the output."""
+    """Return the device of each layer, and of the output as the last entry."""
     if not placement.gpus or placement.n_gpu_layers == 0:
         return [HOST] * (n_layer + 1)
     wanted = n_layer + 1 if placement.n_gpu_layers in (None, -1) else min(placement.n_gpu_layers or 0, n_layer + 1)
@@ -354,7 +383,7 @@ def _weights(header: ModelHeader, layers: Sequence[str], placement: Placement) -
 
 
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """Compile a pattern of llama.cpp's; None where Python's regular expressions do not have it."""
+    """Compile a pattern of llama.cpp; None if Python's regular expressions do not support it."""
     try:
         return re.compile(pattern)
     except re.error:
@@ -374,7 +403,7 @@ def _cache(header: ModelHeader, shape: CacheShape, layers: Sequence[str]) -> Cou
 
 
 def _cache_of_heads(header: ModelHeader, shape: CacheShape, layers: Sequence[str]) -> Counter[str]:
-    """Return the cells of draft heads: full attention in a context of their own."""
+    """Return the bytes of the draft heads' cells: full attention in a separate context."""
     found: Counter[str] = Counter()
     for layer in range(header.n_running, header.n_layer):
         key, value = header.widths_of_heads(layer)

@@ -1,4 +1,4 @@
-"""A loaded GGUF model, the facts of its file, and its LoRA adapters."""
+"""A loaded GGUF model: the facts of its file, its tensors' places, its LoRA adapters and chat templates, and a remote model."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "d
 
 
 class MemoryClass(StrEnum):
-    """The kind of memory a model keeps of a sequence; it decides what can be shared, truncated or only saved whole."""
+    """The kind of memory a model keeps of a sequence; it decides whether a part can be shared, truncated or saved."""
 
     ATTENTION = "attention"  # keys and values of every position: any prefix can be shared, and the end truncated
-    SLIDING_WINDOW = "sliding_window"  # as attention, but layers drop what has left their window
+    SLIDING_WINDOW = "sliding_window"  # as attention, but layers drop positions that have left their window
     RECURRENT = "recurrent"  # one state that every token changes: only whole copies and saved states
     HYBRID = "hybrid"  # attention and recurrent state side by side: as recurrent
     NONE = "none"  # encoders keep nothing
@@ -56,7 +56,7 @@ class Adapter(Closeable):
 
     @classmethod
     def load(cls, model: Model, path: Path) -> Self:
-        """Load an adapter file for a model. Raises `AdapterError` where the file is no adapter or does not fit the model.
+        """Load an adapter file for a model. Raises `AdapterError` if the file is no adapter or does not fit the model.
 
         The whole file is read before llama.cpp reads it, under a lock for which passes may wait: then from the page cache.
         """
@@ -105,7 +105,7 @@ class Model(Closeable):
         self._modalities = frozenset({"text"})
         self._overrides = {key: _as_text(value) for key, value in (overrides or {}).items()}
         facts = (f"{key}={value}" for key, value in sorted(self._overrides.items()))
-        self._fingerprint = file_fingerprint(_all_files(paths), *facts)
+        self._fingerprint = file_fingerprint(files_beside(paths[0]) if len(paths) == 1 else paths, *facts)
         self.metadata: Mapping[str, str] = MappingProxyType(dict(native.metadata) | self._overrides)
         """The scalar metadata of the file as text, overrides included."""
 
@@ -133,28 +133,28 @@ class Model(Closeable):
         progress: Callable[[float], object] | None = None,
         cancel: threading.Event | None = None,
     ) -> Self:
-        """Load a GGUF file; of a split set, its first part (with the others beside it) or all parts in order.
+        """Load a GGUF file, or a split set by its first part (with the others beside it) or by all parts in order.
 
-        n_gpu_layers: layers on the GPU, -1 all; None all as well, where an engine has not chosen fewer to fit.
+        n_gpu_layers: layers on the GPU; -1 and None mean all (an engine replaces None by a number that fits).
         devices: names from `paceline.runtime.devices()`; None takes all, ["CPU"] none but the CPU.
         split_mode, tensor_split, main_gpu: how several GPUs share the model, as in llama.cpp.
-        load_mode: how the file is read; "auto" maps it into memory where that is best.
+        load_mode: how the file is read; "auto" maps it into memory if that is best.
         vocab_only: loads no weights: enough for a `Tokenizer` and a chat template.
         check_tensors: checks the weights for invalid values while loading.
-        use_extra_bufts: packs weights on a CPU for faster products where there is a kernel for them (see `runtime.matmul`);
-        what is packed is no longer mapped from the file. False keeps all weights as the file has them.
+        use_extra_bufts: packs weights on a CPU for faster products if there is a kernel for them (see `runtime.matmul`);
+        packed weights are no longer mapped from the file. False keeps all weights as in the file.
         kv_overrides: metadata that replaces or adds to the file's own.
-        tensor_overrides: the type of buffer of tensors whose names match a pattern (a regular expression of ECMAScript,
-        searched in names such as "blk.3.ffn_up_exps.weight"), such as {"_exps": "CPU"}; the first match counts.
-        cpu_moe: keeps the weights of all experts of a mixture in host memory. n_cpu_moe: those of the first so many layers;
-        n_cpu_ffn: their dense feed-forward weights.
+        tensor_overrides: patterns of tensor names (regular expressions of ECMAScript, searched in names like
+        "blk.3.ffn_up_exps.weight") with the type of buffer for each, like {"_exps": "CPU"}; the first match counts.
+        cpu_moe: keeps the weights of all experts of a mixture in host memory. n_cpu_moe: the number of
+        first layers with experts in host memory; n_cpu_ffn: with dense feed-forward weights in host memory.
         no_alloc: reads the header and places every tensor, but loads no weights: enough for `plan_memory`.
-        draft_heads: loads the layers that predict the tokens behind the next one, too; for `Context(draft_heads=...)`.
+        draft_heads: loads the layers that predict the tokens after the next one, too; for `Context(draft_heads=...)`.
         progress: called with 0.0 to 1.0 on this thread; returning False cancels.
         cancel: an event that any thread may set to end the load.
 
-        Raises `ModelLoadError` (no such file, no model, damaged), `Aborted` (cancelled), `InvalidParams`, and what
-        `progress` raises.
+        Raises `ModelLoadError` (no such file, no model, damaged), `Aborted` (cancelled), `InvalidParams`, and the
+        errors of `progress`.
         """
         use_kernel_of_environment()
         if kv_overrides is not None and not isinstance(kv_overrides, Mapping):
@@ -162,7 +162,7 @@ class Model(Closeable):
         overrides = [_checked_override(key, value) for key, value in (kv_overrides or {}).items()]
         paths = _checked_paths(path, dict(overrides), needs_weights=not validation.boolean("vocab_only", vocab_only))
         native = _native.Model.load(
-            [str(one) for one in paths],
+            [str(part) for part in paths],
             None if devices is None else [validation.text("devices", name) for name in _listed("devices", devices)],
             None if n_gpu_layers is None else validation.integer("n_gpu_layers", n_gpu_layers, -1, 2**31 - 1),
             _SPLIT_MODES[validation.choice("split_mode", split_mode, _SPLIT_MODES)],
@@ -189,11 +189,11 @@ class Model(Closeable):
 
     @property
     def modalities(self) -> frozenset[str]:
-        """What prompts may have: "text", and with an engine's projector "image", "audio" or both."""
+        """The modalities of prompts: "text", and with an engine's projector "image", "audio" or both."""
         return self._modalities
 
     def with_modalities(self, more: Iterable[str]) -> Self:
-        """Return another object for this model, whose prompts may have these beside text. Each is closed by itself."""
+        """Return a second object for this model with more modalities of prompts. Close each by itself."""
         found = copy.copy(self)
         found._modalities = self._modalities | frozenset(more)  # noqa: SLF001 - of the same class
         return found
@@ -209,7 +209,7 @@ class Model(Closeable):
 
     @property
     def desc(self) -> str:
-        """Architecture, size and quantisation in a few words, such as "llama 1B Q8_0"."""
+        """Architecture, size and quantisation in a few words, like "llama 1B Q8_0"."""
         native = self.native
         return native.desc.replace(
             "?B", _in_words(native.n_params)
@@ -272,7 +272,7 @@ class Model(Closeable):
 
     @property
     def class_labels(self) -> tuple[str, ...]:
-        """Names of a classifier's outputs, as its file has them; "LABEL_0" and so on where it has none."""
+        """Names of a classifier's outputs from its file, or "LABEL_0" and so on."""
         native = self.native
         return tuple(
             label if (label := native.class_label(index)) is not None else f"LABEL_{index}"
@@ -281,7 +281,7 @@ class Model(Closeable):
 
     @property
     def ftype(self) -> str:
-        """Name of the file's quantisation, such as "Q4_K - Medium"."""
+        """Name of the file's quantisation, like "Q4_K - Medium"."""
         return self.native.ftype
 
     @property
@@ -306,7 +306,7 @@ class Model(Closeable):
 
     @property
     def has_decoder(self) -> bool:
-        """Whether the model can generate at all: encoders such as BERT and diffusion models cannot."""
+        """Whether the model can generate. Encoders (BERT and others) and diffusion models cannot."""
         return self.native.has_decoder and self.memory_class is not MemoryClass.NONE
 
     @property
@@ -315,7 +315,7 @@ class Model(Closeable):
         return MemoryClass(self.native.memory_class)
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """Return the chat template of the file (Jinja), or the one of that name; None where there is none."""
+        """Return the default or the named chat template of the file (Jinja); None if there is none."""
         return self.native.chat_template(None if name is None else validation.text("name", name))
 
     def compile_chat_template(self, source: str) -> CompiledTemplate:
@@ -358,15 +358,11 @@ def _checked_paths(
     path: PathLike | Sequence[PathLike], overrides: Mapping[str, Override], *, needs_weights: bool
 ) -> tuple[Path, ...]:
     single = isinstance(path, (str, os.PathLike))
-    paths = tuple(validation.path("path", one) for one in ([path] if single else _listed("path", path)))
+    paths = tuple(validation.path("path", part) for part in ([path] if single else _listed("path", path)))
     if not paths:
         raise ModelLoadError("path is an empty list; name at least one GGUF file")
     check_gguf(files_beside(paths[0]) if single else paths, overrides, needs_weights=needs_weights)
     return paths
-
-
-def _all_files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    return files_beside(paths[0]) if len(paths) == 1 else paths
 
 
 def _listed(name: str, values: object) -> list[Any]:
@@ -386,7 +382,7 @@ def _checked_shares(shares: object) -> list[float]:
 
 
 def _in_words(n_params: int) -> str:
-    """Return a number of parameters as model names have it: 1.5B, 3.4M, 12K."""
+    """Return a number of parameters in the notation of model names: 1.5B, 3.4M, 12K."""
     for unit, size in (("B", 10**9), ("M", 10**6)):
         if n_params >= size:
             return f"{n_params / size:.1f}{unit}"
@@ -540,7 +536,7 @@ def _fact(name: str) -> Any:
 
 
 class RemoteModel(Model):
-    """A `Model` loaded with vocab_only: tokenizer, templates and metadata. The other facts come from `describe`.
+    """A model with its weights in another process. Its vocabulary is loaded here; other facts come from `describe`.
 
     Contexts and adapters cannot be made from it.
     """
@@ -548,7 +544,7 @@ class RemoteModel(Model):
     _facts: Mapping[str, Any]
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Set the facts that `model_facts` returned in the other process; call it once, before they are read."""
+        """Set the facts from `model_facts` in the process with the weights. Call it once, before they are read."""
         self._modalities = frozenset(facts.get("modalities", ("text",)))
         self._facts = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
 

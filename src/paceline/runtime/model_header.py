@@ -1,7 +1,7 @@
-"""The header of a model's files, read for its memory: which layers there are, and what each keeps of a sequence.
+"""The header of a model's files, read for its memory: its layers, and the memory that each layer keeps of a sequence.
 
-llama.cpp decides by architecture, in code; what is known of it here is checked against its plans in
-tests/native/test_memory_estimate.py. Where an architecture keeps more than this knows of, a plan (`plan_memory`) has it.
+llama.cpp decides by architecture, in code. Its rules are repeated here, and tests/native/test_memory_estimate.py checks them
+against its plans. If an architecture keeps more memory than these rules cover, a plan (`plan_memory`) includes it.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ _HYBRID: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 _ATTENTION_IN_EVERY_LAYER: Final = frozenset({"falcon-h1"})
-# Of every so many layers one attends to everything, the last or the first of them, where the file does not say.
+# The period of layers with full attention if the file has none: the last layer of each period, or the first if negative.
 _PERIODS: Final = {
     "afmoe": 4, "cohere2": 4, "cohere2moe": -4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5,
     "gpt-oss": 2, "laguna": -4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4, "plamo3": 8, "smallthinker": -4,
 }  # fmt: skip
 _DEFAULT_WINDOWS: Final = {"gemma2": 4096, "exaone-moe": 128}
-_FIXED_WINDOWS: Final = {"llama4": 8192, "smallthinker": 4096}  # whatever the file names, if it names one
+_FIXED_WINDOWS: Final = {"llama4": 8192, "smallthinker": 4096}  # if the file names any window
 _IGNORED_WINDOWS: Final = frozenset({"phi3"})
 _WINDOW_NEEDS_LAYERS: Final = {"exaone4": 64}  # other sizes of it have none
-# They keep more than keys and values of a layer's heads: keys of an indexer, compressed rows.
+# They keep more than keys and values of heads: keys of an indexer, compressed rows.
 _KEEP_MORE: Final = frozenset("deepseek32 deepseek4 dots3note glm-dsa glm5-next hy_v4 minimax-m3 qwen4exp".split())  # noqa: SIM905
 _ONE_PART_A_LAYER: Final = frozenset({"nemotron_h", "nemotron_h_moe"})  # attention, a state, or feed-forward weights
 _LINEAR_INTERVAL: Final = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
-# Whose layers that predict further tokens are loaded only where they are asked for.
+# Their layers that predict further tokens are loaded only on request.
 _HEADS_ON_REQUEST: Final = frozenset(
     """
     bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe glm5-next hy_v3 mimo2 nemotron_h nemotron_h_moe
     qwen35 qwen35moe qwen3next step35
     """.split()  # noqa: SIM905
 )
-# Of which the optional ones are loaded all the same.
+# Optional tensors of these layers are loaded in any case.
 _HEADS_LOADED_ANYWAY: Final = {
     "hy_v3": re.compile(rb"ffn_(?!norm)|nextn\.(embed_tokens|shared_head)"),
     "step35": re.compile(rb"ffn_(?!norm)|nextn\.(embed_tokens|shared_head)|attn_([qk]_norm|gate)|rope_freqs"),
@@ -81,13 +81,13 @@ class ModelHeader:
 
     @cached_property
     def architecture(self) -> str:
-        """The name of the architecture; empty where the file has none."""
+        """The name of the architecture; empty if the file has none."""
         found = self._value("general.architecture")
         return found.decode("utf-8", "replace") if isinstance(found, bytes) else found if isinstance(found, str) else ""
 
     @property
     def n_layer(self) -> int:
-        """Layers, those included that predict further tokens and are not part of a pass."""
+        """All layers, including the layers that predict further tokens and are no part of a pass."""
         return self._integer("block_count")
 
     @cached_property
@@ -96,7 +96,7 @@ class ModelHeader:
         return max(0, self.n_layer - self._integer("nextn_predict_layers"))
 
     def is_unused(self, tensor: TensorInfo) -> bool:
-        """Whether a tensor is of a layer that predicts further tokens, and is loaded only with `draft_heads`."""
+        """Whether a tensor is loaded only with `draft_heads`, as its layer predicts further tokens."""
         match = _BLOCK.match(tensor.name)
         if match is None or self.architecture not in _HEADS_ON_REQUEST or int(match[1]) < self.n_running:
             return False
@@ -105,12 +105,12 @@ class ModelHeader:
 
     @property
     def n_ctx_train(self) -> int:
-        """Tokens that the model was trained with; 0 where the file does not say."""
+        """Tokens of context in the training; 0 if the file does not say."""
         return self._integer("context_length")
 
     @cached_property
     def n_expert(self) -> int:
-        """Experts of a layer; 0 where the model is no mixture."""
+        """Experts of a layer; 0 if the model is no mixture."""
         return self._integer("expert_count")
 
     @cached_property
@@ -137,7 +137,7 @@ class ModelHeader:
 
     @property
     def n_head(self) -> int:
-        """Attention heads of a layer, the most that one has."""
+        """Most attention heads of a layer."""
         return self._integer("attention.head_count")
 
     @property
@@ -156,7 +156,7 @@ class ModelHeader:
 
     @property
     def keeps_more(self) -> bool:
-        """Whether the cache takes more than is known here."""
+        """Whether the cache takes more memory than these rules cover."""
         return self.architecture in _KEEP_MORE
 
     @property
@@ -167,7 +167,7 @@ class ModelHeader:
     # ---- what a layer keeps
 
     def cell_widths(self, layer: int) -> tuple[int, int]:
-        """Return the values of a cell's key and value in this layer; zeros where it does not attend."""
+        """Return the values of a cell's key and value in this layer; zeros if it does not attend."""
         if self.keeps_nothing or layer >= self.n_running or not self._attends(layer):
             return (0, 0)
         shared = self._integer("attention.shared_kv_layers")
@@ -176,7 +176,7 @@ class ModelHeader:
         return self.widths_of_heads(layer)
 
     def widths_of_heads(self, layer: int) -> tuple[int, int]:
-        """Return the values of a cell's key and value in a layer that attends, one that predicts further tokens too."""
+        """Return the values of a cell's key and value in a layer with attention, or in a layer that predicts further tokens."""
         heads = self._of_layer("attention.head_count_kv", layer, self._of_layer("attention.head_count", layer, 0))
         query_heads = self._of_layer("attention.head_count", 0, 0)
         by_default = self._integer("embedding_length") // query_heads if query_heads else 0
@@ -269,7 +269,7 @@ class ModelHeader:
         return None if found is None else found.value
 
     def _integer(self, key: str) -> int:
-        """Return a number of the architecture; the greatest where there is one for every layer, 0 where there is none."""
+        """Return a number of the architecture, the greatest number of all layers, or 0 without a value."""
         found = self._value(f"{self.architecture}.{key}")
         if isinstance(found, list):
             return max((value for value in found if isinstance(value, int)), default=0)

@@ -1,6 +1,6 @@
-"""The compiled core as a part of this process: what it was built from, its log, and how its objects and calls end.
+"""The compiled core as a part of this process: the facts of its build, its log, and the end of its objects and calls.
 
-Its log goes to `logging.getLogger("paceline.llama")`, on the thread whose native call just returned, in the order of the lines.
+Its log goes to `logging.getLogger("paceline.llama")`, on the thread of the native call that just returned, in order.
 llama.cpp logs the details of loading a model as "info"; they become DEBUG, so that an application that logs at INFO stays
 readable. So do warnings about corrections that llama.cpp makes by itself, and about a context that is longer than the model was
 trained for: all sequences share it, and none gets longer than that.
@@ -32,9 +32,9 @@ from paceline.errors import Closed
 class BuildInfo:
     """Facts that were fixed when the core was compiled.
 
-    Folders are those of the machine that built it; a folder in the builder's home is reported in the user's.
+    Folders are of the machine that built it; a folder in the builder's home is reported in the user's home.
     backend: cpu, cuda, metal, vulkan or hip, and backend_reason why. flags: NAME=VALUE as given to llama.cpp's build.
-    sanitizers: empty, or such as "address,undefined". assertions: whether llama.cpp's debug assertions are compiled in.
+    sanitizers: empty, or a list like "address,undefined". assertions: whether llama.cpp's debug assertions are compiled in.
     own_attention: whether attention on a CPU may be computed by paceline's own kernel (see `runtime.attention`).
     rpc: whether ggml's RPC backend is linked (PACELINE_RPC=ON).
     own_matmul: whether matrix products on a CPU may be computed by paceline's own kernels (see `runtime.matmul`).
@@ -122,7 +122,7 @@ def trim_heap() -> None:
 
 logger = logging.getLogger("paceline.llama")
 
-END_TIMEOUT_S = 10.0  # for calls that no abort reaches, such as a wait for a mask
+END_TIMEOUT_S = 10.0  # for calls that no abort reaches, like a wait for a mask
 
 _HARMLESS = re.compile(
     r"possible training context overflow|its type will be overridden|attribute to USER_DEFINED|from EOG list"
@@ -142,12 +142,12 @@ def install() -> None:
 def end_calls(timeout_s: float = END_TIMEOUT_S) -> None:
     """End native calls in other threads: passes and loads raise `Aborted`, new calls raise `Closed`.
 
-    Waits for the calls, at most timeout_s. Those that take longer never return to Python.
+    Waits for the calls, at most timeout_s. A call that takes longer never returns to Python.
     """
     returned = _native.end_calls(timeout_s)
     for thread in threading.enumerate():
         if thread.ident in returned:
-            # It may be about to print what the call raised; ended while it holds the lock of stderr, it would make
+            # It may be about to print the error of the call; ended while it holds the lock of stderr, it would make
             # Python abort. A thread that Python did not start cannot be joined.
             with contextlib.suppress(RuntimeError, AssertionError):
                 thread.join(1.0)

@@ -1,4 +1,8 @@
-"""A multimodal projector (mmproj): makes of images and audio what a model takes in the place of tokens."""
+"""A multimodal projector (mmproj): decodes images and audio of prompts, and encodes them for a model in place of tokens.
+
+Headers of media files were checked before. Here the data after the header are checked: they must not be more, nor much less,
+than the header promises.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,16 @@ _SMALL_SIDE, _LARGE_SIDE = 32, 4096  # of images that need fewer and more tokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaPart:
-    """A piece of what an image or audio becomes in a prompt: tokens that mark or divide it, or an item of embeddings.
+    """A part of an image or audio in a prompt: tokens that mark or divide it, or an item of embeddings.
 
-    tokens: empty for an item. num_cells, num_positions: of an item, 0 for tokens. is_causal: whether attention among its cells
-    is, so that it may be computed in parts. places: int32 (num_cells, 3), where its cells lie in time, height and width from its
-    position on (M-RoPE); None: one after another. embeddings: float32 (num_cells, n_embd); None where it was only measured.
+    Attributes:
+        tokens: The tokens; empty for an item.
+        num_cells: KV cells of an item; 0 for tokens.
+        num_positions: Positions of an item; 0 for tokens.
+        is_causal: Whether attention among the cells is causal, so that the item may be computed in parts.
+        places: int32 (num_cells, 3), the offsets of the cells in time, height and width from the item's position (M-RoPE); None
+            means consecutive positions.
+        embeddings: float32 (num_cells, n_embd); None if the item was only measured.
     """
 
     tokens: tuple[int, ...]
@@ -49,10 +58,10 @@ class MediaPart:
 
 
 class MediaProjector(Closeable):
-    """The encoders of a projector's file, for one model. Keeps it alive; free them with `close()`.
+    """The encoders of a projector's file, for one model. Keeps the model alive; free the encoders with `close()`.
 
     Safe to use from any thread; one item is encoded at a time, and measuring does not wait for it. Calls release the GIL; `abort`
-    ends what is being encoded.
+    ends the running call.
     """
 
     def __init__(self, native: _native.MediaProjector, path: Path) -> None:
@@ -74,12 +83,17 @@ class MediaProjector(Closeable):
     ) -> Self:
         """Load a file for a model.
 
-        use_gpu: computes on a GPU where llama.cpp finds one. n_threads: None takes the physical cores. image_min_tokens,
-        image_max_tokens: of an image, for projectors that take images of any size; None as the file has it. flash_attn: of the
-        encoders, as of a context.
+        Args:
+            path: The file.
+            model: The model.
+            use_gpu: Whether to compute on a GPU if llama.cpp finds one.
+            n_threads: Threads; None takes the physical cores.
+            image_min_tokens: Least tokens of an image, for projectors that take images of any size; None as in the file.
+            image_max_tokens: Most tokens of an image, likewise.
+            flash_attn: "auto", "on" or "off", for the encoders.
 
-        Raises `ModelLoadError` (no such file, no projector, damaged, or of another model), `InvalidParams`, also for limits that
-        have no effect with this projector.
+        Raises `ModelLoadError` (the file is missing, no projector, damaged, or of another model), and `InvalidParams`, also for
+        limits without an effect on this projector.
         """
         found = validation.path("mmproj", path)
         if not found.is_file():
@@ -116,13 +130,13 @@ class MediaProjector(Closeable):
 
     @property
     def modalities(self) -> frozenset[str]:
-        """What it takes: "image", "audio" or both."""
+        """The media it accepts: "image", "audio" or both."""
         native = self.native
         return frozenset(name for name, takes in (("image", native.sees), ("audio", native.hears)) if takes)
 
     @property
     def sample_rate(self) -> int | None:
-        """Hz of the audio that it takes; None where it takes none."""
+        """Hz of the audio it accepts; None if it accepts none."""
         return self.native.sample_rate if self.native.hears else None
 
     def measure_image(self, width: int, height: int) -> list[MediaPart]:
@@ -133,12 +147,12 @@ class MediaProjector(Closeable):
     def encode_image(self, pixels: Pixels) -> list[MediaPart]:
         """Return the parts of an image, uint8 (height, width, 3). May take long.
 
-        Raises `InvalidParams`, `Unsupported`, `Aborted`, and `DecodeError` where llama.cpp cannot compute it.
+        Raises `InvalidParams`, `Unsupported`, `Aborted`, and `DecodeError` if llama.cpp cannot compute it.
         """
         return self.encode_images([pixels])[0]
 
     def encode_images(self, images: Sequence[Pixels]) -> list[list[MediaPart]]:
-        """Return the parts of each image. Those of one size are computed together where libmtmd can (Gemma 4, InternVL).
+        """Return the parts of each image. Images of one size are computed together if libmtmd can (Gemma 4, InternVL).
 
         Raises as `encode_image`, for all of them.
         """
@@ -150,7 +164,7 @@ class MediaProjector(Closeable):
         return [_parts(parts) for parts in found]
 
     def measure_audio(self, num_samples: int) -> list[MediaPart]:
-        """Return the parts of as many samples at `sample_rate`, without embeddings. Raises `InvalidParams`, `Unsupported`."""
+        """Return the parts of `num_samples` samples at `sample_rate`, without embeddings. Raises as `measure_image`."""
         return _parts(self.native.measure_audio(validation.integer("num_samples", num_samples, 1, _MAX_SAMPLES)))
 
     def encode_audio(self, samples: FloatArray) -> list[MediaPart]:
@@ -161,17 +175,17 @@ class MediaProjector(Closeable):
         return _parts(self.native.audio(np.ascontiguousarray(samples)))
 
     def _check_limits(self, least: int, most: int) -> None:
-        """Raise `InvalidParams` where a small or a large image has not the tokens that were set, but for rounding to rows."""
+        """Raise `InvalidParams` if a small or a large image does not keep the limits, apart from rounding to rows."""
         if least > 2 * (found := self._num_cells(_SMALL_SIDE)):
             raise InvalidParams(_no_effect("image_min_tokens", least, self.path, _SMALL_SIDE, found))
         if most > 0 and 2 * most + 2 < (found := self._num_cells(_LARGE_SIDE)):
             raise InvalidParams(_no_effect("image_max_tokens", most, self.path, _LARGE_SIDE, found))
 
     def _num_cells(self, side: int) -> int:
-        return sum(one.num_cells for one in self.measure_image(side, side)) if self.native.sees else 0
+        return sum(part.num_cells for part in self.measure_image(side, side)) if self.native.sees else 0
 
     def abort(self) -> None:
-        """End what is being encoded, or else what is encoded next: that call raises `Aborted`. Any thread."""
+        """End the running call, or else the next one: it raises `Aborted`. Any thread."""
         native = self._native
         if native is not None:
             native.abort()
@@ -205,14 +219,14 @@ Pixels = npt.NDArray[np.uint8]
 _MAX_CHUNKS: Final = 100_000  # of a PNG; encoders put 8 KiB and more into each
 _MAX_SCANS: Final = 64  # of a JPEG, each of which goes over all of its pixels; encoders write 10
 _PNG_PIECE: Final = 1 << 20
-_PNG_FED: Final = 1 << 16  # bytes at a time: what is left of them is copied for each piece
+_PNG_FED: Final = 1 << 16  # bytes at a time: the rest of them is copied for each piece
 _SAMPLES: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by a PNG's type of colour
 
 
 def decoded_pixels(image: Image, check: Callable[[], None] = lambda: None) -> Pixels:
     """Return the pixels, uint8 (height, width, 3). May take long; any thread. check: called often, may raise.
 
-    Raises `InvalidParams` for a file that is damaged, or whose data unfold to more than its image.
+    Raises `InvalidParams` if a file is damaged or its data unfold to more than its image.
     """
     if image.format == "rgb":
         return np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
@@ -226,7 +240,7 @@ def decoded_pixels(image: Image, check: Callable[[], None] = lambda: None) -> Pi
 
 
 def _check_png(image: Image, check: Callable[[], None]) -> None:
-    """Unfold the data in pieces, dropping them: there must be as many bytes as the image has, or fewer than a row more."""
+    """Unfold the data in pieces, and drop them: they may exceed the bytes of the image by less than a row."""
     inflater, size, most = zlib.decompressobj(), 0, _png_bytes(image)
     try:
         for part in _png_data(image.data, check):
@@ -248,7 +262,7 @@ def _check_png(image: Image, check: Callable[[], None]) -> None:
 
 
 def _png_bytes(image: Image) -> int:
-    """Return how many bytes its rows have at most, with a byte more a row; interlaced ones are rows of seven images."""
+    """Return the most bytes of the rows, each with a filter byte. Interlaced rows belong to seven images."""
     depth: int
     depth, colour, _, _, interlaced = struct.unpack_from(">5B", image.data, 24)
     row = -(-image.width * _SAMPLES.get(colour, 4) * depth // 8) + 1
@@ -277,21 +291,20 @@ MAX_AMPLITUDE: Final = 65_536
 """Largest sample: far beyond, the encoder computes infinities, and the model no text."""
 
 _AUDIO_PIECE: Final = 1 << 16  # samples at a time
-_MOST_MISSING_S: Final = (
-    0.25  # of a file whose first frames refer to others, or whose resampled end is a fraction short
-)
+# First frames may refer to missing frames, and a resampled end may be a fraction short.
+_MOST_MISSING_S: Final = 0.25
 
 
 def num_samples(num_frames: int, file_rate: int, rate: int) -> int:
-    """Return how many samples at `rate` become of as many at `file_rate`, as miniaudio resamples."""
+    """Return the number of samples at `rate` after miniaudio resamples `num_frames` at `file_rate`."""
     return int(_native.resampled_length(num_frames, file_rate, rate))
 
 
 def decoded_samples(audio: Audio, rate: int, check: Callable[[], None] = lambda: None) -> Samples:
     """Return mono samples at `rate`, float32 of shape (num_samples,). May take long; any thread. check: called often, may raise.
 
-    Where the file has more than it promised, that is left out; a fraction of a second that is missing is silence. Raises
-    `InvalidParams` for a file that is damaged.
+    Samples beyond the promised length are left out; a missing fraction of a second becomes silence. Raises `InvalidParams` if
+    the file is damaged.
     """
     decoder: Any = _native.open_audio(audio.data, audio.format, rate)
     if decoder.file_rate != audio.rate:

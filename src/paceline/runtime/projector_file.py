@@ -1,7 +1,9 @@
 """Checks of projectors' files (mmproj): refuses values on which libmtmd would abort, naming the key and the value.
 
-It reads numbers by one type each, divides by sizes, and takes tensors as the metadata promise them. What is not caught:
-`docs/known-aborts.md`.
+libmtmd reads each number by one type, divides by sizes, and uses tensors, most of them optional, without checking their
+presence or their size. Tensors are checked for the projectors that were tried with each tensor left out: LLaVA, Gemma, Qwen VL
+and Pixtral for images, and the encoders of Whisper's kind for audio (Ultravox, Voxtral, Qwen 2 Audio, Qwen 2.5 Omni).
+`docs/known-aborts.md` lists the values that are not caught.
 """
 
 from __future__ import annotations
@@ -179,7 +181,7 @@ def check_vision_tensors(
 ) -> None:
     """Check a vision encoder. numbers: of `clip.vision`, by their names; shapes: of all tensors, innermost first.
 
-    max_tokens: of an image, where it is not what the file says.
+    max_tokens: of an image; None takes the value of the file.
 
     Raises `ModelLoadError`; does nothing for other projectors.
     """
@@ -268,7 +270,7 @@ def _check_windows(path: str | Path, numbers: Mapping[str, Any], shapes: Mapping
         )
 
 
-_NUM_FRAMES: Final = 3000  # of the spectrum of 30 seconds, which is what it encodes at a time
+_NUM_FRAMES: Final = 3000  # of the spectrum of 30 seconds, the length of an encoder's pass
 _MAX_MEL: Final = 256
 _STACKED: Final = ("ultravox", "voxtral")
 _WHISPER: Final = (*_STACKED, "qwen2a", "qwen2.5o")
@@ -339,13 +341,13 @@ def _check_projection(path: str | Path, projector: str, numbers: Mapping[str, An
 
 
 def _num_stacked(num_positions: int, width: int, stack: int) -> int:
-    """Return how many embeddings stacking makes. llama.cpp pads by a formula for powers of two, and drops a part of one."""
+    """Return the number of stacked embeddings. llama.cpp pads by a formula for powers of two, and drops an incomplete one."""
     row = width * stack
     return (num_positions * width + row - 1 & ~(row - 1)) // row
 
 
 def _check_rows(path: str | Path, name: str, width: int, shapes: Shapes) -> None:
-    """Check that a matrix takes as many values."""
+    """Check that a matrix takes `width` values."""
     found = shapes.get(name, ())
     _check_shape(path, name, (width, *found[1:]) if len(found) == 2 else (width, 1), shapes)
 
@@ -366,8 +368,13 @@ def _shown(shape: tuple[int, ...]) -> str:
 class ProjectorFacts:
     """Facts about a projector.
 
-    path: of the file. modalities: "image", "audio" or both, sorted. kinds: of its projectors, as llama.cpp names them.
-    weights_bytes: of its tensors. image_size, patch_size: of its encoder of images, in pixels; None without one.
+    Attributes:
+        path: The file.
+        modalities: "image", "audio" or both, sorted.
+        kinds: llama.cpp's names of its projectors.
+        weights_bytes: Bytes of its tensors.
+        image_size: Pixels of a side of the encoder's image; None without an encoder of images.
+        patch_size: Pixels of a side of a patch; None without an encoder of images.
     """
 
     path: str
@@ -379,7 +386,7 @@ class ProjectorFacts:
 
 
 def projector_facts(path: Path) -> ProjectorFacts:
-    """Return what a projector's file says. Raises `ModelLoadError` for one that is none or damaged."""
+    """Return the facts in a projector's header. Raises `ModelLoadError` if the file is no projector or damaged."""
     check_projector(path)
     file = read_gguf(path)
     names = {"image": "vision", "audio": "audio"}

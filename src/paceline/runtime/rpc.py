@@ -1,7 +1,8 @@
-"""Other hosts that compute: ggml's RPC servers, greeted over their own protocol before llama.cpp connects to them.
+"""Computing on other hosts with ggml's RPC servers, and lending the devices of this machine to other hosts.
 
-llama.cpp ends the process where a server refuses, says nothing, is of another version or is lost later. So `greet` looks first,
-in Python, and `connect` is only called in a process that may die.
+llama.cpp ends the process if a server refuses, is silent, has another version or is lost later. So `greet` checks it first, in
+Python, over the server's own protocol, and `connect` is only called in a process that may die. The protocol has no
+authentication and no encryption.
 
     request   command (1 byte), size (8 bytes), payload      reply   size (8 bytes), payload      little endian
 """
@@ -37,9 +38,13 @@ _connected: list[RpcServer] = []
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """A server that was greeted. address: as it was given; endpoint: the same with an IPv4 address; protocol: its version.
+    """A server that was greeted.
 
-    devices: named as llama.cpp names them where this is the first server.
+    Attributes:
+        address: As given.
+        endpoint: The address with an IPv4 address.
+        protocol: The version of its protocol.
+        devices: Its devices, with llama.cpp's names for the first server.
     """
 
     address: str
@@ -53,10 +58,10 @@ def greet(address: str, timeout_s: float = GREETING_S) -> RpcServer:
 
     Args:
         address: "host:port", as `validation.addresses` returns it.
-        timeout_s: For all of it.
+        timeout_s: Time for the whole greeting.
 
     Raises:
-        RpcServerUnavailable: There is none, it is busy or hangs, or it is none that this build can use; names the address.
+        RpcServerUnavailable: The server is missing, busy, hangs, or cannot be used by this build; names the address.
         Unsupported: This build has no RPC backend.
     """
     wanted = _native.rpc_protocol()
@@ -93,8 +98,8 @@ def greet_all(addresses: Sequence[str], timeout_s: float = GREETING_S) -> list[R
             if other.endpoint == server.endpoint:
                 raise InvalidParams(f"rpc: {other.address} and {address} are the same server; leave one of them out")
         devices = tuple(
-            Device(f"RPC{num_devices + place}", address, one.kind, one.free_bytes, one.total_bytes)
-            for place, one in enumerate(server.devices)
+            Device(f"RPC{num_devices + place}", address, device.kind, device.free_bytes, device.total_bytes)
+            for place, device in enumerate(server.devices)
         )
         num_devices += len(devices)
         found.append(RpcServer(address, server.endpoint, server.protocol, devices))
@@ -108,10 +113,10 @@ def greet_all(addresses: Sequence[str], timeout_s: float = GREETING_S) -> list[R
 
 
 def connect(addresses: Sequence[str], timeout_s: float) -> None:
-    """Make the devices of servers known to llama.cpp, before those of this machine. Once in a process.
+    """Make the devices of servers known to llama.cpp, before this machine's devices. Once in a process.
 
-    From then on this process ends where a server is lost: where it closes the connection, or takes and sends nothing for
-    timeout_s while llama.cpp waits for it. Raises as `greet_all`.
+    After this the process ends if a server is lost: it closes the connection, or is silent for timeout_s while llama.cpp waits
+    for it. Raises as `greet_all`.
     """
     servers = greet_all(addresses, min(timeout_s, GREETING_S))
     for server in servers:
@@ -122,26 +127,23 @@ def connect(addresses: Sequence[str], timeout_s: float) -> None:
 def rpc_devices(addresses: Sequence[str], timeout_s: float) -> list[Device]:
     """Return the devices of servers with the memory that is free now, connected or not. Raises as `greet_all`."""
     if _connected:
-        return [_with_address(device) for device in _native.devices() if device.name in _names()]
+        addresses_of = {device.name: server.address for server in _connected for device in server.devices}
+        return [
+            Device(device.name, addresses_of[device.name], device.kind, device.free_bytes, device.total_bytes)
+            for device in _native.devices()
+            if device.name in addresses_of
+        ]
     return [device for server in greet_all(addresses, min(timeout_s, GREETING_S)) for device in server.devices]
 
 
-def _names() -> dict[str, str]:
-    return {device.name: server.address for server in _connected for device in server.devices}
-
-
-def _with_address(device: _native.Device) -> Device:
-    return Device(device.name, _names()[device.name], device.kind, device.free_bytes, device.total_bytes)
-
-
 class _Line:
-    """A connection, with a deadline for all that is asked. Raises `RpcServerUnavailable` for what is no reply."""
+    """A connection with a deadline for all requests. Raises `RpcServerUnavailable` for invalid replies."""
 
     def __init__(self, connection: socket.socket, address: str, deadline_s: float) -> None:
         self._connection, self.address, self._deadline_s = connection, address, deadline_s
 
     def ask(self, command: int, payload: bytes, size: int) -> bytes:
-        """Send a command and return its reply, which must have that many bytes."""
+        """Send a command and return its reply, which must have `size` bytes."""
         self._wait_no_longer()
         self._connection.sendall(bytes([command]) + _SIZE.pack(len(payload)) + payload)
         (given,) = _SIZE.unpack(self._read(_SIZE.size))
@@ -176,7 +178,7 @@ class _Line:
 
 
 def _resolved(address: str, host: str, port: int) -> tuple[str, int]:
-    """Return an IPv4 address of a host, which is all that ggml speaks."""
+    """Return an IPv4 address of a host, as ggml supports no other."""
     try:
         found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -221,9 +223,9 @@ _HASH_NAME = re.compile(r"[0-9a-f]{16}")
 
 
 def lent_devices(names: Sequence[str] = ()) -> list[Device]:
-    """Return the devices of these names; without names all but the CPU, and the CPU where there is no other.
+    """Return the named devices; without names all GPUs, or the CPU if there is no GPU.
 
-    Raises `InvalidParams` for a name that no device has, and for one that is there twice.
+    Raises `InvalidParams` for an unknown or repeated name.
     """
     known = {device.name.lower(): device for device in devices()}
     for place, name in enumerate(names):
@@ -238,9 +240,9 @@ def lent_devices(names: Sequence[str] = ()) -> list[Device]:
 
 
 def listening_address(host: str, port: int) -> str:
-    """Return the IPv4 address of a name, after a look at whether the port is free there.
+    """Return the IPv4 address of a host, and check that the port is free there.
 
-    Raises `InvalidParams` for a host without one, `EngineError` where it cannot be listened on.
+    Raises `InvalidParams` for a host without an IPv4 address, `EngineError` if it cannot be listened on.
     """
     try:
         address = str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
@@ -258,7 +260,7 @@ def listening_address(host: str, port: int) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder in which llama.cpp's own server keeps tensors, too."""
+    """Return the folder for tensors, which llama.cpp's own server uses, too."""
     base = os.environ.get("LLAMA_CACHE")
     if base:
         return Path(base) / "rpc"
@@ -267,10 +269,10 @@ def cache_folder() -> Path:
 
 
 def checked_cache(folder: Path) -> list[Path]:
-    """Make the folder where it is missing, and remove the tensors of it that are damaged; return these.
+    """Create the folder if it is missing, and remove damaged tensors from it; return their paths.
 
-    ggml takes a file for the tensor whose hash is its name, and does not look inside: what a server that ended had written
-    half would become wrong weights. Reads all files. Raises `OSError`.
+    ggml trusts a file's name to be the hash of its tensor, so a file that a server wrote half before it ended would become wrong
+    weights. Reads all files. Raises `OSError`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     damaged = []
@@ -282,9 +284,9 @@ def checked_cache(folder: Path) -> list[Path]:
 
 
 def serve(address: str, port: int, lent: Sequence[Device], *, n_threads: int | None = None, cache: Path | None) -> None:
-    """Serve one program after the other until the process ends. Once in a process, which computes nothing else.
+    """Serve programs in turn until the process ends. Once in a process, which computes nothing else.
 
-    Raises `EngineError` where the address cannot be listened on, `Unsupported` in a build without RPC.
+    Raises `EngineError` if the address cannot be listened on, `Unsupported` in a build without RPC.
     """
     _native.rpc_serve(
         f"{address}:{port}",
@@ -301,5 +303,5 @@ def check_is_built() -> None:
 
 
 def take_log() -> None:
-    """Deliver what llama.cpp has logged meanwhile: a call that never returns delivers nothing."""
+    """Deliver llama.cpp's log lines during `serve`, a call that never returns."""
     _native.flush_log()

@@ -1,4 +1,4 @@
-"""Samplers: apply `SamplingParams` to rows of logits, one token after the other.
+"""Samplers: apply `SamplingParams` to rows of logits, token by token.
 
 The native sampler (native/sampler.hpp) does the work; this module sets its options and checks arguments.
 """
@@ -67,7 +67,7 @@ class Sampler(Closeable):
     logits_processors, and with a mask for json_schema, regex, choice and lark (see `paceline.constraints`); otherwise it follows
     json_schema and choice by itself, by way of a GBNF grammar.
     Raises `InvalidParams` for a token id outside the vocabulary, `GrammarError` for a grammar that does not compile,
-    `Unsupported` for what the model or this version cannot do.
+    `Unsupported` if the model or this version lacks a feature.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Sampler(Closeable):
 
     @property
     def seed(self) -> int:
-        """The seed it draws with; a random one where the params have none."""
+        """The seed of its draws; random if the params have none."""
         return int(self.native.seed)
 
     @property
@@ -118,8 +118,8 @@ class Sampler(Closeable):
     def sample(self, logits: LogitRow, mask: TokenMask | None = None) -> int:
         """Return the next token for a row of logits, float32 of shape (n_vocab,); the row is not changed.
 
-        mask: uint32 of shape (ceil(n_vocab / 32),), bit t % 32 of word t // 32 set where token t is allowed.
-        The same call again returns the same token: nothing changes until `accept`. Raises `SamplingError` where no token is
+        mask: uint32 of shape (ceil(n_vocab / 32),), bit t % 32 of word t // 32 set if token t is allowed.
+        The same call again returns the same token: nothing changes until `accept`. Raises `SamplingError` if no token is
         allowed or a logit is NaN or +inf.
         """
         row = self._row(logits)
@@ -141,7 +141,7 @@ class Sampler(Closeable):
         return self._records(token_id, self.native.logprobs(self._row(logits), token_id, k))
 
     def accept(self, token_id: int) -> None:
-        """Accept a generated token as the next, exactly once each. Raises `InvalidParams` where the grammar forbids it."""
+        """Accept a generated token as the next, exactly once each. Raises `InvalidParams` if the grammar forbids it."""
         self.native.accept(validation.integer("token_id", token_id, 0, self.n_vocab - 1))
 
     def accept_prompt(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
@@ -154,7 +154,7 @@ class Sampler(Closeable):
         return bool(self.native.is_eog(validation.integer("token_id", token_id, 0, self.n_vocab - 1)))
 
     def set_grammar_asleep(self, asleep: bool) -> None:
-        """Say whether the next tokens are thinking, in which a lazy grammar looks for no trigger."""
+        """Set whether the next tokens are thinking, in which a lazy grammar ignores triggers."""
         self.native.set_grammar_asleep(validation.boolean("asleep", asleep))
 
     @property
@@ -190,7 +190,7 @@ class Sampler(Closeable):
         return state
 
     def restore(self, state: bytes) -> None:
-        """Restore a saved state. Raises `StateError` where the bytes are damaged or of other params or vocabulary."""
+        """Restore a saved state. Raises `StateError` if the bytes are damaged or of other params or vocabulary."""
         if not isinstance(state, (bytes, bytearray, memoryview)):
             raise InvalidType(f"state must be bytes, not {type(state).__name__}")
         if len(state) > 2**31:
@@ -250,7 +250,7 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
         raise Unsupported("a Sampler alone runs no logits_processors; use an LLM, or change the rows yourself")
     if is_masked:
         pass
-    elif any(one is not None for one in (params.regex, params.lark, params.constraint, params.call_grammar)):
+    elif any(rule is not None for rule in (params.regex, params.lark, params.constraint, params.call_grammar)):
         raise Unsupported(
             "a Sampler alone follows grammar, json_schema and choice; use an LLM, or mask the rows yourself"
         )
@@ -270,12 +270,12 @@ def _grammar(params: SamplingParams, is_masked: bool) -> _native.GrammarOptions 
     grammar.trigger_tokens = [trigger for trigger in params.grammar_triggers if isinstance(trigger, int)]
     patterns = [trigger for trigger in params.grammar_triggers if isinstance(trigger, PatternTrigger)]
     if patterns:
-        grammar.trigger_patterns = [_native.PatternTrigger(one.pattern, one.is_full) for one in patterns]
+        grammar.trigger_patterns = [_native.PatternTrigger(pattern.pattern, pattern.is_full) for pattern in patterns]
     return grammar
 
 
 def _check_ranges(grammar: str) -> None:
-    """Raise `GrammarError` for a range of characters whose end comes before its beginning: llama.cpp takes it for empty."""
+    """Raise `GrammarError` if a range of characters ends before its beginning: llama.cpp takes it for empty."""
     for token in _GBNF_TOKEN.finditer(grammar):
         for first, last in _GBNF_RANGE.findall(token["class"] or ""):
             if last and _gbnf_code(first) > _gbnf_code(last):
@@ -286,7 +286,7 @@ def _check_ranges(grammar: str) -> None:
 
 
 def _gbnf_code(char: str) -> int:
-    """Return the code point of a character of a GBNF grammar as it is written there."""
+    """Return the code point of a character in the notation of GBNF."""
     if len(char) < 2 or char[0] != "\\":
         return ord(char)
     if len(char) > 2:
@@ -295,7 +295,7 @@ def _gbnf_code(char: str) -> int:
 
 
 def grammar_of_schema(schema: str) -> str:
-    """Return a GBNF grammar of a JSON schema. Raises `GrammarError` where it cannot be enforced."""
+    """Return a GBNF grammar of a JSON schema. Raises `GrammarError` if it cannot be enforced."""
     check_keywords(json.loads(schema))
     return _native.grammar_of_json_schema(schema)
 

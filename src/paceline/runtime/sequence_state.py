@@ -6,7 +6,7 @@ offset  size  field, little-endian
 6       2     flags: 1 = only the sliding window and the recurrent state
 8       16    fingerprint of the model and of the layout of its KV cells
 24      4     n, number of token ids
-28      4     last position that the sequence held, int32, -1 where it was empty
+28      4     last position that the sequence held, int32, -1 if it was empty
 32      8     size of the state in bytes
 40      16    BLAKE2b-128 of everything but this field
 56      4n    token ids, int32
@@ -55,7 +55,7 @@ class SequenceState:
 
     @classmethod
     def from_bytes(cls, data: bytes, fingerprint: bytes) -> SequenceState:
-        """Read a frame. Raises `StateError` where it is not one, is damaged, or belongs to another model or layout."""
+        """Read a frame. Raises `StateError` if it is not valid, damaged, or of another model or layout."""
         view = memoryview(data).cast("B")
         check_head(view[:HEAD_BYTES], len(view))
         start = HEAD_BYTES
@@ -76,7 +76,7 @@ class SequenceState:
 class CellState:
     """Positions [start, end) of a sequence, in llama.cpp's format without a frame, for the context it came from.
 
-    An empty range stands for the state that lies beside the cells of `end` positions.
+    An empty range means the state beside the cells of `end` positions.
     """
 
     start: int
@@ -90,7 +90,7 @@ class CellState:
 
 
 def check_head(head: bytes | memoryview, num_bytes: int) -> None:
-    """Raise `StateError` if a frame of this length does not begin so: before the rest of a file is read."""
+    """Raise `StateError` if this is not the head of a frame with this length. Checked before the rest of a file is read."""
     if len(head) < HEAD_BYTES or bytes(head[:4]) != _MAGIC:
         raise StateError(f"not a saved sequence: {num_bytes} bytes that do not begin with {_MAGIC!r}")
     _, version, _, _, num_ids, _, size = _HEAD.unpack_from(head)

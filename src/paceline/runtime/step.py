@@ -1,4 +1,4 @@
-"""The records of `Context.step`: rows in, draws out, and masks of allowed tokens. Arrays exist only at the native seam.
+"""The records of `Context.step`: rows, draws, and masks of allowed tokens. Only the native core sees them as arrays.
 
 A row is one sequence's share of a forward pass:
 
@@ -27,7 +27,7 @@ from paceline.runtime.sampler import Sampler
 class MaskSlots:
     """A fixed number of bitmasks over a vocabulary, which other threads fill while a forward pass runs.
 
-    Of the uint32 words, bit `t % 32` of word `t // 32` is set where token t is allowed.
+    Bit `t % 32` of the uint32 word `t // 32` is set if token t is allowed.
 
     Per use of a slot: `clear` it, pass its number to `Context.step`, fill `words(slot)` from any thread, then call `ready`
     (or `fail`, which fails that row alone). The step waits for it after the pass, not before.
@@ -72,15 +72,19 @@ FloatArray = npt.NDArray[np.float32]
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence's part of a step.
 
-    position: of the first of `token_ids`; the sequence's next one, or with M-RoPE (Qwen-VL and others) also a later one.
-    num_drafts: proposed tokens at the end of `token_ids`; the sampler draws along them while its draws match, and wrong
-    ones are removed from memory again (where it is a recurrent state, all of the row: `SamplerDraws.is_taken_back`). Needs
-    exactly one sampler.
-    samplers: each draws from the logits of the last token and accepts what it drew (several: n > 1 choices, before they
-    diverge). None: the row only fills memory.
-    targets: the tokens that follow the first of `token_ids`, whose log-probabilities are wanted (prompt logprobs).
-    num_logprobs: None for none, 0 for each drawn or scored token's own, k for the k most likely as well.
-    mask_slots: one per position drawn at, max(len(samplers), num_drafts + 1) of them: a slot of the step's masks, or -1.
+    Attributes:
+        seq_id: The sequence.
+        position: The position of the first token: the next position of the sequence, or with M-RoPE (Qwen-VL and others) also a
+            later one.
+        token_ids: The tokens to compute.
+        num_drafts: Proposed tokens at the end of `token_ids`. The sampler draws along them while its draws match. Wrong drafts
+            are removed from memory (with recurrent state the whole row is: `SamplerDraws.is_taken_back`). Needs exactly one
+            sampler.
+        samplers: Each draws from the logits of the last token and accepts its token. Several samplers are n > 1 choices before
+            they diverge. Without samplers the row only fills memory.
+        targets: The tokens after the first of `token_ids`, to be scored with log-probabilities (prompt logprobs).
+        num_logprobs: None for no log-probabilities, 0 for each drawn or scored token, k for the k most likely tokens as well.
+        mask_slots: A slot of the step's masks, or -1, for each drawn position: max(len(samplers), num_drafts + 1) entries.
     """
 
     seq_id: int
@@ -95,9 +99,12 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
-    """Natural-log probabilities of n tokens and, per token, of the k most likely ones, most likely first.
+    """Natural logarithms of the probabilities of n tokens, and of the k most likely tokens at each position.
 
-    own: float32 (n,); ids: int32 (n, k), -1 where there are fewer; values: float32 (n, k), aligned with ids.
+    Attributes:
+        own: float32 (n,), for the n tokens.
+        ids: int32 (n, k), the most likely token first; -1 fills up if there are fewer.
+        values: float32 (n, k), aligned with ids.
     """
 
     own: FloatArray
@@ -108,9 +115,12 @@ class TopLogprobs:
 class SamplerDraws(msgspec.Struct, frozen=True):
     """The draws of one sampler in a step: one token, or the accepted drafts and one more.
 
-    error: why it stopped; its row's other samplers and all other rows are not affected. Tokens drawn before count.
-    is_taken_back: whether nothing of the row is in memory, since a draft was wrong and the memory cannot be cut there. What was
-    drawn stands, and the row's known tokens and those of the drafts that were right are computed with a later row.
+    Attributes:
+        token_ids: The drawn tokens.
+        logprobs: Their log-probabilities, if the row asks for them.
+        error: The reason if it stopped. Tokens drawn before stay valid; other samplers and rows are not affected.
+        is_taken_back: Whether the row is not in memory, since a draft was wrong and the memory cannot be cut there. The drawn
+            tokens stay valid; a later row computes the known tokens and the right drafts again.
     """
 
     token_ids: tuple[int, ...]
@@ -128,7 +138,7 @@ class StepRowResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results in the order of the rows; the seconds that the forward pass and the drawing took."""
+    """The results in the order of the rows, and the seconds of the forward pass and of the draws."""
 
     rows: tuple[StepRowResult, ...]
     decode_s: float
@@ -193,7 +203,7 @@ def _plain(
     failed: dict[int, PacelineError],
     taken_back: list[int],
 ) -> tuple[StepRowResult, ...]:
-    """Return the results of a step without log-probabilities, as most are."""
+    """Return the results of a step without log-probabilities, the usual case."""
     results, sampler, start = [], 0, 0
     for row in rows:
         draws = []
@@ -207,7 +217,7 @@ def _plain(
 
 
 class _Cursor:
-    """Takes the logprobs of one token range after the other."""
+    """Takes the logprobs of consecutive ranges of tokens."""
 
     def __init__(self, own: FloatArray, ids: IntArray, values: FloatArray) -> None:
         self._own, self._ids, self._values = own, ids, values
@@ -235,7 +245,7 @@ def _check_types(index: int, row: object) -> None:
 
 
 def _mask_slots(rows: Sequence[StepRow]) -> list[int]:
-    """Return all mask slots; where only some rows have any, -1 for the positions of the others."""
+    """Return all mask slots, with -1 for rows without any; an empty list if no row has any."""
     if not any(len(row.mask_slots) for row in rows):
         return []
     return [slot for row in rows for slot in _slots_of(row)]
@@ -252,7 +262,7 @@ _FIELD_NAMES = {"seq_ids": "seq_id", "positions": "position"}  # of columns, in 
 
 
 def _columns(**columns: list[int]) -> dict[str, IntArray]:
-    """Convert columns to the rows of one array; one by one where a value is wrong."""
+    """Convert columns to the rows of an array, or one by one if a value is wrong."""
     if set(map(type, chain.from_iterable(columns.values()))) <= {int}:
         with suppress(OverflowError):
             return dict(zip(columns, np.array(list(columns.values()), dtype=np.int32), strict=True))
@@ -260,9 +270,9 @@ def _columns(**columns: list[int]) -> dict[str, IntArray]:
 
 
 def _joined(name: str, parts: Iterable[Sequence[int] | IntArray]) -> IntArray:
-    """Concatenate the parts; arrays of the right type as they are, since prompts are long."""
+    """Concatenate the parts. Arrays of the right type are not converted, since prompts are long."""
     listed = list(parts)
-    if not any(isinstance(part, np.ndarray) for part in listed):  # the many short rows of a tick: one array at once
+    if not any(isinstance(part, np.ndarray) for part in listed):  # many short rows, as in a tick: a single array
         return _ints(name, list(chain.from_iterable(listed)))
     return np.concatenate([_ints(name, part) for part in listed])
 
@@ -271,7 +281,7 @@ def _ints(name: str, values: Iterable[int] | IntArray) -> IntArray:
     if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
         return values
     listed: list[object] = values if isinstance(values, list) else list(values)
-    if not set(map(type, listed)) <= {int}:  # a bool is no int, and NumPy would round 1.5 and read "1"
+    if not set(map(type, listed)) <= {int}:  # refuse bools; NumPy would round 1.5 and read "1"
         wrong = [value for value in listed if isinstance(value, bool) or not isinstance(value, (int, np.integer))]
         if wrong:
             raise errors.InvalidType(f"{name} must be integers, not {wrong[0]!r:.80}")
@@ -282,6 +292,6 @@ def _ints(name: str, values: Iterable[int] | IntArray) -> IntArray:
 
 
 def native_error(kind: str, message: str) -> PacelineError:
-    """Return the error of a class that the native core names."""
+    """Return an error of the class that the native core names."""
     made: PacelineError = getattr(errors, kind)(message)
     return made

@@ -52,7 +52,7 @@ class TokenAttribute(enum.IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """Ids of the tokens for fill-in-the-middle; None where the vocabulary has no such token.
+    """Ids of the tokens for fill-in-the-middle; None if the vocabulary lacks a token.
 
     A prompt is made of prefix, suffix and middle; other files come before it with rep (repository) and sep (file).
     """
@@ -70,7 +70,7 @@ class FimTokens:
         return None not in (self.prefix, self.suffix, self.middle)
 
     def required(self) -> tuple[int, int, int]:
-        """Return prefix, suffix and middle. Raises `Unsupported` if the vocabulary lacks one of them."""
+        """Return prefix, suffix and middle. Raises `Unsupported` if the vocabulary lacks any."""
         if self.prefix is None or self.suffix is None or self.middle is None:
             missing = [name for name in ("prefix", "suffix", "middle") if getattr(self, name) is None]
             raise Unsupported(
@@ -85,7 +85,7 @@ class _Bounds:
     """Limits of a vocabulary.
 
     Attributes:
-        longest: The most bytes of text that one token stands for.
+        longest: The most bytes of text that a token has.
         dropped: Bytes that may become no token.
         strippers: Texts of tokens that remove the blanks next to them.
     """
@@ -122,7 +122,7 @@ class Tokenizer(Closeable):
         """Whether the `sep` token stands between the two texts of a pair."""
 
     def close(self) -> None:
-        """Free the vocabulary, but for the tables that decoding reads; idempotent."""
+        """Free the vocabulary except the tables for decoding; idempotent."""
         if self._native is None:
             return
         for special in (True, False):
@@ -168,7 +168,7 @@ class Tokenizer(Closeable):
         """Encode a prompt that a template rendered: as `encode` with add_special and parse_special, but for `inputs`.
 
         inputs: the parts of the text that came from the conversation, as (start, end) in characters, ascending and disjoint.
-        What spells a control token in one of them, or together with its neighbours, stays text. Raises as `encode`.
+        The spelling of a control token in an input, or across its borders, stays text. Raises as `encode`.
         """
         encoded = validation.text("text", text).encode()
         _check_memory(len(encoded))
@@ -181,8 +181,8 @@ class Tokenizer(Closeable):
     def min_tokens(self, text: str) -> int:
         """Return a lower bound of the tokens that a text is encoded to. It is cheap: the text is not encoded.
 
-        The bound is the text's bytes over those of the vocabulary's longest token; bytes that encoding may drop do not count. It
-        is 0 for vocabularies that may drop or join any characters: WordPiece (wpm) and unigram (ugm). It assumes that
+        The bound is the text's bytes that encoding cannot drop, divided by the length of the vocabulary's longest token.
+        It is 0 for vocabularies that may drop or join any characters: WordPiece (wpm) and unigram (ugm). It assumes that
         the result of every BPE merge is a token, as in all vocabularies that were trained.
         """
         encoded = validation.text("text", text).encode()
@@ -255,7 +255,7 @@ class Tokenizer(Closeable):
 
     @cached_property
     def fim(self) -> FimTokens:
-        """The tokens for fill-in-the-middle; all None where the model was not trained for it."""
+        """The tokens for fill-in-the-middle; all None if the model was not trained for it."""
         get = self.special_tokens.get
         return FimTokens(
             prefix=get("fim_pre"),
@@ -301,7 +301,7 @@ class Tokenizer(Closeable):
 
     @cached_property
     def _bounds(self) -> _Bounds | None:
-        """How much text one token can stand for; None without a limit."""
+        """Limits of the text of a token; None without a limit."""
         texts = self._vocab.texts()
         longest, dropped = max(_KMER_BYTES, *map(len, texts)), b""
         if self.vocab_type == "bpe":

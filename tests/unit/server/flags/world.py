@@ -48,7 +48,7 @@ class FakeFiles:
         """A path that has all of it; one of the repository user/seeing has a projector."""
         path = Path("cache", str(model), str(target), str(offline), "token" if hf_token else "no token")
         projector = Path("mmproj-seeing.gguf") if with_projector and "seeing" in str(model) else None
-        return LocalModel(name=str(model), path=path, parts=(path,), projector=projector, source="huggingface")
+        return LocalModel(name=str(model), parts=(path,), projector=projector, source="huggingface")
 
     def names(self, folder: Path) -> list[str]:
         """The files whose paths are in the folder."""
