@@ -34,7 +34,7 @@ from paceline.demo import demo_model_path
 from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.streaming import TokenLogprobs
-from paceline.streaming.completion import Completion
+from paceline.streaming.chunk import Completion
 
 # With these a token has the same logits whether it comes in a prompt or by itself.
 EXACT: dict[str, Any] = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}

@@ -29,7 +29,7 @@ from paceline import LLM, Completion, Model
 from paceline.cost_model import TickCostModel
 from paceline.kv_cache import KVCache, PrefixMatch, pack_tokens
 from paceline.kv_cache.radix_tree import RadixTree
-from paceline.observability.instruments import Instruments
+from paceline.observability.metrics import Instruments
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.sequence import Request, prefix_namespace

@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.engine import ENDLESS
 from benchmarks.state_models import MODELS, model_file
 from paceline import LLM, Completion, Model, StreamChunk
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import TickRecord
 
 

@@ -32,9 +32,8 @@ from paceline.engine.worker.black_box import BlackBox
 from paceline.engine.worker.open_requests import TakeEvent
 from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink
 from paceline.observability.heartbeat import Heartbeat, Pulse
-from paceline.observability.instruments import Instruments
-from paceline.observability.metrics import Metrics
-from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.metric_table import MetricsSnapshot
+from paceline.observability.metrics import Instruments, Metrics
 from paceline.scheduling.records import SlotsSnapshot
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy

@@ -7,8 +7,7 @@ from typing import Any
 
 from paceline.params import SamplingParams
 from paceline.speculation.drafters.model_drafter import DraftLimits, DraftRow, DraftToken, ModelDrafter
-from paceline.testing.fake_backend import BOS, EOS, FakeCost, FakeSampler, ManualClock
-from paceline.testing.fake_memory import FakeMemory, mix
+from paceline.testing.fake_backend import BOS, EOS, FakeCost, FakeMemory, FakeSampler, ManualClock, mix
 
 CHEAP = FakeCost(base_s=0.001, token_s=0.0001)
 

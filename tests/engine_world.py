@@ -12,8 +12,7 @@ from paceline.engine.backend import Executor
 from paceline.engine.core import Ask, Cancel, Command, EndSlow, Engine, SetInterval, SetPaused, Stop, Submit
 from paceline.errors import DecodeError, PacelineError, SamplingError
 from paceline.kv_cache import MediaItem, Remove, Truncate, pack_tokens
-from paceline.observability.instruments import Instrument, Instruments
-from paceline.observability.metrics import Metrics
+from paceline.observability.metrics import Instrument, Instruments, Metrics
 from paceline.output import Vocabulary
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
@@ -31,8 +30,7 @@ from paceline.scheduling.strategies import BatchStrategy, SchedulerView, TokenAl
 from paceline.sequence import Limits, Request, Row, prefix_namespace
 from paceline.speculation.drafter import Drafter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs
-from paceline.testing.fake_backend import BOS, EOS, FakeBackend, FakeSampler, ManualClock
-from paceline.testing.fake_memory import FakeState
+from paceline.testing.fake_backend import BOS, EOS, FakeBackend, FakeSampler, FakeState, ManualClock
 
 
 class Faults:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelLoadError, RpcServerUnavailable
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.params import SamplingParams
 from paceline.scheduling.records import RequestRecord
 from paceline.sequence import Limits, Row, RowOutput

@@ -19,8 +19,7 @@ from paceline.engine.worker.supervisor import RestartLimits, Restarts
 from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink
 from paceline.engine.worker.worker_telemetry import RequestsWatch
 from paceline.kv_cache import MediaItem
-from paceline.observability.instruments import Instruments
-from paceline.observability.metrics import Metrics
+from paceline.observability.metrics import Instruments, Metrics
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.records import Delta, Embedded, EmbeddingRequest, Event, Released, RequestEvent, Started

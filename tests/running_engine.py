@@ -20,8 +20,7 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.errors import Aborted
 from paceline.observability.heartbeat import Pulse
-from paceline.observability.instruments import Instrument
-from paceline.observability.metrics import Metrics
+from paceline.observability.metrics import Instrument, Metrics
 from paceline.request import RequestOptions
 from paceline.scheduling.records import EmbeddingRequest
 from paceline.scheduling.scheduler import Scheduler

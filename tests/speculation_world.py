@@ -17,8 +17,7 @@ from tests.engine_world import World
 from paceline.cost_model import MeasuredPass
 from paceline.sequence import Row
 from paceline.speculation.drafters.model_drafter import DraftRow, DraftToken, ModelDrafter
-from paceline.testing.fake_backend import ManualClock
-from paceline.testing.fake_memory import mix
+from paceline.testing.fake_backend import ManualClock, mix
 
 NUM_CELLS, NUM_SLOTS = 16_384, 16
 

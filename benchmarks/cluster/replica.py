@@ -13,8 +13,7 @@ from paceline.engine.backend import Executor
 from paceline.engine.core import Ask, Command, Engine, Submit
 from paceline.engine.questions import digest, slots
 from paceline.kv_cache import PrefixDigest
-from paceline.observability.instruments import Instruments
-from paceline.observability.metrics import Metrics
+from paceline.observability.metrics import Instruments, Metrics
 from paceline.request import RequestOptions
 from paceline.scheduling.records import Answered, Delta, Event, SlotsSnapshot
 from paceline.scheduling.scheduler import Scheduler

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.media import Audio, Image
     from paceline.model_manager import AsyncModelManager, ModelEntry, ModelManager, ModelStatus
-    from paceline.observability.instruments import Instrument
+    from paceline.observability.metrics import Instrument
     from paceline.output import TextPipe
     from paceline.params import CallGrammar, PatternTrigger, SamplingParams, ThinkingParams
     from paceline.request import RequestOptions
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
         TokenText,
         Usage,
     )
-    from paceline.streaming.completion import Choice, Classification, Completion, Score
+    from paceline.streaming.chunk import Choice, Classification, Completion, Score
 
     __version__: str
 
@@ -112,9 +112,9 @@ _HOMES = {
     "CallGrammar": "paceline.params",
     "ChatReply": "paceline.chat_client.chat_call",
     "ChatStream": "paceline.chat_client.chat_streams",
-    "Choice": "paceline.streaming.completion",
-    "Classification": "paceline.streaming.completion",
-    "Completion": "paceline.streaming.completion",
+    "Choice": "paceline.streaming.chunk",
+    "Classification": "paceline.streaming.chunk",
+    "Completion": "paceline.streaming.chunk",
     "Context": "paceline.runtime",
     "Conversation": "paceline.chat_client.conversations",
     "Drafter": "paceline.speculation.drafter",
@@ -124,7 +124,7 @@ _HOMES = {
     "FinishReason": "paceline.streaming",
     "FunctionTool": "paceline.chat_client.function_tools",
     "Image": "paceline.media",
-    "Instrument": "paceline.observability.instruments",
+    "Instrument": "paceline.observability.metrics",
     "LLM": "paceline.llm",
     "MemoryEstimate": "paceline.runtime",
     "Model": "paceline.runtime",
@@ -140,7 +140,7 @@ _HOMES = {
     "Sampler": "paceline.runtime",
     "SamplingParams": "paceline.params",
     "SchedulerView": "paceline.scheduling.strategies",
-    "Score": "paceline.streaming.completion",
+    "Score": "paceline.streaming.chunk",
     "SharingDrafter": "paceline.speculation.drafter",
     "Stream": "paceline.streaming",
     "StreamChannel": "paceline.streaming",

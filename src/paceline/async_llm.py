@@ -57,7 +57,7 @@ from paceline.request import RequestOptions
 from paceline.runtime import Model
 from paceline.runtime.context_options import ContextOptions
 from paceline.streaming import AsyncBatchStream, AsyncStream, StreamChannel
-from paceline.streaming.completion import Classification, Completion, Score, shortened
+from paceline.streaming.chunk import Classification, Completion, Score, shortened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from paceline.engine.adapters import LoraAdapter
     from paceline.media import Attachment
     from paceline.observability.heartbeat import Heartbeat
-    from paceline.observability.metrics_snapshot import MetricsSnapshot
+    from paceline.observability.metric_table import MetricsSnapshot
     from paceline.runtime import Tokenizer
     from paceline.runtime.embedder import Normalization
     from paceline.scheduling.records import SlotsSnapshot

@@ -24,8 +24,7 @@ from tests.e2e.served import LONG_S, Served, Worker
 from tests.exact import EXACT_FLAGS
 
 from paceline.cli.trace import summarize
-from paceline.observability.trace_events import EngineRestarted
-from paceline.observability.trace_file import read_trace
+from paceline.observability.trace_file import EngineRestarted, read_trace
 
 pytestmark = [
     pytest.mark.native,
@@ -383,7 +382,7 @@ def test_a_trace_is_recorded_and_an_instrument_attached(isolation: str, tmp_path
 
 WATCHING = """
 import os
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 
 class Seen(Instrument):
     def request_queued(self, record):

@@ -24,8 +24,7 @@ from typer.main import get_command
 
 from paceline.cli.app import build_app
 from paceline.errors import PacelineError
-from paceline.observability.trace_events import Trace
-from paceline.observability.trace_file import TraceRecorder
+from paceline.observability.trace_file import Trace, TraceRecorder
 from paceline.ray_serve.cluster_app import cluster_app
 from paceline.ray_serve.cluster_config import parse_cluster_config
 from paceline.server.flags import resolve

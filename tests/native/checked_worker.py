@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.engine.core import Engine
 from paceline.kv_cache import Remove
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import Event
 
 

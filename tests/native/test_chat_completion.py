@@ -27,7 +27,7 @@ from paceline.chat import (
 )
 from paceline.errors import ChatParseError, EngineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.completion import completion_of
+from paceline.streaming.chunk import completion_of
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]

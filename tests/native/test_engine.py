@@ -35,7 +35,7 @@ from paceline.errors import (
     RequestError,
     Unsupported,
 )
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.params import FIELDS
 from paceline.request import OPTION_NAMES, RequestOptions
 from paceline.runtime import Context, Embedder, Model, Sampler

@@ -28,7 +28,7 @@ from paceline.testing.models import (
     Qwen35Spec,
     write_lora,
 )
-from paceline.testing.models.vocabulary import byte_level
+from paceline.testing.models.gguf_parts import byte_level
 
 pytestmark = pytest.mark.native
 

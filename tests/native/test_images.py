@@ -40,7 +40,7 @@ from paceline.errors import (
     Unsupported,
 )
 from paceline.kv_cache import MediaItem
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Context, MediaPart, MediaProjector, Model, Sampler

@@ -22,7 +22,7 @@ from paceline import LLM, Completion, FinishReason
 from paceline.errors import InvalidParams, PacelineError, StateError, Unsupported
 from paceline.kv_cache import KVCache
 from paceline.kv_cache.offload import TransferCost
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.runtime import Context, MemoryClass, Model
 from paceline.runtime.context import CellState
 from paceline.scheduling.records import TickRecord

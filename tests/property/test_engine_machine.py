@@ -30,12 +30,11 @@ from tests.stream_reference import expected_output
 
 from paceline.errors import Aborted, DecodeError
 from paceline.kv_cache import checkpoints, offload, prefix_match
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.sequence import Request, Row
 from paceline.speculation import depth_chooser
 from paceline.streaming import FinishReason
-from paceline.testing.fake_backend import EOS, FakeCost
-from paceline.testing.fake_memory import FakeMemory
+from paceline.testing.fake_backend import EOS, FakeCost, FakeMemory
 
 STRATEGIES = ("paced", "balanced", "decode_maximal", "prefill_priority")
 KINDS = ("attention", "sliding_window", "hybrid", "recurrent", "compressed")

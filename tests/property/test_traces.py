@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.cli.trace import viewer_data
 from paceline.observability.metrics import Tally
-from paceline.observability.trace_events import EVENTS, LineError, Trace, TraceEvent, from_line, to_line
+from paceline.observability.trace_file import EVENTS, LineError, Trace, TraceEvent, from_line, to_line
 from paceline.scheduling.records import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import ENGINE_REASONS, Usage
 

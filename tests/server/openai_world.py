@@ -14,7 +14,7 @@ import openai
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import LONG_S, RunningServer
 
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 from paceline.server.in_flight import RegisteredRequest
 from paceline.server.settings import ServerSettings

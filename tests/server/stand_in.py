@@ -12,7 +12,7 @@ from tests.engine_world import Faults
 from tests.running_engine import LONG_S, GatedBackend
 
 from paceline.config import EngineConfig
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import EndRecord, TickRecord
 from paceline.streaming import FinishReason
 from paceline.testing import FakeEngineClient

@@ -19,7 +19,7 @@ from paceline.engine.arguments import METHODS_ELSEWHERE, engine_arguments, reque
 from paceline.errors import InvalidType
 from paceline.params import FIELDS
 from paceline.request import OPTION_NAMES
-from paceline.streaming.completion import Choice
+from paceline.streaming.chunk import Choice
 
 
 def completion() -> Completion:

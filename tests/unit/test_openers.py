@@ -20,8 +20,7 @@ from paceline.engine.saved_prefixes import LookupFiles, StateFiles
 from paceline.errors import PacelineError
 from paceline.media.source_bytes import file_bytes
 from paceline.model_manager.model_settings import read_models_file
-from paceline.observability.trace_events import header
-from paceline.observability.trace_file import read_trace
+from paceline.observability.trace_file import header, read_trace
 from paceline.ray_serve.cluster_config import read_cluster_config
 from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint, read_gguf
 from paceline.runtime.model import Adapter

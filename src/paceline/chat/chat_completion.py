@@ -17,7 +17,7 @@ from paceline.chat.chat_format import RenderedPrompt
 from paceline.chat.message_parser import MessageDelta, MessageStream, ParsedMessage, ToolCall
 from paceline.errors import ChatParseError, PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.completion import Choice, Completion, fields_of, record_repr
+from paceline.streaming.chunk import Choice, Completion, fields_of, record_repr
 
 _SHORT_CHARS = 1024  # that are parsed faster than a thread is found for it
 

@@ -46,7 +46,7 @@ from paceline.media import Attachment, Audio, Image, is_attachment
 from paceline.request import cache_scope
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChunk, Usage
-from paceline.streaming.completion import Choice, Completion, completion_of, fields_of
+from paceline.streaming.chunk import Choice, Completion, completion_of, fields_of
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient

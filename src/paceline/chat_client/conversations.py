@@ -33,7 +33,7 @@ from paceline.errors import InvalidParams, InvalidType, StateError
 from paceline.media import Attachment, is_attachment
 from paceline.params import SamplingParams
 from paceline.runtime import Model
-from paceline.streaming.completion import record_repr
+from paceline.streaming.chunk import record_repr
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm  # known to type checkers without the package

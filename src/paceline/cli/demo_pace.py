@@ -13,8 +13,7 @@ import msgspec
 
 from paceline.clock import Clock, MonotonicClock
 from paceline.observability.metrics import Metrics
-from paceline.observability.trace_events import EventInstrument, PrefixShared, TraceEvent, call_hook
-from paceline.observability.trace_file import TraceRecorder
+from paceline.observability.trace_file import EventInstrument, PrefixShared, TraceEvent, TraceRecorder, call_hook
 from paceline.scheduling.records import EndRecord, RequestRecord, TickRecord
 
 

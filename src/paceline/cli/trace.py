@@ -13,9 +13,9 @@ from paceline.cli import terminal
 from paceline.errors import Unsupported
 from paceline.observability import metric_table as table
 from paceline.observability.activity_members import tick_members
+from paceline.observability.metric_table import CANCELLED, COMPLETED
 from paceline.observability.metrics import Metrics, TokenTimes
-from paceline.observability.metrics_snapshot import CANCELLED, COMPLETED
-from paceline.observability.trace_events import (
+from paceline.observability.trace_file import (
     EngineRestarted,
     Paused,
     Preempted,

@@ -43,9 +43,8 @@ from paceline.engine.worker.worker_engine import FrontModel, LlamaFrontModel, no
 from paceline.engine.worker.worker_telemetry import ReplicaTotals, RequestsWatch
 from paceline.errors import Aborted, AdapterError, EngineError, EngineStopped, Unsupported
 from paceline.media import MediaExtent
-from paceline.observability.instruments import Instruments
-from paceline.observability.metrics import Metrics
-from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.metric_table import MetricsSnapshot
+from paceline.observability.metrics import Instruments, Metrics
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.records import EmbeddingRequest, EngineActivity, SlotsSnapshot

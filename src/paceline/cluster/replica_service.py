@@ -31,7 +31,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineError, EngineStopped, WorkerUnresponsive
 from paceline.observability import metric_table as table
-from paceline.observability.metrics_snapshot import Histogram
+from paceline.observability.metric_table import Histogram
 from paceline.scheduling.records import Delta, Embedded, Failed, Released, RequestEvent, event_elsewhere
 from paceline.streaming.chunk import FinishReason
 

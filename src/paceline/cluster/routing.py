@@ -26,7 +26,7 @@ import msgspec
 from paceline import validation
 from paceline.cluster.prefix_digest import BLOCK_TOKENS, DigestUpdate, PrefixIndex, PromptBlocks
 from paceline.observability import metric_table as table
-from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.metric_table import MetricsSnapshot
 from paceline.scheduling.records import SlotsSnapshot
 
 _TIE: Final = 0.01  # times that differ by this share are equal

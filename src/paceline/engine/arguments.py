@@ -30,7 +30,7 @@ from paceline.speculation.named_drafter import DRAFT_MODEL, check_drafter_name, 
 from paceline.streaming import StreamChannel
 
 if TYPE_CHECKING:
-    from paceline.observability.instruments import Instrument
+    from paceline.observability.metrics import Instrument
     from paceline.runtime import Model
     from paceline.scheduling.strategies import BatchStrategy
     from paceline.speculation.drafter import BatchDrafter, Drafter

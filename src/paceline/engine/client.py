@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.errors import EngineStopped
     from paceline.kv_cache import PrefixDigest
     from paceline.observability.heartbeat import Heartbeat
-    from paceline.observability.metrics_snapshot import MetricsSnapshot
+    from paceline.observability.metric_table import MetricsSnapshot
     from paceline.params import SamplingParams
     from paceline.request import RequestOptions
     from paceline.runtime import Model, Tokenizer

@@ -28,9 +28,8 @@ from paceline.engine.saved_prefixes import StateFiles
 from paceline.errors import InvalidType
 from paceline.hub import check_is_path, is_reference, local_model, parse_reference
 from paceline.observability.heartbeat import Pulse
-from paceline.observability.instruments import Instruments, resolve_instruments
-from paceline.observability.metrics import Metrics
-from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.metric_table import MetricsSnapshot
+from paceline.observability.metrics import Instruments, Metrics, resolve_instruments
 from paceline.runtime import Model, trim_heap
 from paceline.scheduling.records import EmbeddingRequest
 

@@ -17,7 +17,7 @@ from paceline.errors import EngineStopped, PacelineError
 from paceline.scheduling.records import Answered, Delta, Embedded, EmbeddingRequest, Event, Released, Started
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, StreamSender
-from paceline.streaming.completion import completion_of
+from paceline.streaming.chunk import completion_of
 
 _A = TypeVar("_A")
 _B = TypeVar("_B")

@@ -29,7 +29,7 @@ from paceline.params import SamplingParams
 from paceline.runtime.embedder import Normalization, normalized
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, Usage
-from paceline.streaming.completion import Classification, Completion, Score, completion_of
+from paceline.streaming.chunk import Classification, Completion, Score, completion_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -1,5 +1,5 @@
-"""What an engine reports about itself. Imported by the engine; imports only the scheduler's telemetry records.
+"""The reports of an engine about itself. Imported by the engine; imports only the scheduler's telemetry records.
 
-`instruments`: hooks and their dispatch. `metrics` counts, as `metric_table` defines, and returns a `metrics_snapshot`.
-`heartbeat`: whether a loop is alive. Traces: `trace_events`, written to and read from a `trace_file`.
+`metrics`: instruments, their dispatch, and the instrument that counts. `metric_table`: the definition of each metric, and the
+values at one moment. `heartbeat`: whether a loop is alive. `trace_file`: the events of a trace and their files.
 """

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from paceline.kv_cache import TenantTree
 from paceline.observability import metric_table as table
-from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
+from paceline.observability.metric_table import Histogram, MetricsSnapshot
 from paceline.scheduling.records import (
     EngineActivity,
     Mark,

@@ -4,8 +4,16 @@ Pure; knows no KV cache and no scheduling. `Detokenizer`, `StopFilter` and `Text
 `OutputProcessor` puts them together for one choice of a request.
 """
 
-from paceline.output.processor import Detokenizer, OutputProcessor, TextPiece, TextPipe, Vocabulary
-from paceline.output.stops import ReleasedTokens, StopFilter, StopMatch
+from paceline.output.processor import (
+    Detokenizer,
+    OutputProcessor,
+    ReleasedTokens,
+    StopFilter,
+    StopMatch,
+    TextPiece,
+    TextPipe,
+    Vocabulary,
+)
 
 __all__ = [
     "Detokenizer",

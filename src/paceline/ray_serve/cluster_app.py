@@ -23,7 +23,7 @@ from paceline.cluster.replica_calls import ReplicaCalls
 from paceline.engine.in_process_engine import local_files
 from paceline.model_manager import ModelEntry, PreparedModel
 from paceline.model_manager.engine_loader import EngineHandle, engine_options, source_options
-from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
+from paceline.observability.metric_table import Histogram, MetricsSnapshot
 from paceline.ray_serve.cluster_config import ClusterConfig, ClusterModel
 from paceline.server.api_errors import ApiException, invalid_request, not_supported
 from paceline.server.application import build_app

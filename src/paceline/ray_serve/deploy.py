@@ -30,7 +30,7 @@ from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.model_manager import ModelEntry
 from paceline.model_manager.engine_loader import find_model
 from paceline.observability import metric_table
-from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
+from paceline.observability.metric_table import Histogram, MetricsSnapshot
 from paceline.ray_serve.cluster_app import cluster_app
 from paceline.ray_serve.cluster_config import (
     ClusterConfig,

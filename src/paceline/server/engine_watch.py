@@ -39,7 +39,7 @@ from paceline.scheduling.telemetry import MOST_MARKS, MOST_TICKS
 if TYPE_CHECKING:
     from paceline.engine import EngineClient
     from paceline.observability.heartbeat import Heartbeat
-    from paceline.observability.metrics_snapshot import MetricsSnapshot
+    from paceline.observability.metric_table import MetricsSnapshot
 
 
 _log = logging.getLogger("paceline.server")

@@ -26,9 +26,8 @@ from starlette.responses import Response
 from paceline.observability import metric_table
 from paceline.observability import metric_table as table
 from paceline.observability.heartbeat import Heartbeat
-from paceline.observability.metric_table import Kind, Metric
+from paceline.observability.metric_table import Histogram, Kind, Metric, MetricsSnapshot, Sample
 from paceline.observability.metrics import Tally
-from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
 from paceline.server.api_errors import ApiError
 from paceline.server.request_context import SpelledHeader
 

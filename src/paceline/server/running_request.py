@@ -27,7 +27,7 @@ from paceline.server.in_flight import CHECK_WANTED, ByteReservation, PendingCall
 from paceline.server.request_context import DisconnectWatcher, RequestContext
 from paceline.server.resumable_streams import conversation_id_of
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk, Usage
-from paceline.streaming.completion import Completion, completion_of
+from paceline.streaming.chunk import Completion, completion_of
 
 if TYPE_CHECKING:
     from paceline.engine import EngineClient

@@ -21,8 +21,7 @@ from paceline.streaming.channel import (
     wait_any,
     wait_any_async,
 )
-from paceline.streaming.chunk import StreamChunk
-from paceline.streaming.completion import Completion
+from paceline.streaming.chunk import Completion, StreamChunk
 from paceline.streaming.sender import END, TIMEOUT, Nothing
 from paceline.streaming.stream import AsyncStream, Stream, submitted
 

@@ -15,11 +15,9 @@ from typing import Generic, TypeVar
 
 from paceline import validation
 from paceline.errors import Unsupported
-from paceline.streaming import waiting
-from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
-from paceline.streaming.completion import Completion
-from paceline.streaming.sender import TIMEOUT, Nothing, StreamSender, StreamState
-from paceline.streaming.waiting import Condition
+from paceline.streaming import sender
+from paceline.streaming.chunk import Completion, FinishReason, StreamChunk, Usage
+from paceline.streaming.sender import TIMEOUT, Condition, Nothing, StreamSender, StreamState
 
 C = TypeVar("C")
 
@@ -365,12 +363,12 @@ class StreamChannel:
 
 def wait_any(channels: Sequence[StreamChannel], timeout_s: float | None) -> bool:
     """Wait until a channel has a chunk or its end; return False after the timeout."""
-    return waiting.wait_any([channel.readable for channel in channels], timeout_s)
+    return sender.wait_any([channel.readable for channel in channels], timeout_s)
 
 
 async def wait_any_async(channels: Sequence[StreamChannel]) -> None:
     """Wait as `wait_any` does, on an event loop, without a timeout."""
-    await waiting.wait_any_async([channel.readable for channel in channels])
+    await sender.wait_any_async([channel.readable for channel in channels])
 
 
 def checked_seconds(timeout_s: float | None) -> float | None:

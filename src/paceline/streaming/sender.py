@@ -8,22 +8,367 @@ collected, which cancels the request.
 
 Cancelling takes no lock: it happens in finalizers, which the garbage collector runs in the middle of anything, and in
 signal handlers. Callbacks are called without the lock.
+
+A reader that waits adds a waker to a list that the channel's lock guards. The engine takes the list when it changes something,
+and calls the wakers after it releases the lock. A waker never blocks, and may be called after its reader has left. While no
+reader waits, the engine pays nothing.
+
+A backlog coalesces chunks and counts their tokens for backpressure; the channel's lock guards it. Coalescing takes time linear
+in the joined chunks, and a backlog that is never read holds few objects.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import threading
-from collections.abc import Callable
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from paceline import validation
 from paceline.errors import EngineStopped, InvalidParams
 from paceline.request import MAX_INTERVAL
-from paceline.streaming.backlog import Backlog, whole
 from paceline.streaming.chunk import StreamChunk
-from paceline.streaming.waiting import Condition, Waiters, wake
+
+_log = logging.getLogger("paceline.streaming")
+
+Waker = Callable[[], None]
+
+
+class Waiters:
+    """The wakers of all readers that wait for one condition of a channel."""
+
+    __slots__ = ("_lock", "wakers")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self.wakers: list[Waker] = []
+
+    def take(self) -> list[Waker]:
+        """Remove and return all wakers. The caller holds the lock, and calls `wake` after releasing it."""
+        wakers, self.wakers = self.wakers, []
+        return wakers
+
+    def wake_all(self) -> None:
+        """Wake each of them, even if waking another one fails; one that was not woken stays for the next call.
+
+        The caller does not hold the lock. Does not raise: a failure is logged after the others were woken.
+        """
+        with self._lock:
+            wakers = self.take()
+        failure: Exception | None = None
+        for waker in wakers:
+            try:
+                waker()
+            except Exception as error:  # noqa: BLE001 - what fails is one reader's; memory is short, for instance
+                failure = error
+                with self._lock:
+                    self.wakers.append(waker)
+        if failure is not None:
+            _log.error("a reader could not be woken", exc_info=failure)
+
+    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Block the thread until `is_ready`, called under the lock, or the timeout; return whether it is ready."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            bell = threading.Lock()
+            bell.acquire()
+            if self.join(is_ready, bell.release):
+                return True
+            left = -1 if deadline is None else min(max(deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
+            if not bell.acquire(timeout=left):
+                return self.leave(is_ready, bell.release)
+
+    async def wait_async(self, is_ready: Callable[[], bool]) -> None:
+        """Wait until `is_ready`, on an event loop, without a timeout."""
+        bell = _bell_of_this_loop()
+        while True:
+            future, waker = bell.expect()
+            if self.join(is_ready, waker):
+                return
+            try:
+                await future
+            except (
+                asyncio.CancelledError
+            ):  # not GeneratorExit: that may be the garbage collector, which must take no lock
+                self.leave(is_ready, waker)
+                raise
+
+    def join(self, is_ready: Callable[[], bool], waker: Waker) -> bool:
+        """Add a waker unless `is_ready`, called under the lock; return whether it is."""
+        with self._lock:
+            if is_ready():
+                return True
+            self.wakers.append(waker)
+            return False
+
+    def leave(self, is_ready: Callable[[], bool], waker: Waker) -> bool:
+        """Remove a waker; return whether it `is_ready`."""
+        with self._lock:
+            if waker in self.wakers:
+                self.wakers.remove(waker)
+            return is_ready()
+
+
+Condition = tuple[Waiters, Callable[[], bool]]
+"""The wakers to join, and a function, called under their lock, that returns whether the condition holds."""
+
+
+def wait_any(conditions: Sequence[Condition], timeout_s: float | None) -> bool:
+    """Block the thread until a condition is ready; return False after the timeout."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        bell: SimpleQueue[None] = SimpleQueue()  # that several conditions may ring
+        waker = partial(bell.put, None)
+        is_late = False
+        if not _join_all(conditions, waker):
+            try:
+                bell.get(timeout=None if deadline is None else max(deadline - time.monotonic(), 0))
+            except Empty:
+                is_late = True
+        is_ready_now = _leave_all(conditions, waker)
+        if is_ready_now or is_late:
+            return is_ready_now
+
+
+async def wait_any_async(conditions: Sequence[Condition]) -> None:
+    """Wait until a condition is ready, on an event loop, without a timeout."""
+    bell = _bell_of_this_loop()
+    while True:
+        future, waker = bell.expect()
+        is_waiting = not _join_all(conditions, waker)
+        try:
+            if is_waiting:
+                await future
+        except asyncio.CancelledError:  # see `Waiters.wait_async`
+            _leave_all(conditions, waker)
+            raise
+        if _leave_all(conditions, waker):
+            return
+
+
+def _join_all(conditions: Sequence[Condition], waker: Waker) -> bool:
+    return True in [waiters.join(is_ready, waker) for waiters, is_ready in conditions]
+
+
+def _leave_all(conditions: Sequence[Condition], waker: Waker) -> bool:
+    return True in [waiters.leave(is_ready, waker) for waiters, is_ready in conditions]
+
+
+def wake(wakers: Iterable[Waker]) -> None:
+    """Call each waker."""
+    for waker in wakers:
+        waker()
+
+
+class LoopBell:
+    """Wakes coroutines of one event loop from any thread.
+
+    `call_soon_threadsafe` costs a write to the loop's pipe. One call wakes every coroutine that is due by the time it runs,
+    so that all streams of a tick cost one write.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._due: deque[asyncio.Future[None]] = deque()
+        self._has_rung = False
+
+    def belongs_to(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Return whether it wakes this loop's coroutines."""
+        return self._loop() is loop
+
+    def expect(self) -> tuple[asyncio.Future[None], Waker]:
+        """Return a future to await, and the waker that resolves it. On the loop's thread."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return future, partial(self._ring, future)
+
+    def _ring(self, future: asyncio.Future[None]) -> None:
+        self._due.append(future)
+        if self._has_rung:  # read after the append: the pending call will find the future
+            return
+        self._has_rung = True
+        loop = self._loop()
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(self._resolve_due)
+        except RuntimeError:  # the loop is closed: there is no reader any more
+            self._due.clear()
+            self._has_rung = False
+        except BaseException:  # out of memory: the next ring tries again, for all that are due
+            self._has_rung = False
+            raise
+
+    def _resolve_due(self) -> None:
+        self._has_rung = False
+        while self._due:
+            future = self._due.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+_bells = threading.local()
+
+
+def _bell_of_this_loop() -> LoopBell:
+    loop = asyncio.get_running_loop()
+    bell: LoopBell | None = getattr(_bells, "bell", None)
+    if bell is None or not bell.belongs_to(loop):
+        bell = _bells.bell = LoopBell(loop)
+    return bell
+
+
+_FAN = 64  # chunks that become one
+
+
+class Pieces:
+    """Chunks of one choice that become one chunk.
+
+    Every 64 chunks are joined into one, and 64 of these into one again, as carrying works in base 64. So each token is copied
+    once per level, and 100,000 chunks are held as fewer than 200.
+    """
+
+    __slots__ = ("_chunks", "_num_added", "num_tokens")
+
+    def __init__(self, *chunks: StreamChunk) -> None:
+        self._chunks = list(chunks)
+        self._num_added = len(chunks)
+        self.num_tokens = sum([len(chunk.token_ids) for chunk in chunks])
+
+    def add(self, chunk: StreamChunk) -> None:
+        """Append the next chunk."""
+        self._chunks.append(chunk)
+        self._num_added += 1
+        self.num_tokens += len(chunk.token_ids)
+        if not self._num_added % _FAN:
+            self._compact()
+
+    def joined(self) -> StreamChunk:
+        """Join all chunks into one."""
+        return StreamChunk.joined_all(self._chunks)
+
+    def _compact(self) -> None:
+        count = self._num_added
+        while count and not count % _FAN:
+            self._chunks[-_FAN:] = [StreamChunk.joined_all(self._chunks[-_FAN:])]
+            count //= _FAN
+
+
+class Backlog:
+    """Unread chunks by choice. A choice is ripe, and can be taken, with `interval` tokens or its last chunk.
+
+    Once the backlog is closed everything can be taken, ripe or not.
+
+    Attributes:
+        interval: Tokens that make a choice ripe.
+        ripe: Ripe choices, in the order in which they became so.
+        num_tokens: All unread tokens.
+        num_ripe: Unread tokens that can be taken.
+        is_behind: Whether more than `limit` tokens could be taken, and they have not fallen to half of it since.
+        num_times_behind: How often `is_behind` became true.
+    """
+
+    __slots__ = (
+        "_held", "_is_closed", "_limit", "interval", "is_behind", "num_ripe", "num_times_behind", "num_tokens", "ripe",
+    )  # fmt: skip
+
+    def __init__(self, interval: int = 1, limit: int | None = None) -> None:
+        self.interval = interval
+        self._limit = limit
+        self._is_closed = False
+        self._held: dict[int, StreamChunk | Pieces] = {}
+        self.ripe: dict[int, None] = {}
+        self.num_tokens = 0
+        self.num_ripe = 0
+        self.is_behind = False
+        self.num_times_behind = 0
+
+    def add(self, chunk: StreamChunk) -> bool:
+        """Add a chunk and return whether the reader has fallen behind by it."""
+        choice = chunk.choice
+        num_new = len(chunk.token_ids)
+        held = self._held.get(choice)
+        if held is None:
+            self._held[choice] = chunk
+        elif isinstance(held, Pieces):
+            held.add(chunk)
+        else:
+            self._held[choice] = Pieces(held, chunk)
+        self.num_tokens += num_new
+        if choice in self.ripe:
+            self.num_ripe += num_new
+        elif held is None and num_new >= self.interval:  # the common case: the reader has taken what was there
+            self.ripe[choice] = None
+            self.num_ripe += num_new
+        elif chunk.finish_reason is not None or _count(self._held[choice]) >= self.interval:
+            self._ripen(choice)
+        return self._limit is not None and self._falls_behind(self._limit)
+
+    def set_interval(self, interval: int) -> bool:
+        """Change the interval and return whether the reader has fallen behind by it. A ripe chunk stays ripe."""
+        self.interval = interval
+        for choice, held in self._held.items():
+            if choice not in self.ripe and _count(held) >= interval:
+                self._ripen(choice)
+        return self._limit is not None and self._falls_behind(self._limit)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the backlog is closed and something still waits."""
+        return self._is_closed and bool(self._held)
+
+    def take(self) -> StreamChunk | Pieces:
+        """Remove and return all chunks of the choice that became ripe first; there must be one. See `whole`."""
+        choice = next(iter(self.ripe or self._held))
+        held = self._held.pop(choice)
+        num_taken = _count(held)
+        self.num_tokens -= num_taken
+        if choice in self.ripe:
+            del self.ripe[choice]
+            self.num_ripe -= num_taken
+        if self.is_behind and self._limit is not None and self.num_ripe <= self._limit // 2:
+            self.is_behind = False
+        return held
+
+    def close(self, last: StreamChunk) -> StreamChunk:
+        """Close the backlog and return the stream's last chunk, joined to the unripe chunk of its choice.
+
+        The backlog is closed and complete even if the join raises, as it does when memory is short.
+        """
+        self._is_closed = True
+        choice = last.choice
+        if choice in self._held and choice not in self.ripe:
+            held = self._held[choice]
+            last = whole(held).joined(last)
+            del self._held[choice]
+            self.num_tokens -= _count(held)
+        return last
+
+    def _ripen(self, choice: int) -> None:
+        self.ripe[choice] = None
+        self.num_ripe += _count(self._held[choice])
+
+    def _falls_behind(self, limit: int) -> bool:
+        if self.is_behind or self.num_ripe <= limit:
+            return False
+        self.is_behind = True
+        self.num_times_behind += 1
+        return True
+
+
+def _count(held: StreamChunk | Pieces) -> int:
+    return held.num_tokens if isinstance(held, Pieces) else len(held.token_ids)
+
+
+def whole(held: StreamChunk | Pieces) -> StreamChunk:
+    """Return the chunks of `take` as one chunk. Takes time linear in its length, so call it without the lock."""
+    return held.joined() if isinstance(held, Pieces) else held
 
 
 class StreamState(StrEnum):

@@ -15,11 +15,9 @@ from typing import Any, Generic, Self, TypeVar
 from paceline import validation
 from paceline.errors import Closed, PacelineError
 from paceline.request import MAX_INTERVAL
-from paceline.streaming.backlog import Pieces
 from paceline.streaming.channel import AsyncChunkIterator, ChunkIterator, StreamChannel
-from paceline.streaming.chunk import FinishReason, StreamChunk, Usage
-from paceline.streaming.completion import Completion
-from paceline.streaming.sender import END, Nothing
+from paceline.streaming.chunk import Completion, FinishReason, StreamChunk, Usage
+from paceline.streaming.sender import END, Nothing, Pieces
 
 _MOST_APART = 256  # chunks that a stream keeps as they were read
 

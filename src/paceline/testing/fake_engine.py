@@ -18,9 +18,8 @@ from paceline.engine.inbox import Inbox
 from paceline.engine.output_router import OutputRouter
 from paceline.engine.prompts import Prompt, TextRequests
 from paceline.keywords import with_keywords
-from paceline.observability.instruments import Instrument, Instruments
-from paceline.observability.metrics import Metrics
-from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.metric_table import MetricsSnapshot
+from paceline.observability.metrics import Instrument, Instruments, Metrics
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.scheduler import Scheduler

@@ -22,8 +22,7 @@ from paceline.engine.saved_prefixes import StateFiles
 from paceline.engine.worker.supervisor import RestartLimits
 from paceline.engine.worker.worker_engine import Trial, WorkerEngine
 from paceline.observability.heartbeat import Pulse
-from paceline.observability.instruments import Instrument, Instruments
-from paceline.observability.metrics import Metrics
+from paceline.observability.metrics import Instrument, Instruments, Metrics
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.scheduling.scheduler import Scheduler

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.cli.demo_pace import Pacer
-from paceline.observability.instruments import HOOKS
-from paceline.observability.trace_events import EVENTS, EventInstrument
+from paceline.observability.metrics import HOOKS
+from paceline.observability.trace_file import EVENTS, EventInstrument
 from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming import FinishReason, Usage
 from paceline.testing.fake_backend import ManualClock

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from paceline.cli.trace import stays_of
-from paceline.observability.trace_events import EngineRestarted, Preempted, RequestStarted, SlotFreed, Trace, TraceEvent
+from paceline.observability.trace_file import EngineRestarted, Preempted, RequestStarted, SlotFreed, Trace, TraceEvent
 from paceline.scheduling.records import EndRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.observability.recorded import busy, two_requests
 
 from paceline.cli.trace import quantile, seconds, summarize, totals
-from paceline.observability.trace_events import Paused, Trace
+from paceline.observability.trace_file import Paused, Trace
 from paceline.streaming.chunk import FinishReason
 
 

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from paceline.cli.app import build_app
 from paceline.cli.trace import PLACE, viewer_data, viewer_html
 from paceline.errors import Unsupported
-from paceline.observability.trace_events import Trace
-from paceline.observability.trace_file import TraceRecorder, read_trace
+from paceline.observability.trace_file import Trace, TraceRecorder, read_trace
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.server import web_page

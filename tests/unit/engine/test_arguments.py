@@ -9,7 +9,7 @@ import pytest
 from paceline.config import CONFIG_NAMES, EngineConfig
 from paceline.engine.arguments import collected_arguments, engine_arguments, request_arguments
 from paceline.errors import InvalidParams, InvalidType
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.params import FIELDS, SamplingParams
 from paceline.request import OPTION_NAMES, RequestOptions
 from paceline.runtime.context_options import ContextOptions

@@ -19,7 +19,7 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.sequence import Request
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
-from paceline.streaming.completion import Completion, completion_of
+from paceline.streaming.chunk import Completion, completion_of
 
 Run = Callable[[Any, list[str]], list[Outcome]]
 

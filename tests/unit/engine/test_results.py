@@ -14,7 +14,7 @@ from paceline.engine.results import (
 from paceline.errors import BatchError, DecodeError, PacelineError, PromptTooLong
 from paceline.request import RequestOptions
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.completion import Completion, completion_of
+from paceline.streaming.chunk import Completion, completion_of
 
 
 def completion(index: int = 0, error: PacelineError | None = None) -> Completion:

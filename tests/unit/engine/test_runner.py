@@ -14,7 +14,7 @@ from tests.running_engine import LONG_S, Running, in_threads
 
 from paceline.engine.core import Ask
 from paceline.errors import Cancelled, DecodeError, EngineError, EngineStopped, QueueFull, SamplingError
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import TickRecord
 from paceline.streaming import FinishReason, StreamChannel, StreamChunk
 

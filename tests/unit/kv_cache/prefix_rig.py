@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.engine_world import Outcome, World
 
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import TickRecord
 from paceline.streaming import FinishReason
-from paceline.testing.fake_memory import FakeState
+from paceline.testing.fake_backend import FakeState
 
 STATES = ["sliding_window", "hybrid"]  # cells, and a state beside them
 WHOLE = ["recurrent", "compressed"]

@@ -18,8 +18,7 @@ from tests.unit.kv_cache.prefix_rig import (
 
 from paceline.errors import DecodeError
 from paceline.kv_cache import Copy, Load, LoadState, Save, SaveState
-from paceline.testing.fake_backend import FakeCost
-from paceline.testing.fake_memory import FakeState
+from paceline.testing.fake_backend import FakeCost, FakeState
 
 
 @pytest.mark.parametrize("kind", UNCUT)

@@ -16,7 +16,7 @@ from tests.unit.kv_cache.prefix_rig import (
     text,
 )
 
-from paceline.testing.fake_memory import FakeMemory, FakeState
+from paceline.testing.fake_backend import FakeMemory, FakeState
 
 
 def exported(world: World, key: int) -> list[FakeState]:

@@ -17,7 +17,7 @@ from paceline.errors import DecodeError
 from paceline.kv_cache import Load, Save
 from paceline.kv_cache.offload import BLOCK_TOKENS as _PIECE
 from paceline.streaming import FinishReason
-from paceline.testing.fake_memory import FakeState
+from paceline.testing.fake_backend import FakeState
 
 
 @pytest.mark.usefixtures("nothing_idle")

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.kv_cache import Load, Save, TransferOutput
 from paceline.kv_cache.offload import BLOCK_TOKENS, TransferCost
-from paceline.testing.fake_memory import FakeState
+from paceline.testing.fake_backend import FakeState
 
 
 def save(num_tokens: int) -> Save:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from tests.unit.observability.simulated import Job, Simulation
 
-from paceline.observability.trace_events import Trace, TraceEvent, from_line
-from paceline.observability.trace_file import TraceRecorder
+from paceline.observability.trace_file import Trace, TraceEvent, TraceRecorder, from_line
 from paceline.streaming.chunk import FinishReason
 
 

@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from paceline.errors import InvalidParams
+from paceline.observability.metric_table import Histogram
 from paceline.observability.metrics import Tally
-from paceline.observability.metrics_snapshot import Histogram
 
 BOUNDS = (1.0, 2.0, 4.0)
 

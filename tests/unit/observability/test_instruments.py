@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidParams, InvalidType
-from paceline.observability.instruments import HOOKS, Instrument, Instruments, resolve_instruments
-from paceline.observability.metrics import Metrics
+from paceline.observability.metrics import HOOKS, Instrument, Instruments, Metrics, resolve_instruments
 
 
 class Listening(Instrument):

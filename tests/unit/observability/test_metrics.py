@@ -13,9 +13,8 @@ from tests.unit.observability.simulated import Job, Simulation
 
 from paceline.errors import InvalidParams
 from paceline.observability import metric_table
-from paceline.observability.metric_table import METRICS, NAMES
+from paceline.observability.metric_table import METRICS, NAMES, Histogram
 from paceline.observability.metrics import Metrics
-from paceline.observability.metrics_snapshot import Histogram
 from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import ENGINE_REASONS, FinishReason, Usage
 

@@ -14,9 +14,8 @@ import pytest
 from tests.unit.observability.simulated import Job, Simulation
 
 from paceline.errors import InvalidParams, InvalidType, RequestError, TraceError
-from paceline.observability.instruments import HOOKS, Instruments
-from paceline.observability.metrics import Metrics
-from paceline.observability.trace_events import (
+from paceline.observability.metrics import HOOKS, Instruments, Metrics
+from paceline.observability.trace_file import (
     EVENTS,
     EngineRestarted,
     Evicted,
@@ -28,9 +27,10 @@ from paceline.observability.trace_events import (
     SlotFreed,
     Trace,
     TraceEvent,
+    TraceRecorder,
     event_time,
+    read_trace,
 )
-from paceline.observability.trace_file import TraceRecorder, read_trace
 from paceline.scheduling.records import EndRecord, RequestRecord, RowRecord, TickRecord
 from paceline.streaming.chunk import FinishReason, Usage
 

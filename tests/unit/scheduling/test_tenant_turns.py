@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine_world import World
 
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.admission import Slots, WaitingQueue
 from paceline.scheduling.records import EndRecord
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from paceline.errors import DecodeError
+from paceline.observability.metric_table import MetricsSnapshot
 from paceline.observability.metrics import Metrics
-from paceline.observability.metrics_snapshot import MetricsSnapshot
 from paceline.scheduling.records import EngineActivity, SlotsSnapshot, TickActivity, TickRecord
 from paceline.server.engine_watch import LEAST_S, EngineWatch, Look, Watcher
 

@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.engine_world import World
 
 from paceline.observability.heartbeat import Heartbeat
-from paceline.observability.metric_table import NAMES
-from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot
+from paceline.observability.metric_table import NAMES, Histogram, MetricsSnapshot
 from paceline.server import exposition
 from paceline.server.exposition import ALIVE, OTHER, Exposition, HttpMetrics, LlamaMetrics
 

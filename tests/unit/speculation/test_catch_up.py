@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cost_model import DecodeCost, TickCostModel
-from paceline.observability.instruments import Instruments
+from paceline.observability.metrics import Instruments
 from paceline.speculation.acceptance import Acceptance, UsualAcceptance
 from paceline.speculation.cost import CatchUp
 from paceline.speculation.depth_chooser import DepthChooser

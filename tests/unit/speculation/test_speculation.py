@@ -12,7 +12,7 @@ from tests.engine_world import Outcome, World, make_limits
 
 from paceline.cost_model import DecodeCost, MeasuredPass, TickCostModel
 from paceline.errors import Aborted, DrafterError
-from paceline.observability.instruments import Instrument, Instruments
+from paceline.observability.metrics import Instrument, Instruments
 from paceline.scheduling.records import TickRecord
 from paceline.sequence import Row
 from paceline.speculation.acceptance import Acceptance, UsualAcceptance

@@ -14,7 +14,7 @@ from tests.engine_world import World, make_limits
 from tests.speculation_world import FreeDrafter, StreamWorld
 
 from paceline.cost_model import DecodeCost, TickCostModel
-from paceline.observability.instruments import Instruments
+from paceline.observability.metrics import Instruments
 from paceline.sequence import Row
 from paceline.speculation import depth_chooser
 from paceline.speculation.acceptance import Acceptance, UsualAcceptance

@@ -6,7 +6,7 @@ import threading
 
 from paceline.errors import PacelineError
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.waiting import Waiters, Waker
+from paceline.streaming.sender import Waiters, Waker
 
 
 def delta(index: int, *tokens: int, choice: int = 0) -> StreamChunk:

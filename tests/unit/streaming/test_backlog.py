@@ -6,7 +6,7 @@ import pytest
 from tests.unit.streaming.pieces import delta, ending
 
 from paceline.streaming import FinishReason, StreamChunk
-from paceline.streaming.backlog import Backlog, Pieces, whole
+from paceline.streaming.sender import Backlog, Pieces, whole
 
 
 def held(pieces: Pieces) -> int:

@@ -11,7 +11,7 @@ from tests.unit.streaming.pieces import arrival, delta, ending
 
 from paceline.errors import InvalidParams
 from paceline.streaming import TIMEOUT, AsyncStream, FinishReason, Stream, StreamChannel, StreamState
-from paceline.streaming.backlog import Backlog, whole
+from paceline.streaming.sender import Backlog, whole
 
 
 def test_a_smaller_interval_lets_what_waits_be_taken() -> None:

@@ -12,7 +12,7 @@ from tests.unit.streaming.pieces import arrival, delta, ending
 
 from paceline.errors import Closed, DecodeError, SamplingError, Unsupported
 from paceline.streaming import END, TIMEOUT, FinishReason, Stream, StreamChannel, StreamChunk, StreamSender, Usage
-from paceline.streaming.completion import completion_of
+from paceline.streaming.chunk import completion_of
 
 ASSEMBLE = partial(completion_of, prompt=(7, 8), wants_logprobs=True, wants_prompt_logprobs=False, index=3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import DecodeError, InvalidParams, PromptTooLong, QueueFull
-from paceline.observability.instruments import Instrument
+from paceline.observability.metrics import Instrument
 from paceline.scheduling.records import TickRecord
 from paceline.scheduling.strategies import SchedulerView, TokenAllocation
 from paceline.streaming import END, TIMEOUT, FinishReason, StreamChannel

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidParams, NoKvSlot, Unsupported
-from paceline.testing.fake_memory import FakeMemory, Kind
+from paceline.testing.fake_backend import FakeMemory, Kind
 
 
 def memory(kind: Kind = "attention", num_cells: int = 20) -> FakeMemory:

@@ -41,8 +41,7 @@ from paceline.engine.worker.messages import Link
 from paceline.engine.worker.worker_requests import RequestPreparer, SocketSink, WorkQueue
 from paceline.engine.worker.worker_telemetry import TracingSink, WorkerTrace
 from paceline.errors import InvalidParams, PacelineError
-from paceline.observability.instruments import Instruments, resolve_instruments
-from paceline.observability.metrics import Metrics
+from paceline.observability.metrics import Instruments, Metrics, resolve_instruments
 from paceline.request import RequestOptions, turn_s
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.strategies import resolve_strategy

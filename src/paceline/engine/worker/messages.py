@@ -22,7 +22,7 @@ from paceline.engine.questions import Call, Reply
 from paceline.errors import EngineError, PacelineError, PromptTooLong
 from paceline.kv_cache import MediaItem
 from paceline.media import Attachment, MediaExtent, restored
-from paceline.observability.metrics_snapshot import Sample
+from paceline.observability.metric_table import Sample
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions

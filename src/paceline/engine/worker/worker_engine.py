@@ -33,9 +33,8 @@ from paceline.engine.worker.supervisor import NO_WORKER, Policy, RestartLimits, 
 from paceline.engine.worker.worker_process import worker_setup
 from paceline.engine.worker.worker_telemetry import FrontTrace, RequestsWatch
 from paceline.errors import Aborted, EngineStopped, Unsupported
-from paceline.observability.instruments import Instruments
-from paceline.observability.metrics import Metrics
-from paceline.observability.metrics_snapshot import MetricsSnapshot
+from paceline.observability.metric_table import MetricsSnapshot
+from paceline.observability.metrics import Instruments, Metrics
 from paceline.output import Vocabulary
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions

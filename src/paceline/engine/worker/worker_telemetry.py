@@ -18,10 +18,16 @@ from paceline.engine.base_engine import close_trace
 from paceline.engine.engine_thread import EventSink
 from paceline.errors import PacelineError
 from paceline.observability import metric_table as table
-from paceline.observability.instruments import Instrument
-from paceline.observability.metrics_snapshot import Histogram, MetricsSnapshot, Sample
-from paceline.observability.trace_events import EngineRestarted, EventInstrument, Paused, TraceEvent, to_line
-from paceline.observability.trace_file import TraceRecorder
+from paceline.observability.metric_table import Histogram, MetricsSnapshot, Sample
+from paceline.observability.metrics import Instrument
+from paceline.observability.trace_file import (
+    EngineRestarted,
+    EventInstrument,
+    Paused,
+    TraceEvent,
+    TraceRecorder,
+    to_line,
+)
 from paceline.scheduling.records import (
     Delta,
     Embedded,

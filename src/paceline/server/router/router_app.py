@@ -21,7 +21,7 @@ from paceline import __version__
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ModelNotFound, PacelineError
 from paceline.model_manager import ModelLoader, ModelState, ModelStatus
-from paceline.observability.metrics_snapshot import Sample
+from paceline.observability.metric_table import Sample
 from paceline.server.api_errors import (
     OPENAI_FORM,
     ApiError,

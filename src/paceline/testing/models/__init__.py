@@ -12,33 +12,50 @@ tokens have next to no weight. To see an end, declare a token that it does gener
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from paceline.testing.models.audio_projectors import Qwen2AudioSpec, UltravoxAudioSpec
 from paceline.testing.models.draft_heads import DFlashSpec, Eagle3Spec, HunYuan3Spec, Mimo2Spec, Qwen35Spec
-from paceline.testing.models.encoders import BertSpec, ModernBertSpec, T5Spec
-from paceline.testing.models.files import CHAT_TEMPLATE, write_lora, write_model, write_split_model
-from paceline.testing.models.gemma import Gemma3Spec, Gemma4Spec
-from paceline.testing.models.gguf_parts import Tensor, Typed, Value, WeightType, every_value_type
+from paceline.testing.models.gguf_parts import (
+    CHAT_TEMPLATE,
+    ModelSpec,
+    Pooling,
+    SpecVocabulary,
+    Tensor,
+    Typed,
+    Value,
+    WeightType,
+    byte_level,
+    copied,
+    every_value_type,
+    numbered,
+    word_pieces,
+    write_lora,
+    write_model,
+    write_requantised,
+    write_split_model,
+)
 from paceline.testing.models.projectors import (
     Gemma3VisionSpec,
     Gemma4VisionSpec,
     LlavaVisionSpec,
     PixtralVisionSpec,
+    Qwen2AudioSpec,
     Qwen3VisionSpec,
     Qwen25VisionSpec,
+    UltravoxAudioSpec,
 )
-from paceline.testing.models.recurrent import FalconH1Spec, GraniteHybridSpec, Lfm2Spec, MambaSpec
-from paceline.testing.models.requantised import write_requantised
-from paceline.testing.models.rwkv import Rwkv6Spec, Rwkv7Spec
-from paceline.testing.models.spec import ModelSpec, Pooling
+from paceline.testing.models.recurrent import FalconH1Spec, GraniteHybridSpec, Lfm2Spec, MambaSpec, Rwkv6Spec, Rwkv7Spec
 from paceline.testing.models.transformer import (
+    BertSpec,
+    Gemma3Spec,
+    Gemma4Spec,
     LlamaSpec,
+    ModernBertSpec,
     Qwen2MoeSpec,
     Qwen2Spec,
     Qwen2VlSpec,
     Qwen3VlSpec,
+    T5Spec,
     qwen2_half_billion,
 )
-from paceline.testing.models.vocabulary import SpecVocabulary, byte_level, copied, numbered, word_pieces
 
 __all__ = [
     "CHAT_TEMPLATE",

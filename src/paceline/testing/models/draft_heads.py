@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from paceline.testing.models.gguf_parts import Tensor, Value, bias, matrix, norm
-from paceline.testing.models.spec import (
+from paceline.testing.models.gguf_parts import (
     Sizes,
+    Tensor,
+    Value,
     attention,
+    bias,
     embedding,
     feed_forward,
+    matrix,
+    norm,
     norms,
     output,
     query_key_norms,

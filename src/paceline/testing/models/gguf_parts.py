@@ -1,4 +1,4 @@
-"""The parts of a GGUF file: metadata values, and random tensors.
+"""GGUF files of random models: metadata values, tensors, vocabularies, the shared parts of specs, and writers.
 
 Plain Python values have an obvious type, `Typed` is for the others. A tensor has a name, a shape, and the normal distribution
 that its values come from. Shapes are NumPy's, outermost first: a matrix of a linear layer is (out, in). GGUF lists them the
@@ -7,13 +7,18 @@ other way round.
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline.runtime.matmul import dequantise, quantise
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
@@ -189,3 +194,385 @@ def _blocks(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[np.uint8
     if tensor.quiet_rows:
         blocks[list(tensor.quiet_rows), :, :2] = np.frombuffer(np.float16(scale / 100).tobytes(), np.uint8)
     return blocks.reshape(*outer, -1)
+
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types of GGUF
+
+SPECIALS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+_PAIRS = ("t h", "h e", "th e", "i n", "e r", "a n", "r e", "o n", "an d", "in g", "Ġ a", "Ġ t", "Ġ the", "Ġt h", "Ġ w",
+          "Ġ s", "o u", "Ġ b", "i t", "i s", "e n", "Ġ o", "o r", "a t", "Ġ i", "Ġ m", "l l", "Ġ and", "e d", "o w",
+          "Ġ Ġ", "ĠĠ ĠĠ", "h el", "e l", "hel l", "hell o")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class SpecVocabulary:
+    """The number of tokens, the control tokens among them, and the `tokenizer.*` metadata.
+
+    Each source returns the same object every time, so specs with it can be compared and used as keys.
+    """
+
+    size: int
+    control: tuple[int, ...]
+    metadata: tuple[tuple[str, Value], ...]
+
+
+@lru_cache
+def byte_level() -> SpecVocabulary:
+    """Return byte-level BPE of 299 tokens: id b < 256 is the byte b, then merges of common English pairs, then `SPECIALS`.
+
+    Begins a sequence with `<|bos|>`, ends it with `<|eos|>` or `<|im_end|>`, has tokens to fill in the middle.
+    """
+    pairs = [pair.split() for pair in _PAIRS]
+    tokens = [_visible(byte) for byte in range(256)] + [left + right for left, right in pairs] + list(SPECIALS)
+    first = 256 + len(pairs)
+    types = [_NORMAL] * first + [_CONTROL] * len(SPECIALS)
+    ids = {text: first + place for place, text in enumerate(SPECIALS)}
+    metadata: dict[str, Value] = {
+        **_bpe(tokens, types, merges=list(_PAIRS)),
+        "tokenizer.ggml.bos_token_id": ids["<|bos|>"],
+        "tokenizer.ggml.eos_token_id": ids["<|eos|>"],
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    return SpecVocabulary(len(tokens), tuple(ids.values()), tuple(metadata.items()))
+
+
+@lru_cache
+def numbered(size: int = 300) -> SpecVocabulary:
+    """Return tokens whose text is their id: `<0>`, `<1>`, ... Joined text splits into ids again in exactly one way.
+
+    The last token ends a sequence. Nothing is added in front of a prompt, and `"<7><12>"` is a prompt of two tokens.
+    """
+    tokens = [f"<{token}>" for token in range(size)]
+    types = [_USER_DEFINED] * (size - 1) + [_CONTROL]
+    metadata: dict[str, Value] = {
+        **_bpe(tokens, types, merges=["< >"]),
+        "tokenizer.ggml.eos_token_id": size - 1,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    return SpecVocabulary(size, (size - 1,), tuple(metadata.items()))
+
+
+@lru_cache
+def word_pieces() -> SpecVocabulary:
+    """Return WordPiece as in BERT, lower case: letters, digits and punctuation, and some words."""
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    words = (
+        "the",
+        "a",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "was",
+        "cat",
+        "dog",
+        "house",
+        "river",
+        "blue",
+        "red",
+        "small",
+        "big",
+    )
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    control = tuple(range(len(tokens)))
+    tokens += ["▁" + text for text in (*letters, *"!\"#$%&'()*+,-./:;<=>?@", *words) if len(text) > 1 or text != "a"]
+    tokens += ["▁" + "a", *letters, "ing", "ed", "er", "s" + "t", "th", "he", "ly"]
+    tokens = list(dict.fromkeys(tokens))
+    metadata: dict[str, Value] = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [_CONTROL] * len(control) + [_NORMAL] * (len(tokens) - len(control)),
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type_count": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.cls_token_id": 2,
+        "tokenizer.ggml.seperator_token_id": 3,
+        "tokenizer.ggml.mask_token_id": 4,
+    }
+    return SpecVocabulary(len(tokens), control, tuple(metadata.items()))
+
+
+@lru_cache
+def copied(path: str | Path) -> SpecVocabulary:
+    """Return the vocabulary of another GGUF file, such as the `ggml-vocab-*.gguf` that the llama.cpp source tree carries."""
+    from paceline.runtime.gguf_file import read_gguf
+
+    found = {key.decode(): value for key, value in read_gguf(path).metadata.items() if key.startswith(b"tokenizer.")}
+    metadata = tuple(
+        (key, Typed(value.value, value.type.name, None if value.item_type is None else value.item_type.name))
+        for key, value in found.items()
+    )
+    types = found["tokenizer.ggml.token_type"].value if "tokenizer.ggml.token_type" in found else []
+    control = tuple(token for token, kind in enumerate(types) if kind == _CONTROL)
+    return SpecVocabulary(len(found["tokenizer.ggml.tokens"].value), control, metadata)
+
+
+def _bpe(tokens: list[str], types: list[int], *, merges: list[str]) -> dict[str, Value]:
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+def _visible(byte: int) -> str:
+    """Return the character that stands for a byte in a byte-level vocabulary: itself if it prints, else one from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in printable:
+        return chr(byte)
+    return chr(256 + [other for other in range(256) if other not in printable].index(byte))
+
+
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+POOLING_TYPES: dict[Pooling, int] = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+
+
+class ModelSpec(Protocol):
+    """An architecture with its sizes: the metadata and tensors of a model file."""
+
+    architecture: ClassVar[str]
+
+    @property
+    def vocabulary(self) -> SpecVocabulary:
+        """The vocabulary of the model."""
+
+    def metadata(self) -> dict[str, Value]:
+        """Return the metadata of the architecture, without the vocabulary's."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield every tensor, in the order of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes that all kinds share; small enough to write and run in milliseconds."""
+
+    n_layer: int = 2
+    n_embd: int = 64
+    n_head: int = 4
+    n_head_kv: int = 2
+    n_ff: int = 128
+    n_ctx_train: int = 1024
+    pooling: Pooling | None = None
+    vocabulary: SpecVocabulary = field(default_factory=byte_level)
+
+    architecture: ClassVar[str]
+
+    @property
+    def head_size(self) -> int:
+        """Values of a head."""
+        return self.n_embd // self.n_head
+
+    def common_metadata(self, *, rms: bool = True) -> dict[str, Value]:
+        """Return the metadata that nearly every architecture has."""
+        values: dict[str, Value] = {
+            "context_length": self.n_ctx_train,
+            "embedding_length": self.n_embd,
+            "block_count": self.n_layer,
+            "feed_forward_length": self.n_ff,
+            "attention.head_count": self.n_head,
+            "attention.head_count_kv": self.n_head_kv,
+            "attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon": 1e-5,
+            "vocab_size": self.vocabulary.size,
+        }
+        if self.pooling is not None:
+            values["pooling_type"] = POOLING_TYPES[self.pooling]
+        return self.prefixed(values)
+
+    def prefixed(self, values: dict[str, Value]) -> dict[str, Value]:
+        """Return the values under keys of this architecture."""
+        return {f"{self.architecture}.{key}": value for key, value in values.items()}
+
+
+def embedding(size: Sizes, *, gain: float = 1.0) -> Tensor:
+    """Token embeddings whose values have the spread `gain`; those of control tokens are nearly zero."""
+    gain = gain * size.n_embd**0.5
+    return matrix("token_embd.weight", size.vocabulary.size, size.n_embd, gain=gain, quiet_rows=size.vocabulary.control)
+
+
+def output(size: Sizes, *, gain: float = 3.0) -> Tensor:
+    """Return the output layer: logits of spread `gain`, but near zero for control tokens: a random text seldom ends itself."""
+    return matrix("output.weight", size.vocabulary.size, size.n_embd, gain=gain, quiet_rows=size.vocabulary.control)
+
+
+def attention(
+    size: Sizes, block: str, *, head_size: int = 0, biases: bool = False, gain: float = 1.5
+) -> Iterator[Tensor]:
+    """Query, key, value and output of one attention layer, strong enough that a text depends on all of its past."""
+    head_size = head_size or size.head_size
+    widths = {
+        "attn_q": size.n_head * head_size,
+        "attn_k": size.n_head_kv * head_size,
+        "attn_v": size.n_head_kv * head_size,
+    }
+    for name, width in widths.items():
+        yield matrix(f"{block}.{name}.weight", width, size.n_embd, gain=gain)
+        if biases:
+            yield bias(f"{block}.{name}.bias", width)
+    yield matrix(f"{block}.attn_output.weight", size.n_embd, size.n_head * head_size, gain=gain)
+
+
+def query_key_norms(size: Sizes, block: str) -> Iterator[Tensor]:
+    """Norms of query and key; large ones for the queries, else attention would look at everything equally."""
+    yield norm(f"{block}.attn_q_norm.weight", size.head_size, scale=3.0)
+    yield norm(f"{block}.attn_k_norm.weight", size.head_size)
+
+
+def feed_forward(size: Sizes, block: str, *, gain: float = 1.5) -> Iterator[Tensor]:
+    """Gate, up and down of one gated feed-forward layer."""
+    yield matrix(f"{block}.ffn_gate.weight", size.n_ff, size.n_embd, gain=gain)
+    yield matrix(f"{block}.ffn_up.weight", size.n_ff, size.n_embd, gain=gain)
+    yield matrix(f"{block}.ffn_down.weight", size.n_embd, size.n_ff, gain=gain)
+
+
+def experts(size: Sizes, block: str, n_expert: int, n_ff: int, *, gain: float = 1.5) -> Iterator[Tensor]:
+    """Yield a router and the stacked experts of one mixture-of-experts layer."""
+    yield matrix(f"{block}.ffn_gate_inp.weight", n_expert, size.n_embd, gain=gain)
+    yield matrix(f"{block}.ffn_gate_exps.weight", n_expert, n_ff, size.n_embd, gain=gain)
+    yield matrix(f"{block}.ffn_up_exps.weight", n_expert, n_ff, size.n_embd, gain=gain)
+    yield matrix(f"{block}.ffn_down_exps.weight", n_expert, size.n_embd, n_ff, gain=gain)
+
+
+def norms(block: str, size: int, *names: str) -> Iterator[Tensor]:
+    """Yield the scales of several normalisations of one block."""
+    for name in names:
+        yield norm(f"{block}.{name}.weight", size)
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A ChatML template; use it as `metadata={"tokenizer.chat_template": CHAT_TEMPLATE}`."""
+
+_FILE_TYPES: dict[WeightType, int] = {"F32": 0, "F16": 1, "Q8_0": 7}  # llama.cpp's numbers
+
+
+def write_model(path: str | Path, spec: ModelSpec, *, seed: int = 0, weights: WeightType = "F32",
+                metadata: Mapping[str, Value | None] | None = None) -> Path:  # fmt: skip
+    """Write a random model: the same arguments give the same bytes.
+
+    `metadata` adds keys, replaces those of the spec, or leaves them out (None). Needs the package `gguf`.
+    """
+    return _write(Path(path), spec, seed, weights, metadata or {})[0]
+
+
+def write_split_model(path: str | Path, spec: ModelSpec, *, parts: int = 3, seed: int = 0, weights: WeightType = "F32",
+                      metadata: Mapping[str, Value | None] | None = None) -> list[Path]:  # fmt: skip
+    """Write the same model as `parts` files, `tiny.gguf` as `tiny-00001-of-00003.gguf` and so on; return their paths."""
+    count = len(list(spec.tensors()))
+    per_part = math.ceil(count / parts)
+    if parts < 2 or math.ceil(count / per_part) != parts:
+        raise ValueError(
+            f"{count} tensors cannot be split evenly into {parts} parts of at least one: pass 2 to {count // 2} parts"
+        )
+    return _write(Path(path), spec, seed, weights, metadata or {}, per_part)
+
+
+def write_lora(
+    path: str | Path,
+    spec: ModelSpec,
+    *,
+    rank: int = 4,
+    seed: int = 1,
+    targets: tuple[str, ...] = ("attn_q", "attn_v", "ffn_down"),
+    metadata: Mapping[str, Value | None] | None = None,
+) -> Path:
+    """Write an adapter that changes the matrices `targets` of every layer, enough to change what is generated.
+
+    Its alpha is twice its rank; `metadata` adds keys, replaces them or leaves them out (None).
+    """
+    from gguf import GGUFWriter
+
+    path = Path(path)
+    changed = [tensor for tensor in spec.tensors() if len(tensor.shape) == 2 and tensor.name.split(".")[-2] in targets]
+    if not changed:
+        raise ValueError(f"targets {targets} name no matrix of a {spec.architecture} model")
+    writer = GGUFWriter(path, spec.architecture)
+    facts: dict[str, Value | None] = {
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": 2.0 * rank,
+    }
+    add_metadata(writer, facts | dict(metadata or {}))
+    for tensor in changed:
+        for half in _halves(tensor, rank):
+            writer.add_tensor(half.name, fill(half, seed, "F32"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write(path: Path, spec: ModelSpec, seed: int, weights: WeightType, metadata: Mapping[str, Value | None],
+           tensors_per_part: int = 0) -> list[Path]:  # fmt: skip
+    from gguf import GGUFWriter
+
+    tensors = list(spec.tensors())
+    writer = GGUFWriter(path, spec.architecture, split_max_tensors=tensors_per_part)
+    general: dict[str, Value | None] = {
+        "general.name": f"tiny random {spec.architecture}",
+        "general.file_type": _FILE_TYPES[weights],
+    }
+    add_metadata(writer, general | spec.metadata() | dict(spec.vocabulary.metadata) | dict(metadata))
+    for tensor in tensors:
+        _announce(writer, tensor, weights)
+    paths = writer.format_shard_names(path)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in tensors:  # one at a time: a large model needs the memory of its largest tensor only
+            writer.write_tensor_data(fill(tensor, seed, tensor.stored_type(weights)))
+    finally:
+        writer.close()
+    return paths
+
+
+def _announce(writer: GGUFWriter, tensor: Tensor, weights: WeightType) -> None:
+    from gguf import GGML_QUANT_SIZES
+
+    stored = tensor.stored_type(weights)
+    values, size = GGML_QUANT_SIZES[gguf_type(stored)]
+    n_bytes = math.prod(tensor.shape) // values * size
+    writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), n_bytes, raw_dtype=gguf_type(stored))
+
+
+def _halves(tensor: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    n_out, n_in = tensor.shape
+    return (
+        Tensor(f"{tensor.name}.lora_a", (rank, n_in), n_in**-0.5),
+        Tensor(f"{tensor.name}.lora_b", (n_out, rank), rank**-0.5),
+    )
+
+
+def write_requantised(path: str | Path, source: str | Path, type_name: str) -> Path:
+    """Write a model again with its Q8_0 matrices as another type, such as "Q4_K"; return the path.
+
+    Those whose columns are no whole blocks of that type stay Q8_0. Needs the package `gguf`.
+    """
+    import gguf
+
+    reader, wanted = gguf.GGUFReader(source), gguf.GGMLQuantizationType[type_name]
+    writer = gguf.GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
+    for entry in reader.fields.values():
+        if not entry.name.startswith("GGUF.") and entry.name != "general.architecture":
+            kind = entry.types[0]
+            writer.add_key_value(entry.name, entry.contents(), kind, entry.types[-1] if len(entry.types) > 1 else None)
+    block_columns = gguf.GGML_QUANT_SIZES[wanted][0]
+    for tensor in reader.tensors:
+        data, kept = np.ascontiguousarray(tensor.data), tensor.tensor_type
+        if kept.name == "Q8_0" and int(tensor.shape[0]) % block_columns == 0:
+            data, kept = quantise(type_name.lower().replace("_k", "_K"), dequantise("q8_0", data)), wanted
+        writer.add_tensor(tensor.name, data, raw_dtype=kept)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(path)

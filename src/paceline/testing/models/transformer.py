@@ -1,24 +1,31 @@
-"""Transformers with attention to all of the past: Llama, Mixtral, Qwen 2."""
+"""Transformers: Llama, Mixtral, Qwen 2, Gemma 3 and 4 with sliding windows, and the encoders BERT, ModernBERT and T5."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from paceline.testing.models.gguf_parts import Tensor, Value, matrix, norm
-from paceline.testing.models.spec import (
+from paceline.testing.models.gguf_parts import (
+    Pooling,
     Sizes,
+    SpecVocabulary,
+    Tensor,
+    Value,
     attention,
+    bias,
+    copied,
     embedding,
     experts,
     feed_forward,
+    matrix,
+    norm,
     norms,
     output,
     query_key_norms,
+    word_pieces,
 )
-from paceline.testing.models.vocabulary import copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +166,229 @@ def qwen2_half_billion(vocabulary: str | Path) -> Qwen2Spec:
     """
     return Qwen2Spec(n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864, n_ctx_train=32768, tied=True,
                      vocabulary=copied(vocabulary))  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3Spec(Sizes):
+    """Gemma 3: all but every sixth layer see the last `n_swa` tokens only, so windows matter in short texts already."""
+
+    architecture: ClassVar[str] = "gemma3"
+    n_layer: int = 6
+    n_swa: int = 32
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "attention.key_length": self.head_size,
+            "attention.value_length": self.head_size,
+            "attention.sliding_window": self.n_swa,
+            "rope.freq_base": 1000000.0,
+            "rope.freq_base_swa": 10000.0,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
+        yield norm("output_norm.weight", self.n_embd)
+        yield output(self)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}"
+            yield from norms(block, self.n_embd, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+            yield from query_key_norms(self, block)
+            yield from attention(self, block)
+            yield from feed_forward(self, block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4Spec(Sizes):
+    """Gemma 4 as in its small sizes: windows, embeddings of every layer, last layers that use the cache of others.
+
+    Layers with full attention have heads twice as wide as those with a window.
+    """
+
+    architecture: ClassVar[str] = "gemma4"
+    n_layer: int = 6
+    n_swa: int = 32
+    full_every: int = 3
+    n_shared: int = 3
+    n_embd_per_layer: int = 16
+
+    @property
+    def head_size_full(self) -> int:
+        """Values of a head in layers with full attention."""
+        return 2 * self.head_size
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "attention.key_length": self.head_size_full,
+            "attention.value_length": self.head_size_full,
+            "attention.key_length_swa": self.head_size,
+            "attention.value_length_swa": self.head_size,
+            "attention.sliding_window": self.n_swa,
+            "attention.sliding_window_pattern": [not self._is_full(layer) for layer in range(self.n_layer)],
+            "attention.shared_kv_layers": self.n_shared,
+            "embedding_length_per_layer_input": self.n_embd_per_layer,
+            "final_logit_softcapping": 30.0,
+            "rope.freq_base": 1000000.0,
+            "rope.freq_base_swa": 10000.0,
+            "rope.dimension_count": self.head_size_full,
+            "rope.dimension_count_swa": self.head_size,
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        width = self.n_embd_per_layer
+        yield embedding(self, gain=self.n_embd**-0.5)  # the model multiplies them by the root of n_embd
+        yield norm("output_norm.weight", self.n_embd)
+        yield output(self)
+        # Multiplied by the root of their width.
+        yield Tensor(
+            "per_layer_token_embd.weight", (self.vocabulary.size, width * self.n_layer), width**-0.5, matrix=True
+        )
+        yield matrix("per_layer_model_proj.weight", width * self.n_layer, self.n_embd)
+        yield norm("per_layer_proj_norm.weight", width)
+        yield Tensor("rope_freqs.weight", (self.head_size_full // 2,), 0.2, centre=2.0)
+        for layer in range(self.n_layer):
+            yield from self._layer(f"blk.{layer}", layer)
+
+    def _layer(self, block: str, layer: int) -> Iterator[Tensor]:
+        head_size = self.head_size_full if self._is_full(layer) else self.head_size
+        yield from norms(
+            block, self.n_embd, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"
+        )
+        # Scores are not divided by the root of the head size.
+        yield norm(f"{block}.attn_q_norm.weight", head_size, scale=3.0 / head_size**0.5)
+        yield norm(f"{block}.attn_k_norm.weight", head_size)
+        yield from attention(self, block, head_size=head_size)
+        yield from feed_forward(self, block)
+        yield matrix(f"{block}.inp_gate.weight", self.n_embd_per_layer, self.n_embd)
+        yield matrix(f"{block}.proj.weight", self.n_embd, self.n_embd_per_layer)
+        yield norm(f"{block}.layer_output_scale.weight", 1)
+
+    def _is_full(self, layer: int) -> bool:
+        return (layer + 1) % self.full_every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertSpec(Sizes):
+    """BERT: bidirectional attention, no KV cache. With `pooling="rank"` it has a classifier and scores pairs.
+
+    class_labels: names of the classifier's outputs; none: one output without a name.
+    """
+
+    architecture: ClassVar[str] = "bert"
+    n_head_kv: int = 4
+    n_ctx_train: int = 256
+    pooling: Pooling | None = "mean"
+    class_labels: tuple[str, ...] = ()
+    vocabulary: SpecVocabulary = field(default_factory=word_pieces)
+
+    def metadata(self) -> dict[str, Value]:
+        labels: dict[str, Value] = {"classifier.output_labels": list(self.class_labels)} if self.class_labels else {}
+        return self.common_metadata(rms=False) | self.prefixed({"attention.causal": False, **labels})
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield Tensor("token_types.weight", (2, self.n_embd), 0.5)
+        yield Tensor("position_embd.weight", (self.n_ctx_train, self.n_embd), 0.5)
+        yield from _layer_norm("token_embd_norm", self.n_embd)
+        for layer in range(self.n_layer):
+            yield from self._layer(f"blk.{layer}")
+        if self.pooling == "rank":
+            yield matrix("cls.weight", self.n_embd, self.n_embd)
+            yield bias("cls.bias", self.n_embd)
+            yield matrix("cls.output.weight", max(1, len(self.class_labels)), self.n_embd, gain=3.0)
+            yield bias("cls.output.bias", max(1, len(self.class_labels)))
+
+    def _layer(self, block: str) -> Iterator[Tensor]:
+        yield from attention(self, block, biases=True)
+        yield bias(f"{block}.attn_output.bias", self.n_embd)
+        yield from _layer_norm(f"{block}.attn_output_norm", self.n_embd)
+        yield matrix(f"{block}.ffn_up.weight", self.n_ff, self.n_embd)
+        yield bias(f"{block}.ffn_up.bias", self.n_ff)
+        yield matrix(f"{block}.ffn_down.weight", self.n_embd, self.n_ff)
+        yield bias(f"{block}.ffn_down.bias", self.n_embd)
+        yield from _layer_norm(f"{block}.layer_output_norm", self.n_embd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernBertSpec(Sizes):
+    """ModernBERT: an encoder of which most layers see a window of `n_swa` tokens, half of them before and half behind."""
+
+    architecture: ClassVar[str] = "modern-bert"
+    n_layer: int = 4
+    n_head_kv: int = 4
+    n_ctx_train: int = 256
+    n_swa: int = 32
+    full_every: int = 3
+    pooling: Pooling | None = "mean"
+    vocabulary: SpecVocabulary = field(default_factory=word_pieces)
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "attention.causal": False,
+            "attention.sliding_window": self.n_swa,
+            "attention.sliding_window_pattern": self.full_every,
+            "rope.freq_base": 160000.0,
+            "rope.freq_base_swa": 10000.0,
+        }
+        return self.common_metadata(rms=False) | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield norm("token_embd_norm.weight", self.n_embd)
+        yield norm("output_norm.weight", self.n_embd)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}"
+            if layer > 0:
+                yield norm(f"{block}.attn_norm.weight", self.n_embd)
+            yield matrix(f"{block}.attn_qkv.weight", 3 * self.n_embd, self.n_embd, gain=1.5)
+            yield matrix(f"{block}.attn_output.weight", self.n_embd, self.n_embd, gain=1.5)
+            yield norm(f"{block}.ffn_norm.weight", self.n_embd)
+            yield matrix(f"{block}.ffn_up.weight", 2 * self.n_ff, self.n_embd, gain=1.5)
+            yield matrix(f"{block}.ffn_down.weight", self.n_embd, self.n_ff, gain=1.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Spec(Sizes):
+    """T5: an encoder, and a decoder that attends to the encoder's output."""
+
+    architecture: ClassVar[str] = "t5"
+    n_head_kv: int = 4
+    n_bucket: int = 32
+
+    def metadata(self) -> dict[str, Value]:
+        values: dict[str, Value] = {
+            "attention.relative_buckets_count": self.n_bucket,
+            "attention.key_length": self.head_size,
+            "attention.value_length": self.head_size,
+            "decoder_start_token_id": self.vocabulary.control[0],
+        }
+        return self.common_metadata() | self.prefixed(values)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield embedding(self)
+        yield norm("enc.output_norm.weight", self.n_embd)
+        yield norm("dec.output_norm.weight", self.n_embd)
+        yield output(self)
+        for layer in range(self.n_layer):
+            yield from self._layer(f"enc.blk.{layer}", layer, "attn")
+            yield from self._layer(f"dec.blk.{layer}", layer, "attn")
+            yield norm(f"dec.blk.{layer}.cross_attn_norm.weight", self.n_embd)
+            yield from self._attention(f"dec.blk.{layer}.cross_attn")
+
+    def _layer(self, block: str, layer: int, name: str) -> Iterator[Tensor]:
+        yield from norms(block, self.n_embd, "attn_norm", "ffn_norm")
+        if layer == 0:
+            yield Tensor(f"{block}.attn_rel_b.weight", (self.n_bucket, self.n_head), 1.0)
+        yield from self._attention(f"{block}.{name}")
+        yield from feed_forward(self, block)
+
+    def _attention(self, prefix: str) -> Iterator[Tensor]:
+        for part in "qkvo":
+            gain = 1.5 if part in "vo" else 0.4  # T5 does not divide by the root of the head size
+            yield matrix(f"{prefix}_{part}.weight", self.n_embd, self.n_embd, gain=gain)
+
+
+def _layer_norm(name: str, size: int) -> Iterator[Tensor]:
+    yield norm(f"{name}.weight", size)
+    yield bias(f"{name}.bias", size)

@@ -16,7 +16,7 @@ from paceline.engine.worker import messages
 from paceline.engine.worker.messages import MAX_BYTES, FrameReader, framed
 from paceline.errors import EngineDied, EngineError, PacelineError, PromptTooLong, QueueFull
 from paceline.kv_cache import HashedPrefix, PrefixDigest
-from paceline.observability.metrics_snapshot import Histogram, Sample
+from paceline.observability.metric_table import Histogram, Sample
 from paceline.scheduling.records import Delta, Embedded, Failed, Released, SlotsSnapshot, SlotView, Started
 from paceline.sequence import GenerationState, Progress
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage

@@ -36,8 +36,7 @@ from paceline.errors import (
     RpcServerUnavailable,
     Unsupported,
 )
-from paceline.observability.trace_events import hook_name
-from paceline.observability.trace_file import read_trace
+from paceline.observability.trace_file import hook_name, read_trace
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.scheduling.records import TickRecord

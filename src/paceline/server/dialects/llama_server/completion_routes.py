@@ -60,7 +60,7 @@ from paceline.server.running_request import (
 from paceline.server.service import Service
 from paceline.server.sse import EventStream, EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.completion import Completion
+from paceline.streaming.chunk import Completion
 
 
 class LineLimiter:

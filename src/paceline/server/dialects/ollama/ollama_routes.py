@@ -56,7 +56,7 @@ from paceline.server.routes import RouteFacts, Routes
 from paceline.server.service import Service
 from paceline.server.sse import JSON_LINES, EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.completion import Completion
+from paceline.streaming.chunk import Completion
 
 
 def error_body(api_error: ApiError) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from paceline.server.running_request import ProgressChunk
 from paceline.server.service import Service
 from paceline.server.sse import EventWriter
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.completion import Completion
+from paceline.streaming.chunk import Completion
 
 _MAX_UNREAD_BYTES = 2**16  # of tokens that no text of a message has been found for
 _encode = msgspec.json.Encoder().encode

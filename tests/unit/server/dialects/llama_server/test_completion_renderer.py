@@ -20,7 +20,7 @@ from paceline.server.dialects.llama_server.completion_routes import (
 from paceline.server.dialects.token_reports import _LLAMA_MIN_LOGPROB
 from paceline.server.running_request import ProgressChunk
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.completion import completion_of
+from paceline.streaming.chunk import completion_of
 
 USAGE = Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=2, prefill_s=0.5, decode_s=0.25)
 END = FinishReason.STOP

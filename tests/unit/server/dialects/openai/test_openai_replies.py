@@ -30,7 +30,7 @@ from paceline.server.dialects.openai.openai_replies import (
 )
 from paceline.server.dialects.token_reports import final_timings, usage_body
 from paceline.streaming import FinishReason, StreamChunk, TokenLogprobs, Usage
-from paceline.streaming.completion import Completion, completion_of
+from paceline.streaming.chunk import Completion, completion_of
 
 PIECES = tuple(bytes([byte]) for byte in range(128))
 USAGE = Usage(prompt_tokens=2, cached_tokens=1, cached_from="host", completion_tokens=3)
