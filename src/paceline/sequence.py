@@ -20,12 +20,12 @@ import msgspec
 from paceline.errors import PacelineError, Unsupported
 from paceline.kv_cache import (
     TEXT_LAYOUT,
-    TOKEN_BYTES,
+    CacheSequence,
     KVCacheLimits,
     MediaItem,
     Namespace,
-    PendingPrefix,
     PromptLayout,
+    SequenceGroup,
     pack_tokens,
 )
 from paceline.media import Attachment
@@ -122,7 +122,7 @@ class Progress(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Request:
+class Request(SequenceGroup):
     """A submitted request and its state. The caller's thread makes it, then the engine's thread owns it.
 
     samplers: of the backend, one for each choice; they have accepted all tokens so far. lora: names of adapters with their
@@ -132,7 +132,6 @@ class Request:
     token. Times are seconds on the engine's clock; submitted_s is set again when the engine accepts the request.
     """
 
-    key: int
     prompt: list[int]
     params: SamplingParams
     options: RequestOptions
@@ -146,9 +145,7 @@ class Request:
     vocabulary: InitVar[Vocabulary]
     states: InitVar[SequenceOf[GenerationState | None]] = ()
     cancelled: bool = False
-    is_paused: bool = False
     is_slow: bool = False
-    is_matched: bool = False
     progress: Progress = field(default_factory=Progress)
     has_deadline: bool = field(init=False)
     layout: PromptLayout = field(init=False, default=TEXT_LAYOUT)
@@ -239,7 +236,7 @@ def uses_adapter(namespace: Namespace, adapter: str) -> bool:
     return isinstance(adapters, tuple) and any(key == adapter for key, _ in adapters)
 
 
-class Sequence:
+class Sequence(CacheSequence):
     """One choice of a request. A strategy reads it as a `SequenceView`.
 
     request: set only while the scheduler has the request open, so that a request and its sequences form no reference cycle
@@ -247,25 +244,23 @@ class Sequence:
     """
 
     request: Request
+    num_tokens: int
 
     __slots__ = (
-        "admitted_s", "choice", "computes_all", "drawing", "error", "key", "last_tick", "layout", "limit", "max_draft",
-        "num_accepted", "num_computed_tokens", "num_drafted", "num_preempted", "num_prompt_tokens", "num_scored",
-        "num_taken_back", "num_tokens", "order", "output", "packed", "priority", "reason", "request", "sampler", "seq_id",
-        "slot", "token_ids", "waits_for",
+        "admitted_s", "choice", "drawing", "error", "key", "last_tick", "limit", "max_draft", "num_accepted", "num_drafted",
+        "num_preempted", "num_scored", "num_taken_back", "num_tokens", "order", "output", "priority", "reason", "sampler",
+        "slot",
     )  # fmt: skip
 
     def __init__(
         self, request: Request, choice: int, vocabulary: Vocabulary, tokens: bytes, state: GenerationState | None = None
     ) -> None:
         params, options = request.params, request.options
+        super().__init__(list(request.prompt), tokens, request.layout)
         self.choice = choice
         self.key = self.order = 0
         self.sampler = request.samplers[choice] if request.samplers else None
-        self.token_ids = list(request.prompt)
-        self.num_tokens = self.num_prompt_tokens = len(self.token_ids)
-        self.num_computed_tokens = 0
-        self.layout = request.layout
+        self.num_tokens = self.num_prompt_tokens
         self.num_scored = 0 if params.prompt_logprobs is not None and choice == 0 else self.num_prompt_tokens - 1
         self.drawing = params.max_tokens != 0
         self.max_draft = most_drafts(params, options)
@@ -274,10 +269,6 @@ class Sequence:
         self.priority = options.priority
         self.slot: int | None = None
         self.admitted_s: float | None = None
-        self.seq_id: int | None = None
-        self.packed = bytearray(tokens)
-        self.waits_for: PendingPrefix | None = None
-        self.computes_all = False
         self.last_tick = self.limit = 0
         self.reason: FinishReason | None = None
         self.error: PacelineError | None = None
@@ -299,11 +290,6 @@ class Sequence:
         return self.slot is not None
 
     @property
-    def reads_cache(self) -> bool:
-        """Whether a prefix may come from the cache: not if prompt tokens are scored, nor after a failed load."""
-        return not self.is_scoring and not self.computes_all
-
-    @property
     def writes_cache(self) -> bool:
         """Whether its tokens may be cached for others."""
         return self.request.options.cache_prompt
@@ -313,13 +299,6 @@ class Sequence:
         """Namespace of shared prefixes: adapters, tenant and salt; without cache_prompt only the choices of its request."""
         options = self.request.options
         return prefix_namespace(options) if options.cache_prompt else (self.request.key,)
-
-    def token_bytes(self, num_tokens: int) -> bytes:
-        """Return the first tokens in the form of the radix tree."""
-        have = len(self.packed) // TOKEN_BYTES
-        if have < num_tokens:
-            self.packed += pack_tokens(self.token_ids[have:num_tokens])
-        return bytes(self.packed[: num_tokens * TOKEN_BYTES])
 
     @property
     def turn_key(self) -> tuple[float, int]:

@@ -29,7 +29,7 @@ from tests.engine_world import Outcome, World
 from tests.stream_reference import expected_output
 
 from paceline.errors import Aborted, DecodeError
-from paceline.kv_cache import checkpoints, offload, prefix_match
+from paceline.kv_cache import offload, prefix_match
 from paceline.observability.metrics import Instrument
 from paceline.sequence import Request, Row
 from paceline.speculation import depth_chooser
@@ -493,8 +493,8 @@ def test_whatever_happens_each_request_ends_once_with_the_output_it_has_alone(
     """Places, cells and counts add up after each tick, nothing is left, no request notices the others, nor speculation."""
     monkeypatch.setattr(offload, "_MIN_TRANSFER_TOKENS", 2)  # small paths leave in parts, too
     monkeypatch.setattr(offload, "BLOCK_TOKENS", 4)
-    monkeypatch.setattr(checkpoints, "BLOCK_TOKENS", 4)
-    monkeypatch.setattr(checkpoints, "MIN_SPACING_TOKENS", 2)
+    monkeypatch.setattr(prefix_match, "BLOCK_TOKENS", 4)
+    monkeypatch.setattr(prefix_match, "MIN_SPACING_TOKENS", 2)
     monkeypatch.setattr(depth_chooser, "KEPT_FOR", 0)  # depths are random
     if kind != "attention":
         monkeypatch.setattr(prefix_match, "MIN_PENDING_TOKENS", 2)

@@ -19,18 +19,22 @@ prefixes on the device: cells and checkpoints go to host memory. `KVCache` is th
 
 from paceline.kv_cache.cache import KVCache
 from paceline.kv_cache.device_cells import (
+    CacheSequence,
     Copy,
     Cut,
+    KVCacheLimits,
     Load,
     LoadState,
     Operation,
+    PendingPrefix,
     Remove,
     Save,
     SaveState,
+    SequenceGroup,
     TransferOutput,
     Truncate,
 )
-from paceline.kv_cache.interfaces import CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
+from paceline.kv_cache.offload import CacheTelemetry, ComputeCost
 from paceline.kv_cache.prefix_match import NotAdmitted, PrefixMatch
 from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, MediaItem, PromptLayout
 from paceline.kv_cache.radix_tree import (
@@ -40,16 +44,18 @@ from paceline.kv_cache.radix_tree import (
     Namespace,
     PrefixDigest,
     SavedState,
+    TenantTree,
+    TreeNode,
     hash_blocks,
     hash_prefix,
     pack_tokens,
 )
-from paceline.kv_cache.tree_view import TenantTree, TreeNode
 
 __all__ = [
     "MAX_DIGEST_PREFIXES",
     "TEXT_LAYOUT",
     "TOKEN_BYTES",
+    "CacheSequence",
     "CacheTelemetry",
     "ComputeCost",
     "Copy",
@@ -71,6 +77,7 @@ __all__ = [
     "Save",
     "SaveState",
     "SavedState",
+    "SequenceGroup",
     "TenantTree",
     "TransferOutput",
     "TreeNode",

@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from paceline.kv_cache.checkpoints import CheckpointPlaces
 from paceline.kv_cache.device_cells import (
+    CacheSequence,
     CellBudget,
     Copy,
     Cut,
     DeviceCells,
+    KVCacheLimits,
     Load,
     LoadState,
     Operation,
+    PendingPrefix,
     Remove,
     Save,
     SaveState,
     TransferOutput,
     Truncate,
 )
-from paceline.kv_cache.host_cache import HostCache, PrefixExporter
-from paceline.kv_cache.interfaces import CacheSequence, CacheTelemetry, ComputeCost, KVCacheLimits, PendingPrefix
 from paceline.kv_cache.offload import (
     MIN_CACHED_TOKENS,
     CachedPrefix,
+    CacheTelemetry,
+    ComputeCost,
     Eviction,
+    HostCache,
     Offloader,
+    PrefixExporter,
     RangeSaver,
     TransferCost,
     prompt_token_s,
@@ -35,6 +39,7 @@ from paceline.kv_cache.offload import (
 from paceline.kv_cache.prefix_match import (
     NO_MATCH,
     PREFIX_PENDING,
+    CheckpointPlaces,
     NotAdmitted,
     PrefixMatch,
     match_parts,
@@ -48,10 +53,12 @@ from paceline.kv_cache.radix_tree import (
     PrefixDigest,
     RadixTree,
     SavedState,
+    SequenceName,
+    TenantTree,
     TreeMatch,
     common_prefix_bytes,
+    view_tree,
 )
-from paceline.kv_cache.tree_view import SequenceName, TenantTree, view_tree
 
 _INSTABILITY_TOKENS = 64  # shorter cached prefixes say nothing about a prompt that diverges after 10 to 50 % of one
 _MIN_IDLE_CELLS = 256  # llama.cpp attends to as many at a time, so that fewer idle ones cost nothing

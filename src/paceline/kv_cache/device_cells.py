@@ -16,9 +16,130 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from paceline.kv_cache.interfaces import CacheSequence
 from paceline.kv_cache.prompt_layout import TEXT_LAYOUT, PromptLayout
-from paceline.kv_cache.radix_tree import Namespace, SavedState
+from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, SavedState, pack_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheLimits:
+    """Sizes of one context's memory.
+
+    num_seq_ids: sequence ids for running sequences and cached prefixes. num_cells: cells that all share; None where
+    memory is not made of cells. can_share_part: whether a sequence can take over part of another's memory. has_state_apart:
+    where it cannot, whether it can take over part of the cells, beside which lies a state that is only taken over as it is;
+    else only the whole. host_bytes: capacity of host memory. itl_target_s: inter-token latency target, of which transfers get
+    a share. boundary_ids: control tokens, which stand between the messages of a chat.
+    """
+
+    num_seq_ids: int
+    num_cells: int | None
+    can_share_part: bool
+    host_bytes: int
+    itl_target_s: float
+    has_state_apart: bool = False
+    boundary_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """The request of one or more sequences.
+
+    Attributes:
+        key: Number of the request, for reports.
+        is_paused: Whether its sequences do not compute, so that no other sequence waits for their prefixes.
+        is_matched: Set by the cache at the first match.
+    """
+
+    key: int
+    is_paused: bool = False
+    is_matched: bool = False
+
+
+class CacheSequence:
+    """A sequence, waiting or running, as the cache sees it; schedulers and drafters derive their sequences from it.
+
+    Attributes:
+        token_ids: Tokens so far. An owner that removes some removes them from `packed`, too.
+        packed: The first tokens in the form of the radix tree, as far as they were asked for.
+        layout: Cells and positions of the tokens.
+        num_prompt_tokens: Number of tokens at the start.
+        request: The request of the sequence, which sibling sequences share.
+        seq_id: Set by the cache; None while the sequence waits.
+        num_computed_tokens: Set by the cache.
+        waits_for: Set by the cache: the prefix that another sequence is about to compute.
+        computes_all: Set by the cache after a failed load, until the sequence ends.
+    """
+
+    __slots__ = (
+        "computes_all", "layout", "num_computed_tokens", "num_prompt_tokens", "packed", "request", "seq_id", "token_ids",
+        "waits_for",
+    )  # fmt: skip
+
+    request: SequenceGroup
+
+    def __init__(self, token_ids: list[int], packed: bytes, layout: PromptLayout) -> None:
+        self.token_ids, self.packed, self.layout = token_ids, bytearray(packed), layout
+        self.num_prompt_tokens = len(token_ids)
+        self.num_computed_tokens = 0
+        self.seq_id: int | None = None
+        self.waits_for: PendingPrefix | None = None
+        self.computes_all = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens so far."""
+        return len(self.token_ids)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has cells, or is about to get some."""
+        return self.seq_id is not None
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether prompt tokens are left whose log-probabilities were requested."""
+        return False
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether a prefix may come from the cache: not if prompt tokens are scored, nor after a failed load."""
+        return not self.is_scoring and not self.computes_all
+
+    @property
+    def writes_cache(self) -> bool:
+        """Whether its tokens may be cached for others."""
+        raise NotImplementedError
+
+    @property
+    def namespace(self) -> Namespace:
+        """Namespace within which it shares prefixes."""
+        raise NotImplementedError
+
+    @property
+    def turn_key(self) -> tuple[float, int]:
+        """Order of admission."""
+        raise NotImplementedError
+
+    def token_bytes(self, num_tokens: int) -> bytes:
+        """Return the first tokens in the form of the radix tree."""
+        have = len(self.packed) // TOKEN_BYTES
+        if have < num_tokens:
+            self.packed += pack_tokens(self.token_ids[have:num_tokens])
+        return bytes(self.packed[: num_tokens * TOKEN_BYTES])
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPrefix:
+    """The first `end` tokens of a prompt, which a running sequence is about to have computed."""
+
+    sequence: CacheSequence
+    end: int
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the sequence still runs and has not computed that far."""
+        by = self.sequence
+        return by.is_running and not by.request.is_paused and by.num_computed_tokens < self.end
 
 
 @dataclass(frozen=True, slots=True)

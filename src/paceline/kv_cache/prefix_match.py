@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-import msgspec
-
-from paceline.kv_cache.interfaces import CacheSequence, PendingPrefix
-from paceline.kv_cache.offload import MIN_CACHED_TOKENS, CachedPrefix
-from paceline.kv_cache.radix_tree import HostBlock, Node, SavedState, TreeMatch
+from paceline.kv_cache.device_cells import CacheSequence, KVCacheLimits, PendingPrefix
+from paceline.kv_cache.offload import (
+    BLOCK_TOKENS,
+    MIN_CACHED_TOKENS,
+    CachedPrefix,
+    ComputeCost,
+    TransferCost,
+    prompt_token_s,
+)
+from paceline.kv_cache.radix_tree import Node, Owner, PrefixSegment, SavedState, TreeMatch, host_segments, longest_owner
 
 MIN_PENDING_TOKENS = 32
 """A sequence does not wait for another to compute fewer."""
@@ -28,14 +36,6 @@ class NotAdmitted(Enum):
 PREFIX_PENDING: Final = NotAdmitted.PREFIX_PENDING
 
 
-class PrefixSegment(msgspec.Struct, frozen=True):
-    """Tokens [start, end) of a host block, to be loaded."""
-
-    block: HostBlock
-    start: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """The cached prefix that a sequence starts from: num_device tokens of `source`, then the segments; num_tokens in all.
@@ -44,7 +44,7 @@ class PrefixMatch:
     None where the source is there itself.
     """
 
-    source: CacheSequence | CachedPrefix | None
+    source: Owner | None
     num_device: int
     segments: tuple[PrefixSegment, ...]
     num_tokens: int
@@ -154,9 +154,7 @@ def _pending_state(nodes: Iterable[Node], length: int, num_tokens: int, own: Cac
     return best
 
 
-def _longest_source(
-    match: TreeMatch, length: int, own: CacheSequence
-) -> tuple[CacheSequence | CachedPrefix | None, int]:
+def _longest_source(match: TreeMatch, length: int, own: CacheSequence) -> tuple[Owner | None, int]:
     """As `longest_owner`, up to where the sequence's layout can be cut."""
     source, num_device = longest_owner(match.nodes, length, own)
     num_device = own.layout.shareable(num_device)
@@ -168,40 +166,6 @@ def _segments_of(match: TreeMatch, start: int, length: int, own: CacheSequence) 
     segments = host_segments(match.nodes, start, length)
     end = own.layout.shareable(segments[-1].end) if segments else start
     return segments if not segments or end == segments[-1].end else host_segments(match.nodes, start, end)
-
-
-def longest_owner(
-    nodes: Iterable[Node], length: int, own: CacheSequence | None = None
-) -> tuple[CacheSequence | CachedPrefix | None, int]:
-    """Return the owner, other than `own`, that has most of the first `length` tokens computed, and how many."""
-    best: CacheSequence | CachedPrefix | None = None
-    most = 0
-    for node in reversed(tuple(nodes)):
-        reach = min(node.end, length)
-        if reach <= most:
-            break
-        for owner in node.owners:
-            if owner is not own and owner.seq_id is not None and min(owner.num_computed_tokens, reach) > most:
-                best, most = owner, min(owner.num_computed_tokens, reach)  # type: ignore[assignment]  # the only two kinds
-    return best, most
-
-
-def host_segments(nodes: Iterable[Node], start: int, length: int) -> tuple[PrefixSegment, ...]:
-    """Return what host memory has from `start` on without a gap; nodes of one block give one segment."""
-    segments: list[PrefixSegment] = []
-    at = start
-    for node in nodes:
-        if node.end <= at:
-            continue
-        if node.block is None or at >= length:
-            break
-        end = min(node.end, length)
-        if segments and segments[-1].block is node.block:
-            segments[-1] = PrefixSegment(node.block, segments[-1].start, end)
-        else:
-            segments.append(PrefixSegment(node.block, at, end))
-        at = end
-    return tuple(segments)
 
 
 def _pending_prefix(nodes: Iterable[Node], length: int, num_tokens: int, own: CacheSequence) -> PendingPrefix | None:
@@ -228,3 +192,123 @@ def _is_worth_waiting_for(running: CacheSequence, own: CacheSequence) -> bool:
     if running.request.is_paused or running.is_scoring:
         return running.request is own.request and not running.request.is_paused
     return running.turn_key <= own.turn_key or running.request is own.request
+
+
+MIN_SPACING_TOKENS = 64
+"""Between two places; the one before a prompt's last token, and what `request` cannot round, may be closer to another."""
+
+_REGULAR_COST = 0.02  # of the time to compute an interval, for saving a state
+_BRANCH_COST = 0.25  # of the time to compute what leads to it
+_UNKNOWN_INTERVAL = 8 * BLOCK_TOKENS  # before the first state, which may take a millisecond or fifty
+_HEADER_TOKENS = 8  # of the message that is to be generated, with the end of the one before
+_HOST_SHARE = 8  # a prompt's regular checkpoints fill at most 1/8 of host memory
+
+
+class CheckpointPlaces:
+    """Places ahead of running sequences.
+
+    places: of each sequence in order; most sequences that decode have none. Read-only.
+    """
+
+    def __init__(self, limits: KVCacheLimits, transfers: TransferCost, cost: ComputeCost) -> None:
+        self._limits, self._transfers, self._cost = limits, transfers, cost
+        self.places: dict[CacheSequence, list[int]] = {}
+
+    def begin(self, sequence: CacheSequence, end: Node) -> None:
+        """Choose the places of a sequence that begins to run. end: of its prompt in the radix tree."""
+        start, last = sequence.num_computed_tokens, sequence.num_prompt_tokens - 1
+        if not (self._limits.host_bytes and sequence.writes_cache) or last <= max(start, MIN_CACHED_TOKENS):
+            return
+        ends = self._message_ends(sequence, start, last)
+        last = next((one for one in ends if one > last - _HEADER_TOKENS), last)
+        branches = [node.end for node in end.path() if len(node.children) > 1 and node.end < last]
+        spacing = self._spacing(_BRANCH_COST)
+        chosen = spaced(branches[::-1], [], start, spacing)
+        chosen += spaced(doubling(ends, start, last), chosen, start, spacing)
+        spacing = self._spacing(_REGULAR_COST)
+        chosen += spaced(self._regular(start, last, spacing), [*chosen, last], start, spacing)
+        self.places[sequence] = sorted({sequence.layout.cut(start, place) for place in (*chosen, last)})
+
+    def request(self, sequence: CacheSequence, end: int) -> int:
+        """Let a running sequence stop at `end`, which it has not reached, or soon before, and return where.
+
+        Beside another place that is less than 64 tokens later, it is rounded down to a multiple of 64, so that many requests
+        do not make as many passes; but for one that is less than that ahead of the sequence.
+        """
+        places = self.places.setdefault(sequence, [])
+        index = bisect_left(places, end)
+        if index < len(places) and places[index] == end:
+            return end
+        if index and places[index - 1] > max(sequence.num_computed_tokens, end - MIN_SPACING_TOKENS):
+            return places[index - 1]
+        if index < len(places) and places[index] < min(
+            end + MIN_SPACING_TOKENS, sequence.num_prompt_tokens - _HEADER_TOKENS
+        ):
+            rounded = sequence.layout.shareable(end - end % MIN_SPACING_TOKENS)
+            end = rounded if rounded > sequence.num_computed_tokens else end
+        if end not in places:
+            insort(places, end)
+        return end
+
+    def tokens_left(self, sequence: CacheSequence) -> int | None:
+        """Return how many tokens there are to the next place; None without one."""
+        places = self.places.get(sequence)
+        return places[0] - sequence.num_computed_tokens if places else None
+
+    def take_due(self) -> Iterable[CacheSequence]:
+        """Return the sequences that are at a place, and forget the places that sequences have reached."""
+        return list(self._due())
+
+    def end(self, sequence: CacheSequence) -> None:
+        """Forget a sequence that runs no longer."""
+        self.places.pop(sequence, None)
+
+    def _due(self) -> Iterator[CacheSequence]:
+        for sequence, places in list(self.places.items()):
+            place = 0
+            while places and places[0] <= sequence.num_computed_tokens:
+                place = places.pop(0)
+            if not places:
+                del self.places[sequence]
+            if place and place == sequence.num_computed_tokens:
+                yield sequence
+
+    def _message_ends(self, sequence: CacheSequence, start: int, last: int) -> list[int]:
+        """Return the places behind `start`, up to `last`, where a control token follows."""
+        boundary_ids = self._limits.boundary_ids
+        if not boundary_ids:
+            return []
+        ids = array("i", sequence.token_bytes(last + 1))
+        return [place for place in range(start + 1, last + 1) if ids[place] in boundary_ids]
+
+    def _spacing(self, cost: float) -> int:
+        """Return the least number of tokens between places: saving a state costs this share of computing them."""
+        token_s = prompt_token_s(self._cost)
+        if token_s <= 0:
+            return MIN_SPACING_TOKENS
+        return max(MIN_SPACING_TOKENS, math.ceil(self._transfers.state_seconds(1) / (cost * token_s)))
+
+    def _regular(self, start: int, last: int, spacing: int) -> range:
+        """Return places at multiples of an interval, a block doubled as often as needed, so that prompts have the same ones."""
+        state_bytes = self._transfers.state_bytes
+        in_host = last * state_bytes * _HOST_SHARE / self._limits.host_bytes if state_bytes else _UNKNOWN_INTERVAL
+        interval = BLOCK_TOKENS << max(0, math.ceil(math.log2(max(spacing, in_host) / BLOCK_TOKENS)))
+        return range((start // interval + 1) * interval, last, interval)
+
+
+def doubling(places: Iterable[int], start: int, last: int) -> Iterator[int]:
+    """Yield of ascending places before `last` those that are at least twice as far as the one before, from `start` on."""
+    least = max(2 * start, MIN_SPACING_TOKENS)
+    for place in places:
+        if least <= place < last:
+            yield place
+            least = 2 * place
+
+
+def spaced(places: Iterable[int], others: Iterable[int], start: int, spacing: int) -> list[int]:
+    """Return the first of these places that are far enough from `start`, from others and from each other."""
+    chosen: list[int] = []
+    for place in places:
+        if place >= start + spacing and all(abs(place - other) >= spacing for other in (*others, *chosen)):
+            chosen.append(place)
+    return chosen

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paceline.kv_cache import TEXT_LAYOUT, MediaItem, PromptLayout
-from paceline.kv_cache.checkpoints import MIN_SPACING_TOKENS, CheckpointPlaces
+from paceline.kv_cache.prefix_match import MIN_SPACING_TOKENS, CheckpointPlaces
 
 
 class Running:

@@ -17,17 +17,16 @@ import msgspec
 from paceline.kv_cache import (
     TEXT_LAYOUT,
     TOKEN_BYTES,
+    CacheSequence,
     Copy,
     KVCache,
     KVCacheLimits,
     Namespace,
     NotAdmitted,
     Operation,
-    PendingPrefix,
-    PromptLayout,
     Remove,
+    SequenceGroup,
     Truncate,
-    pack_tokens,
 )
 
 _USUAL_LAG = 2  # tokens: the last proposed one, which was not computed, and the one behind it
@@ -67,50 +66,37 @@ class DraftBackend(Protocol):
         """Compute all rows in one pass; return the drawn token of each, None for a row that draws none."""
 
 
-@dataclass(slots=True)
-class _DraftRequest:
-    """The owner of a sequence in the KV cache. is_paused: whether its sequence has no turn, so that no other waits for it."""
-
-    key: int
-    is_paused: bool = False
-    is_matched: bool = True
-
-
-class DraftSequence:
+class DraftSequence(CacheSequence):
     """A sequence of the draft model's KV cache: the known tokens of one key, then proposed tokens that are not rejected yet.
 
     seq_id: None while it has no cells. is_possible: whether the draft model has all of its tokens. put_off_until: tick from
     which on it may have cells again.
     """
 
+    namespace: Namespace
+    writes_cache: bool
+
+    __slots__ = ("is_possible", "key", "last_tick", "namespace", "num_known", "put_off_until", "writes_cache")
+
     def __init__(
         self, key: int, token_ids: Sequence[int], namespace: Namespace, *, writes_cache: bool, is_possible: bool
     ) -> None:
+        super().__init__(list(token_ids), b"", TEXT_LAYOUT)
         self.key, self.is_possible = key, is_possible
-        self.request = _DraftRequest(key)
-        self.namespace: Namespace = namespace
-        self.writes_cache = writes_cache
-        self.token_ids = list(token_ids)
-        self.num_known = self.num_prompt_tokens = len(self.token_ids)
-        self.layout: PromptLayout = TEXT_LAYOUT
-        self.seq_id: int | None = None
-        self.num_computed_tokens = 0
-        self.waits_for: PendingPrefix | None = None
-        self.computes_all = self.is_scoring = False
-        self.reads_cache = True
-        self.turn_key = (0.0, key)  # keys ascend by arrival
+        self.request = SequenceGroup(key, is_matched=True)
+        self.namespace, self.writes_cache = namespace, writes_cache
+        self.num_known = self.num_prompt_tokens
         self.last_tick = self.put_off_until = 0
-        self._packed = bytearray()
 
     @property
-    def is_running(self) -> bool:
-        """Whether it has cells."""
-        return self.seq_id is not None
+    def reads_cache(self) -> bool:
+        """Whether a prefix may come from the cache."""
+        return True
 
     @property
-    def num_tokens(self) -> int:
-        """Known and proposed tokens."""
-        return len(self.token_ids)
+    def turn_key(self) -> tuple[float, int]:
+        """Order of arrival."""
+        return (0.0, self.key)
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -121,13 +107,6 @@ class DraftSequence:
     def drafts(self) -> list[int]:
         """The proposed tokens."""
         return self.token_ids[self.num_known :]
-
-    def token_bytes(self, num_tokens: int) -> bytes:
-        """Return the first tokens in the form of the radix tree."""
-        have = len(self._packed) // TOKEN_BYTES
-        if have < num_tokens:
-            self._packed += pack_tokens(self.token_ids[have:num_tokens])
-        return bytes(self._packed[: num_tokens * TOKEN_BYTES])
 
     def reject(self, num_tokens: int) -> None:
         """Take back the last proposed tokens."""
@@ -147,7 +126,7 @@ class DraftSequence:
 
     def _cut(self, num_tokens: int) -> None:
         del self.token_ids[num_tokens:]
-        del self._packed[num_tokens * TOKEN_BYTES :]
+        del self.packed[num_tokens * TOKEN_BYTES :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
