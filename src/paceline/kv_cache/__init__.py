@@ -6,15 +6,16 @@
                                         │ └──── shared (Copy) ───────┘          loaded (Load)         │
                                         └────────────── preempt, eager offload ──────────────────> ───┘
 
-    where              what lies there                        freed when
+    place              content                                freed when
     running            cells under a sequence id of its own   its request ends, or it is preempted
     cached prefix      the same cells, without a sequence     idle ones cost speed, or cells or ids are needed
     host block         a range of cells, in bytes             the capacity is spent, least recently used first
     checkpoint         a state, in bytes                      as host blocks
 
-A memory that cannot be cut (sliding window, recurrent, hybrid) is cells, which can, and a state at one place: a sequence
-starts from a checkpoint and the cells before it, or from a running sequence at its current place. Such a memory has no cached
-prefixes on the device: cells and checkpoints go to host memory. `KVCache` is the entry; the modules in here are private to it.
+The memory of some models (sliding window, recurrent, hybrid) cannot be cut: beside cells, it has a state that is valid at one
+place. A sequence then starts from a checkpoint and the cells before it, or from a running sequence at its current place. This
+kind of memory has no cached prefixes on the device: cells and checkpoints go to host memory. `KVCache` is the entry; the other
+modules are private.
 """
 
 from paceline.kv_cache.cache import KVCache

@@ -1,4 +1,4 @@
-"""The one entry to the cache: what a sequence can start from, and what has to move for it."""
+"""The entry to the cache: find the prefix from which a sequence starts, and queue the transfers for it."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ _SKIPPED = 0.2
 class KVCache:
     """The memory of one context: device cells, cached prefixes, host memory. Pure; the scheduler's thread calls it.
 
-    In a sequence's life: `match`, `allocate`, `commit` after each pass, then `release` or `preempt`. What has to be done on
-    the device is returned by `take_operations`, and its outcome taken in by `complete`; the cache takes it for done at once.
+    A sequence goes through `match`, `allocate`, `commit` after each pass, then `release` or `preempt`. `take_operations` returns
+    the operations for the device, and `complete` takes their outcome. The cache counts an operation as done when it is queued.
     """
 
     def __init__(self, limits: KVCacheLimits, telemetry: CacheTelemetry, cost: ComputeCost) -> None:
@@ -154,22 +154,22 @@ class KVCache:
         self._cells.extend(sequence.seq_id, num_tokens)
 
     def may_truncate(self, sequence: CacheSequence, num_tokens: int) -> bool:
-        """Return whether no other sequence shares cells behind the first num_tokens of a running one."""
+        """Return whether a running sequence shares none of its cells after the first num_tokens."""
         assert sequence.seq_id is not None  # noqa: S101 - it runs
         num_behind = self._cells.length(sequence.seq_id) - num_tokens
         return num_behind <= self._cells.num_own(sequence.seq_id)  # shared cells are a prefix
 
     def truncate(self, sequence: CacheSequence, num_tokens: int) -> None:
-        """Free what the last pass computed of a sequence behind its first num_tokens: accepted drafts behind its end.
+        """Free the cells of a sequence after its first num_tokens: accepted drafts after its end.
 
-        Where memory has a state that cannot be cut, num_tokens is where the row of that pass began.
+        If memory has a state that cannot be cut, num_tokens is the start of the row of the last pass.
         """
         assert sequence.seq_id is not None  # noqa: S101 - it had a row
         sequence.num_computed_tokens = num_tokens
         self._cells.truncate(Truncate(sequence.seq_id, num_tokens, sequence.layout))
 
     def release(self, sequence: CacheSequence) -> None:
-        """Free the sequence id of a sequence that has ended; its tokens become a cached prefix, where they may."""
+        """Free the sequence id of an ended sequence; its tokens become a cached prefix if they may be cached."""
         self._cache(sequence)
 
     def preempt(self, sequence: CacheSequence, now_s: float) -> None:
@@ -183,7 +183,7 @@ class KVCache:
             self._offloader.save_and_drop(prefix, now_s)
 
     def discard(self, sequence: CacheSequence) -> None:
-        """Free a sequence whose copy or load failed; it will compute all of its tokens."""
+        """Free a sequence after a failed copy or load; it will compute all of its tokens."""
         self._drop(sequence, self._running.pop(sequence))
         self._offloader.end_eager_offload(sequence)
         self._places.end(sequence)
@@ -192,19 +192,19 @@ class KVCache:
         sequence.computes_all = True
 
     def discard_cached(self, seq_id: int, now_s: float) -> None:
-        """Drop a cached prefix whose copy or load failed after its sequence had ended."""
+        """Drop a cached prefix if its copy or load failed after its sequence had ended."""
         prefix = self._offloader.find(seq_id)
         if prefix is not None:
             self._offloader.drop(prefix, now_s)
 
     def forget(self, is_forgotten: Callable[[Namespace], bool], now_s: float) -> None:
-        """Drop all that is cached in the forgotten namespaces, of which no sequence runs, and what is about to be."""
-        for prefix in [one for one in self._offloader.prefixes if is_forgotten(one.namespace)]:
+        """Drop all cached tokens and pending saves of the forgotten namespaces; no sequence of them may run."""
+        for prefix in [prefix for prefix in self._offloader.prefixes if is_forgotten(prefix.namespace)]:
             self._offloader.drop(prefix, now_s)
         self._cells.operations[:] = [
-            one
-            for one in self._cells.operations
-            if not (isinstance(one, (Save, Cut, SaveState)) and is_forgotten(one.namespace))
+            operation
+            for operation in self._cells.operations
+            if not (isinstance(operation, (Save, Cut, SaveState)) and is_forgotten(operation.namespace))
         ]
         self._host.forget(is_forgotten, now_s)
 
@@ -213,21 +213,21 @@ class KVCache:
         self._cells.operations += [Remove(seq_id) for seq_id in range(self._limits.num_seq_ids)]
 
     def tokens_to_checkpoint(self, sequence: CacheSequence) -> int | None:
-        """Return how many tokens a running sequence may compute before its state is to be saved or taken over.
+        """Return the number of tokens that a running sequence may compute before its state is saved or taken over.
 
-        None where it is nowhere to stop: always, where any part of a memory can be shared.
+        None if the sequence need not stop; always None if any part of memory can be shared.
         """
         return self._places.tokens_left(sequence)
 
     # ---- a tick
 
     def begin_tick(self, *, is_generating: bool) -> None:
-        """Begin a tick; where sequences generate, transfers keep to a share of it."""
+        """Begin a tick. While sequences generate, transfers keep to a share of the tick."""
         self._is_generating = is_generating
         self._offloader.tick += 1
 
     def take_checkpoints(self) -> None:
-        """Save the states of running sequences that are at the places where they stopped for it."""
+        """Save the states of running sequences that have reached a place to stop at."""
         if self._places.places:
             for sequence in self._places.take_due():
                 self._save_state(sequence)
@@ -239,7 +239,7 @@ class KVCache:
     def offload(self, next_victim: Callable[[], CacheSequence] | None, now_s: float, *, is_generating: bool) -> None:
         """Save parts of idle prefixes, of requested exports and of the next victim, as much as fits the tick.
 
-        next_victim: returns the running sequence that would be preempted next; called only where cells are low.
+        next_victim: returns the running sequence that would be preempted next; called only when cells are low.
         """
         if not (self._offloader.prefixes or self._exporter.exports or self._budget.is_low):
             return
@@ -261,7 +261,7 @@ class KVCache:
         return self._budget.num_free >= num_cells
 
     def _idle_limit(self) -> int:
-        """Return how many cells may be idle: hardly any where saving takes next to nothing and host memory is large enough."""
+        """Return the number of cells that may be idle: few if saving is cheap and host memory is large enough."""
         has_place = self._host.num_bytes + self.num_cells * self._transfers.token_bytes <= self._limits.host_bytes
         if self._limits.num_cells is not None:
             device_bytes = self._limits.num_cells * self._transfers.token_bytes
@@ -271,7 +271,7 @@ class KVCache:
         return self._max_idle_cells
 
     def update_idle_limit(self) -> None:
-        """Ask the cost model what a token takes, and how many idle cells cost a lone stream 2 % of its speed."""
+        """Read the cost of a token from the cost model, and set the idle cells that cost a lone stream 2 % of its speed."""
         self._token_s = prompt_token_s(self._cost)
         empty = self._cost.seconds(1, 0)
         per_thousand = _SKIPPED * (self._cost.seconds(1, 1000) - empty)
@@ -281,7 +281,7 @@ class KVCache:
     # ---- transfers
 
     def take_operations(self) -> list[Operation]:
-        """Return what has to be done on the device before the next pass, in order."""
+        """Return the operations for the device before the next pass, in order."""
         return self._cells.take_operations()
 
     def complete(self, operations: list[Operation], output: TransferOutput, now_s: float) -> None:
@@ -328,7 +328,7 @@ class KVCache:
     def import_ranges(
         self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...], now_s: float
     ) -> list[SavedState]:
-        """Put saved ranges (start, end, state) of a prefix into host memory, and return what of it is there."""
+        """Put saved ranges (start, end, state) of a prefix into host memory; return the ranges that host memory has."""
         self._host.import_ranges(namespace, tokens, ranges, now_s)
         return self._exporter.saved_ranges(namespace, tokens)
 
@@ -337,9 +337,9 @@ class KVCache:
     def digest(self, max_prefixes: int, block_tokens: int | None = None) -> PrefixDigest:
         """Return hashes of at most max_prefixes cached prefixes; hashes each token of the tree once.
 
-        block_tokens: end them at whole blocks of so many tokens; None: where cached sequences branch or end.
+        block_tokens: prefixes end at whole blocks of this size; if None, they end at branches and ends of cached sequences.
         """
-        private = {one.namespace for one in self._running if not one.writes_cache}
+        private = {sequence.namespace for sequence in self._running if not sequence.writes_cache}
         if block_tokens is not None:
             return self._tree.block_digest(
                 max_prefixes,
@@ -360,7 +360,7 @@ class KVCache:
 
     @property
     def num_running_cells(self) -> int:
-        """Cells in use by running sequences; the rest of those in use belong to cached prefixes alone."""
+        """Cells in use by running sequences; the other cells in use belong to cached prefixes alone."""
         return self._cells.num_under(self._budget.seq_ids)
 
     @property
@@ -370,7 +370,7 @@ class KVCache:
 
     @property
     def num_free(self) -> float:
-        """Cells not in use; infinite where memory is not made of cells."""
+        """Cells not in use; infinite if memory is not made of cells."""
         return self._budget.num_free
 
     @property
@@ -413,7 +413,7 @@ class KVCache:
         return found
 
     def _find(self, namespace: Namespace, tokens: bytes) -> TreeMatch:
-        """Match tokens against the tree, first adding what running sequences on the path have generated."""
+        """Match tokens against the tree after adding the generated tokens of running sequences on the path."""
         match = self._tree.match(namespace, tokens)
         while behind := self._behind(match):
             for sequence in behind:
@@ -422,12 +422,12 @@ class KVCache:
         return match
 
     def _behind(self, match: TreeMatch) -> list[CacheSequence]:
-        """Return running sequences whose path in the tree ends within the match, though they have computed more."""
+        """Return running sequences that end within the match in the tree but have computed more tokens."""
         nodes = frozenset(match.nodes)
         return [
-            one
-            for one, end in self._running.items()
-            if end.end <= match.length and one.num_computed_tokens > end.end and end in nodes
+            sequence
+            for sequence, end in self._running.items()
+            if end.end <= match.length and sequence.num_computed_tokens > end.end and end in nodes
         ]
 
     def _report_instability(self, sequence: CacheSequence, match: TreeMatch, now_s: float) -> None:
@@ -443,7 +443,7 @@ class KVCache:
         """Return whether host memory will have more for a waiting sequence after this tick."""
         if not sequence.reads_cache:
             return False
-        saves = [one for one in self._cells.operations if isinstance(one, (Save, SaveState))]
+        saves = [operation for operation in self._cells.operations if isinstance(operation, (Save, SaveState))]
         if not saves:
             return False
         tokens = sequence.token_bytes(sequence.num_tokens - 1)
@@ -463,7 +463,7 @@ class KVCache:
         return states > match.num_tokens
 
     def _touch(self, match: PrefixMatch) -> None:
-        """Make what a sequence is about to start from the last to be evicted."""
+        """Mark the prefix from which a sequence is about to start as most recently used."""
         if isinstance(match.source, CachedPrefix):
             self._offloader.touch(match.source)
         if match.node is not None:
@@ -481,7 +481,7 @@ class KVCache:
     # ---- caching
 
     def _cache(self, sequence: CacheSequence) -> CachedPrefix | None:
-        """Take a sequence out of the running ones and return the prefix it becomes, where that stays on the device."""
+        """Stop a running sequence and return the cached prefix it becomes if it stays on the device."""
         num_tokens, prefix = sequence.layout.shareable(sequence.num_computed_tokens), None
         self._extend(sequence)
         node = self._running.pop(sequence)
@@ -517,7 +517,7 @@ class KVCache:
         return prefix
 
     def _extend(self, sequence: CacheSequence) -> None:
-        """Add to the tree what a running sequence has computed since it was added last."""
+        """Add the newly computed tokens of a running sequence to the tree."""
         node = self._running[sequence]
         if sequence.num_computed_tokens > node.end:
             tokens = sequence.token_bytes(sequence.num_computed_tokens)
@@ -544,7 +544,7 @@ class KVCache:
         self._add_save(SaveState(sequence.seq_id, num_tokens, sequence.namespace, tokens, layout))
 
     def _save_cells(self, sequence: CacheSequence, end: Node, num_tokens: int) -> None:
-        """Save the first cells of a sequence that host memory lacks, where they are kept apart from the state."""
+        """Save the first cells of a sequence that host memory lacks, if memory keeps cells apart from the state."""
         if not (self._limits.has_state_apart and self._limits.host_bytes):
             return
         assert sequence.seq_id is not None  # noqa: S101 - it runs
@@ -558,8 +558,8 @@ class KVCache:
             self._add_save(save)
 
     def _add_save(self, save: Save | SaveState) -> None:
-        """Add a save, unless the same is pending from another sequence: many that end in one tick may begin alike."""
-        if not any(_is_same(save, one) for one in self._cells.operations):
+        """Queue a save unless another sequence has queued an equal save in this tick."""
+        if not any(_is_same(save, operation) for operation in self._cells.operations):
             self._cells.operations.append(save)
 
     # ---- eager offload
@@ -579,7 +579,7 @@ class KVCache:
 
 
 def _is_same(save: Save | SaveState, operation: Operation) -> bool:
-    """Return whether an operation saves the same as this one, perhaps under another sequence id."""
+    """Return whether an operation saves the same tokens, possibly from another sequence id."""
     if isinstance(save, Save):
         is_same = isinstance(operation, Save) and operation.start == save.start
     else:

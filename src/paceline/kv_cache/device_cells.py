@@ -1,12 +1,12 @@
-"""Device memory of one context: sequence ids, cells counted exactly, and the operations that the executor carries out.
+"""Device memory of one context: limits, sequences, sequence ids, exact counts of cells, and operations for the executor.
 
     seq id 0:  [segment of 100]──[segment of 20]
     seq id 1:  [the same 100  ]──[another of 5 ]          125 cells
 
-A copied prefix lies under several sequence ids and counts once. Operations take effect here when they are added, and on
-the device before the next pass. Pure arithmetic on lengths; the radix tree knows which tokens they are.
+A copied prefix lies under several sequence ids and counts once. An operation takes effect here when it is queued, and on the
+device before the next pass. Pure arithmetic on lengths; the radix tree knows the tokens.
 
-Operations count cells. Their layout says which positions those have, by which the backend addresses them.
+Operations count cells. A layout gives the positions of the cells, by which the backend addresses them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from paceline.kv_cache.radix_tree import TOKEN_BYTES, Namespace, SavedState, pac
 class KVCacheLimits:
     """Sizes of one context's memory.
 
-    num_seq_ids: sequence ids for running sequences and cached prefixes. num_cells: cells that all share; None where
-    memory is not made of cells. can_share_part: whether a sequence can take over part of another's memory. has_state_apart:
-    where it cannot, whether it can take over part of the cells, beside which lies a state that is only taken over as it is;
-    else only the whole. host_bytes: capacity of host memory. itl_target_s: inter-token latency target, of which transfers get
-    a share. boundary_ids: control tokens, which stand between the messages of a chat.
+    Attributes:
+        num_seq_ids: Sequence ids for running sequences and cached prefixes.
+        num_cells: Cells that all sequences share; None if memory is not made of cells.
+        can_share_part: Whether a sequence can take over any part of another's memory.
+        has_state_apart: If not, whether it can take over part of the cells, and beside them a whole state; otherwise a sequence
+            takes over all of the memory or nothing.
+        host_bytes: Capacity of host memory.
+        itl_target_s: Inter-token latency target; transfers get a share of it.
+        boundary_ids: Control tokens between the messages of a chat.
     """
 
     num_seq_ids: int
@@ -97,7 +101,7 @@ class CacheSequence:
 
     @property
     def is_scoring(self) -> bool:
-        """Whether prompt tokens are left whose log-probabilities were requested."""
+        """Whether log-probabilities of prompt tokens are still to be computed."""
         return False
 
     @property
@@ -165,7 +169,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Keep the first num_tokens of a sequence id, and free the cells behind them."""
+    """Keep the first num_tokens of a sequence id, and free the later cells."""
 
     seq_id: int
     num_tokens: int
@@ -189,9 +193,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Save the state of a sequence id, which holds num_tokens, to host memory.
+    """Save the state of a sequence id that holds num_tokens to host memory.
 
-    Where memory keeps no cells apart from it, the state is all that the sequence id holds. namespace, tokens: as in `Save`.
+    If memory keeps no cells apart from the state, the state is all memory of the id. namespace, tokens: as in `Save`.
     """
 
     seq_id: int
@@ -203,7 +207,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Give a sequence id the state that continues after num_tokens, whose cells it holds, where they are kept apart."""
+    """Give a sequence id the state that continues after num_tokens; if cells are kept apart, the id holds them already."""
 
     seq_id: int
     data: SavedState
@@ -213,7 +217,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Append tokens [start, end) of a saved state to a sequence id that holds exactly those before."""
+    """Append tokens [start, end) of a saved state to a sequence id that holds exactly the tokens before `start`."""
 
     seq_id: int
     data: SavedState
@@ -244,9 +248,14 @@ Operation = Copy | Remove | Truncate | Save | Cut | Load | SaveState | LoadState
 class TransferOutput:
     """Outcome of a tick's operations.
 
-    saved, saved_states: the saves that succeeded, with what they saved. failed_seq_ids: ids whose copy or load failed.
-    failed_loads: the loads among these, but for those that failed because of what had failed before.
-    saving_s, loading_s: seconds spent on cells; state_saving_s: on saving states.
+    Attributes:
+        saved: The successful saves of cells, with their data.
+        saved_states: The successful saves of states, with their data.
+        failed_seq_ids: Sequence ids with a failed copy or load.
+        failed_loads: The failed loads, except loads that failed because of an earlier failure.
+        saving_s: Seconds spent on saving cells.
+        loading_s: Seconds spent on loading cells.
+        state_saving_s: Seconds spent on saving states.
     """
 
     saved: list[tuple[Save | Cut, SavedState]] = field(default_factory=list)
@@ -259,7 +268,7 @@ class TransferOutput:
 
 
 class SeqIds:
-    """Allocates the ids 0 to num - 1, the lowest free one first, so that few are in use where few suffice."""
+    """Allocates the ids 0 to num - 1, the lowest free id first, so that few are in use."""
 
     def __init__(self, num: int) -> None:
         self._free = list(range(num))
@@ -271,7 +280,7 @@ class SeqIds:
         return len(self._free)
 
     def allocate(self) -> int:
-        """Return an id that was free. Raises `IndexError` where none is."""
+        """Return a free id. Raises `IndexError` if there is none."""
         return heapq.heappop(self._free)
 
     def release(self, seq_id: int) -> None:
@@ -279,7 +288,7 @@ class SeqIds:
         heapq.heappush(self._free, seq_id)
 
     def check(self, allocated: list[int]) -> None:
-        """Assert that these and the free ones are all ids, each once."""
+        """Assert that the allocated and the free ids are all ids, each once."""
         assert sorted([*self._free, *allocated]) == list(range(self._num)), (self._free, allocated)  # noqa: S101
 
 
@@ -374,10 +383,11 @@ class DeviceCells:
 
     def num_under(self, seq_ids: list[int]) -> int:
         """Return the number of cells that lie under any of these sequence ids."""
-        return sum(segment.length for segment in {one for seq_id in seq_ids for one in self._segments.get(seq_id, ())})
+        segments = {segment for seq_id in seq_ids for segment in self._segments.get(seq_id, ())}
+        return sum(segment.length for segment in segments)
 
     def num_own(self, seq_id: int) -> int:
-        """Return the number of cells that no other sequence id shares: what freeing it would give back."""
+        """Return the number of cells that no other sequence id shares; freeing the id frees these cells."""
         return sum(segment.length for segment in self._segments.get(seq_id, ()) if segment.num_owners == 1)
 
     def has_pending(self, kind: type[Operation]) -> bool:
@@ -396,7 +406,7 @@ class DeviceCells:
             return
         for other, segments in self._segments.items():
             if other != seq_id and segment in segments:
-                at = next(index for index, one in enumerate(segments) if one is segment)
+                at = next(index for index, shared in enumerate(segments) if shared is segment)
                 segments[at : at + 1] = parts
 
 
@@ -410,15 +420,15 @@ class CellBudget:
         self._num_cells, self._cells, self._running = num_cells, cells, running
 
     def fits(self, num_tokens: int) -> bool:
-        """Return whether as many cells are free beside what running sequences still compute and generate next."""
+        """Return whether this many cells are free beside the next cells of running sequences."""
         if self._num_cells is None:
             return True
-        promised = sum(one.num_tokens - one.num_computed_tokens + 1 for one in self._running)
+        promised = sum(sequence.num_tokens - sequence.num_computed_tokens + 1 for sequence in self._running)
         return self._cells.num_used + promised + num_tokens <= self._num_cells
 
     @property
     def num_free(self) -> float:
-        """Cells not in use; infinite where memory is not made of cells."""
+        """Cells not in use; infinite if memory is not made of cells."""
         return math.inf if self._num_cells is None else self._num_cells - self._cells.num_used
 
     @property
@@ -439,10 +449,10 @@ class CellBudget:
     @property
     def seq_ids(self) -> list[int]:
         """Sequence ids of running sequences."""
-        return [one.seq_id for one in self._running if one.seq_id is not None]
+        return [sequence.seq_id for sequence in self._running if sequence.seq_id is not None]
 
     def _ticks(self, num_used: int) -> float:
-        """Estimate: running sequences compute what is left of their prompts, then one token a tick each."""
+        """Estimate the ticks: running sequences compute the rest of their prompts, then one token a tick each."""
         assert self._num_cells is not None  # noqa: S101 - else they are never low
-        left = sum([one.num_tokens - one.num_computed_tokens for one in self._running])
+        left = sum([sequence.num_tokens - sequence.num_computed_tokens for sequence in self._running])
         return (self._num_cells - num_used - left) / max(1, len(self._running))

@@ -1,8 +1,8 @@
-"""KV cache offload: how cached prefixes and the next victim's tokens go from device cells to host memory.
+"""Offload: save cached prefixes and the next victim's tokens to host memory, keep them there, and export them to files.
 
-Idle prefixes are saved in parts where a tick has time for it, and at once where memory is full, least recently used first.
-What a running sequence would have to leave behind is saved before it is preempted (eager offload). Transfer costs are
-learnt, so that transfers keep to a share of the inter-token latency target.
+Idle prefixes are saved in parts when a tick has time for it, and at once when memory is full, least recently used first. The
+tokens of a running sequence are saved before it is preempted (eager offload). The cost of transfers is learnt, so that transfers
+keep to a share of the inter-token latency target.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ _GAIN = 0.3
 
 
 class ComputeCost(Protocol):
-    """What computing costs, to be weighed against transfers."""
+    """The cost of computing, to be weighed against transfers."""
 
     def seconds(self, num_tokens: int, num_cells: int) -> float:
         """Return the expected time of a pass over `num_tokens` tokens while `num_cells` cells are in use."""
 
 
 class CacheTelemetry(Protocol):
-    """Receives what happens in the cache."""
+    """Receives events of the cache."""
 
     def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
         """Report tokens that left `source`: "device" or "host"."""
 
     def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None:
-        """Report a request whose prompt diverges early from a long cached prefix."""
+        """Report a request with a prompt that diverges early from a long cached prefix."""
 
 
 class TransferRate:
@@ -106,11 +106,14 @@ class TransferRate:
 
 
 class TransferCost:
-    """What saving and loading take, and how much of them fits into a tick.
+    """The expected time of saving and loading, and the number of tokens that fits into a tick.
 
-    Loading is cheap: it moves every cell once, where each token generated behind them reads them all. Saving takes about
-    ten times as long, since the host memory that it writes to is new. state_bytes: of the last state that was saved;
-    token_bytes: of a token of the last cells.
+    Loading is cheap: it moves every cell once, while each later token reads all cells. Saving takes about ten times as long,
+    since it writes to new host memory.
+
+    Attributes:
+        state_bytes: Size of the last saved state.
+        token_bytes: Size of a token in the last saved cells.
     """
 
     def __init__(self, itl_target_s: float) -> None:
@@ -123,7 +126,7 @@ class TransferCost:
     def observe(self, operations: Sequence[Operation], output: TransferOutput) -> None:
         """Learn from a tick's transfers."""
         self._saving.observe(sum(save.end - save.start for save, _ in output.saved), output.saving_s)
-        if num_saves := sum(isinstance(one, (Save, Cut)) for one in operations):
+        if num_saves := sum(isinstance(operation, (Save, Cut)) for operation in operations):
             self._is_failing = len(output.saved) < num_saves
         self._loading.observe(_num_loaded(operations), output.loading_s)
         if output.saved:
@@ -135,8 +138,8 @@ class TransferCost:
 
     def seconds(self, operations: Iterable[Operation]) -> float:
         """Return the expected time of these operations."""
-        saves = sum(one.end - one.start for one in operations if isinstance(one, (Save, Cut)))
-        states = sum(isinstance(one, SaveState) for one in operations)
+        saves = sum(operation.end - operation.start for operation in operations if isinstance(operation, (Save, Cut)))
+        states = sum(isinstance(operation, SaveState) for operation in operations)
         return self._saving.seconds(saves) + self._loading.seconds(_num_loaded(operations)) + self.state_seconds(states)
 
     def state_seconds(self, num_states: int) -> float:
@@ -148,9 +151,9 @@ class TransferCost:
         return self._saving.seconds(num_tokens) + self._loading.seconds(num_tokens)
 
     def is_saving_cheap(self, token_s: float) -> bool:
-        """Return whether saving a token takes next to nothing beside token_s, computing one; True for the first few saves.
+        """Return whether saving a token costs next to nothing beside token_s, the time to compute a token.
 
-        False where the last ones failed.
+        True before the first saves; False if the last saves failed.
         """
         return not self._is_failing and self._saving.usual_token_s <= _CHEAP_SHARE * token_s
 
@@ -166,14 +169,16 @@ class TransferCost:
 
 
 def _num_loaded(operations: Iterable[Operation]) -> int:
-    return sum(one.end - one.start for one in operations if isinstance(one, Load))
+    return sum(operation.end - operation.start for operation in operations if isinstance(operation, Load))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RangeSaver:
-    """Saves the path under a sequence id part by part. tokens: of it, as bytes; num_tried: up to where it was tried once.
+    """Saves the path under a sequence id part by part. Parts begin and end at places where its layout can be cut.
 
-    Parts begin and end where its layout can be cut.
+    Attributes:
+        tokens: The path, as bytes.
+        num_tried: Number of tokens that an attempt to save has covered.
     """
 
     seq_id: int
@@ -183,10 +188,10 @@ class RangeSaver:
     num_tried: int = 0
 
     def next_saves(self, missing: Iterable[tuple[int, int]], max_tokens: int) -> list[Save]:
-        """Return saves for the next of the ranges that host memory lacks, at most as many tokens; of a media item all.
+        """Return saves for the next missing ranges, at most max_tokens together; a media item is never split.
 
-        Empty where nothing is missing, or where the next range was tried before: it did not fit into host memory, and what
-        is behind it would be of no use.
+        Empty if nothing is missing, or if the next range was tried before: it did not fit into host memory, and later ranges
+        would be of no use without it.
         """
         saves: list[Save] = []
         for start, end in missing:
@@ -206,9 +211,11 @@ class RangeSaver:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CachedPrefix(RangeSaver):
-    """A prefix that no sequence runs any more and that stays on the device. node: where it ends in the radix tree.
+    """A prefix on the device that no running sequence holds.
 
-    tried_tick: in which a part of it was saved last.
+    Attributes:
+        node: Its end in the radix tree.
+        tried_tick: The last tick in which a part of it was saved.
     """
 
     num_computed_tokens: int
@@ -227,7 +234,9 @@ class Eviction(Enum):
 class Offloader:
     """Evicts and offloads the cached prefixes of one device.
 
-    prefixes: least recently used first; read-only. tick: counted up by the owner; what may be saved under pressure is per tick.
+    Attributes:
+        prefixes: The cached prefixes, least recently used first; read-only.
+        tick: The owner counts it up; limits of saving under pressure are per tick.
     """
 
     def __init__(self, cells: DeviceCells, tree: RadixTree, telemetry: CacheTelemetry, *, has_host: bool) -> None:
@@ -274,7 +283,7 @@ class Offloader:
         return prefix is not None
 
     def try_evict(self, max_tokens: int, now_s: float) -> Eviction:
-        """As `evict`, over several ticks where more than max_tokens a tick would have to be saved."""
+        """As `evict`, but over several ticks if more than max_tokens in a tick would have to be saved."""
         prefix = self._least_recent()
         if prefix is None:
             return Eviction.NOTHING_CACHED
@@ -294,7 +303,7 @@ class Offloader:
         return Eviction.PENDING
 
     def save_and_drop(self, prefix: CachedPrefix, now_s: float) -> None:
-        """Save what host memory lacks of a prefix and take it off the device, all before the next pass."""
+        """Save the tokens of a prefix that host memory lacks and take it off the device, all before the next pass."""
         prefix.num_tried = 0
         self._save_part(prefix, _UNLIMITED)
         self.drop(prefix, now_s)
@@ -320,15 +329,15 @@ class Offloader:
     ) -> None:
         """Save the least recently used prefixes, at most max_tokens together, and drop each in the tick after its last part.
 
-        Those are due that fill more than max_idle_cells beside the running sequence ids, and the first where saving it,
-        max_tokens a tick, would take longer than the ticks_left until memory is full.
+        A prefix is due if idle cells exceed max_idle_cells. The first prefix is also due if saving it, max_tokens in a
+        tick, would take longer than the ticks_left until memory is full.
         """
         if self._part_saved_tick == self.tick or (first := self._offloading or self._least_recent()) is None:
             return
         num_excess, being_saved = self._num_idle(running) - max_idle_cells, set[Node]()
         if not (self._offloading or num_excess > 0 or self._takes_longer(first, max_tokens, ticks_left)):
             return
-        for prefix in (first, *(one for one in self.prefixes if one is not first)):
+        for prefix in (first, *(prefix for prefix in self.prefixes if prefix is not first)):
             if prefix is not first and (num_excess <= 0 or max_tokens < _MIN_TRANSFER_TOKENS):
                 return
             num_excess -= self._cells.num_own(prefix.seq_id)
@@ -344,7 +353,7 @@ class Offloader:
                 max_tokens -= num_saved
 
     def offload_eagerly(self, sequence: CacheSequence, end: Node, max_tokens: int, ticks_left: float) -> None:
-        """Save a part of a running sequence, where less than max_tokens a tick would not be done in as many ticks.
+        """Save a part of a running sequence if saving max_tokens in a tick would take longer than ticks_left.
 
         end: the sequence's last node in the radix tree.
         """
@@ -383,7 +392,7 @@ class Offloader:
         return ranges_without_block(prefix.node, prefix.num_computed_tokens) if self._has_host else []
 
     def _save_part(self, prefix: CachedPrefix, max_tokens: int) -> int:
-        """Save the next part that host memory lacks; return of how many tokens, 0 where there was none."""
+        """Save the next missing part and return its number of tokens, 0 if nothing was saved."""
         if self.tick - prefix.tried_tick > _RETRY_TICKS:
             prefix.num_tried = 0
         prefix.tried_tick = self.tick
@@ -405,7 +414,7 @@ def ranges_without_block(end: Node, num_tokens: int) -> list[tuple[int, int]]:
 
 
 class HostCache:
-    """Evicts the least recently used block where the capacity is spent; never a range before those behind it."""
+    """Evicts the least recently used block when the capacity is spent; never a range before its continuations."""
 
     def __init__(self, limits: KVCacheLimits, tree: RadixTree, telemetry: CacheTelemetry) -> None:
         self._limits, self._tree, self._telemetry = limits, tree, telemetry
@@ -427,7 +436,7 @@ class HostCache:
         self._evict_to_capacity(now_s)
 
     def put_state(self, save: SaveState, data: SavedState, now_s: float) -> None:
-        """Take in a saved state; dropped where it is larger than the capacity."""
+        """Take in a saved state; drop it if it is larger than the capacity."""
         if data.nbytes <= self._limits.host_bytes:
             self._tree.put_state(self._tree.insert(save.namespace, save.tokens), data)
             self._evict_to_capacity(now_s)
@@ -435,7 +444,7 @@ class HostCache:
     def import_ranges(
         self, namespace: Namespace, tokens: bytes, ranges: tuple[tuple[int, int, SavedState], ...], now_s: float
     ) -> None:
-        """Take in saved ranges of a path that come from a file; an empty one is a state, and where there are no cells any."""
+        """Take in saved ranges of a path from a file. An empty range is a state; without cells, any range is."""
         has_cells = self._limits.can_share_part or self._limits.has_state_apart
         if self._limits.has_state_apart and all(start < end for start, end, _ in ranges):
             return  # cells without a state: of another kind of memory
@@ -447,7 +456,7 @@ class HostCache:
                 self.put_state(SaveState(0, end, namespace, path), data, now_s)
 
     def forget(self, is_forgotten: Callable[[Namespace], bool], now_s: float) -> None:
-        """Drop what is kept of the forgotten namespaces."""
+        """Drop all blocks and states of the forgotten namespaces."""
         for node in reversed(self._tree.below(is_forgotten)):
             if node.has_host:
                 self._drop(node, now_s)
@@ -464,28 +473,26 @@ class HostCache:
         self._telemetry.evicted(node.end - node.start, "host", now_s)
 
 
-@dataclass(slots=True, eq=False)
-class PrefixExport:
+@dataclass(slots=True, eq=False, kw_only=True)
+class PrefixExport(RangeSaver):
     """A requested export.
 
-    layout: of the path. num_device: tokens of the path on the device when it was requested. num_tried, num_cut: up to where
-    saving and cutting were tried once.
+    Attributes:
+        num_device: Tokens of the path that were on the device at the time of the request.
+        num_cut: Number of tokens that an attempt to cut them from larger blocks has covered.
     """
 
     key: int
-    namespace: Namespace
-    tokens: bytes
-    layout: PromptLayout
+    seq_id: int = 0  # set before each save
     num_device: int
-    num_tried: int = 0
     num_cut: int = 0
 
 
 class PrefixExporter:
-    """Brings requested prefixes to host memory, a part a tick, until all of them can be handed out.
+    """Brings requested prefixes to host memory, a part in each tick, until a whole prefix can be handed out.
 
-    find: match a path in the radix tree now. has_cells, has_states: what memory consists of: ranges of cells, states behind
-    them, or states alone. exports: those under way; read-only.
+    find: match a path in the radix tree now. has_cells, has_states: whether memory has ranges of cells, and states beside them.
+    exports: the unfinished exports; read-only.
     """
 
     def __init__(
@@ -495,26 +502,20 @@ class PrefixExporter:
         self.exports: list[PrefixExport] = []
 
     def request(self, key: int, namespace: Namespace, tokens: bytes, layout: PromptLayout = TEXT_LAYOUT) -> None:
-        """Request what there is of a path now; `take_done` returns it when it is in host memory."""
+        """Request the cached part of a path; `take_done` returns it after it has reached host memory."""
         match = self._find(namespace, tokens)
         _, num_device = longest_owner(match.nodes, match.length)
-        self.exports.append(PrefixExport(key, namespace, tokens, layout, layout.shareable(num_device)))
+        num_device = layout.shareable(num_device)
+        export = PrefixExport(key=key, namespace=namespace, tokens=tokens, layout=layout, num_device=num_device)
+        self.exports.append(export)
 
     def save_part(self, max_tokens: int, make_room: Callable[[int], bool]) -> None:
         """Add the saves of a tick, at most as many tokens. make_room: free cells, and return whether there are as many."""
         for export in self.exports:
-            seq_id, missing = self._missing(export)
-            saver = RangeSaver(
-                seq_id=seq_id,
-                namespace=export.namespace,
-                tokens=export.tokens,
-                layout=export.layout,
-                num_tried=export.num_tried,
-            )
-            saves = saver.next_saves(missing, max_tokens)
-            export.num_tried = saver.num_tried
+            export.seq_id, missing = self._missing(export)
+            saves = export.next_saves(missing, max_tokens)
             self._cells.operations += saves
-            max_tokens -= sum(one.end - one.start for one in saves)
+            max_tokens -= sum(save.end - save.start for save in saves)
             if not missing:
                 max_tokens -= self._cut_part(export, max_tokens, make_room)
 
@@ -535,24 +536,24 @@ class PrefixExporter:
 
     def take_done(self) -> list[tuple[int, list[SavedState]]]:
         """Return key and ranges of exports that are complete, after the saves of a tick were carried out."""
-        done = [one for one in self.exports if not (self._missing(one)[1] or self._uncut(one))]
-        self.exports = [one for one in self.exports if one not in done]
-        return [(one.key, self.saved_ranges(one.namespace, one.tokens)) for one in done]
+        done = [export for export in self.exports if not (self._missing(export)[1] or self._uncut(export))]
+        self.exports = [export for export in self.exports if export not in done]
+        return [(export.key, self.saved_ranges(export.namespace, export.tokens)) for export in done]
 
     def saved_ranges(self, namespace: Namespace, tokens: bytes) -> list[SavedState]:
-        """Return what host memory has of a path, from its first token on, and the last checkpoint, where there are states."""
+        """Return host memory's ranges of a path from its first token on, with the last checkpoint if there are states."""
         match = self._find(namespace, tokens)
         if not self._has_states:
-            return [one.block.data for one in _whole_segments(match, match.length)]
+            return [segment.block.data for segment in _whole_segments(match, match.length)]
         for node in _checkpoints(match):
             segments = _whole_segments(match, node.end) if self._has_cells else []
             if not self._has_cells or _reach(segments) == node.end:
                 assert node.state is not None  # noqa: S101 - a checkpoint's
-                return [*(one.block.data for one in segments), node.state]
+                return [*(segment.block.data for segment in segments), node.state]
         return []
 
     def _missing(self, export: PrefixExport) -> tuple[int, list[tuple[int, int]]]:
-        """Return the sequence id to save from and the ranges that are missing; none where the next was tried before."""
+        """Return the sequence id to save from and the missing ranges; no ranges if the next was tried before."""
         if not self._has_cells:
             return 0, []
         match = self._find(export.namespace, export.tokens)
@@ -563,21 +564,26 @@ class PrefixExporter:
         if source is None or source.seq_id is None:
             return 0, []
         nodes = [node for node in match.nodes if node.start < num_device]
-        missing = [(one.start, min(one.end, num_device)) for one in nodes if not _is_saved_alone(one, num_device)]
+        missing = [(node.start, min(node.end, num_device)) for node in nodes if not _is_saved_alone(node, num_device)]
         is_stuck = bool(missing) and missing[0][0] < export.num_tried
         return source.seq_id, [] if is_stuck else missing
 
     def _uncut(self, export: PrefixExport) -> list[PrefixSegment]:
-        """Return what would go out and is part of larger blocks; nothing where the next was tried before."""
+        """Return the segments to export that are parts of larger blocks; none if the next was tried before."""
         if not self._has_cells:
             return []
         match = self._find(export.namespace, export.tokens)
         ends = [node.end for node in _checkpoints(match)] if self._has_states else [match.length]
         found = (host_segments(match.nodes, 0, end) for end in ends)
         segments = next(
-            (one for one, end in zip(found, ends, strict=True) if not self._has_states or _reach(one) == end), ()
+            (
+                found_segments
+                for found_segments, end in zip(found, ends, strict=True)
+                if not self._has_states or _reach(found_segments) == end
+            ),
+            (),
         )
-        parts = [one for one in segments if not _is_whole(one)]
+        parts = [segment for segment in segments if not _is_whole(segment)]
         return [] if parts and parts[0].start < export.num_cut else parts
 
 
@@ -595,10 +601,10 @@ def _checkpoints(match: TreeMatch) -> list[Node]:
 
 
 def _whole_segments(match: TreeMatch, length: int) -> list[PrefixSegment]:
-    """Return the first host blocks of a path of as many tokens, up to the first that is part of a larger one."""
+    """Return the first host blocks of a path, up to the first segment that is part of a larger block."""
     return list(takewhile(_is_whole, host_segments(match.nodes, 0, length)))
 
 
 def _is_saved_alone(node: Node, num_tokens: int) -> bool:
-    """Return whether a host block is exactly this range of a path of as many tokens, and not part of a larger one."""
+    """Return whether a node's host block is exactly the node's range, and not part of a larger block."""
     return node.block is not None and (node.block.start, node.block.end) == (node.start, min(node.end, num_tokens))

@@ -3,9 +3,9 @@
     cells        0 1 2 | 3 4 5 6 7 8 | 9 10          an image of 6 cells that spans 3 positions (M-RoPE)
     positions    0 1 2 | 3 3 3 3 3 3 | 6  7
 
-A token has one cell and one position. A media item has as many cells as its encoder gives embeddings, and spans as many
-positions as the model says, no more than cells. Everything counts cells; positions are what llama.cpp addresses memory by, and
-are derived here. An item is never cut in the cache: memory has no position between its cells to cut it at.
+A token has one cell and one position. A media item has a cell for each embedding of its encoder, and spans the positions that the
+model defines, at most one for each cell. The cache counts cells; llama.cpp addresses memory by positions, which are derived
+here. An item is never cut in the cache: memory has no position between its cells.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ _MAX_ITEM_CELLS = 1 << 20
 class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     """A part of a prompt that is computed from embeddings.
 
-    start: its first cell. content_hash: of what it was made from, by which it is found in the cache. is_causal: whether each of
-    its cells attends to those before it alone, so that it may be computed in parts; else all of it takes one pass.
+    Attributes:
+        start: Its first cell.
+        content_hash: Hash of its source, by which it is found in the cache.
+        is_causal: Whether each of its cells attends only to earlier cells, so that it may be computed in parts; otherwise all of
+            it takes one pass.
     """
 
     start: int
@@ -41,11 +44,11 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end(self) -> int:
-        """The cell behind its last one."""
+        """The cell after its last cell."""
         return self.start + self.num_cells
 
     def key_tokens(self) -> list[int]:
-        """Return what stands for its cells among token ids: negative numbers that are equal where all but `start` is."""
+        """Return negative numbers that replace token ids in its cells; items that differ only in `start` have equal numbers."""
         identity = (self.num_cells, self.num_positions, self.is_causal, self.content_hash)
         digest = hashlib.blake2b(repr(identity).encode(), digest_size=16).digest()
         number = int.from_bytes(digest)
@@ -54,7 +57,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptLayout:
-    """The media items of a prompt, in order, and which positions its cells have. What follows the last item are tokens."""
+    """The media items of a prompt, in order, and the positions of its cells. Only tokens follow the last item."""
 
     __slots__ = ("_ends", "_num_shareable", "_shifts", "_starts", "items")
 
@@ -69,7 +72,7 @@ class PromptLayout:
         self._num_shareable = next(short, None)
 
     def position(self, cell: int) -> int:
-        """Return the position of a cell, or where `cell` is behind the last one, of the next; of an item's, where it begins."""
+        """Return the position of a cell; of an item's cell, the position at which the item begins."""
         if not self.items:
             return cell
         index = bisect_right(self._starts, cell)
@@ -79,12 +82,12 @@ class PromptLayout:
         return cell + self._shifts[index]
 
     def cell(self, position: int) -> int:
-        """Return the cell that has a position at which an item may be cut off: a token's, an item's first, or the one behind."""
+        """Return the cell at a position: the cell of a token, the first cell of an item, or the cell after the last."""
         index = bisect_right(self._ends, position)
         return position - self._shifts[index]
 
     def shareable(self, num_cells: int) -> int:
-        """Return how many of the first cells can be shared: whole items, and none from one on whose key is too short."""
+        """Return the number of the first cells that can be shared: whole items, up to the first item with a short key."""
         if not self.items:
             return num_cells
         if self._num_shareable is not None:
@@ -93,7 +96,7 @@ class PromptLayout:
         return num_cells if item is None else item.start
 
     def cut(self, start: int, end: int) -> int:
-        """Return the last place up to `end` where what begins at `start` can be cut; at least the end of an item there."""
+        """Return the last place up to `end` at which a range from `start` can be cut; at least the end of an item there."""
         at = self.shareable(end)
         if at > start:
             return at
@@ -106,12 +109,12 @@ class PromptLayout:
         return self.items[index] if index >= 0 and cell < self.items[index].end else None
 
     def tokens_left(self, cell: int) -> int | None:
-        """Return how many tokens there are from a cell on up to the next item; None where no item follows."""
+        """Return the number of tokens from a cell up to the next item; None if no item follows."""
         index = bisect_right(self._starts, cell)
         return self._starts[index] - cell if index < len(self._starts) else None
 
     def keyed(self, prompt: Sequence[int]) -> list[int]:
-        """Return the prompt with the items' keys in their cells. Raises `InvalidParams` where the items do not fit into it."""
+        """Return the prompt with the items' keys in their cells. Raises `InvalidParams` if the items do not fit into it."""
         self._check(len(prompt))
         filled = list(prompt)
         for item in self.items:
@@ -125,7 +128,7 @@ class PromptLayout:
                     f"a media item needs 1 to {_MAX_ITEM_CELLS} cells and 1 to as many positions, "
                     f"not {item.num_cells} and {item.num_positions} from cell {item.start} on"
                 )
-        if any(one.end > other.start for one, other in pairwise(self.items)):
+        if any(item.end > other.start for item, other in pairwise(self.items)):
             raise InvalidParams("media items must be in order and must not overlap")
         if self.items and self.items[-1].end >= num_cells:
             raise InvalidParams(

@@ -1,12 +1,12 @@
-"""A radix tree over the tokens of every sequence that runs, is cached on the device or lies in host memory.
+"""A radix tree over the tokens of every sequence that runs, is cached on the device or lies in host memory, and its view.
 
     root ── "You are helpful." ──┬── "What is"... (running, seq id 3)
                                  └── "Tell me"... (host block)
 
-A node stands for tokens [start, end) of a path. Its `owners` have, or will have, that range under a sequence id on the
-device; its `block` has it in host memory. Where memory is more than cells, its `state` is the rest of what a sequence needs
-to continue at `end`. Namespaces (adapters, tenant, salt) share nothing, so that no caller can learn
-another namespace's prefixes by how long a request takes.
+A node stands for tokens [start, end) of a path. Its `owners` have, or will have, that range under a sequence id on the device;
+its `block` has it in host memory. If memory is more than cells, its `state` is the rest of the memory that a sequence needs to
+continue at `end`. Namespaces (adapters, tenant, salt) share nothing, so that no caller can learn another namespace's prefixes
+from the time that a request takes.
 
 Pure. Tokens are kept as bytes, four a token, which compare fast.
 """
@@ -69,11 +69,11 @@ class HashedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixDigest:
-    """The cached prefixes of an engine, up to where its sequences branch or end, or in whole blocks of tokens.
+    """The cached prefixes of an engine, up to the branches and ends of its sequences, or in whole blocks of tokens.
 
     Attributes:
-        prefixes: Those with the fewest branches before their ends first; of blocks the shortest first.
-        is_complete: Whether none was left out because of the maximum.
+        prefixes: The prefixes with the fewest branches before their ends first; of blocks the shortest first.
+        is_complete: Whether the maximum left out no prefix.
     """
 
     prefixes: tuple[HashedPrefix, ...] = ()
@@ -88,7 +88,7 @@ class SavedState(Protocol):
 
 
 class Owner(Protocol):
-    """What has tokens under a sequence id: a running sequence, or a cached prefix."""
+    """A holder of tokens under a sequence id: a running sequence, or a cached prefix."""
 
     @property
     def seq_id(self) -> int | None: ...  # noqa: D102
@@ -145,7 +145,7 @@ class Node:
 
 @dataclass(slots=True)
 class _Walk:
-    """A walk down a path: the node it is in, the tokens behind it, their hasher, and the last whole block among them."""
+    """A walk down a path: its node, the tokens walked, their hasher, and the last whole block among them."""
 
     node: Node
     at: int
@@ -154,7 +154,7 @@ class _Walk:
     num_hashed: int = 0
 
     def next_stop(self, block_tokens: int) -> int:
-        """Return where it stops next: at the end of a block or of the node."""
+        """Return the next stop: the end of a block or of the node."""
         return min(self.node.end, self.at - self.at % block_tokens + block_tokens)
 
     def advance(self, stop: int, block_tokens: int) -> bool:
@@ -169,15 +169,15 @@ class _Walk:
 
     @property
     def has_state(self) -> bool:
-        """Whether it is where a checkpoint is."""
+        """Whether the walk is at a checkpoint."""
         return self.at == self.node.end and self.node.state is not None
 
     def onward(self, *, needs_cells: bool) -> list[_Walk]:
-        """Return the walks that go on from here: this one, or those into the children that are cached."""
+        """Return the walks that continue from here: this walk, or walks into the cached children."""
         if self.at < self.node.end:
             return [self]
-        children = [one for one in self.node.children.values() if not needs_cells or one.has_cells()]
-        return [_Walk(one, self.at, self.hasher.copy(), self.last_hash, self.num_hashed) for one in children]
+        children = [child for child in self.node.children.values() if not needs_cells or child.has_cells()]
+        return [_Walk(child, self.at, self.hasher.copy(), self.last_hash, self.num_hashed) for child in children]
 
 
 def _hashed(found: dict[str, int]) -> tuple[HashedPrefix, ...]:
@@ -230,10 +230,10 @@ class RadixTree:
     def digest(
         self, max_prefixes: int, *, needs_cells: bool, needs_state: bool, private: Container[Namespace] = ()
     ) -> PrefixDigest:
-        """Hash the cached prefixes up to each node's end, where sequences branch or end, breadth first.
+        """Hash the cached prefixes up to the end of each node, breadth first.
 
-        needs_cells, needs_state: what a sequence needs to start from the end of a node: the cells of all of its path, a state.
-        Leaves out private namespaces. Ends after 16 nodes a prefix, since where states are needed few nodes are cached.
+        needs_cells, needs_state: whether a sequence that starts at the end of a node needs the cells of its path, and a state.
+        Leaves out private namespaces. Ends after 16 nodes for each prefix, since few nodes are cached if states are needed.
         """
         found: list[HashedPrefix] = []
         shared = (entry for entry in self._roots.items() if entry[0] not in private)
@@ -266,9 +266,9 @@ class RadixTree:
         needs_state: bool,
         private: Container[Namespace] = (),
     ) -> PrefixDigest:
-        """Hash the cached prefixes of whole blocks, the shortest first; the parameters are those of `digest`.
+        """Hash the cached prefixes of whole blocks, the shortest first; parameters as in `digest`.
 
-        Where a state is needed, a node with one counts as the last whole block before its end.
+        If a state is needed, a node with a state counts as the last whole block before its end.
         """
         found: dict[str, int] = {}
         order = count()
@@ -282,15 +282,15 @@ class RadixTree:
                 if len(found) == max_prefixes:
                     return PrefixDigest(_hashed(found), is_complete=False)
                 found[walk.last_hash] = walk.num_hashed
-            for one in walk.onward(needs_cells=needs_cells):
+            for following in walk.onward(needs_cells=needs_cells):
                 num_left -= 1
                 if num_left < 0:
                     return PrefixDigest(_hashed(found), is_complete=False)
-                heappush(pending, (one.next_stop(block_tokens), next(order), one))
+                heappush(pending, (following.next_stop(block_tokens), next(order), following))
         return PrefixDigest(_hashed(found))
 
     def insert(self, namespace: Namespace, tokens: bytes) -> Node:
-        """Return the node at whose end these tokens (at least one) end, creating and splitting nodes as needed."""
+        """Return the node that ends with these tokens (at least one), creating and splitting nodes as needed."""
         assert tokens  # noqa: S101 - our own invariant
         return self._descend(self._root(namespace), tokens)
 
@@ -300,7 +300,7 @@ class RadixTree:
             node.owners[owner] = None
 
     def extend(self, owner: Owner, end: Node, tokens: bytes) -> Node:
-        """Add tokens behind an owner's last node and return its new last node."""
+        """Add tokens after an owner's last node and return its new last node."""
         if not end.children and not end.has_host and len(end.owners) == 1:
             end.tokens += tokens
             end.end += len(tokens) // TOKEN_BYTES
@@ -316,7 +316,7 @@ class RadixTree:
         self.prune(end)
 
     def put_block(self, nodes: list[Node], block: HostBlock) -> None:
-        """Attach a block to these nodes, one below the other."""
+        """Attach a block to these nodes of one path."""
         for node in nodes:
             self._drop_block(node)
             node.block = block
@@ -325,14 +325,14 @@ class RadixTree:
         self.touch(nodes[-1])
 
     def put_state(self, node: Node, state: SavedState) -> None:
-        """Attach a checkpoint to the node at whose end it was taken."""
+        """Attach a checkpoint to the node at its place."""
         self._drop_state(node)
         node.state = state
         self.num_bytes += state.nbytes
         self.touch(node)
 
     def free_host(self, node: Node) -> None:
-        """Detach what a node has in host memory; the bytes of a block are freed with its last node."""
+        """Detach a node's block and state; the bytes of a block are freed with its last node."""
         self._drop_block(node)
         self._drop_state(node)
         self._by_age.pop(node, None)
@@ -340,7 +340,7 @@ class RadixTree:
     def discard(self, data: SavedState) -> None:
         """Detach a block or a state that cannot be loaded from all nodes that have it."""
         for node in [
-            one for one in self.nodes() if one.state is data or (one.block is not None and one.block.data is data)
+            node for node in self.nodes() if node.state is data or (node.block is not None and node.block.data is data)
         ]:
             if node.state is data:
                 self._drop_state(node)
@@ -365,18 +365,18 @@ class RadixTree:
             node.state = None
 
     def touch(self, node: Node) -> None:
-        """Mark what the path to this node has in host memory as most recently used."""
-        for one in reversed(node.path()):
-            if one.has_host:
-                self._by_age[one] = None
-                self._by_age.move_to_end(one)
+        """Mark all blocks and states on the path to this node as most recently used."""
+        for ancestor in reversed(node.path()):
+            if ancestor.has_host:
+                self._by_age[ancestor] = None
+                self._by_age.move_to_end(ancestor)
 
     def least_recent_host(self) -> Node | None:
         """Return the node with something in host memory that was used longest ago; none below it was used later."""
         return next(iter(self._by_age), None)
 
     def below(self, is_wanted: Callable[[Namespace], bool]) -> list[Node]:
-        """Return the nodes of the namespaces that are wanted, each before those below it."""
+        """Return the nodes of the wanted namespaces, each before its children."""
         nodes: list[Node] = []
         pending = [root for namespace, root in self._roots.items() if is_wanted(namespace)]
         while pending:
@@ -386,7 +386,7 @@ class RadixTree:
         return nodes
 
     def prune(self, node: Node | None) -> None:
-        """Remove this node and those above it as far as no owner, block, state or child needs them."""
+        """Remove this node and its ancestors as far as no owner, block, state or child needs them."""
         while node is not None and node.parent is not None:
             if node.owners or node.has_host or node.children:
                 return
@@ -443,7 +443,7 @@ class RadixTree:
         return root
 
     def _descend(self, node: Node, tokens: bytes) -> Node:
-        """Return the node below this one at whose end these tokens end, creating and splitting nodes as needed."""
+        """Return the node below this node that ends with these tokens, creating and splitting nodes as needed."""
         at = 0
         while at < len(tokens):
             child = node.children.get(tokens[at : at + TOKEN_BYTES])
@@ -485,7 +485,7 @@ def common_prefix_bytes(edge: bytes, tokens: bytes, at: int) -> int:
 
 
 def _most_recent_end(node: Node) -> int:
-    """Return where a path through this node ends, following the newest child at every fork."""
+    """Return the end of a path through this node that follows the newest child at every fork."""
     while node.children:
         node = next(reversed(node.children.values()))
     return node.end
@@ -598,7 +598,7 @@ def longest_owner(nodes: Iterable[Node], length: int, own: Owner | None = None) 
 
 
 def host_segments(nodes: Iterable[Node], start: int, length: int) -> tuple[PrefixSegment, ...]:
-    """Return what host memory has from `start` on without a gap; nodes of one block give one segment."""
+    """Return the ranges in host memory from `start` on without a gap; nodes of one block give one segment."""
     segments: list[PrefixSegment] = []
     at = start
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What an engine does as members of events, for one tenant at a time: plain values that JSON has. Pure.
+"""An engine's activity as members of events, for one tenant at a time: plain values that JSON has. Pure.
 
 docs/reference/engine_events.md describes each member.
 """
@@ -36,7 +36,7 @@ Rates = Mapping[tuple[int, int], float]
 
 def slot_members(activity: EngineActivity, tenant: str, rates: Rates) -> list[dict[str, Any]]:
     """Return the slots that the tenant's sequences have."""
-    return [_slot(one, rates) for one in activity.slots if one.is_processing and one.tenant == tenant]
+    return [_slot(slot, rates) for slot in activity.slots if slot.is_processing and slot.tenant == tenant]
 
 
 def _slot(slot: SlotView, rates: Rates) -> dict[str, Any]:
@@ -60,48 +60,48 @@ def _slot(slot: SlotView, rates: Rates) -> dict[str, Any]:
 
 
 def others_member(activity: EngineActivity, tenant: str, rates: Rates, trees: Iterable[TenantTree]) -> Any:
-    """Return the sums of all other tenants; None where they have nothing."""
-    slots = [one for one in activity.slots if one.is_processing and one.tenant != tenant]
-    others = [one for one in trees if one.tenant != tenant]
-    num_own_waiting = sum(one.tenant == tenant for one in activity.waiting)
+    """Return the sums of all other tenants; None if they have nothing."""
+    slots = [slot for slot in activity.slots if slot.is_processing and slot.tenant != tenant]
+    others = [tree for tree in trees if tree.tenant != tenant]
+    num_own_waiting = sum(sequence.tenant == tenant for sequence in activity.waiting)
     num_listed = len(activity.waiting)
     num_waiting = num_listed - num_own_waiting
     if not slots and not others and not num_waiting:
         return None
-    states = [one.state for one in slots]
+    states = [slot.state for slot in slots]
     return {
         "slots": len(slots),
         **{state: states.count(state) for state in ("prefilling", "decoding", "paused")},
         "waiting": num_waiting,
-        "tokens_per_s": round(sum(rates.get((one.key or 0, one.choice), 0.0) for one in slots), 2),
-        "tree_nodes": sum(one.num_nodes for one in others),
-        "tree_tokens": sum(one.num_tokens for one in others),
+        "tokens_per_s": round(sum(rates.get((slot.key or 0, slot.choice), 0.0) for slot in slots), 2),
+        "tree_nodes": sum(tree.num_nodes for tree in others),
+        "tree_tokens": sum(tree.num_tokens for tree in others),
     }
 
 
 def queue_member(activity: EngineActivity, tenant: str) -> dict[str, Any]:
     """Return how many sequences wait, and the tenant's."""
-    own = [_waiting(one) for one in activity.waiting if one.tenant == tenant]
+    own = [_waiting(sequence) for sequence in activity.waiting if sequence.tenant == tenant]
     return {"waiting": activity.num_waiting, "sequences": own, "embeddings": activity.num_embedding}
 
 
-def _waiting(one: WaitingSequence) -> dict[str, Any]:
+def _waiting(sequence: WaitingSequence) -> dict[str, Any]:
     return {
-        "key": one.key,
-        "request_id": one.request_id,
-        "choice": one.choice,
-        "prompt_tokens": one.num_prompt_tokens,
-        "generated_tokens": one.num_generated,
-        "waiting_s": round(one.waiting_s, 3),
-        "is_preempted": one.is_preempted,
-        "waits_for": one.waits_for,
-        "priority": one.priority,
+        "key": sequence.key,
+        "request_id": sequence.request_id,
+        "choice": sequence.choice,
+        "prompt_tokens": sequence.num_prompt_tokens,
+        "generated_tokens": sequence.num_generated,
+        "waiting_s": round(sequence.waiting_s, 3),
+        "is_preempted": sequence.is_preempted,
+        "waits_for": sequence.waits_for,
+        "priority": sequence.priority,
     }
 
 
 def mark_members(marks: Iterable[Mark], tenant: str) -> list[dict[str, Any]]:
-    """Return what happened to the tenant's sequences beside ticks."""
-    return [_mark(one) for one in marks if one.tenant == tenant]
+    """Return the events of the tenant's sequences beside ticks."""
+    return [_mark(mark) for mark in marks if mark.tenant == tenant]
 
 
 def _mark(mark: Mark) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _mark(mark: Mark) -> dict[str, Any]:
 
 def tree_member(trees: Iterable[TenantTree], tenant: str, max_nodes: int) -> dict[str, Any]:
     """Return the tenant's part of the radix tree."""
-    own = next((one for one in trees if one.tenant == tenant), None)
+    own = next((tree for tree in trees if tree.tenant == tenant), None)
     if own is None:
         return {"num_nodes": 0, "num_tokens": 0, "is_complete": True, "nodes": []}
     nodes = [
@@ -195,9 +195,9 @@ def tick_members(ticks: Sequence[TickActivity], tenant: str, max_columns: int = 
     """Return ticks in order. More than max_columns: neighbours of the same kind are merged, so that about as many are left."""
     size = -(-len(ticks) // max(1, max_columns))
     shown: list[dict[str, Any]] = []
-    for _, same in groupby(ticks, key=lambda one: one.record.kind):
+    for _, same in groupby(ticks, key=lambda tick: tick.record.kind):
         found = list(same)
-        parts = [found[at : at + size] for at in range(0, len(found), size)] if size > 1 else [[one] for one in found]
+        parts = [found[at : at + size] for at in range(0, len(found), size)] if size > 1 else [[tick] for tick in found]
         shown += [_column(part, tenant) for part in parts]
     return shown
 
@@ -207,19 +207,19 @@ def _column(ticks: list[TickActivity], tenant: str) -> dict[str, Any]:
     last, num = ticks[-1].record, len(ticks)
     members: dict[str, Any] = {
         "t": round(ticks[0].record.start_s, _DIGITS),
-        "ms": round(1000 * sum([one.record.elapsed_s for one in ticks]) / num, _MS_DIGITS),
-        "step_ms": round(1000 * sum([one.record.step_s for one in ticks]) / num, _MS_DIGITS),
+        "ms": round(1000 * sum([tick.record.elapsed_s for tick in ticks]) / num, _MS_DIGITS),
+        "step_ms": round(1000 * sum([tick.record.step_s for tick in ticks]) / num, _MS_DIGITS),
         "n": num,
         "running": last.num_running,
         "waiting": last.num_waiting,
         "cells": last.num_cells,
     }
     if num > 1:
-        members["longest_ms"] = round(1000 * max([one.record.elapsed_s for one in ticks]), _MS_DIGITS)
+        members["longest_ms"] = round(1000 * max([tick.record.elapsed_s for tick in ticks]), _MS_DIGITS)
         members["end_t"] = round(last.start_s + last.elapsed_s, _DIGITS)
     if last.kind == "embed":
-        texts = sum([one.record.num_embedded for one in ticks])
-        tokens = sum([one.record.num_embedded_tokens for one in ticks])
+        texts = sum([tick.record.num_embedded for tick in ticks])
+        tokens = sum([tick.record.num_embedded_tokens for tick in ticks])
         return {**members, "embed": [texts, tokens], "rows": []}
     return {**members, **_row_members(ticks, tenant)}
 
@@ -227,7 +227,7 @@ def _column(ticks: list[TickActivity], tenant: str) -> dict[str, Any]:
 def _row_members(ticks: list[TickActivity], tenant: str) -> dict[str, Any]:
     """Return the rows of the tenant, summed up by slot, request and choice, and the sums of the others'. Often called: quick."""
     if len(ticks) == 1 and not ticks[0].tenants and not tenant:
-        return {"rows": [_row(one) for one in ticks[0].record.rows]}
+        return {"rows": [_row(row) for row in ticks[0].record.rows]}
     own: dict[tuple[int, int, int], list[int]] = {}
     others = [0, 0, 0, 0, 0]
     for tick in ticks:
@@ -268,7 +268,7 @@ _RATE_S: Final = 1.0
 
 @dataclass(slots=True)
 class _Look:
-    """What one look at the engine found: tokens that each sequence had generated, and sums of the ticks since the last."""
+    """One look at the engine: the number of generated tokens of each sequence, and sums of the ticks since the last look."""
 
     now_s: float
     generated: dict[tuple[int, int], int]
@@ -284,12 +284,12 @@ class RateMeter:
         self._looks: list[_Look] = []
 
     def take(self, activity: EngineActivity) -> None:
-        """Take in what was found just now."""
-        slots = [one for one in activity.slots if one.key is not None]
-        records = [one.record for one in activity.ticks]
+        """Take in the current activity."""
+        slots = [slot for slot in activity.slots if slot.key is not None]
+        records = [tick.record for tick in activity.ticks]
         look = _Look(
             now_s=activity.now_s,
-            generated={(one.key or 0, one.choice): one.num_generated for one in slots},
+            generated={(slot.key or 0, slot.choice): slot.num_generated for slot in slots},
             num_new=sum([row.num_new for record in records for row in record.rows]),
             num_prefill=sum([record.num_prefill for record in records]),
             num_ticks=len(records),
@@ -299,7 +299,7 @@ class RateMeter:
             del self._looks[0]
 
     def clear(self) -> None:
-        """Forget what was seen: the engine began anew."""
+        """Forget all looks, since the engine began anew."""
         self._looks.clear()
 
     def of_sequences(self) -> dict[tuple[int, int], float]:
@@ -309,7 +309,7 @@ class RateMeter:
         now = self._looks[-1]
         rates: dict[tuple[int, int], float] = {}
         for name, num_generated in now.generated.items():
-            before = next((one for one in self._looks if name in one.generated), now)
+            before = next((look for look in self._looks if name in look.generated), now)
             passed_s = now.now_s - before.now_s
             if passed_s > 0:
                 rates[name] = max(0, num_generated - before.generated[name]) / passed_s
@@ -323,7 +323,7 @@ class RateMeter:
             return {"generated_per_s": 0.0, "prefill_per_s": 0.0, "ticks_per_s": 0.0}
         later = looks[1:]
         return {
-            "generated_per_s": round(sum(one.num_new for one in later) / passed_s, 2),
-            "prefill_per_s": round(sum(one.num_prefill for one in later) / passed_s, 2),
-            "ticks_per_s": round(sum(one.num_ticks for one in later) / passed_s, 2),
+            "generated_per_s": round(sum(look.num_new for look in later) / passed_s, 2),
+            "prefill_per_s": round(sum(look.num_prefill for look in later) / passed_s, 2),
+            "ticks_per_s": round(sum(look.num_ticks for look in later) / passed_s, 2),
         }

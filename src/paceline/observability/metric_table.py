@@ -183,7 +183,7 @@ FAILED: Final = tuple(reason for reason in ENGINE_REASONS if reason not in (*COM
 class Histogram:
     """Values counted by size. counts[i]: values <= bounds[i] and above the bound before; the last: above all bounds.
 
-    bounds ascend; sum, smallest and largest are those of the values, in their unit (0 without values).
+    bounds ascend; sum, smallest and largest of the values are in their unit (0 without values).
     """
 
     bounds: tuple[float, ...]
@@ -253,7 +253,7 @@ class MetricsSnapshot:
         return sum(numbers)
 
     def histogram(self, name: str, label: str | None = None) -> Histogram:
-        """Return a histogram; `label` selects one where a metric has several."""
+        """Return a histogram; `label` selects one if a metric has several."""
         found = [sample.value for sample in self._named(name, label) if isinstance(sample.value, Histogram)]
         if len(found) != 1:
             labels = [value for sample in self._named(name) for _, value in sample.labels]

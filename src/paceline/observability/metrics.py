@@ -27,7 +27,7 @@ _log = logging.getLogger("paceline.engine")
 class Instrument:
     """Observe an engine: override the hooks you need. Their arguments are frozen records and numbers.
 
-    Times are seconds on the engine's clock; key: the request's number, unique in its engine; choice: which of its choices.
+    Times are seconds on the engine's clock; key: the request's number, unique in its engine; choice: the number of the choice.
 
     Example:
         ```python
@@ -65,9 +65,9 @@ class Instrument:
         """Handle a long cached prompt of which only the beginning matched: the sign of a template that rewrites history."""
 
     def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
-        """Handle the eviction of so many tokens of a cached prefix; source: where they were, "device" or "host".
+        """Handle the eviction of this many tokens of a cached prefix; source: their place, "device" or "host".
 
-        Host memory keeps tokens evicted from the device if it has space; those evicted from the host are gone.
+        Host memory keeps tokens evicted from the device if it has space; tokens evicted from the host are gone.
         """
 
     def engine_restarted(self, now_s: float) -> None:
@@ -90,8 +90,8 @@ class Instruments(Instrument):
     """Dispatch every hook to the instruments that override it. One without listeners costs a look at an empty tuple.
 
     An instrument whose hook raises an `Exception` is logged once, with its traceback, on the logger "paceline.engine", and
-    removed from every hook; the others are still called. A `BaseException` such as `KeyboardInterrupt` propagates.
-    `add` and `remove` may be called on any thread.
+    removed from every hook; the others are still called. A `BaseException` like `KeyboardInterrupt` propagates.
+    Any thread may call `add` and `remove`.
 
     Args:
         instruments: called in this order.
@@ -191,7 +191,7 @@ class Instruments(Instrument):
             self._replace((*self._members, instrument))
 
     def _replace(self, members: tuple[Instrument, ...]) -> None:
-        """Replace both as new objects, since a hook may be iterating over the old ones."""
+        """Replace both by new objects, since a hook may be iterating over the old objects."""
         self._members = members
         self._listeners = {
             hook: tuple((member, getattr(member, hook)) for member in members if _overrides(member, hook))
@@ -205,7 +205,10 @@ def resolve_instruments(instruments: Iterable[Instrument | str]) -> tuple[Instru
     Raises:
         InvalidParams: a name is not of that form, or cannot be imported or instantiated.
     """
-    return tuple(_named(index, one) if isinstance(one, str) else one for index, one in enumerate(instruments))
+    return tuple(
+        _named(index, instrument) if isinstance(instrument, str) else instrument
+        for index, instrument in enumerate(instruments)
+    )
 
 
 def _named(index: int, name: str) -> Instrument:
@@ -238,7 +241,7 @@ def _described(value: object) -> str:
 
 
 class Metrics(Instrument):
-    """Count what an engine does. Added to a running engine, it counts only requests that are queued afterwards.
+    """Count the work of an engine. Added to a running engine, it counts only requests that are queued afterwards.
 
     Args:
         num_slots: the engine's number of slots, reported until the first tick.
@@ -261,7 +264,7 @@ class Metrics(Instrument):
         self._num_stray = 0
 
     def set_num_slots(self, count: int) -> None:
-        """Set the number of slots, where it is known only once a model is loaded."""
+        """Set the number of slots, if it is known only after a model is loaded."""
         with self._lock:
             self._gauge(table.SLOTS, count)
 
@@ -376,7 +379,7 @@ class Metrics(Instrument):
                 self._times.pause(key)
 
     def tick_finished(self, record: TickRecord) -> None:
-        """Count what a tick computed and generated, and observe the latencies that its tokens end."""
+        """Count the computed and generated tokens of a tick, and observe the latencies that its tokens end."""
         with self._lock:
             self._tallies[table.TICK_S.name][record.kind].observe(record.elapsed_s)
             self._observe(table.TICK_OWN_S, record.elapsed_s - record.step_s)

@@ -303,7 +303,7 @@ def _checked(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
-    """Return the value as the field's type, which is one of those that occur in events."""
+    """Return the value as the field's type, if the type occurs in events."""
     if get_origin(hint) is UnionType:
         inner = next(each for each in get_args(hint) if each is not NoneType)
         return None if value is None else _value(name, inner, value)
@@ -371,7 +371,7 @@ class TraceRecorder(EventInstrument):
         target: a path, whose file is replaced, or an open text file, which stays open and belongs to the caller.
         start_s: the engine's clock at the beginning of the trace; None: the time of the first event.
         flush_interval_s: an event that comes this many seconds after the last flush flushes the file; 0: every event does.
-            A process that dies loses at most what was written since.
+            A process that dies loses at most the events since then.
         max_bytes: the file ends before the event that would exceed this size, and a warning is logged; None: no limit.
 
     Raises:

@@ -4,14 +4,14 @@ Runs on the engine's thread. Decides whether a token ends the choice before it t
 held back leaves with the last chunk on every path.
 
 Stop strings are found in the bytes of a sequence while its tokens arrive.
-Of all places where a stop string occurs in the bytes, the one that starts earliest counts; of stops that start there
-the shortest. That depends neither on the order of the list nor on where tokens begin and end. So a stop that is
-complete is not final while a longer one that began before it may still be completed.
+The stop that starts earliest in the bytes counts; of stops with the same start, the shortest. This depends neither on the order
+of the list nor on the borders of tokens. So a complete stop is not final while a longer stop that began before it may still be
+completed.
 
-At any moment, let `cut` be where the first stop that is or might become complete begins, or else the end of the bytes.
+At any moment, let `cut` be the start of the first stop that is or might become complete, or else the end of the bytes.
 `ReleasedTokens` are all bytes before `cut`, and all tokens that end by it. A token in which a stop begins thus belongs to the
 stop, while its bytes before the stop are text. A stop is UTF-8 and begins with a whole character, so `cut` never
-divides one.
+divides a character.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ReleasedTokens(msgspec.Struct, frozen=True):
 class StopMatch:
     """The stop that ended a sequence.
 
-    `token_ids`: the token in which the stop begins and all that were pushed since; with those released before they are
-    all tokens of the sequence.
+    `token_ids`: the token in which the stop begins and all later tokens; with the tokens released before, these are all tokens of
+    the sequence.
     """
 
     stop: str
@@ -75,7 +75,7 @@ class StopFilter:
 
     @classmethod
     def from_state(cls, stops: Sequence[str], state: Iterable[tuple[int, bytes]]) -> StopFilter:
-        """Resume where the filter that returned `state` stood."""
+        """Resume from a state that another filter returned."""
         stop_filter = cls(stops)
         for token_id, data in state:
             stop_filter.push(token_id, data)
@@ -92,7 +92,7 @@ class StopFilter:
         return bool(self._tokens or self._data)
 
     def push(self, token_id: int, data: bytes) -> ReleasedTokens:
-        """Take the next token and its bytes, and return what can be passed on."""
+        """Take the next token and its bytes, and return the tokens and bytes that can be passed on."""
         if self._match is not None:
             raise RuntimeError("a stop string has matched: no token can follow it")
         if self._node == _ROOT and self._first_bytes.isdisjoint(data):
@@ -115,7 +115,7 @@ class StopFilter:
         return self._release(self._begin + len(self._data))
 
     def state(self) -> tuple[tuple[int, bytes], ...]:
-        """Return the tokens that are held back, each with those of its bytes that are; only before `match` is set."""
+        """Return the tokens that are held back, each with its bytes that are held back; only before `match` is set."""
         result, begin = [], self._begin
         for token_id, end in self._tokens:
             result.append((token_id, bytes(self._data[begin - self._begin : end - self._begin])))
@@ -304,7 +304,9 @@ class Vocabulary:
         if not self.names_tokens:
             return logprobs
         tokens, top = self._tokens, logprobs.token_ids
-        return TokenLogprobs(logprobs.own, top, logprobs.values, tokens[token_id], tuple([tokens[one] for one in top]))
+        return TokenLogprobs(
+            logprobs.own, top, logprobs.values, tokens[token_id], tuple([tokens[token] for token in top])
+        )
 
     def shown(self, options: RequestOptions) -> tuple[Sequence[bytes], TokenTexts]:
         """Return the bytes and the texts of all tokens, as the options of a request want control tokens shown."""
@@ -327,8 +329,8 @@ class Vocabulary:
 class Detokenizer:
     """Decodes the bytes of one sequence, split anywhere.
 
-    Every piece is well-formed text, and all pieces joined are what `bytes.decode("utf-8", "replace")` makes of all:
-    one U+FFFD for each maximal invalid subpart. At most three bytes are held back, the beginning of a character.
+    Every piece is well-formed text. The joined pieces equal `bytes.decode("utf-8", "replace")` of all bytes: one U+FFFD for each
+    maximal invalid subpart. At most three bytes are held back, the beginning of a character.
     """
 
     def __init__(self) -> None:
@@ -336,7 +338,7 @@ class Detokenizer:
 
     @classmethod
     def from_state(cls, state: bytes) -> Detokenizer:
-        """Resume where the detokenizer that returned `state` stood."""
+        """Resume from a state that another detokenizer returned."""
         detokenizer = cls()
         detokenizer._decoder.setstate((state, 0))
         return detokenizer
@@ -346,7 +348,7 @@ class Detokenizer:
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """Return what was held back: nothing, or one replacement character; the detokenizer is as new afterwards."""
+        """Return the bytes held back: nothing, or one replacement character; the detokenizer is as new afterwards."""
         return self._decoder.decode(b"", final=True)
 
     def state(self) -> bytes:
@@ -358,7 +360,7 @@ PipeState = tuple[tuple[tuple[int, bytes], ...], bytes]
 
 
 class TextPiece(msgspec.Struct, frozen=True):
-    """What one step adds to a sequence: ids and well-formed text. Either may be empty without the other."""
+    """The ids and well-formed text that a step adds to a sequence. Either may be empty without the other."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -367,8 +369,8 @@ class TextPiece(msgspec.Struct, frozen=True):
 class TextPipe:
     """Turns the tokens of one sequence into text and ends it at a stop string.
 
-    `pieces`: the bytes of every token, by id (`Tokenizer.pieces`). What `push` and, in the end, `finish` return joins
-    to the ids and the text before the stop; without a stop, of the whole sequence.
+    `pieces`: the bytes of every token, by id (`Tokenizer.pieces`). The results of `push` and, at the end, `finish` join to the
+    ids and the text before the stop, or to the whole sequence if there is no stop.
     """
 
     def __init__(self, pieces: Sequence[bytes], stops: Sequence[str] = ()) -> None:
@@ -378,14 +380,14 @@ class TextPipe:
 
     @classmethod
     def from_state(cls, pieces: Sequence[bytes], stops: Sequence[str], state: PipeState) -> TextPipe:
-        """Resume where the pipe that returned `state` stood."""
+        """Resume from a state that another pipe returned."""
         pipe = cls(pieces)
         pipe._filter = StopFilter.from_state(stops, state[0])
         pipe._detokenizer = Detokenizer.from_state(state[1])
         return pipe
 
     def go_on_from(self, earlier: TextPipe) -> None:
-        """Take over what another pipe, which looked for no stops, holds back; this one has to be new."""
+        """Take over the bytes held back by another pipe without stops; this pipe has to be new."""
         self._detokenizer = earlier._detokenizer
 
     @property
@@ -399,18 +401,18 @@ class TextPipe:
         return not (self._filter.is_holding or self._detokenizer.state())
 
     def push(self, token_id: int) -> TextPiece:
-        """Take the next token and return what can be shown now."""
+        """Take the next token and return the output that can be shown now."""
         released = self._filter.push(token_id, self._pieces[token_id])
         return TextPiece(released.token_ids, self._detokenizer.push(released.data))
 
     def finish(self) -> TextPiece:
-        """End the sequence, for whatever reason: return what was held back and belongs to no stop."""
+        """End the sequence, for any reason: return the output held back that belongs to no stop."""
         released = self._filter.finish()
         text = self._detokenizer.push(released.data) + self._detokenizer.finish()
         return TextPiece(released.token_ids, text)
 
     def state(self) -> PipeState:
-        """Return what is held back, for `from_state`: tokens that may belong to a stop, bytes of an unfinished character."""
+        """Return the output held back, for `from_state`: tokens that may belong to a stop, bytes of an unfinished character."""
         return self._filter.state(), self._detokenizer.state()
 
 
@@ -418,7 +420,7 @@ _NO_LIMIT = 2**63
 
 
 class OutputProcessor:
-    """Takes one drawn token after the other; `chunk` returns what came since. interval: tokens that a chunk needs."""
+    """Takes drawn tokens one by one; `chunk` returns the output since the last chunk. interval: tokens that a chunk needs."""
 
     __slots__ = (
         "_armed", "_choice", "_ends", "_has_stops", "_held", "_ids", "_is_plain", "_logprobs", "_max_tokens",
@@ -454,7 +456,7 @@ class OutputProcessor:
         self.stop_token_ids: tuple[int, ...] = ()
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> FinishReason | None:
-        """Take the next token; return the finish reason where it is the last."""
+        """Take the next token; return the finish reason if it is the last token."""
         self.num_generated += 1
         if token_id in self._ends or token_id in self._stop_ids:
             self.stop, self.stop_token_ids = token_id, (token_id,)
@@ -496,7 +498,7 @@ class OutputProcessor:
         )
 
     def finish(self) -> bool:
-        """Flush what was held back, however the choice ended; return whether a stop string is complete."""
+        """Flush the output held back, for any end of the choice; return whether a stop string is complete."""
         self._add(self._pipe.finish())
         match = self._pipe.match
         if match is None:
@@ -506,7 +508,7 @@ class OutputProcessor:
         return True
 
     def resume(self, token_ids: Sequence[int], num_told: int | None, untold: Sequence[TokenLogprobs]) -> None:
-        """Resume where another processor of these tokens stood; call it before anything else. See `GenerationState`."""
+        """Resume after tokens that another processor took; call it before anything else. See `GenerationState`."""
         for token_id in token_ids[:num_told] if num_told is not None else ():
             self.take(token_id, None)
         num_held = 0
@@ -526,7 +528,7 @@ class OutputProcessor:
         return (*(self._logprobs[-rest:] if rest else ()), *held)
 
     def chunk(self) -> StreamChunk | None:
-        """Return what came since the last chunk; None where that is nothing, or fewer tokens than the interval."""
+        """Return the output since the last chunk; None if there is none, or fewer tokens than the interval."""
         if len(self._ids) < self.interval and not (self.interval == 1 and (self._texts or self.prompt_logprobs)):
             return None
         ids, text = tuple(self._ids), "".join(self._texts)

@@ -16,8 +16,8 @@ Cells are addressed by positions, as in llama.cpp: the cells of a media item sha
 A state belongs to one place, the end of its sequence. It is copied with all of a sequence, or saved and loaded; cells that were
 copied or loaded without it cannot be continued until it is there.
 
-Behind the last tokens that were appended, memory can be cut, where a window still has what it needs. Recurrent states are
-taken back whole to where these began, unless no more than `rollback` tokens are cut at once.
+Memory can be cut within the last appended tokens, if a window still has the tokens it needs. Recurrent states are taken back
+whole to the start of these tokens, unless no more than `rollback` tokens are cut at once.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ def _num_before(ends: SequenceOf[int], position: int) -> int:
 
 @dataclass(slots=True)
 class FakeSequence:
-    """What a sequence id holds: its cells, a hash of its tokens up to each of them, and its state, if it has one.
+    """The contents of a sequence id: its cells, a hash of its tokens up to each cell, and its state, if it has one.
 
-    ends: the position at which the sequence goes on behind each cell. row_start: the number of cells before those that were
-    appended last, while a recurrent state can be taken back there. window_start: of the cells, the first that a window has.
+    Attributes:
+        ends: The position after each cell.
+        row_start: The number of cells before the last appended cells, while a recurrent state can be taken back there.
+        window_start: The first cell that a window has.
     """
 
     cells: list[int] = field(default_factory=list)
@@ -101,12 +103,12 @@ class FakeSequence:
         return self.ends[-1] if self.ends else 0
 
     def num_before(self, position: int) -> int:
-        """Return how many cells lie before a position. Raises `InvalidParams` where memory cannot be cut there."""
+        """Return the number of cells before a position. Raises `InvalidParams` if memory cannot be cut there."""
         return _num_before(self.ends, position) if position else 0
 
     @property
     def last_hash(self) -> int:
-        """The hash of all its tokens; another one where cells and state are not of the same tokens."""
+        """The hash of all its tokens; a different hash if cells and state are of different tokens."""
         last = self.hashes[-1] if self.hashes else 0
         if self.state is None or self.state.window == tuple(self.hashes[-len(self.state.window) :]):
             return last
@@ -115,10 +117,12 @@ class FakeSequence:
 
 @dataclass(frozen=True, slots=True)
 class FakeState:
-    """Saved tokens, from position `start` on, eight bytes each; without tokens the state beside the cells before `start`.
+    """Saved tokens from position `start` on, eight bytes each; without tokens, the state beside the cells before `start`.
 
-    ends: the position behind each token. window: of a state beside cells, hashes up to each of its last tokens. size: in
-    bytes, where it does not follow from these.
+    Attributes:
+        ends: The position after each token.
+        window: Of a state beside cells, hashes up to each of its last tokens.
+        size: In bytes, if it does not follow from the other fields.
     """
 
     start: int
@@ -129,11 +133,11 @@ class FakeState:
 
     @property
     def end(self) -> int:
-        """The position behind the last token."""
+        """The position after the last token."""
         return self.ends[-1] if self.ends else self.start
 
     def num_before(self, position: int) -> int:
-        """Return how many of the tokens lie before a position. Raises `InvalidParams` where they cannot be cut there."""
+        """Return the number of tokens before a position. Raises `InvalidParams` if they cannot be cut there."""
         return _num_before(self.ends, position) if position > self.start else 0
 
     @property
@@ -173,7 +177,7 @@ class FakeMemory:
         return self._sequence(seq_id).hashes
 
     def needs(self, num_tokens: int) -> None:
-        """Raise `NoKvSlot` where this many more tokens do not fit."""
+        """Raise `NoKvSlot` if this many more tokens do not fit."""
         if self.kind != "recurrent" and num_tokens > len(self._free):
             raise NoKvSlot(f"{num_tokens} cells are needed and {len(self._free)} are free")
 
@@ -189,10 +193,10 @@ class FakeMemory:
         adapters: int = 0,
         part: tuple[MediaItem, int] | None = None,
     ) -> int:
-        """Append tokens to a sequence, and return the hash of all that it holds then.
+        """Append tokens to a sequence, and return the hash of all its tokens.
 
-        adapters: a hash of the adapters in use, which change what a token leaves in memory. part: the media item that begins at
-        `position`, and which of its cells is the first of these.
+        adapters: a hash of the adapters in use, which change the contents of cells. part: the media item that begins at
+        `position`, and the number of its first appended cell.
         """
         held = self._sequence(seq_id)
         if position != held.next_position:
@@ -280,9 +284,9 @@ class FakeMemory:
         return FakeState(start, state.hashes[part], state.ends[part])
 
     def load(self, seq_id: int, state: FakeState, start: int, end: int) -> None:
-        """Append positions [start, end) of saved cells to a sequence that holds those before.
+        """Append positions [start, end) of saved cells to a sequence that holds the earlier positions.
 
-        Needs free cells for all that was saved meanwhile, as llama.cpp does.
+        Meanwhile needs free cells for the whole saved range, as llama.cpp does.
         """
         held = self._sequence(seq_id)
         if held.next_position != start or start < state.start or end > state.end:
@@ -292,7 +296,7 @@ class FakeMemory:
         self._add(held, state, state.num_before(start), state.num_before(end))
 
     def save_state(self, seq_id: int, end: int) -> FakeState:
-        """Save the state of a sequence id that goes on at `end`, or all that it holds where nothing lies apart."""
+        """Save the state of a sequence id that continues at `end`, or all its memory if no state lies apart."""
         held = self._sequence(seq_id)
         if self.kind == "attention" or end != held.next_position or end == 0:
             raise InvalidParams(f"sequence {seq_id} of {self.kind} memory holds {held.next_position} tokens, not {end}")
@@ -304,7 +308,7 @@ class FakeMemory:
         return FakeState(0, tuple(held.hashes), tuple(held.ends), size=size)
 
     def load_state(self, seq_id: int, state: FakeState, end: int) -> None:
-        """Give a sequence id a saved state: behind the cells before `end`, or all of it to an empty one."""
+        """Give a sequence id a saved state: after the cells before `end`, or the whole memory to an empty id."""
         held = self._sequence(seq_id)
         if self.has_state_apart:
             if state.hashes or (state.start, held.next_position) != (end, end):
@@ -341,7 +345,7 @@ class FakeMemory:
         return is_whole
 
     def truncate(self, seq_id: int, end: int) -> None:
-        """Remove the positions of a sequence from `end` on, behind the first; of recurrent states, those appended last."""
+        """Remove the positions of a sequence from `end` on, after the first; of recurrent states, the last appended positions."""
         held = self._sequence(seq_id)
         if not 0 < end <= held.next_position:
             raise InvalidParams(f"sequence {seq_id} holds {held.next_position} tokens, not {end}")
@@ -474,7 +478,7 @@ class FakeSampler:
             self._constraint.accept(token_id)
 
     def num_to_try(self, drafts: Sequence[int]) -> int:
-        """Return how many drafts a pass has: those before the first that the constraint forbids, or that completes the text."""
+        """Return the number of drafts in a pass: it ends before the first draft that is forbidden or completes the text."""
         if self._constraint is None or not drafts:
             return len(drafts)
         num_tried = 0
@@ -536,10 +540,10 @@ class FakeTokenizer:
 class FakeBackend:
     """A backend that computes on hashes; see the module.
 
-    num_cells, num_seq_ids: the size of its memory; kind, window and rollback: its rules (`fake_memory`). eos_every: one in this
+    num_cells, num_seq_ids: the size of its memory; kind, window and rollback: its rules. eos_every: one in this
     many tokens ends generation. cost and clock: the time that passes take. fail: called with the number of the pass and its rows;
     an exception that it returns is raised, and nothing is stored. fail_row: the same for one row's draw. adapters: names
-    that `lora` may use; they change what the cells hold, and so what is drawn.
+    that `lora` may use; they change the contents of cells, and so the drawn tokens.
     """
 
     def __init__(  # noqa: PLR0913 - one option for each behaviour
@@ -652,7 +656,7 @@ class FakeBackend:
         return self.memory.cut(data, start, end)
 
     def save_state(self, seq_id: int, end: int) -> FakeState:
-        """Save what lies beside cells, or all that a sequence id holds."""
+        """Save the state beside cells, or the whole memory of a sequence id."""
         if self._clock is not None:
             self._clock.advance(self._cost.saved_state_s)
         return self.memory.save_state(seq_id, end)
@@ -693,15 +697,15 @@ class FakeBackend:
         return [_numbers(text, pooling) for text in texts]
 
     def embed_media(self, item: EmbeddingItem) -> list[Any]:
-        """Return three numbers, which depend on tokens and on what is in the images. Raises the error of encoding them."""
+        """Return three numbers that depend on tokens and on the images. Raises the error of encoding them."""
         self._begin((), len(item.token_ids))
         if isinstance(item.request.embeddings, PacelineError):
             raise item.request.embeddings
-        parts = (one if isinstance(one, list) else one.key_tokens() for one in item.segments())
+        parts = (segment if isinstance(segment, list) else segment.key_tokens() for segment in item.segments())
         return _numbers([token for part in parts for token in part], "last")
 
     def load_adapter(self, adapter: str, path: str) -> None:
-        """Load a file of any content, on which depends what the adapter changes. Raises `AdapterError` for one that is empty."""
+        """Load a file of any content, which decides the effect of the adapter. Raises `AdapterError` if it is empty."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -711,7 +715,7 @@ class FakeBackend:
         self._adapters[adapter] = blake2b(data, digest_size=16).digest()
 
     def adapter_fingerprint(self, adapter: str) -> bytes:
-        """Hash what it is that the adapter changes. Raises `AdapterNotFound`."""
+        """Return a hash of the adapter's effect. Raises `AdapterNotFound`."""
         found = self._adapters.get(adapter)
         if found is None:
             raise AdapterNotFound(f"the adapter {name_of(adapter)!r} is not loaded")
@@ -759,7 +763,9 @@ class FakeBackend:
         error = self._fail_row(row) if self._fail_row is not None and row.draws else None
         if row.targets:
             before = self.memory.hashes(sequence.seq_id)[num_before:]  # up to the token before each target
-            output.scored = [self._logprobs(one, token, row) for one, token in zip(before, row.targets, strict=True)]
+            output.scored = [
+                self._logprobs(logits, token, row) for logits, token in zip(before, row.targets, strict=True)
+            ]
         if error is not None:
             output = RowOutput(error=error)
         elif row.draws:
@@ -771,7 +777,7 @@ class FakeBackend:
         return output
 
     def _draw(self, row: Row, output: RowOutput) -> None:
-        """Draw behind the last known token, and behind each draft while they are right."""
+        """Draw after the last known token, and after each draft while drafts are right."""
         sampler, seq_id = row.sequence.sampler, row.sequence.seq_id
         assert isinstance(sampler, FakeSampler)  # noqa: S101 - made above
         assert seq_id is not None  # noqa: S101 - it runs
@@ -809,7 +815,7 @@ def _allowed(constraint: Constraint) -> set[int] | None:
 
 
 def _without_forbidden(row: Row) -> Row:
-    """Return the row with those of its drafts that a pass has."""
+    """Return the row with only the drafts that a pass has."""
     sampler = row.sequence.sampler
     num_drafts = (
         sampler.num_to_try(row.drafts) if row.num_drafts and isinstance(sampler, FakeSampler) else row.num_drafts
@@ -830,7 +836,7 @@ def _numbers(text: list[int], pooling: str | None) -> list[Any]:
 
 
 def limits_of(backend: FakeBackend, num_seq_ids: int) -> Limits:
-    """Return the limits of a fake backend; where prefixes can be cached, half of the sequence ids are for them."""
+    """Return the limits of a fake backend; if prefixes can be cached, half of the sequence ids are for them."""
     memory = backend.memory
     num_slots = num_seq_ids // 2 if memory.kind == "attention" else num_seq_ids
     return Limits(

@@ -1,6 +1,6 @@
 """An engine on the fake backend that a test ticks by hand: no model, no thread, no real time.
 
-The scheduler, the executor and the streams are the real ones; only the backend and the clock are fakes.
+The scheduler, the executor and the streams are real; only the backend and the clock are fakes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FakeEngine:
     whatever runs beside it. Every tick ends with a check of the scheduler's invariants and of the metrics.
 
     Args:
-        backend: The backend; None makes a `FakeBackend` on `clock`. Pass the engine's clock to one of your own.
+        backend: The backend; None makes a `FakeBackend` on `clock`. Pass the engine's clock to your own backend.
         clock: The engine's clock; None makes a `ManualClock`. Passes advance it by the backend's cost.
         strategy: A batch strategy, or the name of one.
         instruments: Instruments that the engine calls.

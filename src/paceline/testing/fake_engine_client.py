@@ -1,4 +1,4 @@
-"""An `EngineClient` on the fake backend, in this process or with a worker process, for tests of code that holds one."""
+"""An `EngineClient` on the fake backend, in this process or with a worker process, for tests of code that holds a client."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from paceline.testing.fake_backend import FakeBackend, FakeTokenizer, limits_of
 
 
 class FakeEngineClient(InProcessEngine):
-    """An engine in this process whose thread runs a `FakeBackend`: everything but the model is the real thing.
+    """An engine in this process whose thread runs a `FakeBackend`: everything but the model is real.
 
     Tokens are bytes, and the same prompt always gives the same text. It has no `Model`: routes of the server that show facts of
-    one, or render chats, need an engine with a model.
+    a model, or render chats, need an engine with a model.
 
     Args:
         backend: The backend; None makes a `FakeBackend`.

@@ -82,7 +82,7 @@ class TrialLoad:
 
     @property
     def patience_ticks(self) -> int:
-        """Ticks in which each sequence must finish: several times what slow but fair strategies take."""
+        """Ticks in which each sequence must finish: several times the ticks of slow but fair strategies."""
         service = min(16, max(1, self.budget // 2))
         prefill = self.num_slots * -(-max(self.max_first_prompt, self.max_prompt) // service)
         decode = self.max_generated * (1 + self.max_drafts) * (8 + 2 * -(-self.num_slots // self.budget))
@@ -106,7 +106,7 @@ class _RunningTrial:
 
 
 class StrategyTrial:
-    """Slots that are always full: where a sequence finishes, the next one starts."""
+    """Slots that are always full: when a sequence finishes, the next sequence starts."""
 
     def __init__(self, load: TrialLoad, seed: int) -> None:
         self.load = load
@@ -142,7 +142,7 @@ class StrategyTrial:
 
     def oldest(self) -> tuple[int, int]:
         """Return key and age in ticks of the sequence that has been in its slot for the longest time."""
-        running = min(self._slots, key=lambda one: one.admitted_tick)
+        running = min(self._slots, key=lambda sequence: sequence.admitted_tick)
         return running.key, self.tick - running.admitted_tick
 
     def num_rest_of(self, num_first: int) -> int:
@@ -261,8 +261,9 @@ def _plan(strategy: BatchStrategy, view: SchedulerView, budget: int) -> list[Tok
 
 def _broken(strategy: BatchStrategy, what: str, view: SchedulerView, budget: int) -> StrategyError:
     shown = ", ".join(
-        f"key {one.key} ({'decoding' if one.is_decoding else 'prompt'}, limit {one.limit}, last tick {one.last_tick})"
-        for one in view.sequences[:_SHOWN]
+        f"key {sequence.key} ({'decoding' if sequence.is_decoding else 'prompt'}, limit {sequence.limit}, "
+        f"last tick {sequence.last_tick})"
+        for sequence in view.sequences[:_SHOWN]
     )
     rest = ", ..." if len(view.sequences) > _SHOWN else ""
     return StrategyError(
@@ -281,9 +282,9 @@ def _random_view(random: Random) -> SchedulerView:
         _random_sequence(random, key, tick, chunk_size, is_decoding=random.random() < share_decoding) for key in keys
     ]
     return SchedulerView(
-        sequences=tuple(replace(one, order=order) for order, one in enumerate(sequences)),
+        sequences=tuple(replace(sequence, order=order) for order, sequence in enumerate(sequences)),
         chunk_size=chunk_size,
-        num_cells=sum(one.num_computed_tokens for one in sequences),
+        num_cells=sum(sequence.num_computed_tokens for sequence in sequences),
         tick=tick,
         now_s=float(tick),
         itl_target_s=random.choice((0.001, 0.05, 0.25)),
@@ -314,4 +315,4 @@ def _random_sequence(random: Random, key: int, tick: int, chunk_size: int, *, is
 
 def _copy(view: SchedulerView) -> SchedulerView:
     """Return an equal view made of other objects."""
-    return msgspec.structs.replace(view, sequences=tuple(copy(one) for one in view.sequences))
+    return msgspec.structs.replace(view, sequences=tuple(copy(sequence) for sequence in view.sequences))

@@ -3,7 +3,7 @@
     from paceline.testing.models import LlamaSpec, write_model
     path = write_model(tmp_path / "llama.gguf", LlamaSpec(n_layer=3), seed=7)
 
-A spec is a frozen record of an architecture and its sizes; `write_model` fills its tensors with random values. Such a model
+A spec is a frozen record of an architecture and its sizes; `write_model` fills its tensors with random values. The model
 generates nonsense, but the output depends on all input, does not repeat one token forever, and hardly ever ends: the control
 tokens have next to no weight. To see an end, declare a token that it does generate the end token:
 `metadata={"tokenizer.ggml.eos_token_id": ...}`. Needs the package `gguf`.

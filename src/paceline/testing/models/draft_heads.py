@@ -30,7 +30,7 @@ from paceline.testing.models.gguf_parts import (
 class HunYuan3Spec(Sizes):
     """HunYuan 3, dense, with `n_heads` chained heads, each a layer of its own.
 
-    layer_gain: how much layers add to what they pass on. own_output: each head has an output layer of its own.
+    layer_gain: the weight of the output of layers relative to their input. own_output: each head has an output layer of its own.
     """
 
     architecture: ClassVar[str] = "hy_v3"
@@ -109,7 +109,7 @@ class Mimo2Spec(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35Spec(Sizes):
-    """Qwen 3.5: every second layer is a recurrent gated delta net, and a dense head predicts the token behind the next."""
+    """Qwen 3.5: every second layer is a recurrent gated delta net, and a dense head predicts the token after the next."""
 
     architecture: ClassVar[str] = "qwen35"
     n_heads: int = 1
@@ -175,7 +175,7 @@ class Qwen35Spec(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Spec(Sizes):
-    """EAGLE-3 for a model with hidden states of `n_target` values: one layer over what three layers of the model read.
+    """EAGLE-3 for a model with hidden states of `n_target` values: one layer over the inputs of three layers of the model.
 
     borrows: takes embeddings and output layer from the model. draft_ids: the tokens of a draft vocabulary, with an output
     layer of its own; empty for the whole vocabulary.
@@ -226,9 +226,10 @@ class DFlashSpec(Sizes):
 
     borrows: takes embeddings and output layer from the model. draft_ids: the tokens of a draft vocabulary, with an output
     layer of its own; empty for the whole vocabulary. markov_rank: of the head that makes it a DSpark file; 0: none.
-    confidence: that file's further head, which judges drafts. from_anchor: whether its first draft is that of the newest
+    confidence: that file's further head, which judges drafts. from_anchor: whether its first draft comes from the newest
     token's row; None: the file does not say. is_causal: attention within a block; None: the file does not say. window: of all
-    layers; 0: none. is_mrope: positions as of a model with M-RoPE. layer_gain: how much layers add to what they pass on.
+    layers; 0: none. is_mrope: positions as of a model with M-RoPE. layer_gain: the weight of the output of layers relative to
+    their input.
     agrees: the mask tokens' rows pass on the newest token, which makes the first draft of a block right; for this the mask token
     has to be a quiet one, heads of keys as many as of queries, and the window short.
     """
@@ -312,7 +313,7 @@ class DFlashSpec(Sizes):
 
 
 def next_token_head(size: Sizes, block: str, *, agrees: bool = False) -> Iterator[Tensor]:
-    """Yield what a next-token-prediction head has beside its layer: it joins the newest token with the last hidden state.
+    """Yield the tensors of a next-token-prediction head beside its layer: it joins the newest token with the last hidden state.
 
     agrees: it passes the token on, and little of the state.
     """

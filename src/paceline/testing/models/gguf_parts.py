@@ -117,7 +117,7 @@ class Tensor:
     diagonal: is added to the diagonal of a matrix, which then passes its input on. integers: the values themselves, for a
     table of 64-bit integers.
 
-    Only a `matrix` is ever stored in less than 32 bits; what is no matrix (norms, biases, convolutions) llama.cpp wants
+    Only a `matrix` is ever stored in less than 32 bits; llama.cpp wants other tensors (norms, biases, convolutions)
     as F32.
     """
 
@@ -238,9 +238,9 @@ def byte_level() -> SpecVocabulary:
 
 @lru_cache
 def numbered(size: int = 300) -> SpecVocabulary:
-    """Return tokens whose text is their id: `<0>`, `<1>`, ... Joined text splits into ids again in exactly one way.
+    """Return tokens with their id as text: `<0>`, `<1>`, ... Joined text splits into ids again in exactly one way.
 
-    The last token ends a sequence. Nothing is added in front of a prompt, and `"<7><12>"` is a prompt of two tokens.
+    The last token ends a sequence. Nothing is added before a prompt, and `"<7><12>"` is a prompt of two tokens.
     """
     tokens = [f"<{token}>" for token in range(size)]
     types = [_USER_DEFINED] * (size - 1) + [_CONTROL]
@@ -297,7 +297,7 @@ def word_pieces() -> SpecVocabulary:
 
 @lru_cache
 def copied(path: str | Path) -> SpecVocabulary:
-    """Return the vocabulary of another GGUF file, such as the `ggml-vocab-*.gguf` that the llama.cpp source tree carries."""
+    """Return the vocabulary of another GGUF file, like the `ggml-vocab-*.gguf` that the llama.cpp source tree carries."""
     from paceline.runtime.gguf_file import read_gguf
 
     found = {key.decode(): value for key, value in read_gguf(path).metadata.items() if key.startswith(b"tokenizer.")}
@@ -390,7 +390,7 @@ class Sizes:
 
 
 def embedding(size: Sizes, *, gain: float = 1.0) -> Tensor:
-    """Token embeddings whose values have the spread `gain`; those of control tokens are nearly zero."""
+    """Token embeddings with values of the spread `gain`; the embeddings of control tokens are nearly zero."""
     gain = gain * size.n_embd**0.5
     return matrix("token_embd.weight", size.vocabulary.size, size.n_embd, gain=gain, quiet_rows=size.vocabulary.control)
 
@@ -418,7 +418,7 @@ def attention(
 
 
 def query_key_norms(size: Sizes, block: str) -> Iterator[Tensor]:
-    """Norms of query and key; large ones for the queries, else attention would look at everything equally."""
+    """Norms of query and key; large norms for the queries, else attention would look at everything equally."""
     yield norm(f"{block}.attn_q_norm.weight", size.head_size, scale=3.0)
     yield norm(f"{block}.attn_k_norm.weight", size.head_size)
 
@@ -457,7 +457,7 @@ def write_model(path: str | Path, spec: ModelSpec, *, seed: int = 0, weights: We
                 metadata: Mapping[str, Value | None] | None = None) -> Path:  # fmt: skip
     """Write a random model: the same arguments give the same bytes.
 
-    `metadata` adds keys, replaces those of the spec, or leaves them out (None). Needs the package `gguf`.
+    `metadata` adds keys, replaces keys of the spec, or leaves them out (None). Needs the package `gguf`.
     """
     return _write(Path(path), spec, seed, weights, metadata or {})[0]
 
@@ -483,7 +483,7 @@ def write_lora(
     targets: tuple[str, ...] = ("attn_q", "attn_v", "ffn_down"),
     metadata: Mapping[str, Value | None] | None = None,
 ) -> Path:
-    """Write an adapter that changes the matrices `targets` of every layer, enough to change what is generated.
+    """Write an adapter that changes the matrices `targets` of every layer, enough to change the generated text.
 
     Its alpha is twice its rank; `metadata` adds keys, replaces them or leaves them out (None).
     """
@@ -553,9 +553,9 @@ def _halves(tensor: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def write_requantised(path: str | Path, source: str | Path, type_name: str) -> Path:
-    """Write a model again with its Q8_0 matrices as another type, such as "Q4_K"; return the path.
+    """Write a model again with its Q8_0 matrices as another type, like "Q4_K"; return the path.
 
-    Those whose columns are no whole blocks of that type stay Q8_0. Needs the package `gguf`.
+    Matrices with columns of no whole blocks of that type stay Q8_0. Needs the package `gguf`.
     """
     import gguf
 

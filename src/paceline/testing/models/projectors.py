@@ -20,7 +20,7 @@ _NO_VOCABULARY = SpecVocabulary(0, (), ())
 
 @dataclass(frozen=True, kw_only=True)
 class _VisionSpec:
-    """A vision transformer in front of a projector. n_embd_text: width of the model that it is for."""
+    """A vision transformer and a projector. n_embd_text: width of the model that it is for."""
 
     architecture: ClassVar[str] = "clip"
     projector: ClassVar[str]
@@ -34,7 +34,7 @@ class _VisionSpec:
     patch_size: int = 14
 
     def metadata(self) -> dict[str, Value]:
-        """Return what every projector's file says."""
+        """Return the metadata of every projector's file."""
         sizes: dict[str, Value] = {
             "embedding_length": self.n_embd,
             "feed_forward_length": self.n_ff,
@@ -98,7 +98,7 @@ class LlavaVisionSpec(_VisionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3VisionSpec(_VisionSpec):
-    """Gemma 3: a square image of few embeddings, whose attention is not causal."""
+    """Gemma 3: a square image of few embeddings with attention that is not causal."""
 
     projector: ClassVar[str] = "gemma3"
     image_size: int = 64
@@ -124,7 +124,7 @@ class Gemma3VisionSpec(_VisionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen25VisionSpec(_VisionSpec):
-    """Qwen 2.5 VL: images of any shape, whose embeddings have places in two dimensions (M-RoPE); for `Qwen2VlSpec`."""
+    """Qwen 2.5 VL: images of any shape; embeddings have places in two dimensions (M-RoPE); for `Qwen2VlSpec`."""
 
     projector: ClassVar[str] = "qwen2.5vl_merger"
     full_attention_every: int = 2
@@ -152,7 +152,7 @@ class Qwen25VisionSpec(_VisionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PixtralVisionSpec(_VisionSpec):
-    """Pixtral: images of any shape, positions by rotation alone, an embedding behind each row; for `LlamaSpec`."""
+    """Pixtral: images of any shape, positions by rotation alone, an embedding after each row; for `LlamaSpec`."""
 
     projector: ClassVar[str] = "pixtral"
 
@@ -196,7 +196,7 @@ class Gemma4VisionSpec(_VisionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VisionSpec(_VisionSpec):
-    """Qwen 3 VL: as Qwen 2.5 VL, and what a layer in the middle sees goes to the first layers of `Qwen3VlSpec` (deepstack)."""
+    """Qwen 3 VL: as Qwen 2.5 VL, and the output of a middle layer goes to the first layers of `Qwen3VlSpec` (deepstack)."""
 
     projector: ClassVar[str] = "qwen3vl_merger"
     deepstack_layers: tuple[int, ...] = (0,)
@@ -234,7 +234,7 @@ class Qwen3VisionSpec(_VisionSpec):
 
 
 def _gated_block(block: str, n_embd: int, n_ff: int) -> Iterator[Tensor]:
-    """Yield the tensors of a layer without biases, whose feed-forward layer has a gate."""
+    """Yield the tensors of a layer without biases and with a gated feed-forward layer."""
     for tensor in encoder_block(block, n_embd, n_ff):
         if not tensor.name.endswith(".bias"):
             yield tensor
@@ -246,7 +246,7 @@ _NUM_POSITIONS = 1500  # of 30 seconds
 
 @dataclass(frozen=True, kw_only=True)
 class _WhisperSpec:
-    """Whisper's encoder in front of a projector. n_embd_text: width of the model that it is for; n_mel: bands of the spectrum."""
+    """Whisper's encoder and a projector. n_embd_text: width of the model that it is for; n_mel: bands of the spectrum."""
 
     architecture: ClassVar[str] = "clip"
     projector: ClassVar[str]
@@ -259,7 +259,7 @@ class _WhisperSpec:
     n_mel: int = 40
 
     def metadata(self) -> dict[str, Value]:
-        """Return what every projector's file says."""
+        """Return the metadata of every projector's file."""
         sizes: dict[str, Value] = {
             "embedding_length": self.n_embd,
             "feed_forward_length": self.n_ff,
@@ -280,7 +280,7 @@ class _WhisperSpec:
             yield Tensor(f"a.conv1d.{number}.bias", (self.n_embd, 1), 0.1)
         for layer in range(self.n_layer):
             block = encoder_block(f"a.blk.{layer}", self.n_embd, self.n_ff)
-            yield from (one for one in block if not one.name.endswith("attn_k.bias"))
+            yield from (tensor for tensor in block if not tensor.name.endswith("attn_k.bias"))
         yield norm("a.post_ln.weight", self.n_embd)
         yield bias("a.post_ln.bias", self.n_embd)
 

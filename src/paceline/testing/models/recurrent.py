@@ -220,7 +220,7 @@ class Lfm2Spec(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class _RwkvSizes(Sizes, ABC):
-    """What both have: layer norms with biases, a time mix and a channel mix. llama.cpp computes heads of 64 values."""
+    """The shared parts of both: layer norms with biases, a time mix and a channel mix. llama.cpp computes heads of 64 values."""
 
     n_embd: int = 128
     n_head: int = 2

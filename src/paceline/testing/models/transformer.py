@@ -30,9 +30,9 @@ from paceline.testing.models.gguf_parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaSpec(Sizes):
-    """Dense Llama with grouped queries; with `n_expert` > 0 a mixture of experts as Mixtral has it.
+    """Dense Llama with grouped queries; with `n_expert` > 0 a mixture of experts like Mixtral.
 
-    layer_gain: how much layers add to what they pass on.
+    layer_gain: the weight of the output of layers relative to their input.
     """
 
     architecture: ClassVar[str] = "llama"
@@ -97,7 +97,7 @@ class Qwen2VlSpec(Qwen2Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VlSpec(Sizes):
-    """Qwen 3 VL's text model: norms of queries and keys, M-RoPE, and layers that add what deepstack layers of images saw."""
+    """Qwen 3 VL's text model: norms of queries and keys, M-RoPE, and layers that add the output of deepstack layers."""
 
     architecture: ClassVar[str] = "qwen3vl"
     n_deepstack_layers: int = 1
@@ -127,7 +127,7 @@ class Qwen3VlSpec(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2MoeSpec(Sizes):
-    """Qwen 2 with a mixture of experts in every layer and one shared expert behind a gate."""
+    """Qwen 2 with a mixture of experts in every layer and a shared expert with a gate."""
 
     architecture: ClassVar[str] = "qwen2moe"
     n_expert: int = 6
@@ -312,7 +312,7 @@ class BertSpec(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertSpec(Sizes):
-    """ModernBERT: an encoder of which most layers see a window of `n_swa` tokens, half of them before and half behind."""
+    """ModernBERT: an encoder of which most layers see a window of `n_swa` tokens, half of them before and half after."""
 
     architecture: ClassVar[str] = "modern-bert"
     n_layer: int = 4
