@@ -4,9 +4,9 @@ A pass runs in ubatches of at most `n_ubatch` tokens. A ubatch of n tokens takes
 
     base + a slope for each range of n + per_cell * n * cells in use
 
-and a time for each output, a token whose logits are computed; that may be a third of its cost in a small model with a large
+and a time for each output, a token with computed logits; this may be a third of its cost in a small model with a large
 vocabulary. All coefficients but that differ from 64 tokens on, as other kernels compute then: llama.cpp's attention on a CPU
-works on tiles of 64 tokens at half the price of single ones, so 64 can take less than 63. The ranges end at 4 and 8 tokens
+works on tiles of 64 tokens at half the price of single tokens, so 64 can take less than 63. The ranges end at 4 and 8 tokens
 below 64, and at 256 above, so that a pass may be cheap until the arithmetic fills the machine, or dear from the start, on a
 CPU or a GPU. No coefficient is negative: apart from the step at 64, more tokens, cells or outputs never take less. They
 follow the ticks:
@@ -59,7 +59,7 @@ _REST_GAIN = 1 / 16  # weight of a new rest in the mean of rests
 
 
 class MeasuredPass(NamedTuple):
-    """A pass: its tokens, cells in use at its end, seconds, and number of tokens whose logits were computed."""
+    """A pass: its tokens, cells in use at its end, seconds, and number of tokens with computed logits."""
 
     num_tokens: int
     num_cells: int
@@ -78,7 +78,7 @@ class UbatchCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickCostState:
-    """The estimate of a `TickCostModel`, for ubatches of less than 64 tokens and for larger ones.
+    """The estimate of a `TickCostModel`, for ubatches of less than 64 tokens and for larger ubatches.
 
     per_output_s: seconds of computing a token's logits. margin: factor between the mean and the high quantile. num_observed:
     ticks seen, with those of a calibration.
@@ -116,12 +116,12 @@ class TickCostModel:
     def seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
         """Return the seconds of a pass at the quantile.
 
-        num_cells: in use at its end. num_outputs: tokens whose logits are computed.
+        num_cells: in use at its end. num_outputs: tokens with computed logits.
         """
         return self._mean(self._features(num_tokens, num_cells, num_outputs)) * math.exp(self._margin)
 
     def mean_seconds(self, num_tokens: int, num_cells: int, num_outputs: int = 1) -> float:
-        """Return the mean seconds of a pass; the parameters are those of `seconds`."""
+        """Return the mean seconds of a pass; parameters as in `seconds`."""
         return self._mean(self._features(num_tokens, num_cells, num_outputs))
 
     def observe(self, num_tokens: int, num_cells: int, seconds: float, num_outputs: int = 1) -> None:
@@ -209,7 +209,7 @@ class TickCostModel:
         ]
 
     def _fit(self) -> None:
-        """Set each coefficient to its best value given the others (coordinate descent); inertia holds those with little data."""
+        """Set each coefficient to its best value given the others (coordinate descent); inertia holds uncertain coefficients."""
         coefficients, before = self._coefficients, self._coefficients.copy()
         inertias = [_INERTIA / (prior * self._speed) ** 2 for prior in _PRIOR]
         for _ in range(_SWEEPS):
@@ -270,11 +270,11 @@ class DecodeCost:
         return self._seconds[below] * (1 - share) + self._seconds[above] * share
 
     def seen_seconds(self, num_rows: int) -> float | None:
-        """Return the measured seconds of such a pass; None if none was seen."""
+        """Return the measured seconds of a pass of this kind; None if none was seen."""
         return self._seconds.get(num_rows)
 
     def least_seconds(self, num_rows: int) -> float | None:
-        """Return the measured seconds of such a pass, else the least it takes; None beyond the measured sizes.
+        """Return the measured seconds of a pass of this kind, else its least seconds; None beyond the measured sizes.
 
         Whole blocks of rows are the cheapest, so a size between two of them hardly takes less than the interpolated time.
         """
@@ -287,7 +287,7 @@ class DecodeCost:
         return self._between(whole[index - 1], whole[index], num_rows)
 
     def knows(self, num_rows: int) -> bool:
-        """Return whether the least time of such a pass is known."""
+        """Return whether the least time of a pass of this kind is known."""
         return self.least_seconds(num_rows) is not None
 
     def observe(self, num_rows: int, num_cells: int, seconds: float) -> None:

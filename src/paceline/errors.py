@@ -31,7 +31,7 @@
     │   ├── SamplingError     no token can be drawn (all masked, or NaN)
     │   │   └── NoTokenAllowed    masks, bans and grammar leave none
     │   ├── StrategyError     a batch strategy failed or returned an invalid plan
-    │   ├── DrafterError      a drafter failed or proposed what is no token
+    │   ├── DrafterError      a drafter failed or proposed an invalid token
     │   ├── EngineStopped     the engine takes no requests any more
     │   │   ├── ModelChanged      a file of the model was replaced while the engine had it
     │   │   └── ModelUnloaded     a managed model was unloaded while it was in use or awaited
@@ -48,7 +48,7 @@
         ├── AdapterError      not an adapter, or not for this model
         │   ├── AdapterFileNotFound   there is no such file (also a FileNotFoundError)
         │   └── AdapterFileForbidden  it may not be read (also a PermissionError)
-        ├── DownloadError     what was downloaded is not the file that was announced
+        ├── DownloadError     the downloaded file is not the announced file
         └── StateError        not a saved state, damaged, or of another model
 
 Each class has a stable `code` for programs. The message names the field, the value and the way out.
@@ -129,11 +129,11 @@ class ChatParseError(RequestError, ValueError):
 
 
 class ResponseModelError(RequestError, ValueError):
-    """A reply is no instance of the response_model that its chat asked for: it was cut off, or has no such content.
+    """A reply is no instance of the response_model that its chat asked for: it was cut off, or its content does not match.
 
     Attributes:
         text: The content that was generated.
-        reply: The whole `ChatReply`; None where it is not known.
+        reply: The whole `ChatReply`; None if it is not known.
     """
 
     code = "response_model_error"
@@ -220,7 +220,7 @@ class QueueFull(CapacityError):
 
 
 class ModelsBusy(CapacityError):
-    """A model waited too long for room: the loaded ones were in use, or pinned."""
+    """A model waited too long for room: the loaded models were in use, or pinned."""
 
     code = "models_busy"
 
@@ -232,13 +232,13 @@ class AdapterInUse(CapacityError):
 
 
 class DiskFull(CapacityError):
-    """The disk has no space for a download; what has arrived is kept, and the next attempt continues it."""
+    """The disk has no space for a download; the received part is kept, and the next attempt continues it."""
 
     code = "disk_full"
 
 
 class HubUnavailable(CapacityError):
-    """The hub or a web server cannot be reached, is overloaded, or broke off; what has arrived is kept."""
+    """The hub or a web server cannot be reached, is overloaded, or broke off; the received part is kept."""
 
     code = "hub_unavailable"
 
@@ -250,13 +250,13 @@ class EngineError(PacelineError):
 
 
 class DecodeError(EngineError):
-    """llama.cpp could not compute a valid batch; every row is back where it was."""
+    """llama.cpp could not compute a valid batch; every row is back in its previous state."""
 
     code = "decode_error"
 
 
 class Aborted(EngineError):
-    """The call was stopped from another thread; every row is back where it was."""
+    """The call was stopped from another thread; every row is back in its previous state."""
 
     code = "aborted"
 
@@ -280,7 +280,7 @@ class StrategyError(EngineError):
 
 
 class DrafterError(EngineError):
-    """A drafter failed or proposed what is no token; the message names it."""
+    """A drafter failed or proposed an invalid token; the message names it."""
 
     code = "drafter_error"
 
@@ -308,7 +308,7 @@ class EngineDied(EngineError):
 
     Attributes:
         signal: Name of the signal that ended the worker; None if it exited.
-        last_words: The end of what it wrote to stderr, such as llama.cpp's reason.
+        last_words: The end of its output to stderr, for example llama.cpp's reason.
     """
 
     code = "engine_died"
@@ -414,7 +414,7 @@ class AdapterFileForbidden(AdapterError, _OfFile, PermissionError):
 
 
 class DownloadError(ModelError):
-    """What was downloaded is not the file that was announced: another checksum or size, or no GGUF file at all."""
+    """The downloaded file is not the announced file: another checksum or size, or no GGUF file at all."""
 
     code = "download_error"
 

@@ -1,4 +1,4 @@
-"""Objects by name with options, such as `paced:patience=4`, for strategies and drafters.
+"""Objects by name with options, like `paced:patience=4`, for strategies and drafters.
 
 The options are checked against the constructor of the class that the name leads to.
 """
@@ -57,7 +57,7 @@ class NamedObject:
         return named
 
     def make(self, load: Callable[[], Any]) -> Any:
-        """Return what `load` returns; if that is a class, an instance made with the options.
+        """Return the result of `load`; if that is a class, an instance made with the options.
 
         Raises `InvalidParams` if loading or the constructor fails or a value has another type, and `InvalidType` for an unknown
         option, with the nearest known one.
@@ -123,7 +123,7 @@ def _pairs(kind: str, value: str, options: str) -> dict[str, str]:
 
 
 def _hints(made_by: type) -> dict[str | None, Any]:
-    """Return the keywords of the constructor with their types; None is one of them if it takes any keyword."""
+    """Return the keywords of the constructor with their types; None is among them if it takes any keyword."""
     try:
         parameters = inspect.signature(made_by, eval_str=True).parameters.values()
     except Exception:  # noqa: BLE001 - annotations may name imports that only type checkers make

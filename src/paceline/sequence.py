@@ -42,7 +42,7 @@ class Limits(KVCacheLimits):
     num_slots: sequences that run at once. n_batch: tokens of a tick; n_ubatch: tokens computed at once; n_verify: tokens of a
     tick that has drafts, if fewer than n_batch. chunk_size: prefill tokens of one sequence in a tick. max_positions: tokens of
     one sequence, at most num_cells, which is n_ctx rounded up to a multiple of 256; 0 if the model cannot generate, and
-    cannot_generate then says what it is instead. n_ctx_train: tokens of a sequence with a larger context, 0 if not known.
+    cannot_generate then names its kind. n_ctx_train: tokens of a sequence with a larger context, 0 if not known.
     max_scored: rows of logits in a tick for prompt tokens; max_drafted: for drafts, 0 without speculation. max_draft: most
     drafts of a sequence in a tick; min_draft: fewer are not verified. max_rollback: wrong drafts that can be cut from the end
     of a row, None: all; after more wrong drafts the whole row is computed again. itl_target_s: inter-token latency target;
@@ -84,8 +84,8 @@ class GenerationState(msgspec.Struct, array_like=True, kw_only=True):
     """The state of one choice outside the engine that runs it: enough for another engine to continue the choice.
 
     token_ids: generated tokens. num_sent: number of generated tokens at the last chunk; None before the first chunk.
-    unsent_logprobs: of the tokens that are in no chunk, if logprobs are wanted. num_scored: prompt tokens whose
-    log-probabilities were sent. reason: of a choice that has ended. sampler_state: for samplers whose draws depend on more than
+    unsent_logprobs: of the tokens that are in no chunk, if logprobs are wanted. num_scored: prompt tokens with
+    sent log-probabilities. reason: of a choice that has ended. sampler_state: for samplers with draws that depend on more than
     seed and tokens.
     """
 
@@ -98,13 +98,13 @@ class GenerationState(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, array_like=True):
-    """What has happened to a request apart from its tokens.
+    """The progress of a request apart from its tokens.
 
     Attributes:
         started_s: When it left the queue, on the system-wide clock that a worker and its front read.
         first_token_s: When its first token was drawn.
         num_cached: Prompt tokens that came from the cache when it started.
-        cached_from: Where most of them were.
+        cached_from: The source of most of these tokens.
     """
 
     started_s: float | None = None
@@ -308,7 +308,7 @@ class Sequence(CacheSequence):
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens left to compute; the prompt's last token is not one of them if nothing is drawn after it."""
+        """Tokens left to compute; the prompt's last token does not count if nothing is drawn after it."""
         return self.num_tokens - self.num_computed_tokens - (not self.drawing)
 
     @property
@@ -319,7 +319,7 @@ class Sequence(CacheSequence):
 
     @property
     def is_scoring(self) -> bool:
-        """Whether prompt tokens are left whose log-probabilities were requested."""
+        """Whether log-probabilities of prompt tokens are still to be computed."""
         return self.num_scored < self.num_prompt_tokens - 1
 
     def note_taken_back(self, *, is_taken_back: bool) -> None:
@@ -328,7 +328,7 @@ class Sequence(CacheSequence):
         self.num_taken_back = num_left if is_taken_back else max(0, min(num_left, self.num_taken_back))
 
     def end(self, reason: FinishReason, error: PacelineError | None = None) -> None:
-        """Latch the finish reason; of several in one tick the one with the higher rank stays."""
+        """Latch the finish reason; of several in a tick, the reason with the highest rank stays."""
         if self.reason is None or reason.rank < self.reason.rank:
             self.reason, self.error = reason, error
 
@@ -375,7 +375,7 @@ class Row(msgspec.Struct):
 
     @property
     def num_outputs(self) -> int:
-        """Number of its tokens whose logits are computed."""
+        """Number of its tokens with computed logits."""
         return self.draws + self.num_drafts or len(self.targets)
 
     def num_right(self, token_ids: SequenceOf[int]) -> int:

@@ -342,11 +342,7 @@ class KVCache:
         private = {sequence.namespace for sequence in self._running if not sequence.writes_cache}
         if block_tokens is not None:
             return self._tree.block_digest(
-                max_prefixes,
-                block_tokens,
-                needs_cells=self._has_cells,
-                needs_state=self._has_states,
-                private=private,
+                max_prefixes, block_tokens, needs_cells=self._has_cells, needs_state=self._has_states, private=private
             )
         return self._tree.digest(
             max_prefixes, needs_cells=self._has_cells, needs_state=self._has_states, private=private
@@ -547,18 +543,12 @@ class KVCache:
         """Save the first cells of a sequence that host memory lacks, if memory keeps cells apart from the state."""
         if not (self._limits.has_state_apart and self._limits.host_bytes):
             return
-        assert sequence.seq_id is not None  # noqa: S101 - it runs
-        saver = RangeSaver(
-            seq_id=sequence.seq_id,
-            namespace=sequence.namespace,
-            tokens=sequence.token_bytes(num_tokens),
-            layout=sequence.layout,
-        )
-        for save in saver.next_saves(ranges_without_block(end, num_tokens), num_tokens):
+        missing = ranges_without_block(end, num_tokens)
+        for save in RangeSaver.of(sequence, num_tokens).next_saves(missing, num_tokens):
             self._add_save(save)
 
     def _add_save(self, save: Save | SaveState) -> None:
-        """Queue a save unless another sequence has queued an equal save in this tick."""
+        """Queue a save unless an equal save is pending: many sequences that end in a tick may begin alike."""
         if not any(_is_same(save, operation) for operation in self._cells.operations):
             self._cells.operations.append(save)
 

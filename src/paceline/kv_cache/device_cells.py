@@ -410,7 +410,7 @@ class DeviceCells:
                 segments[at : at + 1] = parts
 
 
-_LOW = 4  # cells are low where less than this fraction (1/4) is free
+_LOW = 4  # cells are low if less than this fraction (1/4) is free
 
 
 class CellBudget:

@@ -187,6 +187,17 @@ class RangeSaver:
     layout: PromptLayout = TEXT_LAYOUT
     num_tried: int = 0
 
+    @staticmethod
+    def of(sequence: CacheSequence, num_tokens: int) -> RangeSaver:
+        """Return a saver of the first num_tokens of a running sequence."""
+        assert sequence.seq_id is not None  # noqa: S101 - it runs
+        return RangeSaver(
+            seq_id=sequence.seq_id,
+            namespace=sequence.namespace,
+            tokens=sequence.token_bytes(num_tokens),
+            layout=sequence.layout,
+        )
+
     def next_saves(self, missing: Iterable[tuple[int, int]], max_tokens: int) -> list[Save]:
         """Return saves for the next missing ranges, at most max_tokens together; a media item is never split.
 
@@ -362,16 +373,9 @@ class Offloader:
         num_missing = sum(stop - start for start, stop in missing)
         if num_missing < MIN_CACHED_TOKENS or num_missing <= max_tokens * (ticks_left - 1):
             return
-        assert sequence.seq_id is not None  # noqa: S101 - it runs
         num_tried = self._eager.num_tried if self._eager and self._eager_sequence is sequence else 0
-        self._eager_sequence = sequence
-        self._eager = RangeSaver(
-            seq_id=sequence.seq_id,
-            namespace=sequence.namespace,
-            tokens=sequence.token_bytes(num_tokens),
-            layout=sequence.layout,
-            num_tried=num_tried,
-        )
+        self._eager_sequence, self._eager = sequence, RangeSaver.of(sequence, num_tokens)
+        self._eager.num_tried = num_tried
         self._cells.operations += self._eager.next_saves(missing, max_tokens)
 
     def end_eager_offload(self, sequence: CacheSequence) -> None:

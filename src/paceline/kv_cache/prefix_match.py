@@ -160,7 +160,7 @@ def _pending_state(nodes: Iterable[Node], length: int, num_tokens: int, own: Cac
     most = num_tokens
     for node in nodes:
         for owner in node.owners:
-            running: CacheSequence = owner  # type: ignore[assignment]  # there are no others where memory has states
+            running: CacheSequence = owner  # type: ignore[assignment]  # memory with states has no other owners
             end = own.layout.shareable(min(node.end, length, running.num_prompt_tokens - 1))
             is_enough = end - num_tokens >= (1 if running.request is own.request else MIN_PENDING_TOKENS)
             if not is_enough or end <= max(most, running.num_computed_tokens) or running is own:
@@ -271,15 +271,9 @@ class CheckpointPlaces:
         places = self.places.get(sequence)
         return places[0] - sequence.num_computed_tokens if places else None
 
-    def take_due(self) -> Iterable[CacheSequence]:
+    def take_due(self) -> list[CacheSequence]:
         """Return the sequences that are at a place, and forget the places that sequences have reached."""
-        return list(self._due())
-
-    def end(self, sequence: CacheSequence) -> None:
-        """Forget a sequence that runs no longer."""
-        self.places.pop(sequence, None)
-
-    def _due(self) -> Iterator[CacheSequence]:
+        due = []
         for sequence, places in list(self.places.items()):
             place = 0
             while places and places[0] <= sequence.num_computed_tokens:
@@ -287,7 +281,12 @@ class CheckpointPlaces:
             if not places:
                 del self.places[sequence]
             if place and place == sequence.num_computed_tokens:
-                yield sequence
+                due.append(sequence)
+        return due
+
+    def end(self, sequence: CacheSequence) -> None:
+        """Forget a sequence that runs no longer."""
+        self.places.pop(sequence, None)
 
     def _message_ends(self, sequence: CacheSequence, start: int, last: int) -> list[int]:
         """Return the places after `start`, up to `last`, that a control token follows."""

@@ -3,11 +3,10 @@
 Knows nothing of models or scheduling.
 """
 
-from paceline.streaming.batch_stream import AsyncBatchStream, BatchStream
 from paceline.streaming.channel import StreamChannel
 from paceline.streaming.chunk import FinishReason, StreamChunk, TokenLogprobs, TokenText, Usage
 from paceline.streaming.sender import END, TIMEOUT, Nothing, StreamSender, StreamState
-from paceline.streaming.stream import AsyncStream, Stream
+from paceline.streaming.stream import AsyncBatchStream, AsyncStream, BatchStream, Stream
 
 __all__ = [
     "END",

@@ -4,8 +4,7 @@ from collections import UserList
 
 import pytest
 
-from paceline.output import Vocabulary
-from paceline.output.processor import TokenTexts
+from paceline.output import TokenTexts, Vocabulary
 from paceline.request import RequestOptions
 
 

@@ -1,5 +1,8 @@
 """From drawn tokens to text, stops, log-probabilities and chunks, for one choice: vLLM's output processor.
 
+Pure; knows no KV cache and no scheduling. `Detokenizer`, `StopFilter` and `TextPipe` work on bytes of tokens alone;
+`OutputProcessor` puts them together for one choice of a request.
+
 Runs on the engine's thread. Decides whether a token ends the choice before it turns bytes into text, so that text that was
 held back leaves with the last chunk on every path.
 
@@ -68,8 +71,8 @@ class StopFilter:
         self._first_bytes = automaton.first_bytes
         self._node = _ROOT
         self._data = bytearray()  # the bytes that are held back
-        self._begin = 0  # where in the sequence they begin
-        self._tokens: deque[tuple[int, int]] = deque()  # tokens held back, and where each ends
+        self._begin = 0  # their place in the sequence
+        self._tokens: deque[tuple[int, int]] = deque()  # tokens held back, and the end of each
         self._best: tuple[int, int] | None = None  # begin and end of the earliest stop that is complete
         self._match: StopMatch | None = None
 
@@ -135,7 +138,7 @@ class StopFilter:
         return False
 
     def _settle(self) -> ReleasedTokens:
-        assert self._best is not None  # noqa: S101 - called where a best match is known
+        assert self._best is not None  # noqa: S101 - called if a best match is known
         begin, end = self._best
         stop = self._stops[bytes(self._data[begin - self._begin : end - self._begin])]
         released = self._release(begin)
