@@ -38,6 +38,7 @@ HAS_NONE = frozenset({"max_tokens"})
 """Fields in which None is not the default: until the context is full."""
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choice", "lark", "constraint")
 NAMES_ELSEWHERE = {  # options of requests in other packages: the same option here, or a sentence about it
+    **{name: row.name for row in PARAMETERS for name in row.elsewhere.split()},
     "best_of": "n",
     "do_sample": "temperature=0 takes the likeliest token, and any other temperature samples",
     "eos_token_id": "stop_token_ids",
@@ -71,8 +72,6 @@ NAMES_ELSEWHERE = {  # options of requests in other packages: the same option he
     "penalize_nl": "logit_bias can forbid or favour any token",
     "progress": "LLM.generate and LLM.chat take it for lists; AsyncLLM has no progress",
     "random_seed": "seed",
-    "repeat_last_n": "penalty_last_n",
-    "repetition_penalty": "repeat_penalty",
     "sampling_params": "the parameter is named params",
     "schema": "json_schema",
     "skip_special_tokens": "special=True keeps control tokens in the text; they are left out otherwise",
@@ -91,7 +90,6 @@ NAMES_ELSEWHERE = {  # options of requests in other packages: the same option he
     "timeout": "timeout_s",
     "top_logprobs": "logprobs",
     "truncate_prompt_tokens": 'truncate="left" of generate cuts a long prompt; chats have context_overflow="drop_oldest"',
-    "typ_p": "typical_p",
     "use_tqdm": "progress=True shows a bar while a list runs",
 }
 _MAX_CHOICE_CHARS = 2**18

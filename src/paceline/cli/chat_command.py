@@ -47,6 +47,7 @@ from paceline.cli.options import (
 )
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.params import SamplingParams
+from paceline.sampling_table import BY_NAME
 
 if TYPE_CHECKING:
     from paceline.chat_client.chat_call import ChatReply
@@ -218,7 +219,6 @@ _POLL_S = 0.1
 _MAX_SHOWN_CHARS = 400
 QUOTES = '"""'  # around a message of several lines
 _ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit"}
-_ALWAYS_SHOWN = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")  # by /show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,7 +451,7 @@ class ChatSession:
         ]
         for field in dataclasses.fields(usual):
             value = getattr(self._params, field.name)
-            if field.name in _ALWAYS_SHOWN or value != getattr(usual, field.name):
+            if BY_NAME[field.name].is_shown or value != getattr(usual, field.name):
                 rows.append((field.name, _shown_value(value)))
         width = max(len(name) for name, _ in rows)
         for name, shown in rows:

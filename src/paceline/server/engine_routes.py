@@ -21,11 +21,10 @@ from starlette.types import Receive, Scope, Send
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams, help_of
-from paceline.sampling_table import PARAMETERS, Parameter
+from paceline.sampling_table import API_DEFAULTS, PARAMETERS, Parameter
 from paceline.scheduling.records import MAX_NODES
 from paceline.scheduling.telemetry import MOST_TICKS
 from paceline.server.api_errors import OPENAI_FORM, ApiException
-from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.engine_watch import EngineEvent, EventReader, engine_facts
 from paceline.server.exposition import METRICS_OFF, Exposition, metrics_response
 from paceline.server.json_bodies import PLAIN_TEXT, json_response
@@ -236,7 +235,9 @@ def _model_body(service: Service) -> dict[str, Any]:
             "image_types": list(_IMAGE_TYPES) if "image" in modalities else [],
             "audio_types": list(_AUDIO_TYPES) if "audio" in modalities else [],
         },
-        "parameters": chat_parameters(service.sampling(CHAT_DEFAULTS), thinks=chat is not None and chat["thinking"]),
+        "parameters": chat_parameters(
+            service.sampling(API_DEFAULTS["chat"]), thinks=chat is not None and chat["thinking"]
+        ),
     }
 
 

@@ -17,6 +17,7 @@ from paceline.engine.prompts import Prompt, check_may_be_embedded
 from paceline.errors import InvalidParams, InvalidType, PacelineError, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
+from paceline.sampling_table import SAMPLER_LETTERS, SAMPLER_NAMES
 from paceline.server.dialects.request_body import (
     FieldRules,
     check_fields,
@@ -24,7 +25,6 @@ from paceline.server.dialects.request_body import (
     checked_object,
     without_fractions,
 )
-from paceline.server.flags.readers import SAMPLER_LETTERS, SAMPLER_NAMES
 from paceline.server.in_flight import while_wanted
 
 if TYPE_CHECKING:

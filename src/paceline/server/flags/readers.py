@@ -16,28 +16,7 @@ from typing import Any, Final
 from paceline import validation
 from paceline.errors import InvalidParams
 from paceline.hub import ModelReference, check_file, is_reference, parse_hub_reference, parse_reference
-from paceline.sampling_table import SAMPLERS
-
-SAMPLER_LETTERS = {
-    "d": "dry",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "s": "top_n_sigma",
-    "m": "min_p",
-    "t": "temperature",
-    "x": "xtc",
-    "i": "infill",
-    "e": "penalties",
-    "a": "adaptive_p",
-}
-SAMPLER_NAMES = {
-    **{spelling: name for name in SAMPLERS for spelling in (name, name.replace("_", "-"), name.replace("_", ""))},
-    "nucleus": "top_p",
-    "temp": "temperature",
-    "typ": "typ_p",
-}
-"""Samplers by all of llama-server's spellings."""
+from paceline.sampling_table import SAMPLER_LETTERS, SAMPLER_NAMES, SAMPLERS
 
 Reader = Callable[[str, str], Any]
 """Takes the flag's name for messages and the text; returns the value or raises `InvalidParams`."""

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 
 from paceline.media import MAX_ATTACHMENTS
 from paceline.params import help_of
-from paceline.sampling_table import PARAMETERS, Parameter
+from paceline.sampling_table import PARAMETERS, SAMPLER_LETTERS, Parameter
 from paceline.scheduling.strategies import check_strategy_name
 from paceline.server.flags import readers as read
 from paceline.server.flags import setters
-from paceline.server.flags.readers import SAMPLER_LETTERS, UNSET, Reader
+from paceline.server.flags.readers import UNSET, Reader
 from paceline.server.flags.setters import Setter
 from paceline.speculation.named_drafter import check_drafter_name
 

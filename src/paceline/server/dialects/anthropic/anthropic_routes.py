@@ -22,6 +22,7 @@ from paceline import validation
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, MessageDelta, ParsedMessage, Turn, next_turn
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import ApiError, ApiException, ErrorForm
 from paceline.server.dialects.anthropic.anthropic_messages import conversation_of, tool_choice_of, tools_of
 from paceline.server.dialects.dialect import (
@@ -113,8 +114,6 @@ class MessageBody(TokenCountBody):
     top_p: float | None = Field(None, ge=0, le=1, description="1 by default.")
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
 
-
-MESSAGE_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": None}
 
 _MAX_STOPS, _MAX_STOP_CHARS = 256, 4096
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -555,7 +554,7 @@ def routes() -> Routes:
 
     async def parse(body: MessageBody, request: Request) -> ChatGeneration:
         service = Service.of(request.scope)
-        base, media = service.sampling(MESSAGE_DEFAULTS), await service.request_media(body.messages, in_chat=True)
+        base, media = service.sampling(API_DEFAULTS["chat"]), await service.request_media(body.messages, in_chat=True)
         generation, _ = await asyncio.to_thread(_generation, service, request, body, base, media)
         return generation
 

@@ -19,8 +19,7 @@ from paceline.request import MAX_DRAFT, RequestOptions
 from paceline.runtime import Tokenizer
 from paceline.server.dialects.llama_server.llama_bodies import (
     OPTION_EXTRAS,
-    SAME_NAMES,
-    SAMPLING_EXTRAS,
+    SAMPLING,
     CompletionBody,
     InfillBody,
     InfillChunk,
@@ -42,28 +41,9 @@ from paceline.server.dialects.request_fields import (
     without_other_constraints,
 )
 
-API_DEFAULTS: Mapping[str, Any] = {"max_tokens": None}
-"""Where llama-server's defaults are not those of `SamplingParams`."""
-
 RANDOM_SEED = 2**32 - 1
-"""What llama-server calls a seed that is drawn; so does -1."""
+"""The number by which llama-server names a random seed, as -1 does."""
 
-# llama-server documents values beyond these as "off", as the bound is.
-_OFF = {
-    "temperature": (0.0, None),
-    "top_k": (0, None),
-    "top_n_sigma": (-1.0, None),
-    "adaptive_target": (-1.0, None),
-    "typical_p": (None, 1.0),
-}
-_CLAMPED = {
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "xtc_probability": (0.0, 1.0),
-    "xtc_threshold": (0.0, 1.0),
-    "mirostat": (0, 2),
-    "adaptive_target": (None, 1.0),
-}
 _TOKEN_TRIGGER, _WORD_TRIGGER, _PATTERN_TRIGGER, _FULL_PATTERN_TRIGGER = 0, 1, 2, 3
 
 
@@ -93,13 +73,10 @@ class ParseContext:
 def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str]) -> SamplingParams:
     """Return the sampling parameters. Raises `InvalidParams`, and `Unsupported` for a field that would change the output."""
     base = context.base
-    changes = _given(body, (*SAME_NAMES, "grammar_lazy"))
-    changes |= {name: without_fractions(value) for name, value in _given(body, SAMPLING_EXTRAS).items()}
-    _apply_bounds(changes, warnings)
+    changes = _given(body, ("grammar_lazy",))
+    changes |= {SAMPLING[name].name: _bounded(name, value, warnings) for name, value in _given(body, SAMPLING).items()}
     if changes.get("dry_base", 1.0) < 1.0:
         warnings.append(f"dry_base must be at least 1; {changes.pop('dry_base')} was ignored")
-    if body.repeat_last_n is not None:
-        changes["penalty_last_n"] = body.repeat_last_n
     if body.seed is not None:
         changes["seed"] = _parse_seed(body.seed)
     if body.samplers is not None:
@@ -140,7 +117,7 @@ def _most_drafts(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
     return {"max_draft": min(asked, MAX_DRAFT)}
 
 
-def _given(body: CompletionBody, names: Sequence[str]) -> dict[str, Any]:
+def _given(body: CompletionBody, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(body, name) for name in names if getattr(body, name) is not None}
 
 
@@ -155,14 +132,20 @@ def parse_lora_scales(entries: Sequence[LoraScale], adapters: Sequence[str], war
     return scales
 
 
-def _apply_bounds(changes: dict[str, Any], warnings: list[str]) -> None:
-    for name, (low, high) in _OFF.items():
-        if name in changes:
-            changes[name] = _clamp(changes[name], low, high)
-    for name, (low, high) in _CLAMPED.items():
-        if name in changes and (value := _clamp(changes[name], low, high)) != changes[name]:
-            warnings.append(f"{name}: {changes[name]} counts as {value}")
-            changes[name] = value
+def _bounded(name: str, value: Any, warnings: list[str]) -> Any:
+    """Return the value of a sampling parameter as llama-server takes it."""
+    row = SAMPLING[name]
+    if row.ours:
+        return without_fractions(value)
+    if row.off is not None:
+        value = _clamp(value, *row.off)
+    if row.is_clamped:
+        kind = float if row.kind == "number" else int
+        clamped = kind(_clamp(value, row.low, row.high))
+        if clamped != value:
+            warnings.append(f"{name}: {value} counts as {clamped}")
+            return clamped
+    return value
 
 
 def _clamp(value: Any, low: float | None, high: float | None) -> Any:
@@ -470,8 +453,7 @@ def brief_settings(
     given = others or {}
     return {
         "seed": RANDOM_SEED if params.seed is None else params.seed,
-        **{name: getattr(params, name) for name in SAME_NAMES},
-        "repeat_last_n": params.penalty_last_n,
+        **{name: getattr(params, row.name) for name, row in SAMPLING.items() if not row.ours},
         "max_tokens": num_predict,
         "n_predict": num_predict,
         "n_keep": 0,

@@ -21,9 +21,9 @@ from starlette.types import Receive, Scope, Send
 from paceline.kv_cache import MediaItem
 from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import LLAMA_FORM
 from paceline.server.dialects.llama_server.completion_request import (
-    API_DEFAULTS,
     CompletionRequest,
     LineLimits,
     ParseContext,
@@ -368,7 +368,7 @@ def routes() -> Routes:
 async def _complete(service: Service, state: LlamaServerState, http: Request, body: CompletionBody) -> Response:
     engine = service.engine()
     parse_context = ParseContext(
-        base=service.sampling(API_DEFAULTS),
+        base=service.sampling(API_DEFAULTS["llama_server"]),
         tokenizer=engine.tokenizer,
         images=MarkedImages(service.media_marker, await service.request_media()),
         adapters=state.adapters.names,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, SkipValidation, create_model
 
 from paceline import validation
-from paceline.sampling_table import BY_NAME, names_in
+from paceline.sampling_table import LLAMA_SETTINGS, Parameter, rows_in
 from paceline.server.dialects.request_body import FieldRules, RequestBody
 
 _INT32 = 2**31 - 1
@@ -38,41 +39,27 @@ class LoraScale(RequestBody):
 
 _OURS = "paceline's own; as in "
 
-# fmt: off
-_SETTINGS_ORDER = (
-    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "typical_p",
-    "xtc_probability", "xtc_threshold", "repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier",
-    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
-    "adaptive_target", "adaptive_decay", "ignore_eos",
-)  # the order in which `generation_settings` reports them
-SAMPLING_EXTRAS = (
-    "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "grammar_root", "regex", "choice",
-    "lark", "disable_any_whitespace",
-)
-"""Fields of `SamplingParams` that llama-server does not have."""
 OPTION_EXTRAS = (
     "priority", "queue_timeout_s", "ttft_timeout_s", "timeout_s", "truncate", "special", "cache_salt", "interval",
     "max_buffered_tokens", "slow_reader", "speculation", "max_draft",
-)
+)  # fmt: skip
 """Fields of `RequestOptions` that llama-server does not have."""
-# fmt: on
 _OF_STREAMS = ("interval", "max_buffered_tokens", "slow_reader")
-_CLAMPED_INTEGERS = ("top_k", "mirostat")
+_TYPES: dict[str, Any] = {"number": float, "boolean": bool, "text": str, "texts": list[str]}
 
-SAME_NAMES = (
-    *_SETTINGS_ORDER,
-    *(name for name, field in names_in("llama_server").items() if name == field and name not in _SETTINGS_ORDER),
+SAMPLING: Mapping[str, Parameter] = dict(
+    sorted(rows_in("llama_server").items(), key=lambda entry: [*LLAMA_SETTINGS, entry[0]].index(entry[0]))
 )
-"""Sampling parameters that have the same name and meaning in `SamplingParams`."""
+"""Sampling parameters by the names that bodies have, in the order of `generation_settings`."""
 
 
-def _sampling_field(name: str) -> Any:
-    """Return the type and default of a body's sampling parameter."""
-    row = BY_NAME[name]
-    if row.kind == "integer":
-        bounds = Field() if name in _CLAMPED_INTEGERS else Field(ge=row.low, le=_INT32)
-        return (Annotated[int, bounds] | None, None)
-    return ((bool if row.kind == "boolean" else float) | None, None)
+def _sampling_field(row: Parameter) -> Any:
+    if row.ours:
+        return _extra_field("SamplingParams")
+    if row.kind != "integer":
+        return (_TYPES[row.kind] | None, None)
+    is_bounded = not (row.is_clamped or row.off)
+    return (Annotated[int, Field(ge=row.low, le=_INT32) if is_bounded else Field()] | None, None)
 
 
 def _extra_field(record: str) -> Any:
@@ -85,8 +72,7 @@ else:
     _GeneratedFields = create_model(
         "GeneratedFields",
         __base__=LlamaBody,
-        **{name: _sampling_field(name) for name in SAME_NAMES},
-        **{name: _extra_field("SamplingParams") for name in SAMPLING_EXTRAS},
+        **{name: _sampling_field(row) for name, row in SAMPLING.items()},
         **{
             name: _extra_field("RequestOptions; for streams" if name in _OF_STREAMS else "RequestOptions")
             for name in OPTION_EXTRAS
@@ -135,7 +121,6 @@ class CompletionBody(PacelineFields):
     n: Annotated[int, Field(ge=1, le=256)] | None = None
     stop: Annotated[list[str], Field(max_length=_MANY)] | str | None = None
     seed: int | None = None
-    repeat_last_n: CountOrMinusOne | None = None
     dry_sequence_breakers: Annotated[list[str], Field(max_length=_MANY)] | None = None
     samplers: Annotated[list[str], Field(max_length=_MANY)] | Annotated[str, Field(max_length=_MANY)] | None = None
     min_keep: Count | None = None

@@ -24,6 +24,7 @@ from paceline.demo import demo_model_path
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import (
     DEFAULT_RETRY_S,
     OPENAI_FORM,
@@ -33,7 +34,7 @@ from paceline.server.api_errors import (
     not_supported,
 )
 from paceline.server.dialects.llama_server import completion_routes, slots
-from paceline.server.dialects.llama_server.completion_request import API_DEFAULTS, brief_settings, parse_lora_scales
+from paceline.server.dialects.llama_server.completion_request import brief_settings, parse_lora_scales
 from paceline.server.dialects.llama_server.llama_bodies import (
     DetokenizeBody,
     EmbeddingBody,
@@ -142,7 +143,8 @@ def _props(service: Service, engine: EngineClient) -> dict[str, Any]:
     return {
         "default_generation_settings": {
             "params": brief_settings(
-                service.sampling(API_DEFAULTS), others={"speculative.types": spec_type_names(engine.config.speculation)}
+                service.sampling(API_DEFAULTS["llama_server"]),
+                others={"speculative.types": spec_type_names(engine.config.speculation)},
             ),
             "n_ctx": engine.limits.max_positions,
         },

@@ -15,7 +15,7 @@ from paceline.chat.conversation import MAX_MESSAGES, MAX_TOOL_CALLS, OmittedAtta
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.media import Image
 from paceline.params import SamplingParams
-from paceline.sampling_table import names_in
+from paceline.sampling_table import rows_in
 from paceline.server.dialects.request_body import (
     FieldRules,
     RequestBody,
@@ -28,17 +28,14 @@ from paceline.server.dialects.request_body import (
 from paceline.server.dialects.request_fields import check_sampling_field, enforceable, without_empty_texts
 from paceline.server.request_media import RequestMedia
 
-_OPTIONS_HELP = (
-    "num_predict, temperature, top_k, top_p, min_p, typical_p, repeat_last_n, repeat_penalty, presence_penalty, "
-    "frequency_penalty, mirostat, mirostat_tau, mirostat_eta, seed, stop"
-)
+_FIELDS = rows_in("ollama")
 
 
 class OllamaBody(RequestBody):
     """The body of a request to one of Ollama's endpoints."""
 
     model: str | None = Field(None, max_length=512, description="Any name is taken for the one model, with a warning.")
-    options: Annotated[dict[str, Any] | None, SkipValidation] = Field(None, description=_OPTIONS_HELP)
+    options: Annotated[dict[str, Any] | None, SkipValidation] = Field(None, description=", ".join(_FIELDS))
     keep_alive: Annotated[str | float | None, SkipValidation] = Field(
         None, description="Accepted: the model stays loaded."
     )
@@ -113,19 +110,6 @@ def is_unload(body: OllamaBody) -> bool:
     """Return whether a request without a prompt asks to unload the model."""
     return body.keep_alive in (0, "0", "0s", "0m")
 
-
-OLLAMA_DEFAULTS: Mapping[str, Any] = {
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.9,
-    "min_p": 0.0,
-    "repeat_penalty": 1.1,
-    "penalty_last_n": 64,
-    "max_tokens": None,
-}
-
-_FIELDS: Mapping[str, str] = names_in("ollama")
-"""Options by the names that `SamplingParams` has for them."""
 
 _WITHOUT_EFFECT = (
     "draft_num_predict", "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu",
@@ -222,14 +206,14 @@ def _parse_options(given: object, warnings: list[str], *, strict: bool) -> dict[
     warnings += check_fields(options, _FIELDS, _OPTIONS, strict=strict, place="options.")
     options["stop"] = without_empty_texts(options.get("stop"))
     changes: dict[str, Any] = {}
-    for name, known in _FIELDS.items():
+    for name, row in _FIELDS.items():
         value = options.get(name)
         if value is None:
             continue
         if name == "num_predict" and validation.integer("options.num_predict", value, -(2**31), 2**31 - 1) <= 0:
             value = None
-        check_sampling_field(f"options.{name}", known, value)
-        changes[known] = value
+        check_sampling_field(f"options.{name}", row.name, value)
+        changes[row.name] = value
     return changes
 
 

@@ -23,6 +23,7 @@ from paceline.chat import ChatChunk, ChatCompletion, ChatFormat, ToolCall, Turn,
 from paceline.engine.arguments import embedding_options
 from paceline.engine.results import checked_dimensions, vectors
 from paceline.errors import PacelineError, Unsupported
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import ApiError, ErrorForm, invalid_request
 from paceline.server.dialects.dialect import (
     ChatGeneration,
@@ -33,7 +34,6 @@ from paceline.server.dialects.dialect import (
     serve,
 )
 from paceline.server.dialects.ollama.ollama_requests import (
-    OLLAMA_DEFAULTS,
     OllamaBody,
     OllamaChatBody,
     OllamaEmbedBody,
@@ -474,7 +474,7 @@ def _generation_routes() -> Routes:
 async def _parse(request: Request, body: OllamaChatBody | OllamaGenerateBody) -> Generation | Response:
     """Return the generation that a body asks for. A body without a prompt only loads the model."""
     service = Service.of(request.scope)
-    base, settings = service.sampling(OLLAMA_DEFAULTS), service.settings
+    base, settings = service.sampling(API_DEFAULTS["ollama"]), service.settings
     parsed = await asyncio.to_thread(
         parse_ollama, body, base, service.template_variables, settings.reasoning_format, strict=settings.strict_fields
     )

@@ -20,6 +20,7 @@ from paceline.errors import InvalidParams, Unsupported
 from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
+from paceline.sampling_table import PARAMETERS, rows_in
 from paceline.server.dialects.request_body import FieldRules, RequestBody, cap_warnings, without_fractions
 from paceline.server.dialects.request_fields import (
     CONSTRAINTS,
@@ -37,26 +38,22 @@ from paceline.server.dialects.request_fields import (
     without_other_constraints,
 )
 
-# Of SamplingParams: fields that have a shape of their own in OpenAI's bodies.
-_SPELT_BY_OPENAI = frozenset(
-    {
-        "max_tokens", "temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
-        "logprobs", "echo",
-    }
-)  # fmt: skip
+# Sampling parameters whose shapes in OpenAI's bodies differ from their types here.
+_OF_OTHER_SHAPE = frozenset({"max_tokens", "seed", "logit_bias", "logprobs", "echo"})
+_DECLARED = rows_in("openai")
 # Of RequestOptions: what the API key, the header and the chat format decide; `lora` has a shape of its own.
 _NOT_OF_THE_BODY = frozenset({"tenant", "request_id", "lora", "preserved_tokens"})
 
-# Of SamplingParams: names of a program's own code, which no client may choose, and what the chat format decides.
-_NOT_OF_A_CLIENT = frozenset({"constraint", "logits_processors", "thinking"})
-
 SAMPLING_EXTRAS = tuple(
-    f.name for f in dataclasses.fields(SamplingParams) if f.name not in _SPELT_BY_OPENAI | _NOT_OF_A_CLIENT
+    row.name
+    for row in PARAMETERS
+    if row.kind != "code" and row.name not in _DECLARED and row.name not in _OF_OTHER_SHAPE
 )
 OPTION_EXTRAS = (*(f.name for f in dataclasses.fields(RequestOptions) if f.name not in _NOT_OF_THE_BODY), "lora")
 EMBEDDING_OPTIONS = ("queue_timeout_s", "timeout_s", "truncate", "add_special", "parse_special")
 
 
+_RENAMED: Final = {name: row.name for row in PARAMETERS for name in row.elsewhere.split()}
 # OpenAI's fields that do not change the output.
 _OPENAI_WITHOUT_EFFECT = (
     "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
@@ -83,7 +80,7 @@ _RULES = FieldRules(
         "use_beam_search": "leave it out; n draws several choices",
     },
     harmless={"function_call": ("none", "auto"), "modalities": (["text"],)},
-    renamed=("max_completion_tokens", "n_predict", "repeat_last_n", "repetition_penalty", "typ_p"),
+    renamed=("max_completion_tokens", "n_predict", *_RENAMED),
     hints={
         "enable_thinking": "send it in chat_template_kwargs",
         "request_id": "send it as the header X-Request-Id",
@@ -318,15 +315,8 @@ class UnloadLoraBody(LoraBody):
     )
 
 
-COMPLETION_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 16}
-CHAT_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": None}
-
-_SAME_NAMES = ("temperature", "top_p", "n", "stop", "presence_penalty", "frequency_penalty")
 _LIMITS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens", "n_predict")
 """Names of the most tokens, the newest first."""
-
-_RENAMED: Final = {"repeat_last_n": "penalty_last_n", "repetition_penalty": "repeat_penalty", "typ_p": "typical_p"}
-"""Other servers' names of sampling parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,7 +417,7 @@ def parse_generation(  # noqa: PLR0913 - the parts of a request have many source
 def _sampling_changes(body: GenerationBody, tokenizer: Tokenizer, warnings: list[str]) -> dict[str, Any]:
     """Return the keywords of `SamplingParams` that the body has, except its length."""
     given = given_fields(body)
-    changes = {name: without_fractions(given[name]) for name in (*_SAME_NAMES, *SAMPLING_EXTRAS) if name in given}
+    changes = {name: without_fractions(given[name]) for name in (*_DECLARED, *SAMPLING_EXTRAS) if name in given}
     stop = without_empty_texts(changes.pop("stop", None))
     if stop is not None:
         changes["stop"] = stop

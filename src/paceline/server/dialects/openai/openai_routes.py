@@ -28,6 +28,7 @@ from paceline.engine.adapters import LoraAdapter
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, InvalidParams, InvalidType, PacelineError
 from paceline.params import SamplingParams
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import (
     LLAMA_FORM,
     OPENAI_FORM,
@@ -41,8 +42,6 @@ from paceline.server.dialects.dialect import ChatGeneration, RunningChat, TextGe
 from paceline.server.dialects.openai import openai_vectors, transcriptions
 from paceline.server.dialects.openai.openai_replies import OpenAIReply, reply_to
 from paceline.server.dialects.openai.openai_requests import (
-    CHAT_DEFAULTS,
-    COMPLETION_DEFAULTS,
     LoadLoraBody,
     OpenAIChatBody,
     OpenAICompletionBody,
@@ -113,7 +112,7 @@ def _generation_routes() -> Routes:
     async def input_tokens(body: OpenAIChatBody, request: Request) -> dict[str, Any]:
         """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
         service = Service.of(request.scope)
-        base = service.sampling(CHAT_DEFAULTS)
+        base = service.sampling(API_DEFAULTS["chat"])
         with _naming_field(body):
             options = service.options(request, body.model)
             media = await service.request_media(body.messages, in_chat=True)
@@ -127,7 +126,7 @@ def _generation_routes() -> Routes:
 
 async def _parse_completion(request: Request, body: OpenAICompletionBody) -> TextGeneration:
     service = Service.of(request.scope)
-    base, engine = service.sampling(COMPLETION_DEFAULTS), service.engine()
+    base, engine = service.sampling(API_DEFAULTS["completion"]), service.engine()
     options, strict = service.options(request, body.model), service.settings.strict_fields
     parsed = await asyncio.to_thread(parse_completion, body, base, options, engine.tokenizer, strict=strict)
     images = MarkedImages(service.media_marker, await service.request_media())
@@ -145,7 +144,7 @@ async def _parse_completion(request: Request, body: OpenAICompletionBody) -> Tex
 
 async def _parse_chat(request: Request, body: OpenAIChatBody) -> ChatGeneration:
     service = Service.of(request.scope)
-    base, options = service.sampling(CHAT_DEFAULTS), service.options(request, body.model)
+    base, options = service.sampling(API_DEFAULTS["chat"]), service.options(request, body.model)
     engine, strict = service.engine(), service.settings.strict_fields
     parsed = await asyncio.to_thread(parse_chat, body, base, options, engine.tokenizer, strict=strict)
     return _chat_generation(service, body, parsed, await service.request_media(body.messages, in_chat=True))

@@ -21,9 +21,9 @@ from paceline import validation
 from paceline.chat import ChatChunk, ChatCompletion, ChatOptions, next_turn
 from paceline.errors import InvalidParams, PacelineError, Unsupported
 from paceline.media import Audio
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import OPENAI_FORM, invalid_request
 from paceline.server.dialects.dialect import ChatGeneration, DialectReply, model_warning, serve
-from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.request_body import FieldRules, cap_warnings, check_fields, warned, without_fractions
 from paceline.server.json_bodies import OPENAI_STREAMS
 from paceline.server.request_media import known_attachment
@@ -201,7 +201,7 @@ async def _parse(request: Request) -> ChatGeneration:
         )
         raise invalid_request(message, "file", Unsupported.code)
     audio = await asyncio.to_thread(_read, form.data)
-    base = service.sampling(CHAT_DEFAULTS)
+    base = service.sampling(API_DEFAULTS["chat"])
     max_tokens = base.max_tokens if form.max_tokens is None else form.max_tokens
     warnings = [*form.warnings, *model_warning(service, form.model)]
     talk = [{"role": "user", "content": [{"type": "text", "text": form.instruction}, audio]}]

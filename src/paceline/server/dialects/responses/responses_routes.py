@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from paceline.chat import ChatFormat, Turn
 from paceline.engine.prompts import Prompt
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import OPENAI_FORM, ApiError, ApiException, invalid_request, naming_param
 from paceline.server.dialects.dialect import (
     ChatGeneration,
@@ -23,7 +24,6 @@ from paceline.server.dialects.dialect import (
     model_warning,
     serve,
 )
-from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.request_body import warned
 from paceline.server.dialects.responses.input_items import Item
 from paceline.server.dialects.responses.response_output import (
@@ -151,7 +151,7 @@ async def _parse(
     The last member is the number of bytes of both.
     """
     tenant = RequestContext.of(request.scope).tenant
-    base, options = service.sampling(CHAT_DEFAULTS), service.options(request, body.model)
+    base, options = service.sampling(API_DEFAULTS["chat"]), service.options(request, body.model)
     before = _previous(store, tenant, body.previous_response_id)
 
     reservation = ByteReservation.current.get()

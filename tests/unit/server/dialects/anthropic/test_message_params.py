@@ -12,9 +12,9 @@ from tests.media_requests import request_media
 from paceline.chat import template_kwargs
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import ApiException
 from paceline.server.dialects.anthropic.anthropic_routes import (
-    MESSAGE_DEFAULTS,
     MessageBody,
     ParsedMessages,
     TokenCountBody,
@@ -31,7 +31,7 @@ def variables(given: Mapping[str, Any], effort: str | None) -> dict[str, Any]:
 
 def parsed(*, strict: bool = False, **body: Any) -> ParsedMessages:
     read = MessageBody.model_validate({"messages": MESSAGES, "max_tokens": 9, **body})
-    base = SamplingParams(**MESSAGE_DEFAULTS)
+    base = SamplingParams(**API_DEFAULTS["chat"])
     return parse_message_request(read, base, variables, "auto", request_media(), strict=strict)
 
 

@@ -11,8 +11,8 @@ from tests.unit.server.dialects.llama_server.letters import letters
 
 from paceline.errors import InvalidParams, InvalidType, Unsupported
 from paceline.params import PatternTrigger, SamplingParams
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.dialects.llama_server.completion_request import (
-    API_DEFAULTS,
     BANNED_BIAS,
     RANDOM_SEED,
     ParseContext,
@@ -23,7 +23,7 @@ from paceline.server.dialects.llama_server.completion_request import (
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, LoraScale
 from paceline.server.dialects.request_fields import MarkedImages
 
-BASE = SamplingParams(**API_DEFAULTS)
+BASE = SamplingParams(**API_DEFAULTS["llama_server"])
 
 
 def read(fields: dict[str, Any], base: SamplingParams = BASE) -> tuple[SamplingParams, list[str]]:

@@ -11,9 +11,9 @@ import pytest
 from paceline.chat import template_kwargs
 from paceline.errors import PacelineError
 from paceline.params import SamplingParams
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import ApiException
 from paceline.server.dialects.ollama.ollama_requests import (
-    OLLAMA_DEFAULTS,
     OllamaChatBody,
     OllamaGenerateBody,
     ParsedOllama,
@@ -27,7 +27,7 @@ def variables(given: Mapping[str, Any], effort: str | None) -> dict[str, Any]:
 
 
 def parsed(kind: Any = OllamaChatBody, *, strict: bool = False, **body: Any) -> ParsedOllama:
-    base = SamplingParams(**OLLAMA_DEFAULTS)
+    base = SamplingParams(**API_DEFAULTS["ollama"])
     return parse_ollama(kind.model_validate(body), base, variables, "auto", strict=strict)
 
 

@@ -12,11 +12,10 @@ from tests.unit.server.dialects.llama_server.letters import letters
 
 from paceline.errors import InvalidParams, InvalidType
 from paceline.params import SamplingParams
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import ApiException, api_error_of, naming_param, openai_error_body
 from paceline.server.dialects.dialect import model_warning
 from paceline.server.dialects.openai.openai_requests import (
-    CHAT_DEFAULTS,
-    COMPLETION_DEFAULTS,
     OPTION_EXTRAS,
     SAMPLING_EXTRAS,
     OpenAIChatBody,
@@ -32,12 +31,12 @@ from paceline.server.settings import ServerSettings
 
 def completion(*, strict: bool = False, **body: Any) -> ParsedRequest:
     parsed = OpenAICompletionBody.model_validate({"prompt": "x", **body})
-    return parse_completion(parsed, SamplingParams(**COMPLETION_DEFAULTS), {}, letters(), strict=strict)
+    return parse_completion(parsed, SamplingParams(**API_DEFAULTS["completion"]), {}, letters(), strict=strict)
 
 
 def chat(*, strict: bool = False, **body: Any) -> ParsedRequest:
     parsed = OpenAIChatBody.model_validate({"messages": [], **body})
-    return parse_chat(parsed, SamplingParams(**CHAT_DEFAULTS), {}, letters(), strict=strict)
+    return parse_chat(parsed, SamplingParams(**API_DEFAULTS["chat"]), {}, letters(), strict=strict)
 
 
 def test_an_empty_body_has_the_defaults_of_its_api() -> None:

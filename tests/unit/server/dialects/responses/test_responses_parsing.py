@@ -11,8 +11,8 @@ from tests.unit.server.dialects.llama_server.letters import letters
 from paceline.chat import Turn
 from paceline.errors import InvalidParams
 from paceline.params import SamplingParams
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.api_errors import ApiException
-from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
 from paceline.server.dialects.responses.input_items import parse_items
 from paceline.server.dialects.responses.responses_request import (
     LOGPROBS,
@@ -22,7 +22,7 @@ from paceline.server.dialects.responses.responses_request import (
     truncations,
 )
 
-BASE = SamplingParams(**CHAT_DEFAULTS)
+BASE = SamplingParams(**API_DEFAULTS["chat"])
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA}
 

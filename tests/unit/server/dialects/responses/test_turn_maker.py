@@ -11,12 +11,12 @@ from tests.unit.server.dialects.llama_server.letters import letters
 
 from paceline.chat import ChatFormat, Turn
 from paceline.params import SamplingParams
-from paceline.server.dialects.openai.openai_requests import CHAT_DEFAULTS
+from paceline.sampling_table import API_DEFAULTS
 from paceline.server.dialects.responses import responses_request
 from paceline.server.dialects.responses.responses_request import ResponsesBody, parse_responses
 from paceline.server.dialects.responses.responses_routes import _TurnMaker
 
-BASE = SamplingParams(**CHAT_DEFAULTS)
+BASE = SamplingParams(**API_DEFAULTS["chat"])
 
 
 class TokenPerMessage:
