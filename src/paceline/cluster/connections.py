@@ -1,7 +1,6 @@
 """The connections of a front with the replicas, and the commands on their way to them. On the dispatcher's event loop.
 
-Each connection has a task that reads the replica's events and a task that renews the session. A `ConnectionObserver` gets the
-reports; none of its methods waits.
+Each connection has a task that reads the replica's events and a task that renews the session.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from paceline.cluster.replica_calls import ReplicaCalls, ReplicaGone
 from paceline.cluster.replica_service import LEASE_S
@@ -28,33 +27,29 @@ _AGAIN_S: Final = 0.5  # before a failed call is made again, while the replica i
 _PAUSE_S: Final = 0.5  # before events are read again after a stream that ended at once
 
 
-class ConnectionObserver(Protocol):
-    """Gets reports on replicas, each by its id."""
-
-    def joined(self, replica_id: str, ready: messages.Ready) -> None:
-        """Add a replica that takes requests."""
-
-    def left(self, replica_id: str) -> None:
-        """Note that a replica takes no more requests; it goes on with its requests for a while."""
-
-    def lost(self, replica_id: str, why: str) -> None:
-        """Note that a replica is gone, or has ended the requests of this front."""
-
-    def received(self, replica_id: str, events: list[RequestEvent]) -> None:
-        """Take events of requests."""
-
-
 class Connections:
     """All connections of a front.
 
     Args:
         calls: Calls to the replicas.
         front: The front's id, which no other front has.
-        observer: Gets the reports.
+        on_joined: Called with a replica that takes requests, and its description. None of these functions may wait.
+        on_left: Called with a replica that takes no more requests; it goes on with its requests for a while.
+        on_lost: Called with a replica that is gone or has ended the requests of this front, and the reason.
+        on_received: Called with a replica and events of its requests.
     """
 
-    def __init__(self, calls: ReplicaCalls, front: str, observer: ConnectionObserver) -> None:
-        self._calls, self._front, self._observer = calls, front, observer
+    def __init__(
+        self,
+        calls: ReplicaCalls,
+        front: str,
+        on_joined: Callable[[str, messages.Ready], None],
+        on_left: Callable[[str], None],
+        on_lost: Callable[[str, str], None],
+        on_received: Callable[[str, list[RequestEvent]], None],
+    ) -> None:
+        self._calls, self._front = calls, front
+        self._on_joined, self._on_left, self._on_lost, self._on_received = on_joined, on_left, on_lost, on_received
         self._members: frozenset[str] = frozenset()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._joined: dict[str, tuple[int, messages.Ready]] = {}
@@ -125,7 +120,7 @@ class Connections:
             if replica_id not in self._tasks:
                 self._connect(replica_id)
             elif replica_id in new and replica_id in self._joined:  # it was being drained, and takes requests again
-                self._observer.joined(replica_id, self._joined[replica_id][1])
+                self._on_joined(replica_id, self._joined[replica_id][1])
         for replica_id in sorted(gone):
             if replica_id in self._tasks:
                 self._keep(self._part_with(replica_id))
@@ -145,7 +140,7 @@ class Connections:
             number = await self._calls.call(replica_id, "renew", self._front)
             ready = _described(await self._calls.call(replica_id, "describe"))
             self._joined[replica_id] = number, ready
-            self._observer.joined(replica_id, ready)
+            self._on_joined(replica_id, ready)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(replica_id))
                 group.create_task(self._renew(replica_id, number))
@@ -171,7 +166,7 @@ class Connections:
         if replica_id in self._members:
             return  # it takes requests again
         if why is None and replica_id in self._joined:
-            self._observer.left(replica_id)
+            self._on_left(replica_id)
         elif (task := self._tasks.pop(replica_id, None)) is not None:
             task.cancel()
             self._lose(replica_id, why or "it was stopped before it was connected")
@@ -179,7 +174,7 @@ class Connections:
     def _lose(self, replica_id: str, why: str) -> None:
         self._joined.pop(replica_id, None)
         self._lost.add(replica_id)
-        self._observer.lost(replica_id, why)
+        self._on_lost(replica_id, why)
         self._forget_calls(replica_id)
 
     async def _connect_again(self, replica_id: str) -> None:
@@ -194,7 +189,7 @@ class Connections:
                 has_any = True
                 message = messages.decode_up(frame)
                 if isinstance(message, messages.Happened):
-                    self._observer.received(replica_id, message.events)
+                    self._on_received(replica_id, message.events)
             if not has_any:  # the session or the connection has ended: renewing finds out
                 await asyncio.sleep(_PAUSE_S)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from paceline.cluster.prefix_digest import PromptBlocks
 
-Method = Literal["describe", "submit", "command", "events", "renew", "leave", "stats", "ask", "set_adapter"]
+Method = Literal["describe", "submit", "command", "events", "renew", "leave", "ask"]
 """The methods of a `ReplicaService` that fronts call."""
 
 

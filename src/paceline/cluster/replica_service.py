@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -26,14 +26,17 @@ from paceline.cluster.replica_calls import ReplicaEnded
 from paceline.cluster.routing import LoadMeter, ReplicaLoad, ReplicaReport
 from paceline.engine.backend import as_paceline_error
 from paceline.engine.core import Cancel, RequestCommand
-from paceline.engine.questions import Call, Reply, find_question
+from paceline.engine.questions import FILE_REPLY_S, Call, Question, Reply, find_question
 from paceline.engine.worker import messages
 from paceline.engine.worker.worker_engine import WorkerEngine
 from paceline.errors import EngineError, EngineStopped, WorkerUnresponsive
 from paceline.observability import metric_table as table
-from paceline.observability.metric_table import Histogram
+from paceline.observability.metric_table import Histogram, Sample
 from paceline.scheduling.records import Delta, Embedded, Failed, Released, RequestEvent, event_elsewhere
 from paceline.streaming.chunk import FinishReason
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 LEASE_S: Final = 10.0
 """A front that does not renew its session for so long has died."""
@@ -51,6 +54,25 @@ SNAPSHOT_EVERY: Final = 16
 """A report in so many has a whole digest, for routers that are new or missed more."""
 
 _SNAPSHOT_REPEATS: Final = 2
+
+
+def _of_replica(answer: Callable[[WorkerEngine, *Ts], R]) -> Question[R, *Ts]:
+    return Question(answer, "replica", None, FILE_REPLY_S, "give up")
+
+
+@_of_replica
+def metrics(engine: WorkerEngine) -> list[Sample]:
+    """Return all metrics."""
+    return list(engine.stats())
+
+
+@_of_replica
+def change_adapter(engine: WorkerEngine, name: str, path: str | None) -> None:
+    """Load an adapter from a file of this machine, or unload it if path is None."""
+    if path is None:
+        engine.unload_lora(name)
+    else:
+        engine.load_lora(name, path, in_place=True)
 
 
 class _Session:
@@ -272,10 +294,6 @@ class ReplicaService:
         """Return the description of the model and its limits, as a worker sends it to its front."""
         return messages.encode(self._engine.describe())
 
-    async def stats(self) -> bytes:
-        """Return all metrics."""
-        return messages.encode(messages.Stats(list(await asyncio.to_thread(self._engine.stats))))
-
     async def ask(self, call: bytes) -> bytes:
         """Return the `Reply` to a `Call`, also if that is an error. Raises `ReplicaEnded`."""
         self._check_engine()
@@ -283,24 +301,16 @@ class ReplicaService:
         assert isinstance(message, Call)  # noqa: S101 - of the same version
         try:
             question = find_question(message)
-            answer = await asyncio.wrap_future(self._engine.ask(question, *question.args(message)))
+            args = question.args(message)
+            if question.place == "replica":
+                answer = await asyncio.to_thread(question.answer, self._engine, *args)
+            else:
+                answer = await asyncio.wrap_future(self._engine.ask(question, *args))
             reply = question.reply(message.number, answer)
         except EngineStopped as stopped:
             raise ReplicaEnded(str(stopped), self._replica_id) from None
         except Exception as error:  # noqa: BLE001 - the front gets it
             reply = Reply(message.number, None, as_paceline_error(error))
-        return messages.encode(reply)
-
-    async def set_adapter(self, name: str, path: str | None) -> bytes:
-        """Load an adapter from a file of this machine, or unload it if path is None. An error is in the `Reply`."""
-        reply = Reply(0)
-        try:
-            if path is None:
-                await asyncio.to_thread(self._engine.unload_lora, name)
-            else:
-                await asyncio.to_thread(self._engine.load_lora, name, path, in_place=True)
-        except Exception as error:  # noqa: BLE001 - the front gets it
-            reply = Reply(0, None, as_paceline_error(error))
         return messages.encode(reply)
 
     # ---- health and routing

@@ -352,13 +352,12 @@ def test_a_replica_that_takes_requests_again_is_one_of_them() -> None:
 @pytest.mark.parametrize("how", ["hangs", "raises"])
 def test_a_replica_that_cannot_report_hides_no_other(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots and metrics of the others are shown, soon."""
-    monkeypatch.setattr("paceline.cluster.dispatcher._STATE_S", 0.2)
+    monkeypatch.setattr("paceline.cluster.cluster_engine._STATE_S", 0.2)
     with cluster("a", "b") as (world, engine):
-        for method in ("ask", "stats"):
-            if how == "hangs":
-                world.hangs_in.add(("a", method))
-            else:
-                world.fails_in["a", method] = ValueError(method)
+        if how == "hangs":
+            world.hangs_in.add(("a", "ask"))
+        else:
+            world.fails_in["a", "ask"] = ValueError("ask")
         assert set(engine.replica_slots()) == {"b"}
         assert len(engine.slots()) == world.replicas["b"].limits.num_slots
         assert set(engine.replica_stats()) == {"b"}
@@ -464,7 +463,7 @@ def test_a_request_does_not_end_since_the_only_engine_has() -> None:
 
 def test_a_question_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question to a replica that does not reply is over when the engine is closed."""
-    monkeypatch.setattr("paceline.cluster.dispatcher._STATE_S", 3600.0)
+    monkeypatch.setattr("paceline.cluster.cluster_engine._STATE_S", 3600.0)
     with cluster("a") as (world, engine):
         world.hangs_in.add(("a", "ask"))
         asked = engine.ask_slots()
