@@ -19,13 +19,12 @@ from paceline.constraints.schema_walk import (
     TYPES,
     Resolve,
     escaped,
-    is_too_large,
     part_of,
+    pattern_problem,
     quoted_pattern,
     reference_resolver,
     resolved,
     type_of,
-    unsupported_syntax,
 )
 from paceline.errors import GrammarError
 from paceline.params import SamplingParams
@@ -308,7 +307,7 @@ def _pattern(node: Mapping[str, Any]) -> str | None:
     pattern = node.get("pattern")
     if not isinstance(pattern, str) or not pattern:
         return None
-    reason = unsupported_syntax(pattern) or ("it repeats too much" if is_too_large(pattern) else None)
+    reason = pattern_problem(pattern)
     if reason:
         raise NotEnforced("pattern", reason)
     begins, ends, inner = _without_anchors(pattern)

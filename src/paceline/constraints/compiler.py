@@ -20,6 +20,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,7 +51,7 @@ from paceline.params import CallGrammar, SamplingParams, ThinkingParams
 from paceline.request import cached_in_scope, current_cache_scope
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 Spec = tuple[str, str, bool]
 """The key of a compiled grammar: its kind, its text, and whether its JSON has fewer blanks."""
@@ -127,23 +128,24 @@ def first_violation(schema: Mapping[str, Any], text: str) -> int | None:
     return len(data[:num_allowed].decode(errors="ignore"))
 
 
+@dataclass(slots=True)
 class _CachedGrammar:
     """A compiled grammar.
 
     Attributes:
         matcher: Stands at the beginning. Its copies share parts of it, which grow while a copy is followed.
+        num_compiled_bytes: Its memory, as measured when it was compiled.
         num_used: How many tokens were followed by its copies.
     """
 
-    __slots__ = ("_num_compiled_bytes", "matcher", "num_used")
-
-    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
-        self.matcher, self._num_compiled_bytes, self.num_used = matcher, num_bytes, 0
+    matcher: LLMatcher
+    num_compiled_bytes: int
+    num_used: int = 0
 
     @property
     def num_bytes(self) -> int:
-        """Its memory: as measured when it was compiled, and an estimate of the growth since then."""
-        return self._num_compiled_bytes + _BYTES_PER_USE * self.num_used
+        """Its memory, with an estimate of the growth since it was compiled."""
+        return self.num_compiled_bytes + _BYTES_PER_USE * self.num_used
 
     def note_use(self) -> None:
         """Count a token that a copy has followed."""
@@ -183,12 +185,20 @@ class ConstraintCompiler:
             kind, text, _ = spec
             matcher, note_use = self._found(spec)
             inner = (
-                JsonConstraint(matcher, self._json_tokens(_digit_limit(text)), note_use)
+                JsonConstraint(
+                    matcher,
+                    self._json_tokens(max_digits(json.loads(text)) if _LONG_NUMBER.search(text) else MAX_DIGITS),
+                    note_use,
+                )
                 if kind == "json_schema"
                 else GrammarConstraint(matcher, note_use)
             )
         elif params.constraint is not None:
-            inner = self._own(params.constraint)
+            own = (
+                validation.import_named(params.constraint) if isinstance(params.constraint, str) else params.constraint
+            )
+            is_object = not isinstance(own, type) and hasattr(own, "fill_mask")
+            inner = _checked_own(own).copy() if is_object else _checked_own(own(self.table))
         calls = self._calls(params.call_grammar) if isinstance(params.call_grammar, CallGrammar) else None
         if isinstance(params.thinking, ThinkingParams):
             thinking = params.thinking
@@ -265,7 +275,7 @@ class ConstraintCompiler:
         if len(grammar) > _MAX_GRAMMAR_CHARS:
             raise GrammarError(f"{kind} has {len(grammar)} characters as a grammar, and may have {_MAX_GRAMMAR_CHARS}")
         tokenizer, before = self._tokenizer, _num_allocated_bytes()
-        found = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+        found = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**_LIMITS))
         if found.is_error():
             raise _grammar_error(kind, text, found.get_error())
         first = found.deep_copy()
@@ -288,13 +298,6 @@ class ConstraintCompiler:
             lambda data: self._index.split(data),  # noqa: PLW0108 - the index is made when it is needed
         )
 
-    def _own(self, given: Any) -> Constraint:
-        if isinstance(given, str):
-            given = validation.import_named(given)
-        if not isinstance(given, type) and hasattr(given, "fill_mask"):
-            return _checked_own(given).copy()
-        return _checked_own(given(self.table))
-
     @cached_property
     def _index(self) -> PieceIndex:
         return PieceIndex(self.table)
@@ -309,10 +312,6 @@ class ConstraintCompiler:
             n_vocab=len(self.table.pieces),
             eos_token=sorted(self.table.eog_ids),
         )
-
-
-def _digit_limit(schema: str) -> int:
-    return max_digits(json.loads(schema)) if _LONG_NUMBER.search(schema) else MAX_DIGITS
 
 
 class _Vocabulary:
@@ -463,7 +462,7 @@ def has_large_terminal(lark: str) -> bool:
             own[current] += num_optional(text)
         elif kind == "name" and current and _is_terminal(text):
             references[current][text] += 1
-        elif kind == "sign" or match[0] in tuple("([{"):
+        elif kind == "sign" or match[0] in ("(", "[", "{"):
             own[current] += 1
     sizes: dict[str, int] = {}
     for circle in circles({name: counts.keys() & references.keys() for name, counts in references.items()}):
@@ -476,6 +475,13 @@ def has_large_terminal(lark: str) -> bool:
 
 def _is_terminal(name: str) -> bool:
     return name.lstrip("_")[:1].isupper()
+
+
+# llguidance does not report the memory of a grammar. It is measured if the C library reports allocations, which includes those of
+# other threads at the same time, and counts as at least these figures, which were measured with schemas.
+_MIN_GRAMMAR_BYTES = 32 << 10
+_MIN_BYTES_PER_CHAR = 100
+_BYTES_PER_USE = 4 << 10  # a few states of the lexer for each token
 
 
 class _MallocInfo(ctypes.Structure):
@@ -493,26 +499,11 @@ def _malloc_info() -> Any:
     return function
 
 
-# llguidance does not report the memory of a grammar. It is measured if the C library reports allocations, which includes those of
-# other threads at the same time, and counts as at least these figures, which were measured with schemas.
-_MIN_GRAMMAR_BYTES = 32 << 10
-_MIN_BYTES_PER_CHAR = 100
-_BYTES_PER_USE = 4 << 10  # a few states of the lexer for each token
-
-
 def _num_allocated_bytes() -> int:
-    """Return the bytes that the process has allocated; 0 if the C library does not tell."""
+    """Return the bytes that the process has allocated; 0 if the C library does not report them."""
     function = _malloc_info()
-    if function is None:
-        return 0
-    sizes = function().sizes
+    sizes = [0] * 10 if function is None else function().sizes
     return int(sizes[4]) + int(sizes[7])
-
-
-def _limits() -> LLParserLimits:
-    import llguidance
-
-    return llguidance.LLParserLimits(**_LIMITS)
 
 
 def _grammar_error(kind: str, text: str, message: str) -> GrammarError:
@@ -533,10 +524,6 @@ def _has_pattern(node: dict[str, Any], keyword: str, message: str) -> bool:
     return any(isinstance(text, str) and f" {' '.join(text.split())} " in message for text in patterns)
 
 
-def _is_remote(node: dict[str, Any], keyword: str, _: str) -> bool:
-    return not str(node[keyword]).startswith("#")
-
-
 def _is_named(node: dict[str, Any], keyword: str, message: str) -> bool:
     names = node[keyword] if isinstance(node[keyword], list) else [node[keyword]]
     return any(str(name).lstrip("#") in message for name in names)
@@ -549,28 +536,22 @@ def _has_crossed_bounds(node: dict[str, Any], _: str, __: str) -> bool:
     return bool(low and high) and max(low) >= min(high)
 
 
-def _is_empty(node: dict[str, Any], keyword: str, _: str) -> bool:
-    return bool(node[keyword] == [])
-
-
-def _has_no_type(node: dict[str, Any], _: str, __: str) -> bool:
-    return not types_of([node])
-
-
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_KEYWORD_HINTS: Final = (  # parts of llguidance's errors, the keywords that they are about, and at which object of the schema
+_Concerns = Callable[[dict[str, Any], str, str], bool]
+_KEYWORD_HINTS: Final[tuple[tuple[str, tuple[str, ...], _Concerns], ...]] = (
     ("regex", ("pattern", "patternProperties"), _has_pattern),
     ("Properties", ("minProperties", "maxProperties"), lambda *_: True),
-    ("Resource", ("$ref",), _is_remote),
+    ("Resource", ("$ref",), lambda node, keyword, _: not str(node[keyword]).startswith("#")),
     ("Pointer", ("$ref",), _is_named),
     ("required", ("required",), _is_named),
     ("minimum", _LOW, _has_crossed_bounds),
     ("range", (*_LOW, *_HIGH), _has_crossed_bounds),
-    ("anyOf is empty", ("enum", "anyOf"), _is_empty),
-    ("incompatible types", ("type",), _has_no_type),
+    ("anyOf is empty", ("enum", "anyOf"), lambda node, keyword, _: bool(node[keyword] == [])),
+    ("incompatible types", ("type",), lambda node, *_: not types_of([node])),
     ("multipleOf", ("multipleOf",), lambda *_: True),
     ("fuel exhausted", ("multipleOf", "pattern"), lambda *_: True),
 )
+"""Parts of llguidance's errors, the keywords that they are about, and whether a keyword of an object of the schema is meant."""
 
 
 def _checked_own(given: Any) -> Constraint:
@@ -593,8 +574,11 @@ def _bytes_compiler() -> ConstraintCompiler:
     """Return the compiler of a vocabulary of single bytes, for checks; made once."""
     with _bytes_lock:
         if not _bytes:
-            pieces = (*(bytes([byte]) for byte in range(256)), b"<eos>")
-            end = frozenset({256})
-            table = TokenTable(pieces=pieces, control_ids=end, eog_ids=end, encode=lambda text: list(text.encode()))
+            table = TokenTable(
+                pieces=(*(bytes([byte]) for byte in range(256)), b"<eos>"),
+                control_ids=frozenset({256}),
+                eog_ids=frozenset({256}),
+                encode=lambda text: list(text.encode()),
+            )
             _bytes.append(ConstraintCompiler(table))
         return _bytes[0]

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from paceline.constraints.schema_walk import (
     ANNOTATIONS,
-    LISTS,
     MAPS,
     NO_LIMIT,
+    NUMBER_KEYWORDS,
     SINGLE,
     STANDARD_FORMATS,
     TYPES,
@@ -29,17 +29,18 @@ from paceline.constraints.schema_walk import (
     Resolve,
     Schema,
     TooManyGroups,
+    children_of,
     groups_of_one_value,
     is_number,
-    is_too_large,
+    pattern_problem,
     pointer_to,
     rebuilt,
     reference_resolver,
+    refusal,
     required_of,
     schema_nesting,
     schema_objects,
     types_of,
-    unsupported_syntax,
     with_included,
 )
 from paceline.errors import GrammarError
@@ -50,33 +51,27 @@ _Reasons = Iterator[tuple[str, str]]  # keywords that would not be enforced, and
 _MAX_PATTERNS: Final = 16  # in one allOf
 _MAX_PROPERTIES: Final = 1000  # of an object that may have others
 _MAX_OPTIONAL: Final = 1000  # of an object: compiling takes time with the square of their number
-_EXCLUSIVE: Final = ("exclusiveMinimum", "exclusiveMaximum")
-_BOUNDS: Final = ("minimum", "maximum", *_EXCLUSIVE)
-_OF_NUMBERS: Final = (*_BOUNDS, "multipleOf", "const", "enum")
+_BOUNDS: Final = NUMBER_KEYWORDS[:4]
+_OF_NUMBERS: Final = (*NUMBER_KEYWORDS, "const", "enum")
 MAX_DIGITS: Final = 16
 """Digits of a generated number before the point, and after it, if the schema has no longer number."""
 _MAX_NESTING: Final = 400  # through references; some 1500 overflow the native stack
 
 _ENFORCED: Final = frozenset(
     (
-        *("$schema", "$id", "id", "$ref", "$defs", "definitions", "$anchor", "type", "enum", "const"),
-        *("allOf", "anyOf", "oneOf", "items", "prefixItems", "additionalItems", "minItems", "maxItems"),
-        *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-        *("minLength", "maxLength", "pattern", "format"),
-    )
+        "$schema $id id $ref $defs definitions $anchor type enum const allOf anyOf oneOf items prefixItems additionalItems "
+        "minItems maxItems properties patternProperties additionalProperties required minProperties maxProperties minimum "
+        "maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format"
+    ).split()
 )
 _UNENFORCED: Final = frozenset(
     (
-        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames"),
-        *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
-        *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
-    )
+        "not if then else contains minContains maxContains uniqueItems propertyNames unevaluatedItems unevaluatedProperties "
+        "dependentRequired dependentSchemas dependencies $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor"
+    ).split()
 )
 _NO_LIMIT: Final = {**NO_LIMIT, "$recursiveAnchor": (False,)}
-FORMATS: Final = frozenset(
-    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-)
+FORMATS: Final = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 _COMBINING: Final = frozenset(("anyOf", "oneOf", "$ref"))
 _OF_OBJECTS: Final = frozenset(("properties", "required", "additionalProperties", "patternProperties", "maxProperties"))
 _HOW_TO_TELL_APART: Final = (
@@ -124,6 +119,8 @@ _NAME_PATTERNS: Final[dict[str, str]] = {
     "uuid": rf"^{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}$",
     "date": _DATE_PATTERNS["date"],
 }
+_RESTRICTING: Final = frozenset("enum const pattern minLength maxLength format".split())
+_NOT_OF_NAMES: Final = frozenset("allOf anyOf oneOf not if $ref".split())
 _DECIMAL: Final = re.compile(  # the patterns that pydantic 2.10 to 2.13 writes for Decimal
     r"""\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*
     (?:
@@ -157,12 +154,15 @@ def prepared_schema(text: str) -> str:
         )
     try:
         for group in groups_of_one_value(prepared, reference_resolver(prepared)):
-            _check_exclusive("#", group)
+            _check_exclusive(group)
     except TooManyGroups:
-        _check_exclusive("#", [node for _, node in schema_objects("#", prepared)])
-    if not any(_is_combined(node) for _, node in schema_objects("#", prepared)):
-        for _, node in schema_objects("#", prepared):
-            _close(node)
+        _check_exclusive([node for _, node in schema_objects("#", prepared)])
+    nodes = [node for _, node in schema_objects("#", prepared)]
+    is_combined = any(  # whether an object and another object describe the same value together
+        "allOf" in node or (not _COMBINING.isdisjoint(node) and not _OF_OBJECTS.isdisjoint(node)) for node in nodes
+    )
+    for node in () if is_combined else nodes:
+        _close(node)
     return json.dumps(prepared)
 
 
@@ -185,13 +185,8 @@ def max_digits(schema: Any) -> int:
 
     These are `MAX_DIGITS`, as in llama.cpp, or one more than the longest number of the schema has.
     """
-    numbers = (
-        number
-        for _, node in schema_objects("#", schema)
-        for keyword in _OF_NUMBERS
-        if keyword in node
-        for number in _numbers_in(node[keyword])
-    )
+    values = (node.get(keyword) for _, node in schema_objects("#", schema) for keyword in _OF_NUMBERS)
+    numbers = (number for value in values for number in _scalars_in(value) if is_number(number))
     parts = (part for number in numbers for part in f"{abs(Decimal(str(number))):f}".split("."))
     longest = max(map(len, parts), default=0)
     return max(MAX_DIGITS, longest + 1 if longest >= MAX_DIGITS else 0)
@@ -215,11 +210,6 @@ def place_of(
         if keyword in node
     ]
     return next((path for path, is_meant in found if is_meant), found[0][0] if found else "#")
-
-
-def _is_combined(node: Schema) -> bool:
-    """Return whether a schema object and another object describe the same value together."""
-    return "allOf" in node or (not _COMBINING.isdisjoint(node) and not _OF_OBJECTS.isdisjoint(node))
 
 
 def _close(node: Schema) -> None:
@@ -260,16 +250,19 @@ class _Preparation:
     def _prepared(self, path: str, node: Any) -> Any:
         if not isinstance(node, dict):
             return node
-        _check_types(path, node, has_values=self._leaves_out is None)
+        _check_types(path, node)
         is_shown = self._leaves_out is not None  # to a model, for which a format says more than its pattern
+        if not is_shown:
+            _check_values(path, node)
         node = rewritten(node, self._exclusion, self._shared, is_shown=is_shown)
         for keyword, reason in _unenforced(path, node):
             if self._leaves_out is None:
-                raise _refused(path, keyword, reason)
+                raise refusal(path, keyword, reason)
             if not self._leaves_out(keyword):
                 continue
             self.left_out.append(f"{pointer_to(path, keyword)} is left out: {reason}")
-            node = _without(node, keyword)
+            rest = {name: value for name, value in node.items() if name != keyword}
+            node = {**rest, "anyOf": node["oneOf"]} if keyword == "oneOf" and "anyOf" not in node else rest
         if self._leaves_out is None:  # else annotations may be shown to the model
             node = {keyword: value for keyword, value in node.items() if not _says_nothing(keyword, value)}
         return rebuilt(node, lambda keyword, name, child: self._prepared(pointer_to(path, keyword, name), child))
@@ -287,14 +280,6 @@ class _Preparation:
         return {"$ref": f"#/$defs/{known}"}
 
 
-def _without(node: Schema, keyword: str) -> Schema:
-    """Return a schema object without a keyword. The alternatives of a oneOf become alternatives of an anyOf."""
-    changed = {name: value for name, value in node.items() if name != keyword}
-    if keyword == "oneOf" and "anyOf" not in node:
-        changed["anyOf"] = node["oneOf"]
-    return changed
-
-
 def _says_nothing(keyword: str, value: Any) -> bool:
     """Return whether a keyword restricts nothing."""
     if keyword in ANNOTATIONS or keyword.startswith("x-"):
@@ -304,16 +289,14 @@ def _says_nothing(keyword: str, value: Any) -> bool:
     return any(value is free if isinstance(free, bool) else value == free for free in _NO_LIMIT.get(keyword, ()))
 
 
-def _check_types(path: str, node: Schema, *, has_values: bool) -> None:
-    """Refuse unknown types and definitions that are no object. has_values: also refuse other values of a wrong type."""
+def _check_types(path: str, node: Schema) -> None:
+    """Refuse unknown types, and definitions that are no object."""
     if path == "#" and not isinstance(node.get("$defs", {}), dict):
-        raise _refused(path, "$defs", "this must be an object of schemas")
+        raise refusal(path, "$defs", "this must be an object of schemas")
     given = node.get("type", [])
     for name in [given] if isinstance(given, str) else given if isinstance(given, list) else []:
         if name not in TYPES:
-            raise _refused(path, "type", f"{name!r:.80} is not a type; types are {', '.join(TYPES)}")
-    if has_values:
-        _check_values(path, node)
+            raise refusal(path, "type", f"{name!r:.80} is not a type; types are {', '.join(TYPES)}")
 
 
 def _check_values(path: str, node: Schema) -> None:
@@ -321,18 +304,11 @@ def _check_values(path: str, node: Schema) -> None:
     for keyword, value in node.items():
         expected = next((text for names, text, is_right in _VALUES if keyword in names and not is_right(value)), None)
         if expected is not None:
-            raise _refused(path, keyword, f"this must be {expected}, not {json.dumps(value):.80}")
-        children = (
-            value.items()
-            if keyword in MAPS
-            else enumerate(value)
-            if keyword in LISTS and isinstance(value, list)
-            else ()
-        )
-        for name, child in children:
+            raise refusal(path, keyword, f"this must be {expected}, not {json.dumps(value):.80}")
+        for name, child in children_of(keyword, value):
             if not isinstance(child, (dict, bool)):
                 reason = f"a schema must be an object or a boolean, not {json.dumps(child):.80}"
-                raise _refused(path, keyword, reason, name)
+                raise refusal(path, keyword, reason, *(() if name is None else (name,)))
 
 
 def _unenforced(path: str, node: Schema) -> Iterator[tuple[str, str]]:
@@ -348,74 +324,65 @@ def _unenforced(path: str, node: Schema) -> Iterator[tuple[str, str]]:
             yield keyword, "this keyword is not enforced; leave it out, or write what it says with others"
         elif keyword not in _ENFORCED:
             yield keyword, "this is no keyword that is known; leave it out, or call it x-... if it only describes"
-    for check in _COMBINATIONS:
-        yield from check(path, node)
+    yield from _combinations(path, node)
+    yield from _exclusive_bounds([node])
+    if "prefixItems" in node and isinstance(node.get("items"), list):
+        yield "items", "a list is not enforced beside prefixItems"
+    yield from _patterns(node)
+    properties = node["properties"] if isinstance(node.get("properties"), dict) else {}
+    is_open = node.get("additionalProperties", False) is not False or "patternProperties" in node
+    if is_open and len(properties) > _MAX_PROPERTIES:
+        yield "properties", f"at most {_MAX_PROPERTIES} can be named beside others, not {len(properties)}"
+    num_optional = len(properties.keys() - {name for name in node.get("required", ()) if isinstance(name, str)})
+    if num_optional > _MAX_OPTIONAL:
+        yield "properties", f"at most {_MAX_OPTIONAL} can be optional, not {num_optional}; require the others"
 
 
-def _reference(path: str, node: Schema) -> _Reasons:
+def _combinations(path: str, node: Schema) -> _Reasons:
     if path != "#" and isinstance(node.get("$id", node.get("id")), str):
         keyword = "$id" if "$id" in node else "id"
         yield keyword, f"references are looked up from the root alone; leave {keyword} out"
-
-
-def _number_of_properties(_: str, node: Schema) -> _Reasons:
-    """Yield a count that a name which comes twice would reach, and counts beside optional properties."""
-    least, required, named = node.get("minProperties"), node.get("required"), node.get("properties")
+    least, most, required = node.get("minProperties"), node.get("maxProperties"), node.get("required")
     names = {str(name) for name in required} if isinstance(required, list) else set[str]()
-    if isinstance(least, (int, float)) and least > len(names) + 1:
-        yield "minProperties", f"it is enforced up to {len(names) + 1} here; require the properties by name"
-        return
-    optional = set(named) - names if isinstance(named, dict) else set[str]()
+    optional = set(node["properties"]) - names if isinstance(node.get("properties"), dict) else set[str]()
     is_open = node.get("additionalProperties", True) is not False or "patternProperties" in node
-    most = node.get("maxProperties")
-    if optional and isinstance(most, (int, float)) and (most != len(names) + 1 or is_open):
+    if isinstance(least, (int, float)) and least > len(names) + 1:  # a name that comes twice would reach the count
+        yield "minProperties", f"it is enforced up to {len(names) + 1} here; require the properties by name"
+    elif optional and isinstance(most, (int, float)) and (most != len(names) + 1 or is_open):
         yield "maxProperties", "it is not enforced beside optional properties; require them by name"
-
-
-def _constants(_: str, node: Schema) -> _Reasons:
     for keyword in ("const", "enum"):
-        if keyword in node and any(not _ESCAPED.issuperset(_controls(text)) for text in _texts_in(node[keyword])):
+        texts = [text for text in _scalars_in(node.get(keyword)) if isinstance(text, str)]
+        if any((char < " " or char == "\x7f") and char not in _ESCAPED for text in texts for char in text):
             yield keyword, "texts with control characters other than \\b, \\f, \\n, \\r and \\t cannot come"
-
-
-def _numbers(_: str, node: Schema) -> _Reasons:
-    """Yield numbers that would be rounded."""
     for keyword in _OF_NUMBERS:
-        if keyword in node and not all(map(_is_exact, _numbers_in(node[keyword]))):
+        if not all(map(_is_exact, filter(is_number, _scalars_in(node.get(keyword))))):
             yield keyword, "integers of more than 53 bits would be rounded; leave this out"
 
 
 def _exclusive_bounds(nodes: list[Schema]) -> _Reasons:
-    """Yield an exclusive bound at an integer with one between integers: a value at the exclusive one could come."""
+    """Yield an exclusive bound at an integer beside a bound that is no integer: a value at the exclusive bound could come."""
     own = [node for node in nodes if node.get("type") != "integer"]
     bounds = [(keyword, node[keyword]) for node in own for keyword in _BOUNDS if is_number(node.get(keyword))]
     if any(value % 1 for _, value in bounds):
         for keyword, value in bounds:
-            if keyword in _EXCLUSIVE and not value % 1:
+            if keyword in _MOVED and not value % 1:
                 yield keyword, "it is not enforced beside a bound that is no integer; use minimum, maximum"
 
 
-def _check_exclusive(path: str, nodes: list[Schema]) -> None:
+def _check_exclusive(nodes: list[Schema]) -> None:
     for keyword, reason in _exclusive_bounds(nodes):
-        raise _refused(path, keyword, reason)
+        raise refusal("#", keyword, reason)
 
 
-def _items(_: str, node: Schema) -> _Reasons:
-    if "prefixItems" in node and isinstance(node.get("items"), list):
-        yield "items", "a list is not enforced beside prefixItems"
-
-
-def _patterns(_: str, node: Schema) -> _Reasons:
+def _patterns(node: Schema) -> _Reasons:
     """Yield patterns that have another meaning, or would take too long to compile."""
     named = node.get("patternProperties")
     names = named if isinstance(named, dict) else ()  # else refused when it is compiled
-    texts = [("pattern", node.get("pattern")), *(("patternProperties", name) for name in names)]
-    for keyword, text in texts:
-        if isinstance(text, str):
-            reason = unsupported_syntax(text) or ("it repeats too much" if is_too_large(text) else None)
-            if reason:
-                yield keyword, reason
-                break
+    for keyword, text in [("pattern", node.get("pattern")), *(("patternProperties", name) for name in names)]:
+        reason = pattern_problem(text) if isinstance(text, str) else None
+        if reason:
+            yield keyword, reason
+            break
     combined = node.get("allOf")
     if isinstance(combined, list):
         patterns = [child for part in combined for _, child in schema_objects("#", part) if "pattern" in child]
@@ -423,38 +390,11 @@ def _patterns(_: str, node: Schema) -> _Reasons:
             yield "allOf", f"at most {_MAX_PATTERNS} patterns can be combined, not {len(patterns)}"
 
 
-def _size(_: str, node: Schema) -> _Reasons:
-    named = node.get("properties")
-    is_open = node.get("additionalProperties", False) is not False or "patternProperties" in node
-    if is_open and isinstance(named, dict) and len(named) > _MAX_PROPERTIES:
-        yield "properties", f"at most {_MAX_PROPERTIES} can be named beside others, not {len(named)}"
-    required = {name for name in node.get("required", ()) if isinstance(name, str)}
-    num_optional = len(named.keys() - required) if isinstance(named, dict) else 0
-    if num_optional > _MAX_OPTIONAL:
-        yield "properties", f"at most {_MAX_OPTIONAL} can be optional, not {num_optional}; require the others"
-
-
-_COMBINATIONS: Final[tuple[Callable[[str, Schema], _Reasons], ...]] = (
-    _reference,
-    _number_of_properties,
-    _constants,
-    _numbers,
-    lambda _, node: _exclusive_bounds([node]),
-    _items,
-    _patterns,
-    _size,
-)
-
-
-def _is_count(value: Any) -> bool:
-    return is_number(value) and value >= 0 and value % 1 == 0
-
-
 _VALUES: Final[tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...]] = (
     (
         ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
         "an integer that is not negative",
-        _is_count,
+        lambda value: is_number(value) and value >= 0 and value % 1 == 0,
     ),
     (("minimum", "maximum"), "a number", is_number),
     (("multipleOf",), "a number above 0", lambda value: is_number(value) and value > 0),
@@ -474,33 +414,14 @@ def _is_exact(value: float) -> bool:
         return False
 
 
-def _numbers_in(value: Any) -> Iterator[float]:
-    if is_number(value):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for child in value.values() if isinstance(value, dict) else value:
-            yield from _numbers_in(child)
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
+def _scalars_in(value: Any) -> Iterator[Any]:
+    """Yield the texts, numbers and other scalars in a JSON value, and the names of its objects."""
+    if isinstance(value, dict):
         yield from value
-        for child in value.values():
-            yield from _texts_in(child)
-    elif isinstance(value, list):
-        for child in value:
-            yield from _texts_in(child)
-
-
-def _controls(text: str) -> set[str]:
-    return {character for character in text if character < " " or character == "\x7f"}
-
-
-def _refused(path: str, keyword: str, reason: str, *inside: str | int) -> GrammarError:
-    """Return the error about a keyword, or about a part of its value that names and indices lead to."""
-    return GrammarError(f"json_schema: {pointer_to(path, keyword, *inside)}: {reason}")
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _scalars_in(child)
+    if not isinstance(value, (dict, list)):
+        yield value
 
 
 # ---- rewrites
@@ -531,6 +452,14 @@ def rewritten(node: Schema, exclusion: Exclusion, share: Share, *, is_shown: boo
     return changed if is_shown else _with_bounded_multiples(changed)
 
 
+def _with_added(node: Schema, keyword: str, value: Any) -> Schema | None:
+    """Return an object with another keyword, in an allOf if the object has the keyword; None if its allOf is no list."""
+    if keyword not in node:
+        return {**node, keyword: value}
+    others = node.get("allOf", [])
+    return {**node, "allOf": [*others, {keyword: value}]} if isinstance(others, list) else None
+
+
 def _with_real_dates(node: Schema) -> Schema:
     """Return an object of a schema with a pattern in place of a format of dates or times.
 
@@ -539,11 +468,7 @@ def _with_real_dates(node: Schema) -> Schema:
     pattern = _DATE_PATTERNS.get(str(node.get("format")))
     if pattern is None:
         return node
-    changed = {keyword: value for keyword, value in node.items() if keyword != "format"}
-    if "pattern" not in changed:
-        return {**changed, "pattern": pattern}
-    others = changed.get("allOf", [])
-    return {**changed, "allOf": [*others, {"pattern": pattern}]} if isinstance(others, list) else node
+    return _with_added({name: value for name, value in node.items() if name != "format"}, "pattern", pattern) or node
 
 
 def _without_one_of(node: Schema, exclusion: Exclusion, share: Share) -> Schema:
@@ -560,11 +485,7 @@ def _without_one_of(node: Schema, exclusion: Exclusion, share: Share) -> Schema:
         alternative if target is None else share(target, name)
         for alternative, target in zip(node["oneOf"], targets, strict=True)
     ]
-    changed = {keyword: value for keyword, value in node.items() if keyword != "oneOf"}
-    if "anyOf" not in changed:
-        return {**changed, "anyOf": choices}
-    others = changed.get("allOf", [])
-    return {**changed, "allOf": [*others, {"anyOf": choices}]} if isinstance(others, list) else node
+    return _with_added({name: value for name, value in node.items() if name != "oneOf"}, "anyOf", choices) or node
 
 
 def _discriminated(alternatives: list[Any], name: Any, exclusion: Exclusion) -> list[Schema | None]:
@@ -616,10 +537,6 @@ def _without_property_names(node: Schema, resolve: Resolve, share: Share) -> Sch
     if pattern is None or properties:
         return node
     return {**changed, "patternProperties": {pattern: others}, "additionalProperties": False}
-
-
-_RESTRICTING: Final = frozenset(("enum", "const", "pattern", "minLength", "maxLength", "format"))
-_NOT_OF_NAMES: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref"))
 
 
 def _name_pattern(names: Schema, restricting: set[str]) -> str | None:

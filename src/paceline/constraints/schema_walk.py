@@ -23,40 +23,19 @@ TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "obje
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 SINGLE: Final = ("items", "additionalItems", "additionalProperties")
+NUMBER_KEYWORDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 ANNOTATIONS: Final = frozenset(
     (
-        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment"),
-        *("contentEncoding", "contentMediaType", "contentSchema", "$vocabulary"),
-        *("nullable", "discriminator", "xml", "externalDocs"),  # OpenAPI's; they allow more, or describe
-    )
+        "title description default examples example deprecated readOnly writeOnly $comment contentEncoding contentMediaType "
+        "contentSchema $vocabulary nullable discriminator xml externalDocs"  # the last four are OpenAPI's
+    ).split()
 )
 """Keywords that say nothing about which values are valid; so does every name that begins with x-."""
 STANDARD_FORMATS: Final = frozenset(
     (
-        *(
-            "date-time",
-            "time",
-            "date",
-            "duration",
-            "email",
-            "idn-email",
-            "hostname",
-            "idn-hostname",
-            "ipv4",
-            "ipv6",
-            "uuid",
-        ),
-        *(
-            "uri",
-            "uri-reference",
-            "iri",
-            "iri-reference",
-            "uri-template",
-            "json-pointer",
-            "relative-json-pointer",
-            "regex",
-        ),
-    )
+        "date-time time date duration email idn-email hostname idn-hostname ipv4 ipv6 uuid uri uri-reference iri iri-reference "
+        "uri-template json-pointer relative-json-pointer regex"
+    ).split()
 )
 """Formats that JSON Schema defines; any other name has no meaning there, and describes."""
 NO_LIMIT: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -120,6 +99,11 @@ def pointer_to(path: str, *names: str | int | None) -> str:
     return path + "".join(f"/{escaped(str(name))}" for name in names if name is not None)
 
 
+def refusal(path: str, keyword: str, reason: str, *inside: str | int) -> GrammarError:
+    """Return the error about a keyword, or about a part of its value that names and indices lead to."""
+    return GrammarError(f"json_schema: {pointer_to(path, keyword, *inside)}: {reason}")
+
+
 def rebuilt(node: Mapping[str, Any], visit: Callable[[str, str | int | None, Any], Any]) -> Schema:
     """Return a schema object in which `visit` has replaced the schemas directly within it.
 
@@ -127,16 +111,14 @@ def rebuilt(node: Mapping[str, Any], visit: Callable[[str, str | int | None, Any
         node: The schema object.
         visit: Takes a keyword, the name or index of a schema in its value (None: the value is the schema), and the schema.
     """
-    found: Schema = {}
+    copied: Schema = dict(node)
     for keyword, value in node.items():
         visited = {name: visit(keyword, name, child) for name, child in children_of(keyword, value)}
+        if visited:
+            copied[keyword] = visited if isinstance(value, dict) else list(visited.values())
         if None in visited:
-            found[keyword] = visited[None]
-        elif visited:
-            found[keyword] = visited if isinstance(value, dict) else list(visited.values())
-        else:
-            found[keyword] = value
-    return found
+            copied[keyword] = visited[None]
+    return copied
 
 
 def schema_objects(path: str, node: Any) -> Iterator[tuple[str, Schema]]:
@@ -262,24 +244,17 @@ def schema_nesting(schema: Schema) -> int:
 
 def _definition(node: Any) -> Definition:
     depth, references, level = 0, set[str](), [node]
-    while level:
-        level = [child for child in level if isinstance(child, dict)]
-        depth += bool(level)
+    while level := [child for child in level if isinstance(child, dict)]:
+        depth += 1
         references |= {_decoded(child["$ref"]) for child in level if isinstance(child.get("$ref"), str)}
-        level = [part for child in level for part in _nested(child)]
+        parts: list[Any] = []
+        for keyword, value in (pair for child in level for pair in child.items()):
+            if keyword in ("$defs", "definitions", "const", "enum"):
+                continue
+            is_map = keyword in ("properties", "patternProperties") and isinstance(value, dict)
+            parts += value.values() if is_map else value if isinstance(value, list) else [value]
+        level = parts
     return depth, frozenset(references)
-
-
-def _nested(node: Schema) -> Iterator[Any]:
-    for keyword, value in node.items():
-        if keyword in ("$defs", "definitions", "const", "enum"):
-            continue
-        if keyword in ("properties", "patternProperties") and isinstance(value, dict):
-            yield from value.values()
-        elif isinstance(value, list):
-            yield from value
-        else:
-            yield value
 
 
 def longest_chain(definitions: Mapping[str, Definition]) -> int:
@@ -363,10 +338,8 @@ def _alternatives(nodes: list[Schema], resolve: Resolve) -> Iterator[list[Schema
             return
         given, chosen = todo.pop()
         base = with_included(given, resolve)
-        lists = [
-            node[keyword] for node in base for keyword in ("anyOf", "oneOf") if isinstance(node.get(keyword), list)
-        ]
-        lists = [alternatives for alternatives in lists if id(alternatives) not in chosen]
+        values = [node.get(keyword) for node in base for keyword in ("anyOf", "oneOf")]
+        lists = [value for value in values if isinstance(value, list) and id(value) not in chosen]
         chosen |= {id(alternatives) for alternatives in lists}
         if not lists:
             yield base
@@ -394,47 +367,34 @@ def with_included(nodes: list[Schema], resolve: Resolve) -> list[Schema]:
 def _parts(group: list[Schema]) -> Iterator[list[Schema]]:
     yield from _properties([node for node in group if node.keys() & _OF_OBJECTS])
     of_arrays = [node for node in group if node.keys() & _OF_ARRAYS]
-    items = [child for node in of_arrays for keyword in _OF_ARRAYS for child in _listed(node.get(keyword))]
-    if len(of_arrays) > 1:
-        yield items
-    else:
-        yield from ([item] for item in items)
+    values = [node.get(keyword) for node in of_arrays for keyword in _OF_ARRAYS]
+    items = [child for value in values for child in _schemas(value if isinstance(value, list) else [value])]
+    yield from [items] if len(of_arrays) > 1 else ([item] for item in items)
 
 
 def _properties(group: list[Schema]) -> Iterator[list[Schema]]:
-    named = [node["properties"] if isinstance(node.get("properties"), dict) else {} for node in group]
-    patterns = [pair for node in group for pair in _patterns(node.get("patternProperties"))]
+    named, patterns = (
+        [node[keyword] if isinstance(node.get(keyword), dict) else {} for node in group]
+        for keyword in ("properties", "patternProperties")
+    )
+    by_pattern = [pair for pairs in patterns for pair in pairs.items() if isinstance(pair[1], dict)]
+    others = [node.get("additionalProperties") for node in group]
     for name in {name for names in named for name in names}:
-        beside = [
-            node.get("additionalProperties") for node, names in zip(group, named, strict=True) if name not in names
-        ]
-        matching = [child for pattern, child in patterns if _may_match(pattern, name)]
+        beside = [child for child, names in zip(others, named, strict=True) if name not in names]
+        matching = [child for pattern, child in by_pattern if _may_match(pattern, name)]
         yield _schemas([*(names.get(name) for names in named), *matching, *beside])
-    others = [*(child for _, child in patterns), *_schemas([node.get("additionalProperties") for node in group])]
-    if len(group) > 1:
-        yield others
-    else:
-        yield from ([child] for child in others)
-
-
-def _listed(value: Any) -> list[Schema]:
-    return _schemas(value if isinstance(value, list) else [value])
+    unnamed = [*(child for _, child in by_pattern), *_schemas(others)]
+    yield from [unnamed] if len(group) > 1 else ([child] for child in unnamed)
 
 
 def _schemas(nodes: list[Any]) -> list[Schema]:
     return [node for node in nodes if isinstance(node, dict)]
 
 
-def _patterns(value: Any) -> list[tuple[str, Schema]]:
-    return [(key, node) for key, node in value.items() if isinstance(node, dict)] if isinstance(value, dict) else []
-
-
 def _may_match(pattern: str, name: str) -> bool:
     """Return whether a name may match; any may match a pattern that repeats, since its search may take long."""
-    if re.search(r"[*+{?(]", pattern):
-        return True
     try:
-        return re.search(pattern, name) is not None
+        return re.search(r"[*+{?(]", pattern) is not None or re.search(pattern, name) is not None
     except re.error:
         return True
 
@@ -559,14 +519,18 @@ def listed_in(group: list[Schema]) -> set[str] | None:
     return found
 
 
+def types_named(given: Any) -> set[str]:
+    """Return the types that the value of the keyword type allows. A number may be an integer."""
+    names = {given} if isinstance(given, str) else {name for name in given or () if isinstance(name, str)}
+    return names | ({"integer"} if "number" in names else set())
+
+
 def types_of(group: list[Schema]) -> set[str]:
     """Return the types that all of the schemas allow. A number that is an integer has the type integer alone."""
     found = set(TYPES)
     for node in group:
-        given = node.get("type")
-        if isinstance(given, (str, list)):
-            named = {given} if isinstance(given, str) else {name for name in given if isinstance(name, str)}
-            found &= named | ({"integer"} if "number" in named else set())
+        if isinstance(node.get("type"), (str, list)):
+            found &= types_named(node["type"])
         listed = [node["const"]] if "const" in node else node.get("enum")
         if isinstance(listed, list):
             found &= {type_of(value) for value in listed}
@@ -660,8 +624,8 @@ class _Relaxation:
 # ---- regular expressions, before they are compiled
 
 
-def unsupported_syntax(pattern: str) -> str | None:
-    """Return why a pattern would not be enforced as JSON Schema means it; None if it would."""
+def pattern_problem(pattern: str) -> str | None:
+    """Return why a pattern would not be enforced as JSON Schema means it, or is too large; None if neither holds."""
     for match in _TOKEN.finditer(pattern):
         text = match[0]
         if len(text) > 1 and text[0] == "[":
@@ -676,7 +640,7 @@ def unsupported_syntax(pattern: str) -> str | None:
         flags = _FLAGS.match(pattern, match.start()) if text == "(" else None
         if flags is not None:
             return f"flags such as {flags[0]} are not known in JSON Schema; write both cases of a letter as [aA]"
-    return None
+    return "it repeats too much" if is_too_large(pattern) else None
 
 
 def is_too_large(pattern: str) -> bool:
