@@ -21,8 +21,8 @@ def test_facts_without_weights_are_those_with_weights(kind: str, tiny_models: Ca
     """Whatever the architecture, each fact present is that of llama.cpp; memory and sizes are always present."""
     path = tiny_models(kind)
     facts, model = model_facts(Model.load(path, vocab_only=True)), Model.load(path)
-    assert (facts.memory_class, facts.n_swa) == (model.memory_class.value, model.n_swa)
-    assert (facts.size_bytes, facts.n_params) == (model.size_bytes, model.n_params)
-    assert facts.quantisation is not None and facts.quantisation in model.ftype
-    given = {name: getattr(facts, name) for name in SHAPE if getattr(facts, name) is not None}
+    assert (facts["memory_class"], facts["n_swa"]) == (model.memory_class.value, model.n_swa)
+    assert (facts["size_bytes"], facts["n_params"]) == (model.size_bytes, model.n_params)
+    assert facts["quantisation"] is not None and facts["quantisation"] in model.ftype
+    given = {name: facts[name] for name in SHAPE if facts[name] is not None}
     assert given == {name: getattr(model, name) for name in given} and len(given) >= 3

@@ -13,13 +13,13 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,12 +36,14 @@ from paceline.cli.options import (
     ThreadsOption,
     advising_flags,
     calling_tools,
+    decode_speed,
     engine_model,
     load,
     read_audio,
     read_image,
     reading_text,
     showing,
+    shown_speed,
     takes_options,
     way_to_longer_texts,
 )
@@ -63,27 +65,14 @@ _REDRAW_S = 0.06
 _FENCE = re.compile(r"`{3,}|~{3,}")
 
 
-class ReplyView(Protocol):
-    """Shows the parts of a reply."""
-
-    def thinking(self, text: str) -> None:
-        """Show a piece of thinking."""
-
-    def content(self, text: str) -> None:
-        """Show a piece of content."""
-
-    def finish(self) -> None:
-        """Show the rest. The cursor is at the beginning of a line afterwards."""
-
-
-def make_view(*, is_plain: bool, shows_thinking: bool) -> ReplyView:
+def make_view(*, is_plain: bool, shows_thinking: bool) -> PlainView:
     """Return the view that suits stdout."""
     can_set = terminal.can_draw(sys.stdout) and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return MarkdownView(shows_thinking) if can_set and not is_plain else PlainView(shows_thinking)
 
 
 class PlainView:
-    """Text as it is, with thinking on a terminal alone: a program that reads the output wants the content."""
+    """A reply as plain text. Its thinking is shown on a terminal alone: a program that reads the output wants the content."""
 
     def __init__(self, shows_thinking: bool = True) -> None:
         self._shows_thinking = shows_thinking and terminal.is_terminal(sys.stdout)
@@ -91,53 +80,53 @@ class PlainView:
         self._wrap = terminal.WordWrap(sys.stdout)
 
     def thinking(self, text: str) -> None:
-        """Show a part of the reply, as `ReplyView` says."""
+        """Show a piece of thinking."""
         if self._shows_thinking:
             self._is_thinking, self._last = True, text
             self._wrap.write(text, style="dim")
 
     def content(self, text: str) -> None:
-        """Show a part of the reply, as `ReplyView` says."""
-        if self._is_thinking:
-            self._wrap.write("\n" if self._last.endswith("\n") else "\n\n")
-            self._is_thinking = False
+        """Show a piece of content."""
+        self._end_thinking()
         self._last = text
         self._wrap.write(text)
 
     def finish(self) -> None:
-        """Show a part of the reply, as `ReplyView` says."""
+        """Show the rest. The cursor is at the beginning of a line afterwards."""
         if self._last and not self._last.endswith("\n"):
             self._wrap.write("\n")
         self._wrap.finish()
 
+    def _end_thinking(self) -> None:
+        if self._is_thinking:
+            self._wrap.write("\n" if self._last.endswith("\n") else "\n\n")
+            self._is_thinking = False
 
-class MarkdownView:
-    """Markdown on a terminal that can move its cursor."""
+
+class MarkdownView(PlainView):
+    """A reply as Markdown, on a terminal that can move its cursor."""
 
     def __init__(self, shows_thinking: bool = True) -> None:
         from rich.console import Console
 
+        super().__init__(shows_thinking)
         self._console = Console(
             file=sys.stdout, force_terminal=True, highlight=False, emoji=False, markup=False, legacy_windows=False
         )
-        self._shows_thinking = shows_thinking
-        self._wrap = terminal.WordWrap(sys.stdout)  # of thinking
-        self._thinking = self._rest = ""
+        self._rest = ""
         self._has_printed = False
         self._num_drawn = 0  # lines of the last block that are on the screen
         self._drawn_s = 0.0
 
     def thinking(self, text: str) -> None:
-        """Show a part of the reply, as `ReplyView` says."""
-        if not self._shows_thinking:
-            return
-        if not self._thinking:
-            text = text.lstrip()
-        self._thinking += text
-        self._wrap.write(text, style="dim italic")
+        """Show a piece of thinking, without the blanks before the first piece."""
+        text = text if self._is_thinking else text.lstrip()
+        if self._shows_thinking and text:
+            self._is_thinking, self._last = True, text
+            self._wrap.write(text, style="dim italic")
 
     def content(self, text: str) -> None:
-        """Show a part of the reply, as `ReplyView` says."""
+        """Show a piece of content, and draw its last block if the earlier picture is old enough."""
         self._end_thinking()
         self._rest += terminal.printable(text)
         done, self._rest = split_blocks(self._rest)
@@ -145,30 +134,21 @@ class MarkdownView:
             self._print(block)
         now = time.monotonic()
         if self._rest.strip() and (done or now - self._drawn_s >= _REDRAW_S):
-            self._draw()
+            shown = self._lines(self._rest)[-max(1, self._console.height - 1) :]  # as much as the screen has room for
+            self._put("\n".join(shown), len(shown))
             self._drawn_s = now
 
     def finish(self) -> None:
-        """Show a part of the reply, as `ReplyView` says."""
+        """Print the last block."""
         self._end_thinking()
         if self._rest.strip():
             self._print(self._rest)
         self._rest = ""
 
-    def _end_thinking(self) -> None:
-        if self._thinking:
-            self._wrap.write("\n" if self._thinking.endswith("\n") else "\n\n")
-            self._thinking = ""
-
     def _print(self, block: str) -> None:
         """Print a complete block, with a blank line before it unless it is the first."""
         self._put("".join(f"{line}\n" for line in self._lines(block)), 0)
         self._has_printed = True
-
-    def _draw(self) -> None:
-        """Show as much of the last block as the screen has room for, its end; the next output replaces it."""
-        shown = self._lines(self._rest)[-max(1, self._console.height - 1) :]
-        self._put("\n".join(shown), len(shown))
 
     def _put(self, text: str, num_drawn: int) -> None:
         above = f"\x1b[{self._num_drawn - 1}A" if self._num_drawn > 1 else ""
@@ -195,7 +175,9 @@ class MarkdownView:
 def split_blocks(text: str) -> tuple[list[str], str]:
     """Split Markdown into the blocks that are complete, and the rest: at blank lines outside of fenced code."""
     blocks, begin, position, fence = [], 0, 0, ""
-    for line in _whole_lines(text):
+    for line in text.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            continue
         stripped = line.strip()
         position += len(line)
         found = _FENCE.match(stripped)
@@ -210,49 +192,45 @@ def split_blocks(text: str) -> tuple[list[str], str]:
     return blocks, text[begin:]
 
 
-def _whole_lines(text: str) -> Iterator[str]:
-    return (line for line in text.splitlines(keepends=True) if line.endswith("\n"))
-
-
 _NEARLY_FULL = 0.8  # share of the context
 _POLL_S = 0.1
-_MAX_SHOWN_CHARS = 400
+_shortened = partial(terminal.shortened, most=400)
 QUOTES = '"""'  # around a message of several lines
 _ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """How a chat runs.
+class ChatSession:
+    """A conversation and the commands that change it.
 
-    Attributes:
+    Args:
+        llm: The engine.
+        system: The system message; None for none.
         params: Sampling parameters of every turn.
         turn: Keywords of `LLM.chat` for every turn.
         make_view: Makes the view of a message.
-        run: Does work that Ctrl-C stops.
         full_advice: The advice of a note that the context is full.
         tools: Functions that the model may call.
         allows: Asks whether a call may run, on the thread that reads the reply; None runs all calls.
     """
 
-    params: SamplingParams
-    turn: Mapping[str, Any]
-    make_view: Callable[[], ReplyView]
-    run: Callable[[Callable[[StopSignal], None]], None]
-    full_advice: str
-    tools: Sequence[Callable[..., Any]] = ()
-    allows: Callable[[StopSignal], bool] | None = None
-
-
-class ChatSession:
-    """A conversation and the commands that change it."""
-
-    def __init__(self, llm: LLM, options: SessionOptions, system: str | None = None) -> None:
-        self._llm, self._options = llm, options
-        self._params, self._turn = options.params, dict(options.turn)
-        if options.tools:
-            self._turn |= {"tools": [self._guarded(tool) for tool in options.tools], "run_tools": True}
-        self._view: ReplyView | None = None  # of the message that is being shown
+    def __init__(
+        self,
+        llm: LLM,
+        system: str | None,
+        *,
+        params: SamplingParams,
+        turn: Mapping[str, Any],
+        make_view: Callable[[], PlainView],
+        full_advice: str,
+        tools: Sequence[Callable[..., Any]],
+        allows: Callable[[StopSignal], bool] | None,
+    ) -> None:
+        self._llm, self._make_view, self._full_advice, self._allows = llm, make_view, full_advice, allows
+        self._first_params = self._params = params
+        self._turn = dict(turn)
+        if tools:
+            self._turn |= {"tools": [self._guarded(tool) for tool in tools], "run_tools": True}
+        self._view: PlainView | None = None  # of the message that is being shown
         self._stop = StopSignal()  # of the turn that runs
         self._talk = self._conversation(system)
         self._last: Usage | None = None
@@ -262,11 +240,11 @@ class ChatSession:
             "/system": ("TEXT", "set the system message, or show it; - for none", self._system),
             "/set": ("NAME VALUE", "set a sampling parameter; - for its value at the start", self._set),
             "/show": ("", "show the model, the system message and parameters", self._show_settings),
-            "/image": ("FILE", "attach an image to the next message; - for none", self._image),
-            "/audio": ("FILE", "attach audio to the next message; - for none", self._audio),
+            "/image": ("FILE", "attach an image to the next message; - for none", partial(self._attach_file, "image")),
+            "/audio": ("FILE", "attach audio to the next message; - for none", partial(self._attach_file, "audio")),
             "/retry": ("", "take the last reply back and generate another", self._retry),
             "/undo": ("", "take the last message and its reply back", self._undo),
-            "/clear": ("", "forget all but the system message, which frees the context", self._clear),
+            "/clear": ("", "forget all but the system message, which frees the context", lambda _: self._talk.clear()),
             "/save": ("FILE", "write the conversation to a file, as JSON", self._save),
             "/load": ("FILE", "go on with a conversation from a file", self._load),
             "/stats": ("", "show counts and times of the last reply", self._stats),
@@ -338,7 +316,7 @@ class ChatSession:
 
     def _say(self, content: Content, **options: Any) -> None:
         with advising_flags(self._llm.limits):
-            self._options.run(lambda stop: self._show(self._talk.stream(content, **options), stop))
+            run(lambda stop: self._show(self._talk.stream(content, **options), stop))
 
     def _say_spaced(self, text: str) -> None:
         """Say something, with a blank line after the reply."""
@@ -376,10 +354,10 @@ class ChatSession:
                 self._end_view()
             self._count(stream.collect())
 
-    def _shown(self) -> ReplyView:
+    def _shown(self) -> PlainView:
         """Return the view of the message that is being shown."""
         if self._view is None:
-            self._view = self._options.make_view()
+            self._view = self._make_view()
         return self._view
 
     def _end_view(self) -> None:
@@ -395,7 +373,7 @@ class ChatSession:
             self._end_view()
             given = [*map(repr, args), *(f"{name}={value!r}" for name, value in named.items())]
             terminal.note(f"calls {tool.__name__}({_shortened(', '.join(given))})")
-            if self._options.allows is not None and not self._options.allows(self._stop):
+            if self._allows is not None and not self._allows(self._stop):
                 return "Error: the user did not allow this call"
             return _run_unless_stopped(lambda: tool(*args, **named), tool.__name__, self._stop)
 
@@ -413,7 +391,7 @@ class ChatSession:
         effects = [f"{terminal.counted(left_out, 'old message')} left out"] if left_out > self._num_left_out else []
         effects += ["reply cut off"] if is_cut_off else []
         if effects:
-            terminal.note(f"({', '.join(effects)}: the context of {most} tokens is full; {self._options.full_advice})")
+            terminal.note(f"({', '.join(effects)}: the context of {most} tokens is full; {self._full_advice})")
         self._num_left_out = left_out
 
     def _system(self, text: str) -> None:
@@ -434,7 +412,7 @@ class ChatSession:
             return
         if not name or not value:
             raise InvalidParams("/set needs a name and a value, as /set temperature 0; /show shows the parameters")
-        field, changed = read_sampling(name, value, self._options.params)
+        field, changed = read_sampling(name, value, self._first_params)
         self._params = self._params.replace(**{field: changed})
         self._talk = self._conversation(None, self._talk.messages)
         terminal.note(f"{field} is {_shown_value(changed)}")
@@ -480,18 +458,13 @@ class ChatSession:
         texts = [str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part]
         terminal.note(f"taken back: {_shortened(' '.join(texts))}")
 
-    def _image(self, path: str) -> None:
-        self._change_attached("image", path, read_image)
-
-    def _audio(self, path: str) -> None:
-        self._change_attached("audio", path, read_audio)
-
-    def _change_attached(self, modality: str, path: str, read: Callable[[Path, str], Attachment]) -> None:
+    def _attach_file(self, modality: str, path: str) -> None:
         """Attach a file, drop all files of this modality ("-"), or only list the attached files."""
         if path == "-":
             self._attached = [entry for entry in self._attached if _modality_of(entry[1]) != modality]
         elif path:
-            self.attach(Path(path).expanduser(), read(Path(path).expanduser(), f"/{modality}"))
+            file = Path(path).expanduser()
+            self.attach(file, (read_image if modality == "image" else read_audio)(file, f"/{modality}"))
         waiting = self._attached_names()
         terminal.note(
             f"with the next message: {waiting}"
@@ -501,9 +474,6 @@ class ChatSession:
 
     def _attached_names(self) -> str:
         return ", ".join(f"{path} ({_size_of(attachment)})" for path, attachment in self._attached)
-
-    def _clear(self, _: str) -> None:
-        self._talk.clear()
 
     def _save(self, path: str) -> None:
         if not path:
@@ -549,14 +519,8 @@ class ChatSession:
 
 def stats_line(usage: Usage) -> str:
     """Return counts and times of a reply in one line."""
-    count, decode_s = usage.completion_tokens, usage.decode_s
-    speed = (
-        f", {(count - 1) / decode_s:.{0 if (count - 1) / decode_s >= 100 else 1}f} tok/s"
-        if count > 1 and decode_s
-        else ""
-    )
     parts = [
-        terminal.counted(count, "token") + speed,
+        terminal.counted(usage.completion_tokens, "token") + shown_speed(decode_speed(usage)),
         f"prompt {terminal.counted(usage.prompt_tokens, 'token')}, {usage.cached_tokens} cached",
     ]
     if usage.ttft_s is not None:
@@ -589,12 +553,6 @@ def _shown_value(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(repr, value)) or "none"
     return "none" if value is None else str(value)
-
-
-def _shortened(text: str) -> str:
-    """Return a text on one line, shortened."""
-    line = " ".join(text.split())
-    return line if len(line) <= _MAX_SHOWN_CHARS else f"{line[: _MAX_SHOWN_CHARS - 3]}..."
 
 
 def _modality_of(attachment: Attachment) -> str:
@@ -647,25 +605,6 @@ Quiet = Annotated[bool, showing("--quiet", "-q", help="Show no progress bar, no 
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatJob:
-    """The options of a run, checked. message: the only one; None for a chat."""
-
-    message: str | None
-    params: SamplingParams
-    model: ModelChoice
-    system: str | None
-    load: Path | None
-    turn: dict[str, Any]
-    llm: dict[str, Any]
-    tools: Sequence[Callable[..., Any]]
-    allows: Callable[[StopSignal], bool] | None
-    is_plain: bool
-    shows_thinking: bool
-    quiet: bool
-    images: ImageOptions
-
-
 @takes_options(max_tokens=-1)
 def chat(
     message: Message = None,
@@ -696,32 +635,48 @@ def chat(
     params = sampling_params({"max_tokens": -1, **sampling})
     if system is not None and load_file is not None:
         raise InvalidParams("--system and --load exclude each other: a saved conversation has its own system message")
-    turn = (
-        {} if reasoning_effort is None else {"reasoning_effort": text_argument("--reasoning-effort", reasoning_effort)}
-    )
-    job = ChatJob(
-        message=_only_message(given_text("MESSAGE", message, prompt_text, file)),
-        params=params,
-        model=dataclasses.replace(model, model=images.model_path(model.model), show_progress=not quiet),
-        system=None if system is None else text_argument("--system", system),
-        load=load_file,
-        turn=turn,
-        llm={"n_ctx": ctx_size, "n_threads": threads, "chat_template": chat_template},
-        tools=() if tools is None else load_tools(tools),
-        allows=None if tools is None or yes else _asking(),
-        is_plain=plain,
-        shows_thinking=not hide_thinking,
-        quiet=quiet,
-        images=images,
-    )
-    _run(job)
-
-
-def _only_message(given: str | None) -> str | None:
-    """Return the only message of a run; None for a chat, which needs a terminal. Raises `InvalidParams` if there is neither."""
-    if given is None and not terminal.can_read_keys():
+    turn: dict[str, Any] = {"lora": model.lora_scales, "context_overflow": "drop_oldest"}
+    if reasoning_effort is not None:
+        turn["reasoning_effort"] = text_argument("--reasoning-effort", reasoning_effort)
+    only_message = given_text("MESSAGE", message, prompt_text, file)
+    if only_message is None and not terminal.can_read_keys():
         raise missing("MESSAGE")
-    return given
+    choice = dataclasses.replace(model, model=images.model_path(model.model), show_progress=not quiet)
+    system = None if system is None else text_argument("--system", system)
+    functions = [] if tools is None else load_tools(tools)
+    allows = None if tools is None or yes else _asking()
+
+    from paceline.llm import LLM
+
+    attachments = images.attachments()
+    loaded = run(lambda stop: load(choice, stop))
+    source, options = engine_model(choice, loaded.model)
+    options |= images.engine_options(takes_images_later=True)
+    options |= {"n_ctx": ctx_size, "n_threads": threads, "chat_template": chat_template}
+    with LLM(source, num_slots=1, **options) as llm:
+        session = ChatSession(
+            llm,
+            system,
+            params=params,
+            turn=turn,
+            make_view=lambda: make_view(is_plain=plain, shows_thinking=not hide_thinking),
+            full_advice="/clear begins anew" if only_message is None else way_to_longer_texts(llm.limits),
+            tools=functions,
+            allows=allows,
+        )
+        if load_file is not None:
+            session.load(load_file)
+        for path, attachment in attachments:
+            session.attach(path, attachment)
+        if only_message is not None:
+            session.say(only_message)
+            if not quiet and session.last_usage is not None:
+                terminal.note(stats_line(session.last_usage))
+            return
+        if not quiet:
+            name = loaded.model.metadata.get("general.name", "") or "the model"
+            terminal.note(f"Chatting with {name}. /help lists commands, Ctrl-C stops a reply, Ctrl-D ends.")
+        _converse(session)
 
 
 def load_tools(path: Path) -> list[Callable[..., Any]]:
@@ -788,59 +743,28 @@ def _asking() -> Callable[[StopSignal], bool]:
     return allows
 
 
-def _run(job: ChatJob) -> None:
-    from paceline.llm import LLM
-
-    attachments = job.images.attachments()
-    loaded = run(lambda stop: load(job.model, stop))
-    source, options = engine_model(job.model, loaded.model)
-    options |= job.images.engine_options(takes_images_later=True)
-    with LLM(source, num_slots=1, **options, **job.llm) as llm:
-        session = ChatSession(
-            llm,
-            SessionOptions(
-                params=job.params,
-                turn={**job.turn, "lora": job.model.lora_scales, "context_overflow": "drop_oldest"},
-                make_view=lambda: make_view(is_plain=job.is_plain, shows_thinking=job.shows_thinking),
-                run=run,
-                full_advice="/clear begins anew" if job.message is None else way_to_longer_texts(llm.limits),
-                tools=job.tools,
-                allows=job.allows,
-            ),
-            job.system,
-        )
-        if job.load is not None:
-            session.load(job.load)
-        for path, attachment in attachments:
-            session.attach(path, attachment)
-        if job.message is not None:
-            session.say(job.message)
-            if not job.quiet and session.last_usage is not None:
-                terminal.note(stats_line(session.last_usage))
-            return
-        if not job.quiet:
-            name = loaded.model.metadata.get("general.name", "") or "the model"
-            terminal.note(f"Chatting with {name}. /help lists commands, Ctrl-C stops a reply, Ctrl-D ends.")
-        _converse(session)
-
-
 def _converse(session: ChatSession) -> None:
     """Read lines until one ends the chat."""
+
+    def complete(text: str, state: int) -> str | None:
+        """Return the completion of a command's name, as readline asks for it."""
+        found = [name for name in session.commands if text.startswith("/") and name.startswith(text)]
+        return found[state] if state < len(found) else None
+
     with suppress(ImportError):
         import readline  # which gives `input` a history and editing
 
-        readline.set_completer(_completer(session.commands))
+        readline.set_completer(complete)
         readline.set_completer_delims(" \t\n")  # a command's slash is part of its name
         readline.parse_and_bind("tab: complete")
         readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
     while True:
         try:
             line = _read()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt) as end:
             terminal.write("\n")
-            return
-        except KeyboardInterrupt:
-            terminal.write("\n")
+            if isinstance(end, EOFError):
+                return
             continue
         if not session.handle(line):
             return
@@ -860,13 +784,3 @@ def _read() -> str:
         lines[-1] = lines[-1][:-1]
         lines.append(input(_GOES_ON))
     return "\n".join(lines)
-
-
-def _completer(commands: tuple[str, ...]) -> Any:
-    """Return a function that completes the names of commands, as readline calls it."""
-
-    def complete(text: str, state: int) -> str | None:
-        found = [name for name in commands if text.startswith("/") and name.startswith(text)]
-        return found[state] if state < len(found) else None
-
-    return complete

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -90,7 +89,8 @@ def list_models(*, as_json: AsJson = False) -> None:
     settings = hub_settings()
     models = find_models(settings)
     if as_json:
-        terminal.write(json.dumps([_record(each) for each in models], ensure_ascii=False, indent=2) + "\n")
+        records = [{**asdict(model), "parts": [str(part) for part in model.parts]} for model in models]
+        terminal.write_json(records, indent=2)
     elif not models:
         terminal.note(f"There are no models in {settings.cache} and the other caches; `paceline pull` downloads one.")
     else:
@@ -113,7 +113,7 @@ def show(model: ListedName, *, hf_token: HfToken = None, offline: Offline = Fals
             raise
         facts = [run(lambda stop: _remote_facts(wanted, stop, hf_token))]
     if as_json:
-        terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+        terminal.write_json(facts, indent=2)
         return
     for shown in facts:
         rows = [
@@ -186,7 +186,7 @@ def _pull(
 ) -> None:
     from paceline.hub import local_model
 
-    note = _silent if quiet else terminal.note
+    note: Callable[[str], object] = (lambda _: None) if quiet else terminal.note
     try:
         found = local_model(
             reference,
@@ -203,14 +203,6 @@ def _pull(
     for path in (*found.parts, found.projector):
         if path is not None:
             terminal.write(f"{path}\n")
-
-
-def _silent(text: str) -> None:
-    """Drop a note."""
-
-
-def _record(model: FoundModel) -> dict[str, Any]:
-    return {**asdict(model), "parts": [str(part) for part in model.parts]}
 
 
 def _row(model: FoundModel) -> tuple[str, str, str, str]:
@@ -276,42 +268,39 @@ def _shown_fact(value: object) -> str:
 _MAX_SHOWN = 160
 
 
+# Options are laid out by hand, a few lines each.
+# fmt: off
+InfoModel = Annotated[str | None, typer.Argument(
+    metavar="MODEL", autocompletion=model_names, show_default=False,
+    help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
+)]
+Metadata = Annotated[bool, typer.Option("--metadata", help="The model's metadata too, long values cut.")]
+NumCells = Annotated[int | None, typer.Option(
+    "--ctx-size", "-c", metavar="N", help="KV cells for which memory is computed.", show_default="as in serve",
+)]
+NumSlots = Annotated[int | None, typer.Option(
+    "--parallel", "-np", metavar="N", help="Slots for which memory is computed.", show_default="as in serve",
+)]
+CacheType = Annotated[str | None, typer.Option(
+    "--cache-type", metavar="TYPE", help="Type of the keys and values in the KV cache.", show_default="f16",
+)]
+Rpc = Annotated[str | None, typer.Option(
+    "--rpc", metavar="HOST:PORT,...", help="Other hosts that compute.", show_default="none",
+)]
+WholeJson = Annotated[bool, typer.Option("--json", help="One JSON object, nothing cut.")]
+# fmt: on
+
+
 def info(
     ctx: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            autocompletion=model_names,
-            help="GGUF file, of a split set its first part; or hf:USER/REPO[:QUANT], a URL, ollama:NAME.",
-            show_default=False,
-        ),
-    ] = None,
+    model: InfoModel = None,
     *,
-    metadata: Annotated[bool, typer.Option("--metadata", help="The model's metadata too, long values cut.")] = False,
-    ctx_size: Annotated[
-        int | None,
-        typer.Option(
-            "--ctx-size", "-c", metavar="N", help="KV cells for which memory is computed.", show_default="as in serve"
-        ),
-    ] = None,
-    parallel: Annotated[
-        int | None,
-        typer.Option(
-            "--parallel", "-np", metavar="N", help="Slots for which memory is computed.", show_default="as in serve"
-        ),
-    ] = None,
-    cache_type: Annotated[
-        str | None,
-        typer.Option(
-            "--cache-type", metavar="TYPE", help="Type of the keys and values in the KV cache.", show_default="f16"
-        ),
-    ] = None,
-    rpc: Annotated[
-        str | None,
-        typer.Option("--rpc", metavar="HOST:PORT,...", help="Other hosts that compute.", show_default="none"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing cut.")] = False,
+    metadata: Metadata = False,
+    ctx_size: NumCells = None,
+    parallel: NumSlots = None,
+    cache_type: CacheType = None,
+    rpc: Rpc = None,
+    as_json: WholeJson = False,
 ) -> None:
     """Show version, build, devices and memory; with a model, what its file says and what it needs.
 
@@ -332,7 +321,7 @@ def info(
         else run(lambda stop: _described(model, stop, options, metadata=metadata))
     )
     if as_json:
-        terminal.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+        terminal.write_json(facts, indent=2)
     elif model is None:
         _write_machine(facts)
     else:
@@ -409,49 +398,35 @@ def _path_or_none(find: Callable[[], Path]) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """Files to describe. name: of the model as it was given; file: its path, or its size if it was not downloaded."""
-
-    paths: tuple[Path, ...]
-    name: str
-    file: str
-
-
-@contextmanager
-def _files(model: str, stop: StopSignal) -> Iterator[_Described]:
-    """Yield the files of a model; of one that is given by name and is not on this machine, their headers."""
+def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metadata: bool) -> dict[str, Any]:
+    """Return the facts of a model. Of a named model that is not on this machine only the header is requested."""
     from paceline.hub import check_is_path, is_reference
     from paceline.hub.locate import shown_bytes
     from paceline.hub.remote_header import model_headers
 
-    text = text_argument("MODEL", model)
-    if not is_reference(text):
-        check_is_path(text)
-        yield _Described((validation.path("MODEL", text),), "", text)
-        return
-    with model_headers(text, cancel=stop.event, note=terminal.note) as found:
-        names = found.files[0] + (f" and {len(found.files) - 1} more parts" if len(found.files) > 1 else "")
-        file = str(found.paths[0]) if found.is_local else f"not downloaded: {names}, {shown_bytes(found.size)}"
-        yield _Described(found.paths, found.name, file)
-
-
-def _described(name: str, stop: StopSignal, options: Mapping[str, Any], *, metadata: bool) -> dict[str, Any]:
-    with _files(name, stop) as found:
-        path = found.paths[0]
+    text = text_argument("MODEL", name)
+    with ExitStack() as stack:
+        if is_reference(text):
+            found = stack.enter_context(model_headers(text, cancel=stop.event, note=terminal.note))
+            path, facts = found.paths[0], {"path": str(found.paths[0]), "name": found.name}
+            if not found.is_local:
+                names = found.files[0] + (f" and {len(found.files) - 1} more parts" if len(found.files) > 1 else "")
+                facts["path"] = f"not downloaded: {names}, {shown_bytes(found.size)}"
+        else:
+            check_is_path(text)
+            path, facts = validation.path("MODEL", text), {"path": text}
         model = load(ModelChoice(model=str(path), vocab_only=True, show_progress=False), stop).model
         projectors = _projector_facts(model)
-        facts: dict[str, Any] = {
-            "path": found.file,
-            **({"name": found.name} if found.name else {}),
-            "model": asdict(model_facts(model)),
-            "vocabulary": asdict(vocabulary_facts(model)),
+        return {
+            **facts,
+            "model": model_facts(model),
+            "vocabulary": _vocabulary_facts(model),
             "chat_templates": sorted(model.chat_templates),
             "modalities": sorted({"text", *projectors[0].get("modalities", ())} if len(projectors) == 1 else {"text"}),
             "projectors": projectors,
             "memory": _memory_facts(path, options),
+            **({"metadata": dict(sorted(model.metadata.items()))} if metadata else {}),
         }
-        return facts | ({"metadata": _sorted_metadata(model)} if metadata else {})
 
 
 def _projector_facts(model: Model) -> list[dict[str, Any]]:
@@ -479,10 +454,6 @@ def _memory_facts(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     except PacelineError as error:
         return {"needed": asdict(estimate_memory(path, dry_run=False, **options)), "note": str(error)}
     return {"needed": asdict(report.wanted), "fitted": report.fitted and asdict(report.fitted), "note": report.refusal}
-
-
-def _sorted_metadata(model: Model) -> dict[str, str]:
-    return dict(sorted(model.metadata.items()))
 
 
 def _write_machine(facts: Mapping[str, Any]) -> None:
@@ -563,29 +534,34 @@ def _features_by_backend(features: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _write_model(facts: Mapping[str, Any]) -> None:
-    model, vocabulary = ModelFacts(**facts["model"]), VocabularyFacts(**facts["vocabulary"])
+    model = facts["model"]
     rows = [("name", facts.get("name", "")), ("file", facts["path"]), *_model_rows(model)]
-    terminal.write_section(model.name or facts.get("name") or Path(facts["path"]).name, rows)
-    terminal.write_section("vocabulary", _vocabulary_rows(vocabulary))
+    terminal.write_section(model["name"] or facts.get("name") or Path(facts["path"]).name, rows)
+    terminal.write_section("vocabulary", _vocabulary_rows(facts["vocabulary"]))
     terminal.write_section("prompts", _prompt_rows(facts["modalities"], facts["projectors"]))
-    terminal.write_section("what it needs", _memory_rows(facts["memory"], model.n_ctx_train))
+    terminal.write_section("what it needs", _memory_rows(facts["memory"], model["n_ctx_train"]))
     terminal.write_section("chat templates", [(name, "yes") for name in facts["chat_templates"]] or [("none", "-")])
     if "metadata" in facts:
         terminal.write_section("metadata", [(key, _cut(value)) for key, value in facts["metadata"].items()])
 
 
-def _model_rows(model: ModelFacts) -> Iterator[tuple[str, str]]:
-    yield "architecture", model.architecture
-    yield "parameters", _count(model.n_params)
-    yield "weights", _bytes(model.size_bytes) + (f", mostly {model.quantisation}" if model.quantisation else "")
-    yield "context", f"{model.n_ctx_train:,} tokens" if model.n_ctx_train else ""
-    yield "layers", _shown(model.n_layer)
-    yield "width", _shown(model.n_embd, model.n_ff and f", feed-forward {model.n_ff}")
-    yield "heads", _shown(model.n_head, model.n_head_kv and f", {model.n_head_kv} for keys and values")
-    yield "experts", _shown(model.n_expert, model.n_expert_used and f", {model.n_expert_used} used")
-    window = f" of {model.n_swa} tokens" if model.memory_class == "sliding_window" else ""
-    yield "memory", model.memory_class.replace("_", " ") + window
-    yield "can", ", ".join(_named(encode=model.has_encoder, embed=True, generate=model.can_generate))
+def _model_rows(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def shown(name: str, more: str = "", of: str = "") -> str:
+        count, second = model[name], model[more] if more else None
+        return f"{count}{f', {of.format(second)}' if second else ''}" if count else ""
+
+    yield "architecture", model["architecture"]
+    yield "parameters", _count(model["n_params"])
+    mostly = f", mostly {model['quantisation']}" if model["quantisation"] else ""
+    yield "weights", _bytes(model["size_bytes"]) + mostly
+    yield "context", f"{model['n_ctx_train']:,} tokens" if model["n_ctx_train"] else ""
+    yield "layers", shown("n_layer")
+    yield "width", shown("n_embd", "n_ff", "feed-forward {}")
+    yield "heads", shown("n_head", "n_head_kv", "{} for keys and values")
+    yield "experts", shown("n_expert", "n_expert_used", "{} used")
+    window = f" of {model['n_swa']} tokens" if model["memory_class"] == "sliding_window" else ""
+    yield "memory", model["memory_class"].replace("_", " ") + window
+    yield "can", ", ".join(_named(encode=model["has_encoder"], embed=True, generate=model["can_generate"]))
 
 
 def _prompt_rows(modalities: Sequence[str], projectors: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -647,24 +623,17 @@ def _memory_words(device: DeviceMemory) -> Iterator[str]:
     yield "buffers unknown" if device.compute_bytes is None else f"buffers {_bytes(device.compute_bytes)}"
 
 
-def _vocabulary_rows(vocabulary: VocabularyFacts) -> Iterator[tuple[str, str]]:
-    yield "kind", vocabulary.type + (f", split as {vocabulary.pre_tokenizer}" if vocabulary.pre_tokenizer else "")
-    yield "tokens", f"{vocabulary.n_vocab:,}"
-    yield "added to texts", " and ".join(_named(bos=vocabulary.add_bos, eos=vocabulary.add_eos)) or "nothing"
-    for role, token in vocabulary.special_tokens.items():
-        yield role, f"{token} {vocabulary.names[token]!r}"
-    yield (
-        "end of generation",
-        ", ".join(f"{token} {vocabulary.names[token]!r}" for token in vocabulary.end_of_generation),
-    )
+def _vocabulary_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "kind", facts["type"] + (f", split as {facts['pre_tokenizer']}" if facts["pre_tokenizer"] else "")
+    yield "tokens", f"{facts['n_vocab']:,}"
+    yield "added to texts", " and ".join(_named(bos=facts["add_bos"], eos=facts["add_eos"])) or "nothing"
+    for role, token in facts["special_tokens"].items():
+        yield role, f"{token} {facts['names'][token]!r}"
+    yield "end of generation", ", ".join(f"{token} {facts['names'][token]!r}" for token in facts["end_of_generation"])
 
 
 def _named(**holds: bool) -> list[str]:
     return [name for name, true in holds.items() if true]
-
-
-def _shown(value: int | None, more: str | int | None = "") -> str:
-    return f"{value}{more or ''}" if value else ""
 
 
 def _cut(value: str) -> str:
@@ -701,45 +670,8 @@ _DEFAULT_WINDOWS = {"gemma2": 4096, "llama4": 8192}  # llama.cpp knows their win
 _IGNORED_WINDOWS = {"phi3"}  # the file may name one, and llama.cpp does not use it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """The model as its file describes it; None if the file does not say."""
-
-    name: str | None
-    architecture: str
-    size_bytes: int
-    n_params: int
-    quantisation: str | None
-    n_ctx_train: int | None
-    n_layer: int | None
-    n_embd: int | None
-    n_ff: int | None
-    n_head: int | None
-    n_head_kv: int | None
-    n_expert: int | None
-    n_expert_used: int | None
-    n_swa: int
-    memory_class: str
-    has_encoder: bool
-    can_generate: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VocabularyFacts:
-    """The vocabulary. special_tokens: role to id. end_of_generation: every token that ends generation."""
-
-    type: str
-    pre_tokenizer: str | None
-    n_vocab: int
-    add_bos: bool
-    add_eos: bool
-    special_tokens: Mapping[str, int]
-    end_of_generation: tuple[int, ...]
-    names: Mapping[int, str]
-
-
-def model_facts(model: Model) -> ModelFacts:
-    """Return the facts of a model, which may have been loaded with `vocab_only`."""
+def model_facts(model: Model) -> dict[str, Any]:
+    """Return the facts of a model, which may have been loaded with `vocab_only`; None for a fact that its file lacks."""
     metadata = model.metadata
     architecture = metadata.get("general.architecture", "unknown")
 
@@ -749,42 +681,40 @@ def model_facts(model: Model) -> ModelFacts:
     layers = number("block_count")
     n_swa = _window(architecture, number("attention.sliding_window"))
     memory = model.memory_class
-    return ModelFacts(
-        name=metadata.get("general.name"),
-        architecture=architecture,
-        size_bytes=model.size_bytes,
-        n_params=model.n_params,
-        quantisation=_FILE_TYPES.get(_number(metadata.get("general.file_type"))),
-        n_ctx_train=number("context_length"),
-        n_layer=None if layers is None else layers - (number("nextn_predict_layers") or 0),  # without draft heads
-        n_embd=number("embedding_length"),
-        n_ff=number("feed_forward_length"),
-        n_head=number("attention.head_count"),
-        n_head_kv=number("attention.head_count_kv"),
-        n_expert=number("expert_count"),
-        n_expert_used=number("expert_used_count"),
-        n_swa=n_swa,
-        memory_class="sliding_window" if n_swa and memory == "attention" else memory,
-        has_encoder=model.has_encoder,
-        can_generate=model.has_decoder and memory != "none",
-    )
+    return {
+        "name": metadata.get("general.name"),
+        "architecture": architecture,
+        "size_bytes": model.size_bytes,
+        "n_params": model.n_params,
+        "quantisation": _FILE_TYPES.get(_number(metadata.get("general.file_type"))),
+        "n_ctx_train": number("context_length"),
+        "n_layer": None if layers is None else layers - (number("nextn_predict_layers") or 0),  # without draft heads
+        "n_embd": number("embedding_length"),
+        "n_ff": number("feed_forward_length"),
+        "n_head": number("attention.head_count"),
+        "n_head_kv": number("attention.head_count_kv"),
+        "n_expert": number("expert_count"),
+        "n_expert_used": number("expert_used_count"),
+        "n_swa": n_swa,
+        "memory_class": "sliding_window" if n_swa and memory == "attention" else memory,
+        "has_encoder": model.has_encoder,
+        "can_generate": model.has_decoder and memory != "none",
+    }
 
 
-def vocabulary_facts(model: Model) -> VocabularyFacts:
-    """Return the facts of a model's vocabulary."""
+def _vocabulary_facts(model: Model) -> dict[str, Any]:
     tokenizer = model.tokenizer
-    special = dict(tokenizer.special_tokens)
-    ends = tuple(sorted(tokenizer.eog_ids))
-    return VocabularyFacts(
-        type=tokenizer.vocab_type,
-        pre_tokenizer=model.metadata.get("tokenizer.ggml.pre"),
-        n_vocab=tokenizer.n_vocab,
-        add_bos=tokenizer.add_bos,
-        add_eos=tokenizer.add_eos,
-        special_tokens=special,
-        end_of_generation=ends,
-        names={token: tokenizer.token_text(token) for token in sorted({*special.values(), *ends})},
-    )
+    special, ends = dict(tokenizer.special_tokens), sorted(tokenizer.eog_ids)
+    return {
+        "type": tokenizer.vocab_type,
+        "pre_tokenizer": model.metadata.get("tokenizer.ggml.pre"),
+        "n_vocab": tokenizer.n_vocab,
+        "add_bos": tokenizer.add_bos,
+        "add_eos": tokenizer.add_eos,
+        "special_tokens": special,
+        "end_of_generation": ends,
+        "names": {token: tokenizer.token_text(token) for token in sorted({*special.values(), *ends})},
+    }
 
 
 def _number(text: str | None) -> int | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.media import Attachment, Audio, Image
     from paceline.runtime import Model
     from paceline.sequence import Limits
+    from paceline.streaming import Usage
 
 
 choosing_model = partial(typer.Option, rich_help_panel="Which model")
@@ -371,6 +372,17 @@ def engine_model(choice: ModelChoice, model: Model) -> tuple[Any, dict[str, Any]
     if choice.device:
         options["devices"] = choice.device
     return model.paths[0] if len(model.paths) == 1 else list(model.paths), options
+
+
+def decode_speed(usage: Usage) -> float | None:
+    """Return tokens a second after the first token; None without a second token."""
+    count, decode_s = usage.completion_tokens, usage.decode_s
+    return (count - 1) / decode_s if count > 1 and decode_s > 0 else None
+
+
+def shown_speed(tokens_per_s: float | None) -> str:
+    """Return a speed as the continuation of a line of statistics; empty for None."""
+    return "" if tokens_per_s is None else f", {tokens_per_s:.{1 if tokens_per_s < 100 else 0}f} tok/s"
 
 
 def _local_path(choice: ModelChoice, stop: StopSignal) -> Path:

@@ -90,6 +90,11 @@ def write(text: str, *, style: str | None = None) -> None:
     _put(sys.stdout, text, style)
 
 
+def write_json(value: object, *, indent: int | None = None) -> None:
+    """Write a value as JSON to stdout."""
+    write(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
+
+
 def note(text: str) -> None:
     """Write a line beside the result, to stderr; a terminal breaks it between words."""
     WordWrap(sys.stderr).write(text + "\n", style="dim")
@@ -253,6 +258,12 @@ def duration(seconds: float | None) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, in the plural unless it is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text on one line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def abandon_output() -> None:

@@ -6,8 +6,8 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -30,56 +30,31 @@ from paceline.cli.options import (
     ThreadsOption,
     VerboseOption,
     advising_flags,
+    decode_speed,
     engine_model,
     load,
     making_vectors,
     reading_text,
     showing,
+    shown_speed,
     takes_options,
 )
 from paceline.errors import InvalidParams, PromptTooLong
-from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from paceline.engine.prompts import Segments
-    from paceline.llm import LLM
-    from paceline.runtime import Embedder, Model, Tokenizer
-    from paceline.streaming import StreamChunk, Usage
+    from paceline.runtime import Model, Tokenizer
+    from paceline.streaming.chunk import Completion
 
     Vectors = list[npt.NDArray[np.float32]]
 
 
-_PROMPT_HELP = "Text to continue. A text sent to stdin by a pipe follows it or takes its place."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions:
-    """The options about the output."""
-
-    as_json: bool
-    quiet: bool
-    echo: bool
-    special: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateJob:
-    """The options of a run, checked."""
-
-    prompt: str
-    params: SamplingParams
-    model: ModelChoice
-    showing: OutputOptions
-    images: ImageOptions
-    n_ctx: int | None
-    n_threads: int | None
-    parse_special: bool
-
-
-Prompt = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help=_PROMPT_HELP, show_default=False)]
+Prompt = Annotated[list[str] | None, typer.Argument(
+    metavar="PROMPT", help="Text to continue. A text sent to stdin by a pipe follows it or takes its place.", show_default=False,
+)]  # fmt: skip
 Echo = Annotated[bool | None, showing(help="Show the prompt first.", show_default="on a terminal")]
 Special = Annotated[bool, showing("--special", help="Show the control tokens that the model generates.")]
 AsJson = Annotated[bool, showing("--json", help="Write one JSON object at the end in place of streamed text.")]
@@ -115,197 +90,104 @@ def generate(
         raise missing("PROMPT")
     seed = sampling.get("seed", -1)
     params = sampling_params(sampling, seed=secrets.randbits(32) if seed == -1 else seed)  # short enough to type again
-    shown_first = terminal.is_terminal(sys.stdout) if echo is None else echo
-    job = GenerateJob(
-        prompt=text,
-        params=params,
-        model=replace(model, model=images.model_path(model.model), show_progress=not quiet),
-        showing=OutputOptions(as_json=as_json, quiet=quiet, echo=shown_first and not as_json, special=special),
-        images=images,
-        n_ctx=ctx_size,
-        n_threads=threads,
-        parse_special=parse_special,
-    )
-    run(lambda interrupted: _run(job, interrupted))
+    shows_prompt = not as_json and (terminal.is_terminal(sys.stdout) if echo is None else echo)
+    choice = replace(model, model=images.model_path(model.model), show_progress=not quiet)
 
+    def generate_in(
+        n_ctx: int | None, loaded: Model, parts: list[int] | Segments, stop: StopSignal
+    ) -> tuple[Completion, float]:
+        """Return the completion, and the seconds in which the engine loaded the model if `load` had not."""
+        from paceline.llm import LLM
 
-def _run(job: GenerateJob, interrupted: StopSignal) -> None:
-    attachments = [attachment for _, attachment in job.images.attachments()]
-    loaded = load(job.model, interrupted)
-    model = loaded.model
-    if attachments:
-        generated, load_s = _generate_seen(model, job, [*attachments, job.prompt], interrupted)
-    else:
-        prompt = _encode(model, job)
-        generated, load_s = _generate_in(_context_size(model, job, prompt), model, job, prompt, interrupted)
-    _finish(job, generated, loaded.load_s + load_s)
+        source, options = engine_model(choice, loaded)
+        is_remote = choice.rpc is not None
+        if is_remote:
+            options["cancel"] = stop.event
+        start = time.perf_counter()
+        options |= images.engine_options(takes_images_later=False)
+        with LLM(source, num_slots=1, n_ctx=n_ctx, n_threads=threads, **options) as llm:
+            load_s = time.perf_counter() - start if is_remote else 0.0
+            with advising_flags(llm.limits):
+                stream = llm.stream(
+                    parts, params, special=special, parse_special=parse_special, lora=choice.lora_scales
+                )
+                with stream, stop.aborting(stream.cancel):  # Ctrl-C keeps the text so far
+                    wrap = terminal.WordWrap(sys.stdout)
+                    if shows_prompt:
+                        wrap.write(text, style="dim", ends=True)  # the whole prompt is shown while it is computed
+                    try:
+                        for chunk in stream:
+                            if chunk.text and not as_json:
+                                wrap.write(chunk.text)
+                    finally:
+                        wrap.finish()
+                    return stream.collect(), load_s
 
-
-def _generate_seen(
-    model: Model, job: GenerateJob, prompt: Segments, interrupted: StopSignal
-) -> tuple[Generated, float]:
-    """Generate with attachments. Only the projector can count their tokens, so the usual context size is tried first."""
-    try:
-        return _generate_in(job.n_ctx, model, job, prompt, interrupted)
-    except PromptTooLong as error:
-        if job.n_ctx is not None or error.num_tokens is None or error.num_tokens >= model.n_ctx_train:
-            raise
-        needed = model.n_ctx_train
-        if error.is_counted:
-            needed = min(error.num_tokens + (job.params.max_tokens or 1), needed)
-    return _generate_in(needed, model, job, prompt, interrupted)
-
-
-def _generate_in(
-    n_ctx: int | None, model: Model, job: GenerateJob, prompt: list[int] | Segments, interrupted: StopSignal
-) -> tuple[Generated, float]:
-    """Return the result, and the seconds in which the engine loaded the model if `load` had not."""
-    from paceline.llm import LLM
-
-    source, options = engine_model(job.model, model)
-    if job.model.rpc is not None:
-        options["cancel"] = interrupted.event
-    start = time.perf_counter()
-    options |= job.images.engine_options(takes_images_later=False)
-    with LLM(source, num_slots=1, n_ctx=n_ctx, n_threads=job.n_threads, **options) as llm:
-        load_s = time.perf_counter() - start if job.model.rpc is not None else 0.0
-        with advising_flags(llm.limits):
-            return _generate(llm, job, prompt, interrupted), load_s
-
-
-def _encode(model: Model, job: GenerateJob) -> list[int]:
-    prompt = model.tokenizer.encode(job.prompt, parse_special=job.parse_special)
-    if not prompt:
-        raise InvalidParams(
-            "PROMPT is empty, and this model has no token that begins a text; give it a word to continue"
-        )
-    return prompt
-
-
-def _context_size(model: Model, job: GenerateJob, prompt: list[int]) -> int | None:
-    """Return the requested size, or as much as prompt and completion need if that is more than the default."""
-    needed = min(positions_needed(prompt, job.params.max_tokens), model.n_ctx_train)
-    return needed if job.n_ctx is None and needed > 4096 else job.n_ctx
-
-
-def _generate(llm: LLM, job: GenerateJob, prompt: list[int] | Segments, interrupted: StopSignal) -> Generated:
-    """Generate to the end; Ctrl-C cancels the request and keeps the text so far."""
-    with (
-        llm.stream(
-            prompt, job.params, special=job.showing.special, parse_special=job.parse_special, lora=job.model.lora_scales
-        ) as stream,
-        interrupted.aborting(stream.cancel),
-    ):
-        wrap = terminal.WordWrap(sys.stdout)
-        if job.showing.echo:
-            wrap.write(job.prompt, style="dim", ends=True)  # the whole prompt is shown while it is computed
+    def work(stop: StopSignal) -> None:
+        attachments = [attachment for _, attachment in images.attachments()]
+        loaded = load(choice, stop)
+        n_ctx, trained = ctx_size, loaded.model.n_ctx_train
+        parts: list[int] | Segments = [*attachments, text]
+        if not attachments:
+            parts = loaded.model.tokenizer.encode(text, parse_special=parse_special)
+            if not parts:
+                raise InvalidParams(
+                    "PROMPT is empty, and this model has no token that begins a text; give it a word to continue"
+                )
+            needed = min(positions_needed(parts, params.max_tokens), trained)
+            n_ctx = needed if n_ctx is None and needed > 4096 else n_ctx
         try:
-            return collect(stream, None if job.showing.as_json else wrap.write)
-        finally:
-            wrap.finish()
+            completion, load_s = generate_in(n_ctx, loaded.model, parts, stop)
+        except PromptTooLong as error:  # only the projector can count the tokens of attachments
+            if not attachments or n_ctx is not None or error.num_tokens is None or error.num_tokens >= trained:
+                raise
+            needed = min(error.num_tokens + (params.max_tokens or 1), trained) if error.is_counted else trained
+            completion, load_s = generate_in(needed, loaded.model, parts, stop)
+        load_s += loaded.load_s
+        shown_seed = -1 if params.seed is None else params.seed
+        if as_json:
+            terminal.write_json(completion_record(completion, load_s=load_s, seed=shown_seed))
+        elif not completion.text.endswith("\n"):
+            terminal.write("\n")
+        if not quiet:
+            terminal.note(summary(completion, load_s=load_s, seed=shown_seed))
+
+    run(work)
 
 
-def _finish(job: GenerateJob, generated: Generated, load_s: float) -> None:
-    seed = -1 if job.params.seed is None else job.params.seed
-    if job.showing.as_json:
-        terminal.write(_generated_json(generated, usage_record(generated, load_s=load_s), seed))
-    elif not generated.text.endswith("\n"):
-        terminal.write("\n")
-    if not job.showing.quiet:
-        terminal.note(summary(generated, load_s=load_s, seed=seed))
-
-
-def _generated_json(generated: Generated, counts: dict[str, float | int | None], seed: int) -> str:
-    record = {
-        "text": generated.text,
-        "token_ids": generated.token_ids,
-        "finish_reason": generated.finish_reason,
-        "stop": generated.stop,
+def completion_record(completion: Completion, *, load_s: float, seed: int) -> dict[str, Any]:
+    """Return a completion for programs, with times in seconds."""
+    usage = completion.usage
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop": completion.stop,
         "seed": seed,
-        "usage": counts,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "load_s": load_s,
+            "prefill_s": usage.prefill_s,
+            "decode_s": usage.decode_s,
+            "tokens_per_s": decode_speed(usage),
+        },
     }
-    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
-    """The generated text and tokens, without the stop that matched, and the engine's usage.
-
-    finish_reason: a `FinishReason`. stop: the stop string, or the id of the end-of-generation token, that ended it.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stop: str | int | None
-    usage: Usage
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens a second after the first token; None without a second one."""
-        count, decode_s = self.usage.completion_tokens, self.usage.decode_s
-        return (count - 1) / decode_s if count > 1 and decode_s > 0 else None
-
-
-def collect(chunks: Iterable[StreamChunk], show: Callable[[str], object] | None) -> Generated:
-    """Read a stream of one choice to its end. show: called with each piece of text, unless None."""
-    texts: list[str] = []
-    token_ids: list[int] = []
-    last: StreamChunk | None = None
-    for last in chunks:
-        token_ids += last.token_ids
-        if last.text:
-            texts.append(last.text)
-            if show is not None:
-                show(last.text)
-    if last is not None and last.error is not None:
-        raise last.error
-    if last is None or last.finish_reason is None or last.usage is None:
-        raise AssertionError("a stream ends with its terminal chunk, which has a reason and a usage")
-    return Generated(
-        text="".join(texts),
-        token_ids=tuple(token_ids),
-        finish_reason=last.finish_reason,
-        stop=last.stop,
-        usage=last.usage,
-    )
-
-
-def summary(generated: Generated, *, load_s: float, seed: int) -> str:
+def summary(completion: Completion, *, load_s: float, seed: int) -> str:
     """Return the line of statistics that follows the text."""
-    usage = generated.usage
+    usage = completion.usage
+    is_prompt_computed = usage.completion_tokens and usage.prefill_s > 0
+    prompt_speed = usage.prompt_tokens / usage.prefill_s if is_prompt_computed else None
     parts = [
-        terminal.counted(usage.completion_tokens, "token") + _speed(generated.tokens_per_s),
-        f"prompt {terminal.counted(usage.prompt_tokens, 'token')}" + _speed(_prompt_speed(usage)),
+        terminal.counted(usage.completion_tokens, "token") + shown_speed(decode_speed(usage)),
+        f"prompt {terminal.counted(usage.prompt_tokens, 'token')}" + shown_speed(prompt_speed),
         f"load {load_s:.2f} s",
-        terminal.finish_words(generated.finish_reason, generated.stop),
+        terminal.finish_words(completion.finish_reason, completion.stop),
         f"seed {seed}",
     ]
     return " | ".join(parts)
-
-
-def _prompt_speed(usage: Usage) -> float | None:
-    """Return prompt tokens a second; None if the prompt was not computed to its end."""
-    return usage.prompt_tokens / usage.prefill_s if usage.completion_tokens and usage.prefill_s > 0 else None
-
-
-def _speed(tokens_per_s: float | None) -> str:
-    if tokens_per_s is None:
-        return ""
-    return f", {tokens_per_s:.{1 if tokens_per_s < 100 else 0}f} tok/s"
-
-
-def usage_record(generated: Generated, *, load_s: float) -> dict[str, float | int | None]:
-    """Return counts and times, in seconds, for programs."""
-    usage = generated.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "load_s": load_s,
-        "prefill_s": usage.prefill_s,
-        "decode_s": usage.decode_s,
-        "tokens_per_s": generated.tokens_per_s,
-    }
 
 
 def positions_needed(prompt: Sequence[int], max_tokens: int | None) -> int:
@@ -339,15 +221,17 @@ def tokenize(
     """
     show = _format(decode=decode, ids=ids, pieces=pieces, count=count, as_json=as_json)
     given = argument_or_stdin("TEXT", text)
-    wanted = _parse_ids(given) if decode else None
+    token_ids = _parse_ids(given) if decode else None
 
     def work(stop: StopSignal) -> None:
         tokenizer = load(ModelChoice(model=model, vocab_only=True, show_progress=False), stop).model.tokenizer
-        if wanted is not None:
-            terminal.write(_with_line_end(tokenizer.decode(wanted, special=parse_special)))
+        if token_ids is not None:
+            decoded = tokenizer.decode(token_ids, special=parse_special)
+            terminal.write(decoded.removesuffix("\n") + "\n")
             return
-        found = tokenizer.encode(given, add_special=not no_special, parse_special=parse_special)
-        terminal.write(show(tokenizer, found))
+        terminal.write(
+            show(tokenizer, tokenizer.encode(given, add_special=not no_special, parse_special=parse_special))
+        )
 
     run(work)
 
@@ -364,7 +248,17 @@ def _format(**wanted: bool) -> Format:
         "--ids": lambda _, ids: " ".join(map(str, ids)) + "\n",
         "--count": lambda _, ids: f"{len(ids)}\n",
         "--pieces": lambda tokenizer, ids: "".join(f"{_shown_bytes(tokenizer.token_bytes(token))}\n" for token in ids),
-        "--json": _tokens_json,
+        "--json": lambda tokenizer, ids: (
+            json.dumps(
+                {
+                    "count": len(ids),
+                    "ids": ids,
+                    "tokens": [_token_record(token, tokenizer.token_bytes(token)) for token in ids],
+                },
+                ensure_ascii=False,
+            )
+            + "\n"
+        ),
     }
     return formats.get(chosen[0], _token_lines) if chosen else _token_lines
 
@@ -372,11 +266,6 @@ def _format(**wanted: bool) -> Format:
 def _token_lines(tokenizer: Tokenizer, ids: list[int]) -> str:
     width = len(str(tokenizer.n_vocab - 1))
     return "".join(f"{token:>{width}}  {_shown_bytes(tokenizer.token_bytes(token))}\n" for token in ids)
-
-
-def _tokens_json(tokenizer: Tokenizer, ids: list[int]) -> str:
-    tokens = [_token_record(token, tokenizer.token_bytes(token)) for token in ids]
-    return json.dumps({"count": len(ids), "ids": ids, "tokens": tokens}, ensure_ascii=False) + "\n"
 
 
 def _token_record(token: int, data: bytes) -> dict[str, object]:
@@ -407,10 +296,6 @@ def _parse_ids(text: str) -> list[int]:
         return [int(word) for word in words]
     except ValueError:
         raise InvalidParams(f"--decode takes token ids as whole numbers, not {text[:40]!r}") from None
-
-
-def _with_line_end(text: str) -> str:
-    return text if text.endswith("\n") else text + "\n"
 
 
 _PREVIEW_VALUES = 4
@@ -478,34 +363,25 @@ def embed(
         loaded = load(choice, stop).model
         wanted: Any = None if pooling is None else pooling.value
         with Embedder(loaded, pooling=wanted, n_threads=threads) as embedder, stop.aborting(embedder.abort):
-            return _embedded(embedder, given, normalize.value)
+            normalization: Any = normalize.value
+            if embedder.pooling == "none":
+                return embedder.embed_tokens(given, normalize=normalization)
+            return list(embedder.embed(given, normalize=normalization))
 
     vectors = run(work)
     if npy is not None:
-        _save(npy, vectors)
-    elif as_json or not terminal.is_terminal(sys.stdout):
-        _write_json(given, vectors)
-    else:
-        _write_preview(given, vectors)
+        import numpy as np
 
-
-def _embedded(embedder: Embedder, texts: list[str], normalize: Any) -> Vectors:
-    if embedder.pooling == "none":
-        return embedder.embed_tokens(texts, normalize=normalize)
-    return list(embedder.embed(texts, normalize=normalize))
-
-
-def _save(path: Path, vectors: Vectors) -> None:
-    import numpy as np
-
-    with path.open("wb") as file:  # np.save would add .npy to a name that lacks it
-        np.save(file, np.stack(vectors))
-
-
-def _write_json(texts: list[str], vectors: Vectors) -> None:
-    for index, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
-        line = {"index": index, "text": text, "embedding": _plain(vector)}
-        terminal.write(json.dumps(line, ensure_ascii=False) + "\n")
+        with npy.open("wb") as file:  # np.save would add .npy to a name that lacks it
+            np.save(file, np.stack(vectors))
+        return
+    shows_json = as_json or not terminal.is_terminal(sys.stdout)
+    for index, (text, vector) in enumerate(zip(given, vectors, strict=True)):
+        if shows_json:
+            terminal.write_json({"index": index, "text": text, "embedding": _plain(vector)})
+        else:
+            terminal.write(terminal.shortened(text, _PREVIEW_TEXT), style="cyan")
+            terminal.write("".join(f"\n  {line}" for line in _preview(vector)) + "\n")
 
 
 def _plain(vector: npt.NDArray[np.float32]) -> list[Any]:
@@ -515,12 +391,6 @@ def _plain(vector: npt.NDArray[np.float32]) -> list[Any]:
     return [float(str(value)) for value in vector]
 
 
-def _write_preview(texts: list[str], vectors: Vectors) -> None:
-    for text, vector in zip(texts, vectors, strict=True):
-        terminal.write(_shortened(text), style="cyan")
-        terminal.write("".join(f"\n  {line}" for line in _preview(vector)) + "\n")
-
-
 def _preview(vector: npt.NDArray[np.float32]) -> Iterator[str]:
     import numpy as np
 
@@ -528,8 +398,3 @@ def _preview(vector: npt.NDArray[np.float32]) -> Iterator[str]:
         values = " ".join(f"{value:+.4f}" for value in row[:_PREVIEW_VALUES])
         more = " ..." if len(row) > _PREVIEW_VALUES else ""
         yield f"{len(row)} numbers, norm {cast(float, np.linalg.norm(row)):.4f}: {values}{more}"
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _PREVIEW_TEXT else line[: _PREVIEW_TEXT - 3] + "..."

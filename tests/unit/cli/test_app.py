@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -22,6 +23,7 @@ from paceline.cli import app as app_module
 from paceline.cli import inputs
 from paceline.cli.app import build_app
 from paceline.cli.chat_command import chat
+from paceline.cli.inputs import given_text
 from paceline.errors import InvalidParams, ModelLoadError
 
 
@@ -211,11 +213,16 @@ def test_help_of_a_command_may_come_first(capfd: pytest.CaptureFixture[str], arg
 @pytest.mark.parametrize("command", ["chat", "generate"])
 def test_the_words_of_a_message_are_joined(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Quotes may be left out, as after `run MODEL`."""
-    jobs: list[Any] = []
+    texts: list[str | None] = []
     module = importlib.import_module({"chat": "paceline.cli.chat_command", "generate": "paceline.cli.texts"}[command])
-    monkeypatch.setattr(module, "_run", lambda job, *_: jobs.append(job))
+
+    def record(*given: Any) -> NoReturn:
+        texts.append(given_text(*given))
+        raise typer.Exit
+
+    monkeypatch.setattr(module, "given_text", record)
     assert invoke(command, "hello", "there").exit_code == 0
-    assert getattr(jobs[0], {"chat": "message", "generate": "prompt"}[command]) == "hello there"
+    assert texts == ["hello there"]
 
 
 def test_run_has_the_options_of_chat() -> None:
