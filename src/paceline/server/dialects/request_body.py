@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, field_validator
 
 from paceline import validation
 from paceline.errors import InvalidType, Unsupported
@@ -45,6 +45,15 @@ class FieldRules:
 
 
 _NO_RULES = FieldRules()
+
+T = TypeVar("T")
+Unchecked = Annotated[T | None, SkipValidation]
+"""The type of a field that may be large: it is checked in a thread when it is read."""
+
+
+def optional(description: str, **rules: Any) -> Any:
+    """Return a field of a body that may be absent. rules: keywords of pydantic's `Field`."""
+    return Field(None, description=description, **rules)
 
 
 class RequestBody(BaseModel):

@@ -36,10 +36,12 @@ from paceline.server.dialects.dialect import (
 from paceline.server.dialects.request_body import (
     FieldRules,
     RequestBody,
+    Unchecked,
     cap_warnings,
     check_fields,
     checked_list,
     checked_object,
+    optional,
     warned,
     without_fractions,
 )
@@ -64,40 +66,27 @@ class TokenCountBody(RequestBody):
 
     rules: ClassVar[FieldRules] = FieldRules(without_effect=_WITHOUT_EFFECT)
 
-    model: str | None = Field(None, max_length=512, description="Any name is taken for the one model, with a warning.")
+    model: str | None = optional("Any name is taken for the one model, with a warning.", max_length=512)
     messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
         description="Each with a role (user, assistant, system) and a content: a text, or a list of blocks of the types text, "
         "image, document, thinking, tool_use and tool_result; blocks of other types become text."
     )
-    system: Annotated[str | list[dict[str, Any]] | None, SkipValidation] = Field(
-        None, description="A text, or a list of text blocks."
+    system: Unchecked[str | list[dict[str, Any]]] = optional("A text, or a list of text blocks.")
+    tools: Unchecked[list[dict[str, Any]]] = optional(
+        "Functions that the model may call: name, description, input_schema. Tools of Anthropic's servers are left "
+        "out, with a warning."
     )
-    tools: Annotated[list[dict[str, Any]] | None, SkipValidation] = Field(
-        None,
-        description="Functions that the model may call: name, description, input_schema. Tools of Anthropic's servers are left "
-        "out, with a warning.",
+    tool_choice: Unchecked[dict[str, Any]] = optional(
+        '{"type": "auto" | "any" | "tool" | "none"}, with name for a tool, and disable_parallel_tool_use.'
     )
-    tool_choice: Annotated[dict[str, Any] | None, SkipValidation] = Field(
-        None,
-        description='{"type": "auto" | "any" | "tool" | "none"}, with name for a tool, and disable_parallel_tool_use.',
+    thinking: Unchecked[dict[str, Any]] = optional(
+        '{"type": "enabled" | "adaptive" | "between_tools" | "disabled"}, with budget_tokens and display.'
     )
-    thinking: Annotated[dict[str, Any] | None, SkipValidation] = Field(
-        None,
-        description='{"type": "enabled" | "adaptive" | "between_tools" | "disabled"}, with budget_tokens and display.',
-    )
-    output_config: Annotated[dict[str, Any] | None, SkipValidation] = Field(
-        None, description='effort, and format: {"type": "json_schema", "schema": ...}.'
-    )
-    output_format: Annotated[dict[str, Any] | None, SkipValidation] = Field(
-        None, description="The older name of output_config's format."
-    )
-    thread: Annotated[dict[str, Any] | None, SkipValidation] = Field(
-        None, description='{"type": "create"} is accepted; conversations are not kept.'
-    )
-    cache_control: Annotated[dict[str, Any] | None, SkipValidation] = Field(
-        None, description="Accepted; prefixes are cached by themselves."
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
+    output_config: Unchecked[dict[str, Any]] = optional('effort, and format: {"type": "json_schema", "schema": ...}.')
+    output_format: Unchecked[dict[str, Any]] = optional("The older name of output_config's format.")
+    thread: Unchecked[dict[str, Any]] = optional('{"type": "create"} is accepted; conversations are not kept.')
+    cache_control: Unchecked[dict[str, Any]] = optional("Accepted; prefixes are cached by themselves.")
+    chat_template_kwargs: dict[str, Any] | None = optional("paceline's own: variables of the template.")
 
 
 class MessageBody(TokenCountBody):
@@ -106,12 +95,10 @@ class MessageBody(TokenCountBody):
     max_tokens: int = Field(
         ge=-1, le=2**31 - 1, description="Most tokens of the message, thinking included; -1: until the context is full."
     )
-    stop_sequences: Annotated[list[str] | None, SkipValidation] = Field(
-        None, description="Up to 256 texts, which end the message and are not part of it."
-    )
-    stream: bool | None = Field(None, description="Stream the message as server-sent events.")
-    temperature: float | None = Field(None, ge=0, description="0: the most likely token. 1 by default.")
-    top_p: float | None = Field(None, ge=0, le=1, description="1 by default.")
+    stop_sequences: Unchecked[list[str]] = optional("Up to 256 texts, which end the message and are not part of it.")
+    stream: bool | None = optional("Stream the message as server-sent events.")
+    temperature: float | None = optional("0: the most likely token. 1 by default.", ge=0)
+    top_p: float | None = optional("1 by default.", ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
 
 

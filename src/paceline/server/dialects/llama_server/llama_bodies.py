@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, SkipValidation, create_model
 
 from paceline import validation
 from paceline.sampling_table import LLAMA_SETTINGS, Parameter, rows_in
-from paceline.server.dialects.request_body import FieldRules, RequestBody
+from paceline.server.dialects.request_body import FieldRules, RequestBody, Unchecked, optional
 
 _INT32 = 2**31 - 1
 _MANY = 1024  # members of lists that are checked on the event loop; others are checked where they are read
@@ -83,13 +83,13 @@ else:
 class PacelineFields(_GeneratedFields):
     """Fields that llama-server does not have. `SamplingParams` and `RequestOptions` check their values."""
 
-    truncate: Any = Field(default=None, description=_OURS + "RequestOptions")
-    max_draft: Any = Field(default=None, description=_OURS + "RequestOptions")
+    truncate: Any = optional(_OURS + "RequestOptions")
+    max_draft: Any = optional(_OURS + "RequestOptions")
     speculative_n_max: Count | None = Field(
         default=None, alias="speculative.n_max", description="Most drafts in a tick, as max_draft."
     )
-    add_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
-    parse_special: bool | None = Field(default=None, description=_OURS + "RequestOptions; on unless false")
+    add_special: bool | None = optional(_OURS + "RequestOptions; on unless false")
+    parse_special: bool | None = optional(_OURS + "RequestOptions; on unless false")
 
 
 class CompletionBody(PacelineFields):
@@ -109,9 +109,8 @@ class CompletionBody(PacelineFields):
         )),
     )  # fmt: skip
 
-    prompt: Any = Field(
-        default=None,
-        description="A text, token ids, a list of both mixed, an object with prompt_string, or a list of any of these.",
+    prompt: Any = optional(
+        "A text, token ids, a list of both mixed, an object with prompt_string, or a list of any of these."
     )
     stream: bool | None = None
     n_predict: CountOrMinusOne | None = None
@@ -162,7 +161,7 @@ class InfillBody(CompletionBody):
     """Body of POST /infill: text before and after the gap, pieces of other files. `prompt` begins the completion."""
 
     prompt: str | None = None
-    parse_special: bool | None = Field(default=None, description="Of prompt; off by default, and never of other texts.")
+    parse_special: bool | None = optional("Of prompt; off by default, and never of other texts.")
     input_prefix: Any = None
     input_suffix: Any = None
     input_extra: Annotated[list[InfillChunk], Field(max_length=_MANY)] | None = None
@@ -179,15 +178,14 @@ class TemplateBody(LlamaBody):
 
     messages: Any
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | str | None = Field(
-        default=None,
-        description='Whether the prompt ends with the last message, unfinished; "content" is true. Where it is the '
-        "assistant's, that is so unless this is false.",
+    continue_final_message: bool | str | None = optional(
+        'Whether the prompt ends with the last message, unfinished; "content" is true. Where it is the '
+        "assistant's, that is so unless this is false."
     )
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     tools: list[Any] | None = None
-    tool_choice: Any = Field(default=None, description='"auto", "none", "required", or a tool, as in a chat.')
+    tool_choice: Any = optional('"auto", "none", "required", or a tool, as in a chat.')
     parallel_tool_calls: bool | None = None
     json_schema: dict[str, Any] | None = None
 
@@ -195,18 +193,16 @@ class TemplateBody(LlamaBody):
 class TokenizeBody(TemplateBody):
     """Body of POST /tokenize: llama-server's with `content`, vLLM's with `prompt` or `messages`."""
 
-    content: Any = Field(default=None, description="A text, or a list of texts and token ids.")
-    add_special: bool | None = Field(default=None, description="Of content; off by default.")
-    parse_special: bool | None = Field(default=None, description="Of content; on by default.")
-    with_pieces: bool | None = Field(default=None, description="Of content: return each token's text beside its id.")
-    prompt: Any = Field(default=None, description="As content, and the response has vLLM's shape.")
-    messages: Any = Field(default=None, description="A conversation, whose prompt the chat template renders.")
-    add_special_tokens: bool | None = Field(
-        default=None, description="Of prompt, on by default. A chat template writes its special tokens itself."
+    content: Any = optional("A text, or a list of texts and token ids.")
+    add_special: bool | None = optional("Of content; off by default.")
+    parse_special: bool | None = optional("Of content; on by default.")
+    with_pieces: bool | None = optional("Of content: return each token's text beside its id.")
+    prompt: Any = optional("As content, and the response has vLLM's shape.")
+    messages: Any = optional("A conversation, whose prompt the chat template renders.")
+    add_special_tokens: bool | None = optional(
+        "Of prompt, on by default. A chat template writes its special tokens itself."
     )
-    return_token_strs: bool | None = Field(
-        default=None, description="Of prompt and messages: return each token as the vocabulary spells it."
-    )
+    return_token_strs: bool | None = optional("Of prompt and messages: return each token as the vocabulary spells it.")
 
 
 class EmbeddingBody(LlamaBody):
@@ -216,23 +212,21 @@ class EmbeddingBody(LlamaBody):
     input: Any = None
     embd_normalize: CountOrMinusOne | None = None
     encoding_format: str | None = None
-    truncate: Any = Field(default=None, description=_OURS + "RequestOptions; also a bool, or START, END, NONE")
+    truncate: Any = optional(_OURS + "RequestOptions; also a bool, or START, END, NONE")
 
 
 class RerankBody(LlamaBody):
     """Body of POST /rerank, as Jina and Cohere have it. With `texts` in place of `documents` it is TEI's."""
 
     query: str
-    documents: Annotated[list[str | dict[str, Any]] | None, SkipValidation] = Field(
-        default=None, description='Each a text, or an object with a text: {"text": ...}.'
-    )
+    documents: Unchecked[list[str | dict[str, Any]]] = optional('Each a text, or an object with a text: {"text": ...}.')
     texts: Annotated[list[str] | None, SkipValidation] = None
-    top_n: int | None = Field(default=None, description="Return only the best; all by default.")
-    return_documents: bool | None = Field(
-        default=None, description="Whether each result has its document, as an object with a text; off by default."
+    top_n: int | None = optional("Return only the best; all by default.")
+    return_documents: bool | None = optional(
+        "Whether each result has its document, as an object with a text; off by default."
     )
-    return_text: bool | None = Field(default=None, description="The same of texts.")
-    truncate: Any = Field(default=None, description=_OURS + "RequestOptions; also a bool, or START, END, NONE")
+    return_text: bool | None = optional("The same of texts.")
+    truncate: Any = optional(_OURS + "RequestOptions; also a bool, or START, END, NONE")
 
 
 class SlotBody(LlamaBody):

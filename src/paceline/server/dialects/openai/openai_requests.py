@@ -21,7 +21,14 @@ from paceline.params import SamplingParams
 from paceline.request import RequestOptions
 from paceline.runtime import Tokenizer
 from paceline.sampling_table import PARAMETERS, rows_in
-from paceline.server.dialects.request_body import FieldRules, RequestBody, cap_warnings, without_fractions
+from paceline.server.dialects.request_body import (
+    FieldRules,
+    RequestBody,
+    Unchecked,
+    cap_warnings,
+    optional,
+    without_fractions,
+)
 from paceline.server.dialects.request_fields import (
     CONSTRAINTS,
     NO_CONSTRAINT,
@@ -95,10 +102,8 @@ class OpenAIBody(RequestBody):
 
     rules: ClassVar[FieldRules] = _RULES
 
-    model: str | None = Field(
-        None,
-        max_length=512,
-        description="A name from /v1/models. Any other is taken for the one model, with a warning.",
+    model: str | None = optional(
+        "A name from /v1/models. Any other is taken for the one model, with a warning.", max_length=512
     )
 
 
@@ -135,9 +140,9 @@ class StreamOptions(RequestBody):
 
     rules: ClassVar[FieldRules] = FieldRules(declared_without_effect=("include_obfuscation",))
 
-    include_usage: bool | None = Field(None, description="One more event at the end, with the usage and no choices.")
-    continuous_usage_stats: bool | None = Field(None, description="paceline's own: usage so far in every event.")
-    include_obfuscation: bool | None = Field(None, description="Accepted; nothing is obfuscated here.")
+    include_usage: bool | None = optional("One more event at the end, with the usage and no choices.")
+    continuous_usage_stats: bool | None = optional("paceline's own: usage so far in every event.")
+    include_obfuscation: bool | None = optional("Accepted; nothing is obfuscated here.")
 
 
 _LIMIT = "Most tokens of a choice; -1: until the context is full."
@@ -146,33 +151,32 @@ _LIMIT = "Most tokens of a choice; -1: until the context is full."
 class GenerationBody(SamplingFields):
     """Fields that completions and chat completions share."""
 
-    temperature: float | None = Field(None, ge=0, description="0: the most likely token. 1 by default.")
-    top_p: float | None = Field(None, ge=0, le=1, description="1 by default.")
-    n: int | None = Field(None, ge=1, le=256, description="Choices of each prompt; 1 by default.")
-    stop: Annotated[str | list[str] | None, SkipValidation] = Field(
-        None, description="A text, or up to 256 of them, which end the output and are not part of it."
+    temperature: float | None = optional("0: the most likely token. 1 by default.", ge=0)
+    top_p: float | None = optional("1 by default.", ge=0, le=1)
+    n: int | None = optional("Choices of each prompt; 1 by default.", ge=1, le=256)
+    stop: Unchecked[str | list[str]] = optional(
+        "A text, or up to 256 of them, which end the output and are not part of it."
     )
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="The same seed draws the same tokens.")
+    seed: int | None = optional("The same seed draws the same tokens.", ge=-(2**63), le=2**64 - 1)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float | bool] | list[Any] | None, SkipValidation] = Field(
-        None,
-        description="Token ids to biases, as an object or as a list of pairs. llama-server's: a text in place of an id "
-        "stands for its tokens, and false bans a token.",
+    logit_bias: Unchecked[dict[str, float | bool] | list[Any]] = optional(
+        "Token ids to biases, as an object or as a list of pairs. llama-server's: a text in place of an id "
+        "stands for its tokens, and false bans a token."
     )
-    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=_LIMIT)
-    stream: bool | None = Field(None, description="Stream the response as server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="Without effect if the response is not streamed.")
-    timings_per_token: bool | None = Field(None, description="llama-server's: timings in every event of a stream.")
-    return_token_ids: bool | None = Field(None, description="paceline's own: token_ids beside every text.")
-    response_format: dict[str, Any] | None = Field(None, description='{"type": "text" | "json_object" | "json_schema"}')
-    structured_outputs: Annotated[dict[str, Any] | None, SkipValidation] = Field(
-        None, description="vLLM's: one of json, regex, choice, grammar (GBNF) and json_object."
+    max_tokens: int | None = optional(_LIMIT, ge=-1, le=2**31 - 1)
+    stream: bool | None = optional("Stream the response as server-sent events.")
+    stream_options: StreamOptions | None = optional("Without effect if the response is not streamed.")
+    timings_per_token: bool | None = optional("llama-server's: timings in every event of a stream.")
+    return_token_ids: bool | None = optional("paceline's own: token_ids beside every text.")
+    response_format: dict[str, Any] | None = optional('{"type": "text" | "json_object" | "json_schema"}')
+    structured_outputs: Unchecked[dict[str, Any]] = optional(
+        "vLLM's: one of json, regex, choice, grammar (GBNF) and json_object."
     )
-    guided_json: Any = Field(None, description="vLLM's older name of json_schema.")
-    guided_regex: Any = Field(None, description="vLLM's older name of regex.")
-    guided_choice: Any = Field(None, description="vLLM's older name of choice.")
-    guided_grammar: Any = Field(None, description="vLLM's older name of grammar.")
+    guided_json: Any = optional("vLLM's older name of json_schema.")
+    guided_regex: Any = optional("vLLM's older name of regex.")
+    guided_choice: Any = optional("vLLM's older name of choice.")
+    guided_grammar: Any = optional("vLLM's older name of grammar.")
 
 
 class OpenAICompletionBody(GenerationBody):
@@ -180,46 +184,36 @@ class OpenAICompletionBody(GenerationBody):
 
     prompt: Annotated[
         str | dict[str, Any] | list[str | dict[str, Any]] | list[int] | list[list[int]] | None, SkipValidation
-    ] = Field(
-        None,
-        description="A text, token ids, an object with prompt_string and multimodal_data (images in base64), or a list of one "
-        "of these.",
+    ] = optional(
+        "A text, token ids, an object with prompt_string and multimodal_data (images in base64), or a list of one "
+        "of these."
     )
-    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description=f"{_LIMIT} 16 by default.")
-    best_of: int | None = Field(None, description="n, or nothing.")
-    logprobs: int | None = Field(
-        None, ge=0, le=1000, description="So many of the most likely tokens, and the one drawn."
-    )
-    echo: bool | None = Field(None, description="Return the prompt as part of the output.")
-    suffix: str | None = Field(None, description="Text after the output, for models that can fill in the middle.")
+    max_tokens: int | None = optional(f"{_LIMIT} 16 by default.", ge=-1, le=2**31 - 1)
+    best_of: int | None = optional("n, or nothing.")
+    logprobs: int | None = optional("So many of the most likely tokens, and the one drawn.", ge=0, le=1000)
+    echo: bool | None = optional("Return the prompt as part of the output.")
+    suffix: str | None = optional("Text after the output, for models that can fill in the middle.")
 
 
 class ChatFields(GenerationBody):
     """Fields that chat completions and responses share."""
 
-    tools: list[Any] | None = Field(None, description="Functions that the model may call.")
-    parallel_tool_calls: bool | None = Field(None, description="Whether one message may call several tools.")
-    reasoning_format: str | None = Field(
-        None, description='llama-server\'s: "none" leaves thinking in the content; otherwise it is reasoning_content.'
+    tools: list[Any] | None = optional("Functions that the model may call.")
+    parallel_tool_calls: bool | None = optional("Whether one message may call several tools.")
+    reasoning_format: str | None = optional(
+        'llama-server\'s: "none" leaves thinking in the content; otherwise it is reasoning_content.'
     )
-    reasoning_budget_tokens: int | None = Field(
-        None,
-        ge=-1,
-        le=2**31 - 1,
-        description="llama-server's: most tokens of thinking; 0: none; -1: as the server has it.",
+    reasoning_budget_tokens: int | None = optional(
+        "llama-server's: most tokens of thinking; 0: none; -1: as the server has it.", ge=-1, le=2**31 - 1
     )
-    thinking_budget_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="Another name of reasoning_budget_tokens."
+    thinking_budget_tokens: int | None = optional("Another name of reasoning_budget_tokens.", ge=-1, le=2**31 - 1)
+    reasoning_budget_message: Annotated[str, Field(max_length=4096)] | None = optional(
+        "llama-server's: text that ends thinking where its budget is used up."
     )
-    reasoning_budget_message: Annotated[str, Field(max_length=4096)] | None = Field(
-        None, description="llama-server's: text that ends thinking where its budget is used up."
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="paceline's own: variables of the template.")
-    continue_final_message: bool | None = Field(
-        None, description="paceline's own: continue the last message, the assistant's."
-    )
-    add_generation_prompt: bool | None = Field(
-        None, description="paceline's own: let the template begin the assistant's message; true by default."
+    chat_template_kwargs: dict[str, Any] | None = optional("paceline's own: variables of the template.")
+    continue_final_message: bool | None = optional("paceline's own: continue the last message, the assistant's.")
+    add_generation_prompt: bool | None = optional(
+        "paceline's own: let the template begin the assistant's message; true by default."
     )
 
 
@@ -229,21 +223,17 @@ class OpenAIChatBody(ChatFields):
     messages: Annotated[list[dict[str, Any]], SkipValidation] = Field(
         description="Each with a role (system, developer, user, assistant) and a content, text or a list of text parts."
     )
-    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description="The older name of max_completion_tokens.")
-    max_completion_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="-1, and by default: until the context is full."
+    max_tokens: int | None = optional("The older name of max_completion_tokens.", ge=-1, le=2**31 - 1)
+    max_completion_tokens: int | None = optional("-1, and by default: until the context is full.", ge=-1, le=2**31 - 1)
+    logprobs: bool | None = optional("Return each token's log-probability.")
+    top_logprobs: int | None = optional("Of so many of the most likely too; needs logprobs.", ge=0, le=1000)
+    tool_choice: Any = optional('"auto" (default), "none", "required", or one of the tools by its name.')
+    include_reasoning: bool | None = optional("vLLM's: false leaves thinking out of the response.")
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = optional(
+        "A variable of the template; none turns thinking off, default leaves it to the template."
     )
-    logprobs: bool | None = Field(None, description="Return each token's log-probability.")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=1000, description="Of so many of the most likely too; needs logprobs."
-    )
-    tool_choice: Any = Field(None, description='"auto" (default), "none", "required", or one of the tools by its name.')
-    include_reasoning: bool | None = Field(None, description="vLLM's: false leaves thinking out of the response.")
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
-        None, description="A variable of the template; none turns thinking off, default leaves it to the template."
-    )
-    return_progress: bool | None = Field(
-        None, description="llama-server's: events with `prompt_progress` before the first token; only with stream."
+    return_progress: bool | None = optional(
+        "llama-server's: events with `prompt_progress` before the first token; only with stream."
     )
 
 
@@ -254,26 +244,22 @@ class OpenAIEmbeddingBody(EmbeddingFields):
         description="A text, token ids, both mixed in a list, an object with prompt_string (and multimodal_data) or with content "
         "(a list of parts, texts and images), or a list of any of these."
     )
-    encoding_format: str | None = Field(
-        None,
-        description='"float" by default; "base64": little-endian float32.',
-        json_schema_extra={"enum": ["float", "base64"]},
+    encoding_format: str | None = optional(
+        '"float" by default; "base64": little-endian float32.', json_schema_extra={"enum": ["float", "base64"]}
     )
-    dimensions: int | None = Field(None, ge=1, description="Only the first so many, brought back to length 1.")
-    prompt_name: str | None = Field(
-        None,
-        max_length=256,
-        description="A prefix of the model's file by its name; GGUF files carry none, so it is refused.",
+    dimensions: int | None = optional("Only the first so many, brought back to length 1.", ge=1)
+    prompt_name: str | None = optional(
+        "A prefix of the model's file by its name; GGUF files carry none, so it is refused.", max_length=256
     )
-    pooling: str | None = Field(None, description='paceline\'s own: "mean", "cls" or "last" in place of the model\'s.')
+    pooling: str | None = optional('paceline\'s own: "mean", "cls" or "last" in place of the model\'s.')
 
 
 class ClassifyBody(OpenAIBody):
     """The body of /classify."""
 
     input: Any = Field(description="A text, token ids, or a list of either; see /v1/embeddings.")
-    use_activation: bool | None = Field(None, description="False: the numbers of the model's head, not probabilities.")
-    truncate: Any = Field(default=None, description="paceline's own: as in RequestOptions.")
+    use_activation: bool | None = optional("False: the numbers of the model's head, not probabilities.")
+    truncate: Any = optional("paceline's own: as in RequestOptions.")
 
 
 class ScoreBody(OpenAIBody):
@@ -281,8 +267,8 @@ class ScoreBody(OpenAIBody):
 
     text_1: Annotated[str | list[str], SkipValidation] = Field(description="A text, or as many as text_2 has.")
     text_2: Annotated[str | list[str], SkipValidation] = Field(description="A text or a list of texts.")
-    use_activation: bool | None = Field(None, description="False: the number of a reranker's head, without sigmoid.")
-    truncate: Any = Field(default=None, description="paceline's own: as in RequestOptions, of text_2 with a reranker.")
+    use_activation: bool | None = optional("False: the number of a reranker's head, without sigmoid.")
+    truncate: Any = optional("paceline's own: as in RequestOptions, of text_2 with a reranker.")
 
 
 class LoraBody(RequestBody):
@@ -299,9 +285,7 @@ class LoadLoraBody(LoraBody):
     lora_path: str = Field(
         min_length=1, max_length=4096, description="A GGUF file of the server's machine, with an adapter for its model."
     )
-    load_inplace: bool | None = Field(
-        None, description="Replace an adapter of this name; requests that run finish with the old one."
-    )
+    load_inplace: bool | None = optional("Replace an adapter of this name; requests that run finish with the old one.")
 
 
 class UnloadLoraBody(LoraBody):
@@ -309,7 +293,7 @@ class UnloadLoraBody(LoraBody):
 
     rules: ClassVar[FieldRules] = FieldRules(declared_without_effect=("lora_int_id",))
 
-    lora_int_id: int | None = Field(None, description="vLLM's; it has no effect here.")
+    lora_int_id: int | None = optional("vLLM's; it has no effect here.")
     timeout_s: float = Field(
         30.0, ge=0, le=86_400, description="paceline's own: how long requests that use it may take to end."
     )

@@ -23,7 +23,7 @@ from paceline.server.dialects.openai.openai_requests import (
     chat_options_of,
     parse_generation,
 )
-from paceline.server.dialects.request_body import FieldRules, RequestBody, check_fields
+from paceline.server.dialects.request_body import FieldRules, RequestBody, check_fields, optional
 from paceline.server.dialects.request_fields import CONSTRAINTS, GUIDED
 from paceline.server.dialects.responses.input_items import Item, added_tools, messages_of, parse_items
 from paceline.server.dialects.responses.response_tools import InputWarnings, ResponseTools, parse_tool_fields
@@ -43,13 +43,13 @@ class ReasoningConfig(RequestBody):
         declared_without_effect=("context", "mode"), harmless={"context": ("auto",), "mode": ("standard",)}
     )
 
-    effort: _Word | None = Field(
-        None, description="A variable of the template; none turns thinking off, default leaves it to the template."
+    effort: _Word | None = optional(
+        "A variable of the template; none turns thinking off, default leaves it to the template."
     )
-    summary: _Word | None = Field(None, description="Accepted; thinking is returned as it is, without a summary.")
-    generate_summary: _Word | None = Field(None, description="The older name of summary.")
-    context: _Word | None = Field(None, description="Accepted; the template decides which thinking it renders.")
-    mode: _Word | None = Field(None, description="It has no effect here.")
+    summary: _Word | None = optional("Accepted; thinking is returned as it is, without a summary.")
+    generate_summary: _Word | None = optional("The older name of summary.")
+    context: _Word | None = optional("Accepted; the template decides which thinking it renders.")
+    mode: _Word | None = optional("It has no effect here.")
 
 
 class TextConfig(RequestBody):
@@ -59,10 +59,10 @@ class TextConfig(RequestBody):
         declared_without_effect=("verbosity",), harmless={"verbosity": ("medium",)}
     )
 
-    format: dict[str, Any] | None = Field(
-        None, description='{"type": "text" | "json_object"}, or {"type": "json_schema", "name": ..., "schema": ...}'
+    format: dict[str, Any] | None = optional(
+        '{"type": "text" | "json_object"}, or {"type": "json_schema", "name": ..., "schema": ...}'
     )
-    verbosity: _Word | None = Field(None, description="It has no effect here.")
+    verbosity: _Word | None = optional("It has no effect here.")
 
 
 _RULES = replace(
@@ -85,53 +85,44 @@ class ResponsesBody(ChatFields):
 
     rules: ClassVar[FieldRules] = _RULES
 
-    input: Any = Field(None, description="A text, or a list of items: messages, calls with their outputs, reasoning.")
-    instructions: str | None = Field(None, description="A system message in front of all items, for this response.")
-    previous_response_id: _Short | None = Field(
-        None, description="A stored response, whose items come first; needs a server with --responses-store."
+    input: Any = optional("A text, or a list of items: messages, calls with their outputs, reasoning.")
+    instructions: str | None = optional("A system message in front of all items, for this response.")
+    previous_response_id: _Short | None = optional(
+        "A stored response, whose items come first; needs a server with --responses-store."
     )
-    store: bool | None = Field(
-        None, description="Keep the response, where the server has --responses-store: true by default there."
+    store: bool | None = optional("Keep the response, where the server has --responses-store: true by default there.")
+    max_output_tokens: int | None = optional(
+        "Thinking included; -1, and by default: until the context is full.", ge=-1, le=2**31 - 1
     )
-    max_output_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="Thinking included; -1, and by default: until the context is full."
-    )
-    max_tokens: int | None = Field(None, ge=-1, le=2**31 - 1, description="llama-server's name of max_output_tokens.")
-    n: int | None = Field(None, ge=1, le=1, description="1: a response has one output.")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=1000, description=f"So many of the most likely tokens; include needs {LOGPROBS}."
-    )
-    include: list[str] | None = Field(None, description=f"{LOGPROBS}: the tokens' log-probabilities.")
-    tool_choice: Any = Field(
-        None, description='"auto" (default), "none", "required", a function by its name, or allowed_tools.'
-    )
-    parallel_tool_calls: bool | None = Field(None, description="Whether one response may have several calls.")
-    max_tool_calls: int | None = Field(None, description="It limits OpenAI's own tools, and has no effect here.")
-    reasoning: ReasoningConfig | None = Field(None, description="How the model thinks.")
-    text: TextConfig | None = Field(None, description="The shape of the text.")
-    truncation: str | None = Field(
-        None,
-        description='"auto" leaves out the first items of a conversation that is too long; "disabled" by default.',
+    max_tokens: int | None = optional("llama-server's name of max_output_tokens.", ge=-1, le=2**31 - 1)
+    n: int | None = optional("1: a response has one output.", ge=1, le=1)
+    top_logprobs: int | None = optional(f"So many of the most likely tokens; include needs {LOGPROBS}.", ge=0, le=1000)
+    include: list[str] | None = optional(f"{LOGPROBS}: the tokens' log-probabilities.")
+    tool_choice: Any = optional('"auto" (default), "none", "required", a function by its name, or allowed_tools.')
+    parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
+    max_tool_calls: int | None = optional("It limits OpenAI's own tools, and has no effect here.")
+    reasoning: ReasoningConfig | None = optional("How the model thinks.")
+    text: TextConfig | None = optional("The shape of the text.")
+    truncation: str | None = optional(
+        '"auto" leaves out the first items of a conversation that is too long; "disabled" by default.',
         json_schema_extra={"enum": ["auto", "disabled"]},
     )
-    metadata: dict[str, Any] | None = Field(None, description="Up to 16 texts by names; returned as they are.")
-    user: _Short | None = Field(None, description="Returned as it is; it has no effect here.")
-    safety_identifier: _Short | None = Field(None, description="Returned as it is; it has no effect here.")
-    prompt_cache_key: _Short | None = Field(None, description="Returned as it is; it has no effect here.")
-    service_tier: _Word | None = Field(None, description="It has no effect here.")
-    background: bool | None = Field(None, description="It has no effect here: no response is made in the background.")
-    background_options: Any = Field(None, description="It has no effect here.")
-    context_management: Any = Field(
-        None, description="It has no effect here: nothing is compacted; truncation leaves items out."
-    )
-    conversation: Any = Field(None, description="Refused; use previous_response_id.")
-    prompt: Any = Field(None, description="Refused: there are no stored prompts here.")
-    client_metadata: Any = Field(None, description="Notes of a client about itself; they have no effect here.")
-    access_programs: Any = Field(None, description="It has no effect here.")
-    image: Any = Field(None, description="It has no effect here.")
-    personality: Any = Field(None, description="It has no effect here.")
-    reasoning_format: str | None = Field(
-        None, description='llama-server\'s: "none" leaves thinking in the text; otherwise it is an item of its own.'
+    metadata: dict[str, Any] | None = optional("Up to 16 texts by names; returned as they are.")
+    user: _Short | None = optional("Returned as it is; it has no effect here.")
+    safety_identifier: _Short | None = optional("Returned as it is; it has no effect here.")
+    prompt_cache_key: _Short | None = optional("Returned as it is; it has no effect here.")
+    service_tier: _Word | None = optional("It has no effect here.")
+    background: bool | None = optional("It has no effect here: no response is made in the background.")
+    background_options: Any = optional("It has no effect here.")
+    context_management: Any = optional("It has no effect here: nothing is compacted; truncation leaves items out.")
+    conversation: Any = optional("Refused; use previous_response_id.")
+    prompt: Any = optional("Refused: there are no stored prompts here.")
+    client_metadata: Any = optional("Notes of a client about itself; they have no effect here.")
+    access_programs: Any = optional("It has no effect here.")
+    image: Any = optional("It has no effect here.")
+    personality: Any = optional("It has no effect here.")
+    reasoning_format: str | None = optional(
+        'llama-server\'s: "none" leaves thinking in the text; otherwise it is an item of its own.'
     )
 
 
