@@ -12,7 +12,8 @@ import pytest
 from tests.server.conftest import DEMO_ENGINE
 from tests.server.running import RunningServer
 
-from paceline.server.dialects.llama_server.completion_request import PromptLimits, infill_prompt
+from paceline.params import SamplingParams
+from paceline.server.dialects.llama_server.completion_request import ParseContext, infill_prompt
 from paceline.server.dialects.llama_server.llama_bodies import InfillBody
 from paceline.server.settings import ServerSettings
 
@@ -425,8 +426,9 @@ def test_control_tokens_in_the_texts_of_an_infill_stay_text(server: RunningServe
     body = {**sides, "input_extra": [{"text": "d", **spelt}]} if field in ("filename", "text") else {**sides, **spelt}
 
     def num_middle_tokens(**more: bool) -> int:
-        limits = PromptLimits(n_ctx=512, n_batch=64)
-        return infill_prompt(InfillBody.model_validate({**body, **more}), tokenizer, limits).count(tokenizer.fim.middle)
+        facts: dict[str, Any] = {"base": SamplingParams(), "images": None, "tokenizer": tokenizer}
+        context = ParseContext(n_ctx=512, n_batch=64, **facts)
+        return infill_prompt(InfillBody.model_validate({**body, **more}), context).count(tokenizer.fim.middle)
 
     assert num_middle_tokens() == 1
     assert num_middle_tokens(parse_special=True) == (2 if field == "prompt" else 1)

@@ -139,7 +139,7 @@ class LlamaLogprobs:
     special: control tokens have text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, of_drawn: bool, special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, of_drawn: bool, special: bool) -> None:
         self._pieces = tokenizer.pieces(special)
         self._of_drawn = of_drawn
         self._texts: dict[int, tuple[str, list[int]]] = {}

@@ -41,20 +41,75 @@ def can_rerank(service: Service) -> bool:
     return service.settings.reranking or "rank" in (service.settings.pooling, _model_pooling(service))
 
 
-async def compute_vectors(
-    service: Service,
-    request: Request,
-    ids: Sequence[EmbeddingPrompt],
-    pooling: str | None,
-    options: RequestOptions,
-    *,
-    field: str = "input",
-) -> list[Any]:
-    """Return a vector, not normalised, for each list of token ids or prompt with media; with pooling "none" a row per token.
+def _check_num_texts(field: str, texts: Sequence[object]) -> None:
+    if len(texts) > MAX_TEXTS:
+        raise InvalidParams(f"{field}: {len(texts)} texts are more than the {MAX_TEXTS} of one request; send several")
 
-    The usage is recorded for the access log. field: name of the texts in the body. Raises `InvalidParams` for more
-    than `MAX_TEXTS` or `MAX_NUMBERS`, and as `call_engine`.
+
+async def embed_inputs(
+    request: Request, field: str, value: Any, pooling: str | None, options: RequestOptions, *, with_media: bool = False
+) -> tuple[list[Any], int]:
+    """Return a vector, not normalised, for each input in a body's field, and the number of tokens.
+
+    With pooling "none" there is a row per token. Inputs that are too long are truncated or refused.
+
+    Args:
+        request: The HTTP request.
+        field: The field of the body.
+        value: Its value.
+        pooling: The pooling; None: the model's.
+        options: The options of the request.
+        with_media: Whether inputs may have images and audio.
+
+    Raises:
+        InvalidParams: There are more than `MAX_TEXTS` texts or `MAX_NUMBERS` numbers.
+        PacelineError: As `run_in_turn`, `tokenize_inputs`, `read_inputs` and `call_engine`.
     """
+    service = Service.of(request.scope)
+    engine = service.engine()
+    if is_prompt_list(value):
+        _check_num_texts(field, value)
+    images = MarkedImages(service.media_marker, await service.request_media(value)) if with_media else None
+
+    def read() -> list[EmbeddingPrompt]:
+        longest = engine.limits.max_embedding_tokens
+        if images is None:
+            return engine.embeddable(tokenize_inputs(engine.tokenizer, field, value, options, longest), options)
+        return engine.embeddable(read_inputs(engine.tokenizer, field, value, options, longest, images), options)
+
+    ids = await run_in_turn(service, request, read, timeouts_of(options))
+    return await _compute(request, field, ids, pooling, options)
+
+
+async def score_pairs(
+    request: Request, field: str, pairs: Sequence[tuple[str, str]], options: RequestOptions
+) -> tuple[list[Any], int]:
+    """Return the scores of each query with its document, and the number of tokens. field: the documents' field.
+
+    Raises as `EngineClient.pairs` and `embed_inputs`.
+    """
+    service = Service.of(request.scope)
+    engine = service.engine()
+    _check_num_texts(field, pairs)
+
+    def tokenize() -> list[list[int]]:
+        if len({query for query, _ in pairs}) == 1:
+            return engine.pairs(pairs[0][0], while_wanted([document for _, document in pairs]), options)
+        return [engine.pairs(query, [document], options)[0] for query, document in while_wanted(pairs)]
+
+    ids = await run_in_turn(service, request, tokenize, timeouts_of(options))
+    return await _compute(request, field, ids, "rank", options)
+
+
+async def _compute(
+    request: Request, field: str, ids: Sequence[EmbeddingPrompt], pooling: str | None, options: RequestOptions
+) -> tuple[list[Any], int]:
+    """Return a vector, not normalised, for each prompt, and the number of tokens. With pooling "none" a row per token.
+
+    The usage is recorded for the access log. Raises `InvalidParams` for more than `MAX_TEXTS` or `MAX_NUMBERS`, and as
+    `call_engine`.
+    """
+    service = Service.of(request.scope)
     _check_num_texts(field, ids)
     num_tokens = sum(map(len, ids))
     most = MAX_NUMBERS // service.engine().model.n_embd_out
@@ -66,65 +121,7 @@ async def compute_vectors(
     options = replace(options, **less_waited(timeouts_of(options), context.waited_s))
     rows = await call_engine(service, request, lambda: service.engine().embed(ids, pooling, options))
     context.finished.append((FinishReason.STOP, Usage(prompt_tokens=num_tokens)))
-    return rows
-
-
-def _check_num_texts(field: str, texts: Sequence[object]) -> None:
-    if len(texts) > MAX_TEXTS:
-        raise InvalidParams(f"{field}: {len(texts)} texts are more than the {MAX_TEXTS} of one request; send several")
-
-
-async def tokenize_texts(
-    service: Service, request: Request, field: str, value: Any, options: RequestOptions
-) -> list[list[int]]:
-    """Return the token ids of the texts in a body's field, truncated or refused if they are too long to embed.
-
-    Raises as `run_in_turn`.
-    """
-    engine = service.engine()
-    if is_prompt_list(value):
-        _check_num_texts(field, value)
-
-    def tokenize() -> list[EmbeddingPrompt]:
-        longest = engine.limits.max_embedding_tokens
-        return engine.embeddable(tokenize_inputs(engine.tokenizer, field, value, options, longest), options)
-
-    found = await run_in_turn(service, request, tokenize, timeouts_of(options))
-    return [prompt if isinstance(prompt, list) else prompt.ids for prompt in found]
-
-
-async def read_embedding_inputs(
-    service: Service, request: Request, field: str, value: Any, options: RequestOptions
-) -> list[EmbeddingPrompt]:
-    """As `tokenize_texts`, for inputs that may have images and audio. Raises as `read_inputs` and `Service.request_media`."""
-    engine = service.engine()
-    if is_prompt_list(value):
-        _check_num_texts(field, value)
-    images = MarkedImages(service.media_marker, await service.request_media(value))
-
-    def read() -> list[EmbeddingPrompt]:
-        longest = engine.limits.max_embedding_tokens
-        return engine.embeddable(read_inputs(engine.tokenizer, field, value, options, longest, images), options)
-
-    return await run_in_turn(service, request, read, timeouts_of(options))
-
-
-async def tokenize_pairs(
-    service: Service, request: Request, field: str, pairs: Sequence[tuple[str, str]], options: RequestOptions
-) -> list[list[int]]:
-    """Return the token ids of each query with its document, which is of a body's field.
-
-    Raises as `EngineClient.pairs` and `run_in_turn`.
-    """
-    engine = service.engine()
-    _check_num_texts(field, pairs)
-
-    def tokenize() -> list[list[int]]:
-        if len({query for query, _ in pairs}) == 1:
-            return engine.pairs(pairs[0][0], while_wanted([document for _, document in pairs]), options)
-        return [engine.pairs(query, [document], options)[0] for query, document in while_wanted(pairs)]
-
-    return await run_in_turn(service, request, tokenize, timeouts_of(options))
+    return rows, num_tokens
 
 
 _TRUNCATIONS = {"true": "right", "false": None, "START": "left", "END": "right", "NONE": None}
@@ -151,7 +148,7 @@ def vector_options(service: Service, request: Request, model: str | None) -> dic
 
 
 def embedding_input_options(service: Service, request: Request, model: str | None) -> dict[str, Any]:
-    """As `vector_options`, with the tenant: encoded images and audio are not shared with others."""
+    """Return `vector_options` with the tenant, so that encoded images and audio are not shared with other tenants."""
     return {**vector_options(service, request, model), "tenant": RequestContext.of(request.scope).tenant}
 
 

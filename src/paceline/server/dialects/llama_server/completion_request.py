@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import validation
@@ -55,6 +55,9 @@ class ParseContext:
         base: Sampling defaults.
         tokenizer: Encodes the prompts.
         images: Reads the images of prompts.
+        n_ctx: Tokens of a sequence; 0: no limit.
+        n_batch: Tokens of a tick.
+        max_prompts: Prompts of a request.
         adapters: Names of the LoRA adapters by id.
         spm_infill: Whether the suffix comes first in an infill prompt.
         spec_types: The kinds of drafts, as llama-server names them.
@@ -64,6 +67,9 @@ class ParseContext:
     base: SamplingParams
     tokenizer: Tokenizer
     images: MarkedImages
+    n_ctx: int = 0
+    n_batch: int = 0
+    max_prompts: int = 256
     adapters: Sequence[str] = ()
     spm_infill: bool = False
     spec_types: str = "none"
@@ -83,9 +89,19 @@ def parse_params(body: CompletionBody, context: ParseContext, warnings: list[str
         changes["samplers"] = parse_samplers(body.samplers, warnings)
     if body.logit_bias is not None:
         changes["logit_bias"] = parse_logit_bias(context.tokenizer, body.logit_bias, warnings)
-    changes |= (
-        _dry_breakers(body) | _stops(body) | _length(body, base) | _constraint(body, warnings) | _logprob_fields(body)
-    )
+    if body.dry_sequence_breakers is not None:
+        if not body.dry_sequence_breakers:
+            raise InvalidParams("dry_sequence_breakers must be a list of at least one text")
+        changes["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    if stops := without_empty_texts([body.stop] if isinstance(body.stop, str) else body.stop or []):
+        changes["stop"] = tuple(dict.fromkeys(stops))
+    if (num_choices := body.n_cmpl or body.n) is not None:
+        changes["n"] = num_choices
+    num_predict = _num_predict(body)
+    changes["max_tokens"] = base.max_tokens if num_predict == -1 else num_predict
+    changes |= _constraint(body, warnings)
+    if num_probs := body.n_probs if body.n_probs is not None else body.logprobs:
+        changes |= {"logprobs": num_probs, "logprobs_mode": "sampled" if body.post_sampling_probs else "raw"}
     if body.min_keep is not None and body.min_keep > 1:
         raise Unsupported(
             f"min_keep must be 0 or 1, not {body.min_keep}: samplers here always keep one token, never more"
@@ -161,25 +177,8 @@ def _parse_seed(seed: int) -> int | None:
     return validation.integer("seed", seed, -(2**31), 2**64 - 1) % (2**32 if seed < 0 else 2**64)
 
 
-def _dry_breakers(body: CompletionBody) -> dict[str, Any]:
-    if body.dry_sequence_breakers is None:
-        return {}
-    if not body.dry_sequence_breakers:
-        raise InvalidParams("dry_sequence_breakers must be a list of at least one text")
-    return {"dry_sequence_breakers": tuple(body.dry_sequence_breakers)}
-
-
-def _stops(body: CompletionBody) -> dict[str, Any]:
-    given = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    stops = without_empty_texts(given)
-    return {"stop": tuple(dict.fromkeys(stops))} if stops else {}
-
-
-def _length(body: CompletionBody, base: SamplingParams) -> dict[str, Any]:
-    asked = next((n for n in (body.n_predict, body.max_completion_tokens, body.max_tokens) if n is not None), -1)
-    num_choices = body.n_cmpl or body.n
-    changes: dict[str, Any] = {} if num_choices is None else {"n": num_choices}
-    return changes | {"max_tokens": base.max_tokens if asked == -1 else asked}
+def _num_predict(body: CompletionBody) -> int:
+    return next((n for n in (body.n_predict, body.max_completion_tokens, body.max_tokens) if n is not None), -1)
 
 
 def _constraint(body: CompletionBody, warnings: list[str]) -> dict[str, Any]:
@@ -211,18 +210,6 @@ def _parse_trigger(index: int, trigger: dict[str, Any]) -> str | int | dict[str,
     )
 
 
-def _logprob_fields(body: CompletionBody) -> dict[str, Any]:
-    num_probs = body.n_probs if body.n_probs is not None else body.logprobs
-    if not num_probs:
-        return {}
-    return {"logprobs": num_probs, "logprobs_mode": "sampled" if body.post_sampling_probs else "raw"}
-
-
-def logit_bias_body(found: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
-    """Return biases as `generation_settings` reports them; a banned token's is null."""
-    return [{"bias": None if bias <= BANNED_BIAS else bias, "token": token} for token, bias in found]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineLimits:
     """min_indent: least indentation of every line but the first; generation stops before a line with less.
@@ -241,11 +228,14 @@ class LineLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """prompts: token ids of each, or segments with images; texts: their text with control tokens, with a marker for each image.
+    """A parsed body.
 
-    settings: as responses report them.
-
-    options: keywords of `RequestOptions` that the body has. warnings: a sentence for each ignored field.
+    Attributes:
+        prompts: The token ids of each prompt, or its segments with images.
+        texts: The text of each prompt with control tokens, with a marker for each image.
+        settings: The settings that responses report.
+        options: Keywords of `RequestOptions` that the body has.
+        warnings: A sentence for each ignored field.
     """
 
     prompts: tuple[Prompt, ...]
@@ -262,31 +252,11 @@ class CompletionRequest:
     response_fields: tuple[str, ...] = ()
     id_slot: int = -1
 
-    @property
-    def is_watched(self) -> bool:
-        """True if chunks are read while they are generated."""
-        return self.stream or self.line_limits.has_any
 
-    @property
-    def has_images(self) -> bool:
-        """True if a prompt is of segments."""
-        return any(map(has_media, self.prompts))
-
-    @property
-    def reads_slots(self) -> bool:
-        """True if events report prefill progress, or cached tokens before the end."""
-        return self.return_progress or (self.timings_per_token and self.stream and len(self.prompts) == 1)
-
-    @property
-    def of_drawn(self) -> bool:
-        """True if log-probabilities are taken after sampling."""
-        return self.params.logprobs_mode == "sampled"
-
-
-def parse_request(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> CompletionRequest:
+def parse_request(body: CompletionBody, context: ParseContext) -> CompletionRequest:
     """Parse a body: tokenise prompts, map fields. Raises `InvalidParams`, `Unsupported`, `PromptTooLong`."""
     warnings = body.field_warnings(strict=context.strict)
-    prompts = _parse_prompts(body, context, limits)
+    prompts = _parse_prompts(body, context)
     params = parse_params(body, context, warnings)
     options = parse_options(body, warnings)
     if body.lora is not None:
@@ -329,78 +299,43 @@ def _text_of(prompt: Any, context: ParseContext) -> str:
     return context.tokenizer.decode(prompt, special=True)
 
 
-def with_truncated_prompts(
-    request: CompletionRequest, prompts: Sequence[tuple[int, ...]], tokenizer: Tokenizer
-) -> CompletionRequest:
-    """Return the request with its prompts as the engine truncated them."""
-    texts = tuple(tokenizer.decode(ids, special=True) for ids in prompts)
-    return replace(request, prompts=tuple(map(list, prompts)), texts=texts)
-
-
-def with_composed_prompts(request: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> CompletionRequest:
-    """Return the request with the token ids that the engine has put its segments together to."""
-    return replace(request, prompts=tuple(map(list, prompts)))
-
-
-def _parse_prompts(body: CompletionBody, context: ParseContext, limits: PromptLimits) -> Sequence[Prompt]:
+def _parse_prompts(body: CompletionBody, context: ParseContext) -> Sequence[Prompt]:
     prompts: list[Prompt]
-    if is_prompt_list(body.prompt) and len(body.prompt) > limits.max_prompts:  # before tokenising, which takes a while
+    tokenizer = context.tokenizer
+    given = body.prompt if is_prompt_list(body.prompt) else [body.prompt]
+    if len(given) > context.max_prompts:  # before tokenising, which takes a while
         raise InvalidParams(
-            f"prompt: {len(body.prompt)} prompts are more than the {limits.max_prompts} that this server takes at once"
+            f"prompt: {len(given)} prompts are more than the {context.max_prompts} that this server takes at once"
         )
-    _check_may_fit(body, context.tokenizer, limits)
+    most = context.n_ctx if body.truncate is None and context.n_ctx > 0 else None
+    # Of /infill only `prompt` counts; its other fields are cut. Prompts with images are left to the engine.
+    at_least = 0 if most is None else max((min_prompt_tokens(tokenizer, prompt) for prompt in given), default=0)
+    if most is not None and at_least > most:
+        raise _too_long(at_least, most, is_counted=False)
     if isinstance(body, InfillBody):
-        prompts = [infill_prompt(body, context.tokenizer, limits, suffix_first=context.spm_infill)]
+        prompts = [infill_prompt(body, context)]
     elif body.prompt is None:
         raise InvalidParams('"prompt" must be given: a text, token ids, or a list of these')
     else:
         add, parse = body.add_special is not False, body.parse_special is not False
-        prompts = read_prompts(
-            context.tokenizer, "prompt", body.prompt, context.images, add_special=add, parse_special=parse
-        )
-    longest = max(
-        (len(prompt) for prompt in prompts if not has_media(prompt)), default=0
-    )  # the engine counts those of images
-    if longest > limits.n_ctx > 0 and body.truncate is None:
-        raise _too_long(longest, limits)
+        prompts = read_prompts(tokenizer, "prompt", body.prompt, context.images, add_special=add, parse_special=parse)
+    longest = max((len(prompt) for prompt in prompts if not has_media(prompt)), default=0)
+    if most is not None and longest > most:
+        raise _too_long(longest, most)
     return prompts
 
 
-def _check_may_fit(body: CompletionBody, tokenizer: Tokenizer, limits: PromptLimits) -> None:
-    """Raise `PromptTooLong` if a prompt has more bytes than n_ctx tokens have, and the body does not truncate it.
-
-    Of /infill only `prompt` counts; its other fields are cut. Prompts with images are left to the engine.
-    """
-    if body.truncate is not None or limits.n_ctx == 0:
-        return
-    prompts = body.prompt if is_prompt_list(body.prompt) else [body.prompt]
-    at_least = max((min_prompt_tokens(tokenizer, prompt) for prompt in prompts), default=0)
-    if at_least > limits.n_ctx:
-        raise _too_long(at_least, limits, is_counted=False)
-
-
-def _too_long(num_tokens: int, limits: PromptLimits, *, is_counted: bool = True) -> PromptTooLong:
+def _too_long(num_tokens: int, n_ctx: int, *, is_counted: bool = True) -> PromptTooLong:
     number = f"{'' if is_counted else 'at least '}{num_tokens}"
-    message = f"request ({number} tokens) exceeds the available context size ({limits.n_ctx} tokens), try increasing it"
-    return PromptTooLong(message, num_tokens, limits.n_ctx, is_counted)
+    message = f"request ({number} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+    return PromptTooLong(message, num_tokens, n_ctx, is_counted)
 
 
 _PROJECT, _FILE, _UNNAMED = "myproject\n", "filename\n", "tmp"
 _BETWEEN = "\n\n--- snippet ---\n\n"  # where the model has no token for it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLimits:
-    """Limits of the engine. n_ctx: tokens of a sequence; n_batch: of a tick; max_prompts: prompts of a request."""
-
-    n_ctx: int
-    n_batch: int
-    max_prompts: int = 256
-
-
-def infill_prompt(
-    body: InfillBody, tokenizer: Tokenizer, limits: PromptLimits, *, suffix_first: bool = False
-) -> list[int]:
+def infill_prompt(body: InfillBody, context: ParseContext) -> list[int]:
     """Return the token ids of an infill prompt.
 
     The prefix keeps its end and the suffix its beginning, at most three quarters and one quarter of n_batch; other
@@ -408,17 +343,17 @@ def infill_prompt(
     stay text, except in `prompt` if the body has `parse_special`. Raises `Unsupported` if the model has no tokens for
     it.
     """
+    tokenizer, n_batch = context.tokenizer, context.n_batch
     for_prefix, for_suffix, for_middle = tokenizer.fim.required()
     prompt = tokenizer.encode(body.prompt or "", add_special=False, parse_special=bool(body.parse_special))
     prefix = _text_ids(tokenizer, "input_prefix", body.input_prefix)
     suffix = _text_ids(tokenizer, "input_suffix", body.input_suffix)
-    before = [for_prefix, *prefix[max(0, len(prefix) - 3 * (limits.n_batch // 4)) :], *prompt]
-    after = [for_suffix, *suffix[: max(0, limits.n_batch // 4 - (2 + len(prompt)))]]
-    asked = next((n for n in (body.n_predict, body.max_completion_tokens, body.max_tokens) if n is not None), -1)
-    rest = max(0, limits.n_ctx - limits.n_batch - 2 * max(asked, 0))
+    before = [for_prefix, *prefix[max(0, len(prefix) - 3 * (n_batch // 4)) :], *prompt]
+    after = [for_suffix, *suffix[: max(0, n_batch // 4 - (2 + len(prompt)))]]
+    rest = max(0, context.n_ctx - n_batch - 2 * max(_num_predict(body), 0))
     extra = _extra_ids(tokenizer, body.input_extra or ())
     bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
-    sides = after + before if suffix_first else before + after
+    sides = after + before if context.spm_infill else before + after
     return [*extra[max(0, len(extra) - rest) :], *bos, *sides, for_middle]
 
 
@@ -483,7 +418,9 @@ def full_settings(
     settings = brief_settings(params, stream=stream, others=others) | {
         "dry_sequence_breakers": list(params.dry_sequence_breakers),
         "stop": list(params.stop),
-        "logit_bias": logit_bias_body([*biases, *never]),
+        "logit_bias": [
+            {"bias": None if bias <= BANNED_BIAS else bias, "token": token} for token, bias in [*biases, *never]
+        ],
         "grammar": params.grammar or "",
         "grammar_lazy": params.grammar_lazy,
         "grammar_triggers": [_trigger_body(trigger) for trigger in params.grammar_triggers],

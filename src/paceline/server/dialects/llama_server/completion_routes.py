@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.engine.prompts import has_media
 from paceline.kv_cache import MediaItem
 from paceline.params import SamplingParams
 from paceline.runtime import Tokenizer
@@ -27,11 +28,8 @@ from paceline.server.dialects.llama_server.completion_request import (
     CompletionRequest,
     LineLimits,
     ParseContext,
-    PromptLimits,
     brief_settings,
     parse_request,
-    with_composed_prompts,
-    with_truncated_prompts,
 )
 from paceline.server.dialects.llama_server.llama_bodies import CompletionBody, InfillBody
 from paceline.server.dialects.llama_server.slots import LlamaServerState, SlotContent
@@ -153,54 +151,52 @@ class ChoiceState:
         """Number of drawn tokens, including the tokens of its stop."""
         return len(self.token_ids) + self.num_stop_tokens
 
-    def parts(self, chunk: StreamChunk) -> Sequence[StreamChunk]:
-        """Return the parts of a chunk that become an event each."""
-        return (chunk,) if self.splitter is None else self.splitter.split(chunk)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderContext:
-    """Facts that responses report beside the request.
-
-    Attributes:
-        model: The name of the model.
-        tokenizer: Its tokenizer.
-        max_positions: The positions of a sequence.
-        clock: Returns seconds from any point on.
-        special: Whether control tokens have text.
-    """
-
-    model: str
-    tokenizer: Tokenizer
-    max_positions: int
-    clock: Callable[[], float]
-    special: bool = False
-
 
 class CompletionRenderer(EventWriter):
     """Renders the response to one request, whole or as the events of a stream."""
 
     errors, done = LLAMA_FORM, b""
 
-    def __init__(self, request: CompletionRequest, context: RenderContext, slots: Sequence[int]) -> None:
-        """Begin a response. slots: the number of each sequence's slot, by prompt, then choice."""
-        self._request, self._context = request, context
-        self._num_choices = request.params.n
-        self._logprobs = (
-            None
-            if request.params.logprobs is None
-            else LlamaLogprobs(context.tokenizer, of_drawn=request.of_drawn, special=context.special)
-        )
-        started_s = context.clock()
-        self.sequences = [self._choice_state(index, slot, started_s) for index, slot in enumerate(slots)]
+    def __init__(  # noqa: PLR0913 - facts of the request, the model and the moment
+        self,
+        request: CompletionRequest,
+        slots: Sequence[int],
+        *,
+        model: str,
+        tokenizer: Tokenizer,
+        max_positions: int,
+        clock: Callable[[], float],
+        special: bool = False,
+    ) -> None:
+        """Begin a response.
 
-    def _choice_state(self, index: int, slot: int, started_s: float) -> ChoiceState:
-        prompt = index // self._num_choices
-        timings = RunningTimings(self._context.clock, len(self._request.prompts[prompt]), started_s)
-        splitter = (
-            None if self._logprobs is None else TokenSplitter(self._context.tokenizer.pieces(self._context.special))
-        )
-        return ChoiceState(index=index, prompt=prompt, slot=slot, timings=timings, splitter=splitter)
+        Args:
+            request: The parsed request.
+            slots: The number of each sequence's slot, by prompt, then choice.
+            model: The name of the model.
+            tokenizer: Its tokenizer.
+            max_positions: The positions of a sequence.
+            clock: Returns seconds from any point on.
+            special: Whether control tokens have text.
+        """
+        self._request, self._model, self._max_positions = request, model, max_positions
+        self._num_choices, self._eog_ids = request.params.n, tokenizer.eog_ids
+        self._logprobs: LlamaLogprobs | None = None
+        pieces: Sequence[bytes] = ()
+        if request.params.logprobs is not None:
+            of_drawn = request.params.logprobs_mode == "sampled"
+            pieces, self._logprobs = tokenizer.pieces(special), LlamaLogprobs(tokenizer, of_drawn, special)
+        started_s, prompts = clock(), [index // self._num_choices for index in range(len(slots))]
+        self.sequences = [
+            ChoiceState(
+                index=index,
+                prompt=prompt,
+                slot=slots[index],
+                timings=RunningTimings(clock, len(request.prompts[prompt]), started_s),
+                splitter=TokenSplitter(pieces) if pieces else None,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
 
     # ---- whole
 
@@ -228,7 +224,8 @@ class CompletionRenderer(EventWriter):
             yield from self._progress(sequence, chunk)
             return
         if chunk.token_ids or chunk.text:
-            yield from (_encode(self._partial(sequence, part)) for part in sequence.parts(chunk))
+            parts = (chunk,) if sequence.splitter is None else sequence.splitter.split(chunk)
+            yield from (_encode(self._partial(sequence, part)) for part in parts)
         if chunk.finish_reason is not None:
             self._end(sequence, chunk.finish_reason, chunk.stop, len(chunk.stop_token_ids))
         if chunk.usage is not None and chunk.finish_reason is not None:
@@ -289,14 +286,14 @@ class CompletionRenderer(EventWriter):
     ) -> dict[str, Any]:
         request, reason = self._request, sequence.finish_reason
         num_prompt, num_predicted = len(request.prompts[sequence.prompt]), sequence.num_predicted
-        is_full = num_prompt + num_predicted >= self._context.max_positions
+        is_full = num_prompt + num_predicted >= self._max_positions
         body: dict[str, Any] = {
             "index": sequence.index,
             "content": content,
             "tokens": tokens,
             "id_slot": sequence.slot,
             "stop": True,
-            "model": self._context.model,
+            "model": self._model,
             "tokens_predicted": num_predicted,
             "tokens_evaluated": num_prompt,
             "generation_settings": request.settings,
@@ -322,7 +319,7 @@ class CompletionRenderer(EventWriter):
             return "none"
         if stop is None:
             return "eos"
-        return "eos" if stop in self._context.tokenizer.eog_ids and not self._request.params.ignore_eos else "word"
+        return "eos" if stop in self._eog_ids and not self._request.params.ignore_eos else "word"
 
 
 def select_fields(body: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
@@ -367,25 +364,25 @@ def routes() -> Routes:
 
 async def _complete(service: Service, state: LlamaServerState, http: Request, body: CompletionBody) -> Response:
     engine = service.engine()
-    parse_context = ParseContext(
+    limits, tenant = engine.limits, RequestContext.of(http.scope).tenant
+    context = ParseContext(
         base=service.sampling(API_DEFAULTS["llama_server"]),
         tokenizer=engine.tokenizer,
         images=MarkedImages(service.media_marker, await service.request_media()),
+        n_ctx=limits.max_positions,
+        n_batch=limits.n_batch,
+        max_prompts=engine.most_requests(tenant),
         adapters=state.adapters.names,
         spm_infill=service.settings.spm_infill,
         spec_types=spec_type_names(engine.config.speculation),
         strict=service.settings.strict_fields,
-    )
-    limits, tenant = engine.limits, RequestContext.of(http.scope).tenant
-    prompt_limits = PromptLimits(
-        n_ctx=limits.max_positions, n_batch=limits.n_batch, max_prompts=engine.most_requests(tenant)
     )
     options = service.options(http, body.model)
     outlives_client = body.stream and conversation_id_of(http) is not None
     request = await run_in_turn(
         service,
         http,
-        partial(parse_request, body, parse_context, prompt_limits),
+        partial(parse_request, body, context),
         merge_options(timeouts_of(options), timeouts_of(body)),
         watcher=DisconnectWatcher(None) if outlives_client else None,
     )
@@ -400,7 +397,7 @@ async def _complete(service: Service, state: LlamaServerState, http: Request, bo
             request.prompts,
             request.params,
             options,
-            streaming=request.is_watched,
+            streaming=request.stream or request.line_limits.has_any,
             resumable=request.stream,
             keeps_stream=not request.stream,
         )
@@ -442,25 +439,30 @@ class _RunningCompletion:
         """
         source: ChunkSource[StreamChunk] = running_request
         request, engine = self._request, self._service.engine()
-        if "truncate" in request.options:
-            request = await asyncio.to_thread(
-                with_truncated_prompts, request, running_request.prompts, engine.tokenizer
-            )
-        elif request.has_images:
-            request = with_composed_prompts(request, running_request.prompts)
+        truncates = "truncate" in request.options
+        if truncates or any(map(has_media, request.prompts)):
+            request = replace(request, prompts=tuple(map(list, running_request.prompts)))
+        if truncates:
+            decode = partial(engine.tokenizer.decode, special=True)
+            texts = await asyncio.to_thread(lambda: tuple(map(decode, running_request.prompts)))
+            request = replace(request, texts=texts)
+        else:
             self._media = running_request.media
-        context = RenderContext(
+        self._request = request
+        self._renderer = CompletionRenderer(
+            request,
+            self._slots,
             model=self._service.names[0],
             tokenizer=engine.tokenizer,
             max_positions=engine.limits.max_positions,
             clock=time.monotonic,
             special=self._special,
         )
-        self._request, self._renderer = request, CompletionRenderer(request, context, self._slots)
         if request.line_limits.has_any:
-            source = LineLimitedSource(source, request.line_limits, context.clock, request.params)
-        if request.reads_slots:  # outermost: progress is no line
-            source = ProgressSource(source, self._service.read_slots, self._tenant, self._id, context.clock)
+            source = LineLimitedSource(source, request.line_limits, time.monotonic, request.params)
+        reports_cached = request.timings_per_token and request.stream and len(request.prompts) == 1
+        if request.return_progress or reports_cached:  # outermost: progress is no line
+            source = ProgressSource(source, self._service.read_slots, self._tenant, self._id, time.monotonic)
         return self._renderer, source
 
     async def whole(self, running_request: RunningRequest) -> Response:

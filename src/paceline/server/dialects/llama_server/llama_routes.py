@@ -50,10 +50,9 @@ from paceline.server.dialects.request_fields import tokenize_mixed
 from paceline.server.dialects.vectors import (
     can_embed,
     can_rerank,
-    compute_vectors,
+    embed_inputs,
     embedding_input_options,
-    read_embedding_inputs,
-    tokenize_pairs,
+    score_pairs,
     truncate_side,
     vector_options,
 )
@@ -365,8 +364,7 @@ def _vector_routes() -> Routes:
             parse_special=True,
         )
         field, value = _input(body)
-        ids = await read_embedding_inputs(service, request, field, value, options)
-        rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
+        rows, _ = await embed_inputs(request, field, value, service.settings.pooling, options, with_media=True)
         return await large_json_response(
             await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize, warnings)
         )
@@ -391,13 +389,12 @@ def _vector_routes() -> Routes:
         options = RequestOptions(**vector_options(service, request, body.model), truncate=truncate_side(body.truncate))
         field = "documents" if body.documents else "texts"
         pairs = [(body.query, text) for text in _document_texts(field, documents)]
-        ids = await tokenize_pairs(service, request, field, pairs, options)
-        rows = await compute_vectors(service, request, ids, "rank", options, field=field)
+        rows, num_tokens = await score_pairs(request, field, pairs, options)
         best = sorted(((index, float(row[0])) for index, row in enumerate(rows)), key=lambda ranked: -ranked[1])
         found = best if body.top_n is None else best[: max(0, body.top_n)]
         if field == "texts":
             return await large_json_response(_tei_body(found, documents, warnings, with_text=bool(body.return_text)))
-        reply = _jina_body(found, body, service.names[0], sum(map(len, ids)), warnings)
+        reply = _jina_body(found, body, service.names[0], num_tokens, warnings)
         return await large_json_response({"id": f"rerank-{RequestContext.of(request.scope).request_id}"} | reply)
 
     return router

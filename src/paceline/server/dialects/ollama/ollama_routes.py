@@ -49,7 +49,7 @@ from paceline.server.dialects.ollama.ollama_requests import (
 )
 from paceline.server.dialects.request_body import cap_warnings, warned
 from paceline.server.dialects.token_reports import ChatLogprob, chat_logprobs
-from paceline.server.dialects.vectors import can_embed, compute_vectors, tokenize_texts, vector_options
+from paceline.server.dialects.vectors import can_embed, embed_inputs, vector_options
 from paceline.server.json_bodies import Responses, encode_in_parts, json_response
 from paceline.server.request_media import known_attachment
 from paceline.server.routes import RouteFacts, Routes
@@ -584,6 +584,4 @@ async def _vectors(
     if texts == []:
         return [], 0
     options = embedding_options({**vector_options(service, request, model), "truncate": "right" if truncates else None})
-    ids = await tokenize_texts(service, request, field, texts, options)
-    rows = await compute_vectors(service, request, ids, service.settings.pooling, options, field=field)
-    return rows, sum(map(len, ids))
+    return await embed_inputs(request, field, texts, service.settings.pooling, options)

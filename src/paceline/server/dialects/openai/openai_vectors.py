@@ -33,11 +33,9 @@ from paceline.server.dialects.vectors import (
     MAX_TEXTS,
     can_embed,
     can_rerank,
-    compute_vectors,
+    embed_inputs,
     embedding_input_options,
-    read_embedding_inputs,
-    tokenize_pairs,
-    tokenize_texts,
+    score_pairs,
     truncate_side,
     vector_options,
 )
@@ -74,11 +72,11 @@ def routes() -> Routes:
             )
             check_embedding_body(body, engine.model.n_embd_out)
             options = parse_embedding_options(body, embedding_input_options(service, request, body.model))
-            ids = await read_embedding_inputs(service, request, "input", body.input, options)
-            rows = await compute_vectors(service, request, ids, _pooling(body, service), options)
+            pooling = _pooling(body, service)
+            rows, num_tokens = await embed_inputs(request, "input", body.input, pooling, options, with_media=True)
         name = service.names[0] if body.model is None else body.model
         members = {"model": name, **warned(warnings)}
-        content = await asyncio.to_thread(embedding_body, rows, body, sum(map(len, ids)), members)
+        content = await asyncio.to_thread(embedding_body, rows, body, num_tokens, members)
         return Response(content, media_type="application/json")
 
     return router
@@ -149,8 +147,7 @@ def score_routes() -> Routes:
                     "parse_special": True,
                 }
             )
-            ids = await tokenize_texts(service, request, "input", body.input, options)
-            rows = await compute_vectors(service, request, ids, "rank", options)
+            rows, num_tokens = await embed_inputs(request, "input", body.input, "rank", options)
         model = service.engine().model
         found = probabilities(model, rows) if body.use_activation is not False else np.stack(rows)
         labels = model.class_labels
@@ -158,7 +155,9 @@ def score_routes() -> Routes:
             {"index": index, "label": labels[int(probs.argmax())], "probs": probs.tolist(), "num_classes": len(probs)}
             for index, probs in enumerate(found)
         ]
-        return await large_json_response(_scores_body(service, body, _id("classify", request), data, ids, warnings))
+        return await large_json_response(
+            _scores_body(service, body, _id("classify", request), data, num_tokens, warnings)
+        )
 
     @router.post("/score", summary="Score pairs of texts")
     @router.post("/v1/score", include_in_schema=False)
@@ -172,9 +171,9 @@ def score_routes() -> Routes:
             pairs = _pairs(body)
             warnings = body.field_warnings(strict=service.settings.strict_fields)
             scored = _scored_by_pairs if can_rerank(service) else _scored_by_cosine
-            values, ids = await scored(service, request, body, pairs)
+            values, num_tokens = await scored(service, request, body, pairs)
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(values)]
-        return await large_json_response(_scores_body(service, body, _id("score", request), data, ids, warnings))
+        return await large_json_response(_scores_body(service, body, _id("score", request), data, num_tokens, warnings))
 
     return router
 
@@ -197,20 +196,19 @@ def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
 
 async def _scored_by_pairs(
     service: Service, request: Request, body: ScoreBody, pairs: Sequence[tuple[str, str]]
-) -> tuple[list[float], list[list[int]]]:
+) -> tuple[list[float], int]:
     engine = service.engine()
     options = reranking_options(
         {**vector_options(service, request, body.model), "truncate": truncate_side(body.truncate)}
     )
-    ids = await tokenize_pairs(service, request, "text_2", pairs, options)
-    rows = await compute_vectors(service, request, ids, "rank", options, field="text_2")
+    rows, num_tokens = await score_pairs(request, "text_2", pairs, options)
     found = probabilities(engine.model, rows) if body.use_activation is not False else np.stack(rows)
-    return [float(row[0]) for row in found], ids
+    return [float(row[0]) for row in found], num_tokens
 
 
 async def _scored_by_cosine(
     service: Service, request: Request, body: ScoreBody, pairs: Sequence[tuple[str, str]]
-) -> tuple[list[float], list[list[int]]]:
+) -> tuple[list[float], int]:
     if not can_embed(service):
         raise Unsupported(
             "this model was made to generate, and has no scores; use a reranking or an embedding model, or start the server with "
@@ -220,11 +218,10 @@ async def _scored_by_cosine(
         {**vector_options(service, request, body.model), "truncate": truncate_side(body.truncate)}
     )
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    ids = await tokenize_texts(service, request, "text_2", texts, options)
     pooling = None if service.settings.pooling in ("none", "rank") else service.settings.pooling
-    rows = await compute_vectors(service, request, ids, pooling, options, field="text_2")
+    rows, num_tokens = await embed_inputs(request, "text_2", texts, pooling, options)
     found = dict(zip(texts, vectors(rows, "l2", 0), strict=True))
-    return [float(found[first] @ found[second]) for first, second in pairs], ids
+    return [float(found[first] @ found[second]) for first, second in pairs], num_tokens
 
 
 def _scores_body(
@@ -232,10 +229,9 @@ def _scores_body(
     body: OpenAIBody,
     name: str,
     data: list[dict[str, Any]],
-    ids: list[list[int]],
+    num_tokens: int,
     warnings: Sequence[str],
 ) -> dict[str, Any]:
-    num_tokens, all_warnings = sum(map(len, ids)), [*warnings, *model_warning(service, body.model)]
     return {
         "id": name,
         "object": "list",
@@ -243,7 +239,7 @@ def _scores_body(
         "model": service.names[0] if body.model is None else body.model,
         "data": data,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-    } | warned(all_warnings)
+    } | warned([*warnings, *model_warning(service, body.model)])
 
 
 def _id(kind: str, request: Request) -> str:

@@ -14,7 +14,6 @@ from paceline.server.dialects.llama_server.completion_request import CompletionR
 from paceline.server.dialects.llama_server.completion_routes import (
     CompletionRenderer,
     LineLimits,
-    RenderContext,
     select_fields,
 )
 from paceline.server.dialects.token_reports import _LLAMA_MIN_LOGPROB
@@ -43,8 +42,10 @@ def made(clock: Ticking | None = None, n: int = 1, **options: Any) -> Completion
         prompts=([1, 2, 3],), texts=("abc",), params=params, settings={"n_predict": -1, "inner": {"x": 1}},
         warnings=options.pop("warnings", ()), line_limits=LineLimits(), **options,
     )  # fmt: skip
-    setup = RenderContext(model="it", tokenizer=letters(), max_positions=10, clock=clock or Ticking())
-    return CompletionRenderer(request, setup, [4 + choice for choice in range(n)])
+    slots = [4 + choice for choice in range(n)]
+    return CompletionRenderer(
+        request, slots, model="it", tokenizer=letters(), max_positions=10, clock=clock or Ticking()
+    )
 
 
 def rendered(renderer: CompletionRenderer, *chunks: StreamChunk) -> list[dict[str, Any]]:

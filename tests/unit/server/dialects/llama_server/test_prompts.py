@@ -9,7 +9,8 @@ from tests.media_requests import DATA, request_media
 from tests.unit.server.dialects.llama_server.letters import BOS, letters
 
 from paceline.errors import InvalidParams, InvalidType, RequestError, Unsupported
-from paceline.server.dialects.llama_server.completion_request import PromptLimits, infill_prompt
+from paceline.params import SamplingParams
+from paceline.server.dialects.llama_server.completion_request import ParseContext, infill_prompt
 from paceline.server.dialects.llama_server.llama_bodies import InfillBody
 from paceline.server.dialects.request_fields import MarkedImages, read_prompts, tokenize_prompts
 
@@ -87,10 +88,21 @@ def test_markers_and_data_have_to_fit(prompt: Any, words: str) -> None:
         read(prompt)
 
 
-def gap(fim: dict[str, int], n_batch: int = 100, n_ctx: int = 1000, **fields: Any) -> list[int]:
+def gap(
+    fim: dict[str, int], n_batch: int = 100, n_ctx: int = 1000, *, spm_infill: bool = False, **fields: Any
+) -> list[int]:
     """The prompt of a gap between "aa" and "cc"."""
     body = InfillBody.model_validate({"input_prefix": "aa", "input_suffix": "cc", **fields})
-    return infill_prompt(body, letters(**fim), PromptLimits(n_batch=n_batch, n_ctx=n_ctx))
+    images = MarkedImages("<m>", request_media())
+    context = ParseContext(
+        base=SamplingParams(),
+        tokenizer=letters(**fim),
+        images=images,
+        n_batch=n_batch,
+        n_ctx=n_ctx,
+        spm_infill=spm_infill,
+    )
+    return infill_prompt(body, context)
 
 
 FIM = {"prefix": 1, "suffix": 2, "middle": 3}
@@ -103,9 +115,7 @@ def test_a_gap_lies_between_its_tokens() -> None:
 
 def test_the_suffix_comes_first_for_models_that_were_trained_so() -> None:
     """The beginning of the completion stays with the prefix."""
-    body = InfillBody(input_prefix="aa", input_suffix="cc", prompt="b")
-    ids = infill_prompt(body, letters(**FIM), PromptLimits(n_batch=100, n_ctx=1000), suffix_first=True)
-    assert ids == [BOS, 2, C, C, 1, A, A, B, 3]
+    assert gap(FIM, spm_infill=True, prompt="b") == [BOS, 2, C, C, 1, A, A, B, 3]
 
 
 def test_other_files_come_first_each_with_its_name() -> None:
