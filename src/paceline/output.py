@@ -12,7 +12,7 @@ of the list nor on the borders of tokens. So a complete stop is not final while 
 completed.
 
 At any moment, let `cut` be the start of the first stop that is or might become complete, or else the end of the bytes.
-`ReleasedTokens` are all bytes before `cut`, and all tokens that end by it. A token in which a stop begins thus belongs to the
+`Released` are all bytes before `cut`, and all tokens that end by it. A token in which a stop begins thus belongs to the
 stop, while its bytes before the stop are text. A stop is UTF-8 and begins with a whole character, so `cut` never
 divides a character.
 """
@@ -39,11 +39,8 @@ _ROOT = 0
 _NO_CHILD = -1
 
 
-class ReleasedTokens(msgspec.Struct, frozen=True):
-    """Token ids and bytes that no stop can claim any more; either may be empty without the other."""
-
-    token_ids: tuple[int, ...] = ()
-    data: bytes = b""
+Released = tuple[tuple[int, ...], bytes]
+"""Token ids and bytes that no stop can claim any more; either may be empty without the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +91,13 @@ class StopFilter:
         """Whether tokens or bytes are held back."""
         return bool(self._tokens or self._data)
 
-    def push(self, token_id: int, data: bytes) -> ReleasedTokens:
+    def push(self, token_id: int, data: bytes) -> Released:
         """Take the next token and its bytes, and return the tokens and bytes that can be passed on."""
         if self._match is not None:
             raise RuntimeError("a stop string has matched: no token can follow it")
         if self._node == _ROOT and self._first_bytes.isdisjoint(data):
             self._begin += len(data)
-            return ReleasedTokens((token_id,), data)
+            return (token_id,), data
         self._data += data
         end = self._begin + len(self._data)
         self._tokens.append((token_id, end))
@@ -108,10 +105,10 @@ class StopFilter:
             return self._settle()
         return self._release(end - self._automaton.depth[self._node])
 
-    def finish(self) -> ReleasedTokens:
+    def finish(self) -> Released:
         """End the sequence: settle on a stop that is complete, or return everything that was held back."""
         if self._match is not None:
-            return ReleasedTokens()
+            return (), b""
         if self._best is not None:
             return self._settle()
         self._node = _ROOT
@@ -137,7 +134,7 @@ class StopFilter:
                 return True
         return False
 
-    def _settle(self) -> ReleasedTokens:
+    def _settle(self) -> Released:
         assert self._best is not None  # noqa: S101 - called if a best match is known
         begin, end = self._best
         stop = self._stops[bytes(self._data[begin - self._begin : end - self._begin])]
@@ -147,7 +144,7 @@ class StopFilter:
         self._data.clear()
         return released
 
-    def _release(self, cut: int) -> ReleasedTokens:
+    def _release(self, cut: int) -> Released:
         """Everything before `cut`, a place in the sequence."""
         data = bytes(self._data[: cut - self._begin])
         del self._data[: cut - self._begin]
@@ -155,7 +152,7 @@ class StopFilter:
         token_ids = []
         while self._tokens and self._tokens[0][1] <= cut:
             token_ids.append(self._tokens.popleft()[0])
-        return ReleasedTokens(tuple(token_ids), data)
+        return tuple(token_ids), data
 
 
 class _Automaton:
@@ -405,14 +402,17 @@ class TextPipe:
 
     def push(self, token_id: int) -> TextPiece:
         """Take the next token and return the output that can be shown now."""
-        released = self._filter.push(token_id, self._pieces[token_id])
-        return TextPiece(released.token_ids, self._detokenizer.push(released.data))
+        return TextPiece(*self.released_by(token_id))
+
+    def released_by(self, token_id: int) -> tuple[tuple[int, ...], str]:
+        """Take the next token and return the ids and the text that can be shown now."""
+        token_ids, data = self._filter.push(token_id, self._pieces[token_id])
+        return token_ids, self._detokenizer.push(data)
 
     def finish(self) -> TextPiece:
         """End the sequence, for any reason: return the output held back that belongs to no stop."""
-        released = self._filter.finish()
-        text = self._detokenizer.push(released.data) + self._detokenizer.finish()
-        return TextPiece(released.token_ids, text)
+        token_ids, data = self._filter.finish()
+        return TextPiece(token_ids, self._detokenizer.push(data) + self._detokenizer.finish())
 
     def state(self) -> PipeState:
         """Return the output held back, for `from_state`: tokens that may belong to a stop, bytes of an unfinished character."""
@@ -480,7 +480,7 @@ class OutputProcessor:
         pipe = self._pipe
         if logprobs is not None:
             self._held.append(self._vocabulary.with_texts(token_id, logprobs))
-        self._add(pipe.push(token_id))
+        self._add(*pipe.released_by(token_id))
         self._is_plain = not self._has_stops and pipe.is_empty
         return pipe.match is not None
 
@@ -502,7 +502,8 @@ class OutputProcessor:
 
     def finish(self) -> bool:
         """Flush the output held back, for any end of the choice; return whether a stop string is complete."""
-        self._add(self._pipe.finish())
+        rest = self._pipe.finish()
+        self._add(rest.token_ids, rest.text)
         match = self._pipe.match
         if match is None:
             return False
@@ -568,10 +569,10 @@ class OutputProcessor:
         self._pipe = self._stopping_pipe
         self._armed = True
 
-    def _add(self, piece: TextPiece) -> None:
-        if piece.token_ids:
-            self._ids += piece.token_ids
+    def _add(self, token_ids: tuple[int, ...], text: str) -> None:
+        if token_ids:
+            self._ids += token_ids
             if self._held:
-                self._logprobs += [self._held.popleft() for _ in piece.token_ids]
-        if piece.text:
-            self._texts.append(piece.text)
+                self._logprobs += [self._held.popleft() for _ in token_ids]
+        if text:
+            self._texts.append(text)

@@ -110,8 +110,8 @@ def test_only_what_might_begin_a_stop_is_held_back(tokens: Tokens, stops: list[s
     stop_filter, seen, released = StopFilter(stops), b"", b""
     ids: list[int] = []
     for token_id, data in tokens:
-        result = stop_filter.push(token_id, data)
-        seen, released, ids = seen + data, released + result.data, ids + list(result.token_ids)
+        new_ids, new_bytes = stop_filter.push(token_id, data)
+        seen, released, ids = seen + data, released + new_bytes, ids + list(new_ids)
         if stop_filter.match:
             break
         cut = might_begin(seen, stops)

@@ -431,6 +431,7 @@ class MessageStream:
         self._prefill = _message_so_far(self._parser) if prompt.is_continued else ParsedMessage()
         self._sent = self._prefill
         self._passing: Literal["content", "reasoning_content"] | None = None
+        self._passed: list[str] = []  # sent texts of that kind which `_sent` does not have yet
         self._blanks: list[str] = []  # what has not been passed on: blanks, and ...
         self._held = ""  # ... the end of the text behind them
         self._num_passed = 0  # characters of the text up to there
@@ -491,6 +492,7 @@ class MessageStream:
         if self.has_ended:
             raise Closed("the message has ended; make a new MessageStream")
         self.has_ended = True
+        self._add_passed()
         deltas, whole = self._finished(is_cut=is_cut)
         deltas = self._with_content_held(deltas)
         if self._untagged is not None and not whole.tool_calls:
@@ -606,6 +608,7 @@ class MessageStream:
         self._held += text
         recent = self._held[-(len(text) + self._longest_end) :]
         if any(end in recent for end in self._ends):
+            self._add_passed()
             self._passing = None
             return self._parse_some()
         length = self._length_without_beginnings(self._held)
@@ -614,11 +617,14 @@ class MessageStream:
             return []
         passed = "".join((*self._blanks, self._held[:length]))
         self._begin_holding(self._held[length:])
-        if self._passing == "content":
-            self._sent = ParsedMessage(self._sent.content + passed, self._sent.reasoning_content, self._sent.tool_calls)
-            return [MessageDelta(content=passed)]
-        self._sent = ParsedMessage(self._sent.content, self._sent.reasoning_content + passed, self._sent.tool_calls)
-        return [MessageDelta(reasoning_content=passed)]
+        self._passed.append(passed)
+        return [MessageDelta(passed) if self._passing == "content" else MessageDelta("", passed)]
+
+    def _add_passed(self) -> None:
+        """Add the texts that were passed on to `_sent`; each by itself would copy the message."""
+        if self._passing is not None and self._passed:
+            sent = getattr(self._sent, self._passing) + "".join(self._passed)
+            self._sent, self._passed = replace(self._sent, **{self._passing: sent}), []
 
     def _begin_holding(self, held: str) -> None:
         self._blanks, self._held = [], held

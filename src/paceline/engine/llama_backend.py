@@ -48,7 +48,7 @@ from paceline.params import SamplingParams
 from paceline.runtime import Adapter, CellState, Context, Embedder, MaskSlots, MediaPart, Model, Sampler, Tokenizer
 from paceline.runtime.embedder import MediaEmbedder, media_pooling
 from paceline.runtime.sampler import Logprobs
-from paceline.runtime.step import StepRow, StepRowResult, TopLogprobs
+from paceline.runtime.step import FloatArray, IntArray, native_error
 from paceline.scheduling.records import EmbeddingItem
 from paceline.sequence import Row, RowOutput
 from paceline.speculation.drafters.heads import DraftWish
@@ -491,8 +491,7 @@ class LlamaBackend:
         if any([row.sequence.sampler.__class__ is ConstrainedSampler for row in rows]):  # noqa: C419 - the faster way
             return self._constrained_step(context, rows)
         if any([row.num_drafts or row.num_logprobs is not None or row.targets for row in rows]):  # noqa: C419 - the faster way
-            found = context.step([_step_row(row) for row in rows])
-            return [_row_output(row, row.num_drafts, result) for row, result in zip(rows, found.rows, strict=True)]
+            return _step(context, rows)
         return _plain_step(context, rows)
 
     def _item_step(self, context: Context, rows: Many[Row]) -> list[RowOutput]:
@@ -553,17 +552,18 @@ class LlamaBackend:
         of_rows = {id(row): job for (row, _), job in zip(masked, jobs, strict=True)}
         try:
             begin_s = time.perf_counter()
-            step_rows = [_masked_row(row, of_rows.get(id(row)), begin_s + _DRAFT_MASKS_S) for row in rows]
+            masked_rows = [_masked_row(row, of_rows.get(id(row)), begin_s + _DRAFT_MASKS_S) for row in rows]
             waited_s = time.perf_counter() - begin_s
+            step_rows, slots = [row for row, _ in masked_rows], [slots for _, slots in masked_rows]
             timeout_s = max(0.0, end_s - time.perf_counter())
-            found = context.step(step_rows, masks=filler.slots, mask_timeout_s=timeout_s)
+            found = _step(context, step_rows, mask_slots=slots, masks=filler.slots, mask_timeout_s=timeout_s)
         finally:
             if not filler.finish(jobs, max(_MASK_GRACE_S, end_s - time.perf_counter())):
                 self._masks = None  # a thread is still writing to it
         ends = accumulate(len(row.token_ids) for row in step_rows)
         outputs = []
-        for row, step_row, end, one, result in zip(rows, step_rows, ends, samplers, found.rows, strict=True):
-            output, job = _row_output(row, step_row.num_drafts, result), of_rows.get(id(row))
+        for row, computed, end, one in zip(rows, found, ends, samplers, strict=True):
+            output, job = computed, of_rows.get(id(row))
             if one is not None and one.processors is not None and output.error is None:
                 mask = None if job is None else filler.slots.words(job.slots[0])
                 scored, output = output.scored, one.draw(context.logits(end - 1), mask, row.num_logprobs)
@@ -711,57 +711,71 @@ def _settled(sampler: ConstrainedSampler, output: RowOutput, job: MaskJob | None
     return sampler.settle(output)
 
 
-def _masked_row(row: Row, job: MaskJob | None, end_s: float) -> StepRow:
-    """Return a row with the slots of its masks. Of its drafts those that its constraint allows, as far as it says so in time."""
+def _masked_row(row: Row, job: MaskJob | None, end_s: float) -> tuple[Row, tuple[int, ...]]:
+    """Return a row and the slots of its masks. Drafts whose masks are not filled by `end_s` are left out."""
     if job is None:
-        return _step_row(row)
+        return row, ()
     if not row.num_drafts:
-        return _step_row(row, tuple(job.slots))
+        return row, tuple(job.slots)
     job.is_cut = not job.done.wait(max(0.0, end_s - time.perf_counter()))
     num_slots = max(1, job.num_filled)
     num_left_out = len(job.slots) - num_slots
     cut = msgspec.structs.replace(
         row, token_ids=row.token_ids[: len(row.token_ids) - num_left_out], num_drafts=row.num_drafts - num_left_out
     )
-    return _step_row(cut, tuple(job.slots[:num_slots]))
+    return cut, tuple(job.slots[:num_slots])
 
 
-def _step_row(row: Row, mask_slots: tuple[int, ...] = ()) -> StepRow:
-    sequence = row.sequence
-    assert sequence.seq_id is not None  # noqa: S101 - rows are running sequences'
-    sampler: Any = sequence.sampler
-    native = sampler.row_sampler if isinstance(sampler, ConstrainedSampler) else sampler
-    return StepRow(
-        seq_id=sequence.seq_id,
-        position=row.position,
-        token_ids=row.token_ids,
-        samplers=(native,) if row.draws else (),
-        targets=row.targets,
-        num_logprobs=row.num_logprobs,
-        num_drafts=row.num_drafts,
-        mask_slots=mask_slots,
+def _step(
+    context: Context, rows: Many[Row], mask_slots: Many[tuple[int, ...]] | None = None, **masks: Any
+) -> list[RowOutput]:
+    """Run a pass over rows of any kind. masks: options of `Context.step`."""
+    running: Any = [row.sequence for row in rows]  # with a seq id and a sampler
+    arrays = context.step_columns(
+        seq_ids=[sequence.seq_id for sequence in running],
+        positions=[row.position for row in rows],
+        token_ids=[row.token_ids for row in rows],
+        num_drafts=[row.num_drafts for row in rows],
+        samplers=[_row_samplers(row) for row in rows],
+        targets=[row.targets for row in rows],
+        num_logprobs=[row.num_logprobs for row in rows],
+        mask_slots=[()] * len(rows) if mask_slots is None else mask_slots,
+        **masks,
     )
+    failed = {sampler: native_error(kind, message) for sampler, kind, message in arrays.errors}
+    counts, token_ids = arrays.num_drawn.tolist(), arrays.token_ids.tolist()
+    outputs, sampler, num_drawn, num_scored = [], 0, 0, 0
+    for row in rows:
+        output = RowOutput()
+        if row.targets:
+            part = slice(num_scored, num_scored + len(row.targets))
+            output.scored = _records(
+                arrays.scored_own[part], arrays.scored_ids[part], arrays.scored_values[part], row.num_logprobs or 0
+            )
+            num_scored = part.stop
+        if row.draws:
+            part = slice(num_drawn, num_drawn + counts[sampler])
+            output.token_ids, output.error = tuple(token_ids[part]), failed.get(sampler)
+            if row.num_logprobs is not None:
+                output.logprobs = _records(
+                    arrays.drawn_own[part], arrays.drawn_ids[part], arrays.drawn_values[part], row.num_logprobs
+                )
+            if row.num_drafts:
+                output.num_verified, output.num_accepted = row.num_drafts, row.num_right(output.token_ids)
+                output.is_taken_back = sampler in arrays.taken_back
+            num_drawn, sampler = part.stop, sampler + 1
+        outputs.append(output)
+    return outputs
 
 
-def _row_output(row: Row, num_verified: int, result: StepRowResult) -> RowOutput:
-    """Return the outcome of a row of which so many drafts were in the pass."""
-    scored = _records(result.scored)
-    if not result.draws:
-        return RowOutput(scored=scored)
-    draws = result.draws[0]
-    error: PacelineError | None = draws.error
-    output = RowOutput(draws.token_ids, _records(draws.logprobs), scored, error, num_verified=num_verified)
-    if num_verified:  # the draw behind the last of them may be the next draft, of which no cell was computed
-        output.num_accepted = min(row.num_right(draws.token_ids), num_verified)
-        output.is_taken_back = draws.is_taken_back
-    return output
+def _row_samplers(row: Row) -> tuple[Sampler, ...]:
+    sampler: Any = row.sequence.sampler
+    return (sampler.row_sampler if isinstance(sampler, ConstrainedSampler) else sampler,) if row.draws else ()
 
 
-def _records(logprobs: TopLogprobs | None) -> list[TokenLogprobs]:
-    if logprobs is None:
-        return []
-    rows = zip(logprobs.own.tolist(), logprobs.ids.tolist(), logprobs.values.tolist(), strict=True)
-    return [_record(own, ids, values) for own, ids, values in rows]
+def _records(own: FloatArray, ids: IntArray, values: FloatArray, num_top: int) -> list[TokenLogprobs]:
+    rows = zip(own.tolist(), ids[:, :num_top].tolist(), values[:, :num_top].tolist(), strict=True)
+    return [_record(*row) for row in rows]
 
 
 def _record(own: float, ids: list[int], values: list[float]) -> TokenLogprobs:

@@ -17,10 +17,10 @@ from paceline.keywords import ContextKeywords, with_keywords
 from paceline.runtime.attention import use_kernel_of_environment
 from paceline.runtime.context_options import CELL_OPTIONS, ContextOptions
 from paceline.runtime.model import Adapter, MemoryClass, Model
-from paceline.runtime.native_core import Closeable
+from paceline.runtime.native_core import Closeable, native_fact
 from paceline.runtime.sampler import Sampler
 from paceline.runtime.sequence_state import HEAD_BYTES, CellState, SequenceState, check_head, layout_fingerprint
-from paceline.runtime.step import MaskSlots, StepResult, StepRow, flatten, native_error, unflatten
+from paceline.runtime.step import MaskSlots, StepResult, StepRow, columns_of, native_arguments, native_error, result_of
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -131,40 +131,20 @@ class Context(Closeable):
 
     # ---- sizes
 
-    @property
-    def n_ctx(self) -> int:
-        """KV cells."""
-        return self.native.n_ctx
-
-    @property
-    def max_positions(self) -> int:
-        """Most positions of a sequence: n_ctx, or its share if kv_unified is off, or the model's own limit."""
-        return self.native.max_positions
-
-    @property
-    def n_batch(self) -> int:
-        """Most tokens of a call."""
-        return self.native.n_batch
-
-    @property
-    def max_rollback(self) -> int:
-        """Wrong drafts that a step can cut from recurrent state: as requested if llama.cpp supports it, else 0."""
-        return self.native.max_rollback
-
-    @property
-    def n_ubatch(self) -> int:
-        """Most tokens computed at once."""
-        return self.native.n_ubatch
-
-    @property
-    def n_seq_max(self) -> int:
-        """Number of sequences; their ids are 0 to n_seq_max - 1."""
-        return self.native.n_seq_max
-
-    @property
-    def n_outputs_max(self) -> int:
-        """Most rows of logits of a call."""
-        return self.native.n_outputs_max
+    n_ctx: int = native_fact("n_ctx")
+    """KV cells."""
+    max_positions: int = native_fact("max_positions")
+    """Most positions of a sequence: n_ctx, or its share if kv_unified is off, or the model's own limit."""
+    n_batch: int = native_fact("n_batch")
+    """Most tokens of a call."""
+    max_rollback: int = native_fact("max_rollback")
+    """Wrong drafts that a step can cut from recurrent state: as requested if llama.cpp supports it, else 0."""
+    n_ubatch: int = native_fact("n_ubatch")
+    """Most tokens computed at once."""
+    n_seq_max: int = native_fact("n_seq_max")
+    """Number of sequences; their ids are 0 to n_seq_max - 1."""
+    n_outputs_max: int = native_fact("n_outputs_max")
+    """Most rows of logits of a call."""
 
     # ---- forward passes
 
@@ -218,13 +198,13 @@ class Context(Closeable):
 
         Raises as `decode`, and `Unsupported` for drafts if the model's memory cannot drop wrong drafts.
         """
-        if masks is not None and not isinstance(masks, MaskSlots):
-            raise InvalidType(f"masks must be MaskSlots, not {type(masks).__name__}")
-        milliseconds = round(validation.number("mask_timeout_s", mask_timeout_s, 0, 86400) * 1000)
-        output = _native.step(
-            self.native, **flatten(rows), masks=None if masks is None else masks.native, mask_timeout_ms=milliseconds
-        )
-        return unflatten(rows, output)
+        options = _mask_options(masks, mask_timeout_s)
+        return result_of(rows, _native.step(self.native, **native_arguments(**columns_of(rows)), **options))
+
+    def step_columns(self, *, masks: MaskSlots | None = None, mask_timeout_s: float = 10.0, **columns: Any) -> Any:
+        """Run a step of rows given as the keywords of `native_arguments`. Returns the native arrays. Raises as `step`."""
+        options = _mask_options(masks, mask_timeout_s)
+        return _native.step(self.native, **native_arguments(**columns), **options)
 
     def plain_step(
         self,
@@ -631,6 +611,13 @@ class Context(Closeable):
 
     def __repr__(self) -> str:
         return "Context(closed)" if self._native is None else f"Context(n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max})"
+
+
+def _mask_options(masks: MaskSlots | None, mask_timeout_s: float) -> dict[str, Any]:
+    if masks is not None and not isinstance(masks, MaskSlots):
+        raise InvalidType(f"masks must be MaskSlots, not {type(masks).__name__}")
+    milliseconds = round(validation.number("mask_timeout_s", mask_timeout_s, 0, 86400) * 1000)
+    return {"masks": None if masks is None else masks.native, "mask_timeout_ms": milliseconds}
 
 
 def _index(name: str, value: object) -> int:

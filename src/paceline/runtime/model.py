@@ -17,7 +17,7 @@ from paceline.errors import AdapterError, Closed, InvalidParams, InvalidType, Mo
 from paceline.runtime.gguf_check import Override, check_adapter, check_gguf, files_beside
 from paceline.runtime.gguf_file import content_fingerprint, file_fingerprint
 from paceline.runtime.matmul import use_kernel_of_environment
-from paceline.runtime.native_core import Closeable, SharedOwners
+from paceline.runtime.native_core import Closeable, SharedOwners, native_fact
 from paceline.runtime.tokenizer import Tokenizer
 
 ChatParser = _native.ChatParser
@@ -215,60 +215,28 @@ class Model(Closeable):
             "?B", _in_words(native.n_params)
         )  # llama.cpp knows the sizes of well-known models alone
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return self.native.size_bytes
-
-    @property
-    def n_params(self) -> int:
-        """Number of parameters."""
-        return self.native.n_params
-
-    @property
-    def n_vocab(self) -> int:
-        """Number of tokens in the vocabulary."""
-        return self.native.n_vocab
-
-    @property
-    def n_ctx_train(self) -> int:
-        """Tokens of context that the model was trained with."""
-        return self.native.n_ctx_train
-
-    @property
-    def n_embd(self) -> int:
-        """Width of the hidden state."""
-        return self.native.n_embd
-
-    @property
-    def n_embd_out(self) -> int:
-        """Width of an embedding."""
-        return self.native.n_embd_out
-
-    @property
-    def n_layer(self) -> int:
-        """Number of layers."""
-        return self.native.n_layer
-
-    @property
-    def n_head(self) -> int:
-        """Attention heads of the first layer."""
-        return self.native.n_head
-
-    @property
-    def n_head_kv(self) -> int:
-        """Key and value heads of the first layer."""
-        return self.native.n_head_kv
-
-    @property
-    def n_swa(self) -> int:
-        """Width of the sliding attention window in tokens; 0 without one."""
-        return self.native.n_swa
-
-    @property
-    def n_cls_out(self) -> int:
-        """Outputs of the classification head of a reranker or classifier."""
-        return self.native.n_cls_out
+    size_bytes: int = native_fact("size_bytes")
+    """Bytes of all tensors."""
+    n_params: int = native_fact("n_params")
+    """Number of parameters."""
+    n_vocab: int = native_fact("n_vocab")
+    """Number of tokens in the vocabulary."""
+    n_ctx_train: int = native_fact("n_ctx_train")
+    """Tokens of context that the model was trained with."""
+    n_embd: int = native_fact("n_embd")
+    """Width of the hidden state."""
+    n_embd_out: int = native_fact("n_embd_out")
+    """Width of an embedding."""
+    n_layer: int = native_fact("n_layer")
+    """Number of layers."""
+    n_head: int = native_fact("n_head")
+    """Attention heads of the first layer."""
+    n_head_kv: int = native_fact("n_head_kv")
+    """Key and value heads of the first layer."""
+    n_swa: int = native_fact("n_swa")
+    """Width of the sliding attention window in tokens; 0 without one."""
+    n_cls_out: int = native_fact("n_cls_out")
+    """Outputs of the classification head of a reranker or classifier."""
 
     @property
     def class_labels(self) -> tuple[str, ...]:
@@ -279,30 +247,16 @@ class Model(Closeable):
             for index in range(native.n_cls_out)
         )
 
-    @property
-    def ftype(self) -> str:
-        """Name of the file's quantisation, like "Q4_K - Medium"."""
-        return self.native.ftype
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether the model keeps a recurrent state and no attention (Mamba, RWKV)."""
-        return self.native.is_recurrent
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether layers with attention and with recurrent state are mixed (Jamba, Granite 4)."""
-        return self.native.is_hybrid
-
-    @property
-    def is_diffusion(self) -> bool:
-        """Whether the model refines a whole text over many passes (Dream, LLaDA, RND1): it embeds, but cannot generate here."""
-        return self.native.is_diffusion
-
-    @property
-    def has_encoder(self) -> bool:
-        """Whether there is an encoder that `Context.encode` runs (T5)."""
-        return self.native.has_encoder
+    ftype: str = native_fact("ftype")
+    """Name of the file's quantisation, like "Q4_K - Medium"."""
+    is_recurrent: bool = native_fact("is_recurrent")
+    """Whether the model keeps a recurrent state and no attention (Mamba, RWKV)."""
+    is_hybrid: bool = native_fact("is_hybrid")
+    """Whether layers with attention and with recurrent state are mixed (Jamba, Granite 4)."""
+    is_diffusion: bool = native_fact("is_diffusion")
+    """Whether the model refines a whole text over many passes (Dream, LLaDA, RND1): it embeds, but cannot generate here."""
+    has_encoder: bool = native_fact("has_encoder")
+    """Whether there is an encoder that `Context.encode` runs (T5)."""
 
     @property
     def has_decoder(self) -> bool:
@@ -500,26 +454,8 @@ class CompiledTemplate(Closeable):
         self._native = None
 
 
-FACTS = (
-    "desc",
-    "size_bytes",
-    "n_params",
-    "n_ctx_train",
-    "n_embd",
-    "n_embd_out",
-    "n_layer",
-    "n_head",
-    "n_head_kv",
-    "n_swa",
-    "n_cls_out",
-    "class_labels",
-    "ftype",
-    "is_recurrent",
-    "is_hybrid",
-    "is_diffusion",
-    "has_encoder",
-    "has_decoder",
-)
+_OWN_FACTS = ("native", "modalities", "n_vocab", "memory_class", "fingerprint")
+FACTS = tuple(name for name, member in vars(Model).items() if isinstance(member, property) and name not in _OWN_FACTS)
 
 
 def model_facts(model: Model) -> dict[str, Any]:
@@ -528,11 +464,8 @@ def model_facts(model: Model) -> dict[str, Any]:
     return facts | {"memory_class": model.memory_class, "modalities": sorted(model.modalities)}
 
 
-def _fact(name: str) -> Any:
-    def fact(self: RemoteModel) -> Any:
-        return self._facts[name]
-
-    return property(fact, doc=getattr(Model, name).__doc__)
+def _described(name: str) -> Any:
+    return property(lambda self: self._facts[name])
 
 
 class RemoteModel(Model):
@@ -555,4 +488,4 @@ class RemoteModel(Model):
 
 
 for _name in FACTS:
-    setattr(RemoteModel, _name, _fact(_name))
+    setattr(RemoteModel, _name, _described(_name))

@@ -22,7 +22,7 @@ import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from paceline import _native
 from paceline.errors import Closed
@@ -78,6 +78,11 @@ class Closeable(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def native_fact(name: str) -> Any:
+    """Return a read-only property with the value that the native object has under this name."""
+    return property(lambda self: getattr(self.native, name))
 
 
 _Made = TypeVar("_Made", bound=Closeable)

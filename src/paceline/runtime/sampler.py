@@ -21,7 +21,7 @@ from paceline.constraints.gbnf_schemas import check_keywords
 from paceline.errors import Closed, GrammarError, InvalidParams, InvalidType, StateError, Unsupported
 from paceline.params import FIELDS, PatternTrigger, SamplingParams
 from paceline.runtime.model import Model
-from paceline.runtime.native_core import Closeable, SharedOwners
+from paceline.runtime.native_core import Closeable, SharedOwners, native_fact
 
 LogitRow = npt.NDArray[np.float32]
 TokenMask = npt.NDArray[np.uint32]
@@ -95,25 +95,14 @@ class Sampler(Closeable):
         """The params it was built from."""
         return self._params
 
-    @property
-    def seed(self) -> int:
-        """The seed of its draws; random if the params have none."""
-        return int(self.native.seed)
-
-    @property
-    def choice(self) -> int:
-        """Index of the choice it draws."""
-        return int(self.native.choice)
-
-    @property
-    def num_generated(self) -> int:
-        """Number of generated tokens it has accepted: the k of the next draw."""
-        return int(self.native.num_generated)
-
-    @property
-    def n_vocab(self) -> int:
-        """The length of a row of logits."""
-        return int(self.native.n_vocab)
+    seed: int = native_fact("seed")
+    """The seed of its draws; random if the params have none."""
+    choice: int = native_fact("choice")
+    """Index of the choice it draws."""
+    num_generated: int = native_fact("num_generated")
+    """Number of generated tokens it has accepted: the k of the next draw."""
+    n_vocab: int = native_fact("n_vocab")
+    """The length of a row of logits."""
 
     def sample(self, logits: LogitRow, mask: TokenMask | None = None) -> int:
         """Return the next token for a row of logits, float32 of shape (n_vocab,); the row is not changed.

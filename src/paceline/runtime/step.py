@@ -145,39 +145,59 @@ class StepResult:
     sample_s: float
 
 
-def flatten(rows: Sequence[StepRow]) -> dict[str, Any]:
-    """Convert rows to the arrays of the native step."""
+def columns_of(rows: Sequence[StepRow]) -> dict[str, Any]:
+    """Return the arguments of `Context.step_columns` for rows. Raises `InvalidType` for rows of a wrong type."""
     if not isinstance(rows, Sequence):  # an iterator would be empty the second time
         raise errors.InvalidType(f"rows must be a list of StepRow, not {rows!r:.80}")
     for index, row in enumerate(rows):
         _check_types(index, row)
     return {
-        **_columns(
-            seq_ids=[row.seq_id for row in rows],
-            positions=[row.position for row in rows],
-            num_tokens=[len(row.token_ids) for row in rows],
-            num_drafts=[row.num_drafts for row in rows],
-            num_samplers=[len(row.samplers) for row in rows],
-            num_scored=[len(row.targets) for row in rows],
-            num_logprobs=[-1 if row.num_logprobs is None else row.num_logprobs for row in rows],
-        ),
-        "token_ids": _joined("token_ids", (row.token_ids for row in rows)),
-        "targets": _joined("targets", (row.targets for row in rows)),
-        "mask_slots": _ints("mask_slots", _mask_slots(rows)),
-        "samplers": [sampler.native for row in rows for sampler in row.samplers],
+        "seq_ids": [row.seq_id for row in rows],
+        "positions": [row.position for row in rows],
+        "token_ids": [row.token_ids for row in rows],
+        "num_drafts": [row.num_drafts for row in rows],
+        "samplers": [row.samplers for row in rows],
+        "targets": [row.targets for row in rows],
+        "num_logprobs": [row.num_logprobs for row in rows],
+        "mask_slots": [row.mask_slots for row in rows],
     }
 
 
-def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
+def native_arguments(  # noqa: PLR0913 - the columns of a step
+    *,
+    seq_ids: list[int],
+    positions: list[int],
+    token_ids: Sequence[Sequence[int] | IntArray],
+    num_drafts: list[int],
+    samplers: Sequence[Sequence[Sampler]],
+    targets: Sequence[Sequence[int] | IntArray],
+    num_logprobs: Sequence[int | None],
+    mask_slots: Sequence[tuple[int, ...]],
+) -> dict[str, Any]:
+    """Return the arrays of the native step, and its samplers. Each argument has one entry for each row, as in `StepRow`."""
+    return {
+        **_columns(
+            seq_ids=seq_ids,
+            positions=positions,
+            num_tokens=list(map(len, token_ids)),
+            num_drafts=num_drafts,
+            num_samplers=list(map(len, samplers)),
+            num_scored=list(map(len, targets)),
+            num_logprobs=[-1 if count is None else count for count in num_logprobs],
+        ),
+        "token_ids": _joined("token_ids", token_ids),
+        "targets": _joined("targets", targets),
+        "mask_slots": _ints("mask_slots", _joined_slots(seq_ids, num_drafts, samplers, mask_slots)),
+        "samplers": [sampler.native for drawing in samplers for sampler in drawing],
+    }
+
+
+def result_of(rows: Sequence[StepRow], output: Any) -> StepResult:
     """Convert a native step's arrays to records."""
     failed = {sampler: native_error(kind, message) for sampler, kind, message in output.errors}
     taken_back = output.taken_back
     counts = output.num_drawn.tolist()
     tokens = output.token_ids.tolist()
-    if not any([row.num_logprobs is not None or len(row.targets) for row in rows]):  # noqa: C419 - the faster way
-        return StepResult(
-            _plain(rows, counts, tokens, failed, taken_back), output.decode_us / 1e6, output.sample_us / 1e6
-        )
     drawn = _Cursor(output.drawn_own, output.drawn_ids, output.drawn_values)
     scored = _Cursor(output.scored_own, output.scored_ids, output.scored_values)
     results, sampler, start = [], 0, 0
@@ -194,26 +214,6 @@ def unflatten(rows: Sequence[StepRow], output: Any) -> StepResult:
         row_scored = scored.take(len(row.targets), row.num_logprobs or 0) if len(row.targets) else None
         results.append(StepRowResult(tuple(draws), row_scored))
     return StepResult(tuple(results), output.decode_us / 1e6, output.sample_us / 1e6)
-
-
-def _plain(
-    rows: Sequence[StepRow],
-    counts: list[int],
-    tokens: list[int],
-    failed: dict[int, PacelineError],
-    taken_back: list[int],
-) -> tuple[StepRowResult, ...]:
-    """Return the results of a step without log-probabilities, the usual case."""
-    results, sampler, start = [], 0, 0
-    for row in rows:
-        draws = []
-        for _ in row.samplers:
-            end = start + counts[sampler]
-            draws.append(SamplerDraws(tuple(tokens[start:end]), None, failed.get(sampler), sampler in taken_back))
-            start = end
-            sampler += 1
-        results.append(StepRowResult(tuple(draws), None))
-    return tuple(results)
 
 
 class _Cursor:
@@ -244,18 +244,22 @@ def _check_types(index: int, row: object) -> None:
         raise errors.InvalidType(f"rows[{index}].samplers must be Samplers, not {row.samplers!r:.80}")
 
 
-def _mask_slots(rows: Sequence[StepRow]) -> list[int]:
+def _joined_slots(
+    seq_ids: list[int],
+    num_drafts: list[int],
+    samplers: Sequence[Sequence[Sampler]],
+    mask_slots: Sequence[tuple[int, ...]],
+) -> list[int]:
     """Return all mask slots, with -1 for rows without any; an empty list if no row has any."""
-    if not any(len(row.mask_slots) for row in rows):
+    if not any(map(len, mask_slots)):
         return []
-    return [slot for row in rows for slot in _slots_of(row)]
-
-
-def _slots_of(row: StepRow) -> tuple[int, ...]:
-    wanted = max(len(row.samplers), row.num_drafts + 1) if row.samplers else 0
-    if len(row.mask_slots) not in (0, wanted):
-        raise errors.InvalidParams(f"mask_slots of sequence {row.seq_id} must be {wanted}, not {len(row.mask_slots)}")
-    return tuple(row.mask_slots) if len(row.mask_slots) else (-1,) * wanted
+    joined: list[int] = []
+    for seq_id, drafts, drawing, slots in zip(seq_ids, num_drafts, samplers, mask_slots, strict=True):
+        num_needed = max(len(drawing), drafts + 1) if drawing else 0
+        if len(slots) not in (0, num_needed):
+            raise errors.InvalidParams(f"mask_slots of sequence {seq_id} must be {num_needed}, not {len(slots)}")
+        joined += slots if len(slots) else (-1,) * num_needed
+    return joined
 
 
 _FIELD_NAMES = {"seq_ids": "seq_id", "positions": "position"}  # of columns, in errors
@@ -269,12 +273,11 @@ def _columns(**columns: list[int]) -> dict[str, IntArray]:
     return {name: _ints(_FIELD_NAMES.get(name, name), values) for name, values in columns.items()}
 
 
-def _joined(name: str, parts: Iterable[Sequence[int] | IntArray]) -> IntArray:
+def _joined(name: str, parts: Sequence[Sequence[int] | IntArray]) -> IntArray:
     """Concatenate the parts. Arrays of the right type are not converted, since prompts are long."""
-    listed = list(parts)
-    if not any(isinstance(part, np.ndarray) for part in listed):  # many short rows, as in a tick: a single array
-        return _ints(name, list(chain.from_iterable(listed)))
-    return np.concatenate([_ints(name, part) for part in listed])
+    if not any(isinstance(part, np.ndarray) for part in parts):  # many short rows, as in a tick: a single array
+        return _ints(name, list(chain.from_iterable(parts)))
+    return np.concatenate([_ints(name, part) for part in parts])
 
 
 def _ints(name: str, values: Iterable[int] | IntArray) -> IntArray:

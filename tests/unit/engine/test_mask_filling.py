@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.engine import llama_backend
 from paceline.engine.llama_backend import ConstrainedSampler, LlamaBackend, MaskFiller
 from paceline.errors import DecodeError, PacelineError, SamplingError
-from paceline.runtime.step import SamplerDraws, StepRowResult
 from paceline.sequence import Row, RowOutput
 from paceline.streaming.chunk import TokenLogprobs
 
@@ -79,20 +79,18 @@ def test_finishing_has_one_deadline_for_all_masks(own: Own) -> None:
 def test_a_pass_and_its_masks_share_one_deadline(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask that hangs costs the time limit once; what the pass raised is raised."""
     monkeypatch.setattr(llama_backend, "_MASK_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(llama_backend, "_step_row", lambda *_: None)
 
-    def step(*_: Any, mask_timeout_s: float, **__: Any) -> None:
+    def step(*, mask_timeout_s: float, **_: Any) -> None:
         time.sleep(mask_timeout_s)
         raise RuntimeError
 
     backend = object.__new__(LlamaBackend)
     backend._masks, backend._context = MaskFiller(2, 32), None
-    rows: Any = [
-        SimpleNamespace(sequence=SimpleNamespace(sampler=sampler_of(own)), draws=True, drafts=[], num_drafts=0)
-    ]
+    sequence: Any = SimpleNamespace(sampler=sampler_of(own), seq_id=0)
+    rows = [Row(sequence, 3, [4], draws=True, targets=[], num_logprobs=None)]
     begin = time.monotonic()
     with pytest.raises(RuntimeError):
-        backend._constrained_step(SimpleNamespace(step=step), rows)  # type: ignore[arg-type]
+        backend._constrained_step(SimpleNamespace(step_columns=step), rows)  # type: ignore[arg-type]
     assert 2.0 <= time.monotonic() - begin < 3.5
     assert backend._masks is None
 
@@ -123,20 +121,20 @@ def test_drafts_whose_masks_take_long_are_left_out_of_the_pass(monkeypatch: pyte
     constraint = SlowAlongDrafts()
     given: list[Any] = []
 
-    def step(rows: Any, *, mask_timeout_s: float, **_: Any) -> Any:
-        given.append((rows, mask_timeout_s))
+    def step(*, mask_timeout_s: float, **columns: Any) -> Any:
+        given.append((columns, mask_timeout_s))
         constraint.go.set()
-        return SimpleNamespace(rows=[StepRowResult((SamplerDraws((5,), None, None),), None)])
+        return SimpleNamespace(num_drawn=np.array([1]), token_ids=np.array([5]), errors=[], taken_back=[])
 
     backend = object.__new__(LlamaBackend)
     backend._masks, backend._context = MaskFiller(8, 32), None
     sequence: Any = SimpleNamespace(sampler=sampler_of(constraint), seq_id=0)
     row = Row(sequence, 3, [4, 5, 6, 7], draws=True, targets=[], num_logprobs=None, num_drafts=3)
     begin = time.monotonic()
-    (output,) = backend._constrained_step(SimpleNamespace(step=step), [row])  # type: ignore[arg-type]
+    (output,) = backend._constrained_step(SimpleNamespace(step_columns=step), [row])  # type: ignore[arg-type]
     assert time.monotonic() - begin < 1
-    ((step_row,), timeout_s) = given[0]
-    assert (list(step_row.token_ids), step_row.num_drafts, step_row.mask_slots) == ([4], 0, (0,))
+    columns, timeout_s = given[0]
+    assert (columns["token_ids"], columns["num_drafts"], columns["mask_slots"]) == ([[4]], [0], [(0,)])
     assert (output.token_ids, output.num_verified, output.num_accepted) == ((5,), 0, 0)
     assert output.waited_s >= 0.02
     assert timeout_s <= 2.0 - output.waited_s

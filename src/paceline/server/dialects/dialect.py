@@ -31,6 +31,7 @@ from paceline.sequence import Request
 from paceline.server.dialects.request_body import cap_warnings
 from paceline.server.request_context import RequestContext
 from paceline.server.running_request import (
+    ChunkBatch,
     ChunkSource,
     ChunkSourceWrapper,
     ProgressChunk,
@@ -284,15 +285,15 @@ class RunningChat(ChunkSourceWrapper):
         # Takes time if there are tools; the prompt is computed meanwhile.
         reader = await asyncio.to_thread(ChatReader, self.request.rendered, self.request.params.n)
         async for batch in self._source.batches():
-            read: list[ChatChunk] = [
-                ChatProgress(choice=0, prefill=chunk) for _, chunk in batch if isinstance(chunk, ProgressChunk)
-            ]
-            chunks = [chunk for _, chunk in batch if not isinstance(chunk, ProgressChunk)]
-            for num_read, chunk in enumerate(chunks):
-                if reader.needs_parser(chunk):  # which depends on the chunks before it
-                    read += await asyncio.to_thread(_read_all, reader, chunks[num_read:])
+            read: list[ChatChunk] = []
+            for num_read, (_, chunk) in enumerate(batch):
+                if isinstance(chunk, ProgressChunk):  # before all others
+                    read.append(ChatProgress(choice=0, prefill=chunk))
+                elif reader.needs_parser(chunk):  # which depends on the chunks before it
+                    read += await asyncio.to_thread(_read_all, reader, batch[num_read:])
                     break
-                read += reader.read(chunk)
+                else:
+                    read += reader.read(chunk)
             yield [(0, chunk) for chunk in read]
 
     async def collect(self) -> ChatCompletion:
@@ -301,5 +302,5 @@ class RunningChat(ChunkSourceWrapper):
         return await asyncio.to_thread(chat_completion_of, completion, self.request.rendered)
 
 
-def _read_all(reader: ChatReader, chunks: list[StreamChunk]) -> list[ChatChunk]:
-    return [read for chunk in chunks for read in reader.read(chunk)]
+def _read_all(reader: ChatReader, batch: ChunkBatch) -> list[ChatChunk]:
+    return [read for _, chunk in batch for read in reader.read(chunk)]

@@ -243,8 +243,8 @@ class ChoiceStream(EventWriter, Generic[C]):
         return events
 
     @abstractmethod
-    def _choices(self, prompt: int, chunk: C) -> Sequence[dict[str, Any]]:
-        """Return the choices of a chunk's events, one for each event."""
+    def _choices(self, prompt: int, chunk: C) -> Sequence[dict[str, Any] | msgspec.Raw]:
+        """Return the choices of a chunk's events, one for each event; `Raw` if they are encoded already."""
 
     def _reports_tokens(self, chunk: C) -> bool:
         return bool(chunk.token_ids) and (self._reply.token_ids or self._reply.num_top is not None)
@@ -253,7 +253,7 @@ class ChoiceStream(EventWriter, Generic[C]):
     def _is_over(self) -> bool:
         return len(self._usages) == len(self._reply.prompts)
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
+    def _event(self, choice: dict[str, Any] | msgspec.Raw) -> bytes:
         event = self._head + self._encode(choice) + self._tail
         if self._reply.continuous_usage:
             usage = usage_body(
@@ -347,24 +347,21 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
         begun = choice_body(0, {"delta": {"role": "assistant", "content": None}})
         return [self._during_prefill(begun, chunk.prefill)]
 
-    def _choices(self, prompt: int, chunk: ChatChunk) -> list[dict[str, Any]]:
-        reply, choices, index = self._reply, [], chunk.choice
+    def _choices(self, prompt: int, chunk: ChatChunk) -> list[dict[str, Any] | msgspec.Raw]:
+        reply, index = self._reply, chunk.choice
+        choices: list[dict[str, Any] | msgspec.Raw] = []
         if self._aligners:
             self._count_thinking(chunk)
         if index not in self._begun:
             self._begun.add(index)
             extras = prompt_extras(reply, prompt, self._scores[prompt].values)
             choices.append(choice_body(index, {"delta": {"role": "assistant", "content": None}}, extras=extras))
-        shown = [_delta(delta) for delta in chunk.deltas if reply.shows_thinking or not delta.reasoning_content]
-        if not shown and self._reports_tokens(chunk):
-            shown = [{"content": ""}]
-        if shown and chunk.token_ids:  # with the first part that they brought
+        shown = [delta for delta in chunk.deltas if reply.shows_thinking or not delta.reasoning_content]
+        if self._reports_tokens(chunk):  # with the first part that they brought
+            first = _delta(shown.pop(0)) if shown else {"content": ""}
             extras = {"token_ids": chunk.token_ids} if reply.token_ids else {}
-            choices.append(
-                choice_body(index, {"delta": shown[0]}, _chat_logprobs(reply, chunk.logprobs), extras=extras)
-            )
-            shown = shown[1:]
-        choices += [choice_body(index, {"delta": delta}) for delta in shown]
+            choices.append(choice_body(index, {"delta": first}, _chat_logprobs(reply, chunk.logprobs), extras=extras))
+        choices += [_choice_of_part(index, delta) for delta in shown]
         if chunk.finish_reason in COMPLETE_FINISH_REASONS:
             if chunk.warning is not None:
                 self._warnings.append(str(chunk.warning))
@@ -381,6 +378,17 @@ class ChatCompletionStream(ChoiceStream[ChatChunk]):
             num_tokens, _ = aligner.take(delta.reasoning_content or delta.content)
             if delta.reasoning_content:
                 self._num_reasoning = (self._num_reasoning or 0) + num_tokens
+
+
+_TEXT_CHOICE = b'{"index":%d,"delta":{"%b":%b},"logprobs":null,"finish_reason":null}'
+
+
+def _choice_of_part(index: int, delta: MessageDelta) -> dict[str, Any] | msgspec.Raw:
+    """Return a choice with a part of its message and nothing else, as most events have; texts are encoded at once."""
+    if delta.tool_call is not None:
+        return choice_body(index, {"delta": _delta(delta)})
+    name = b"reasoning_content" if delta.reasoning_content else b"content"
+    return msgspec.Raw(_TEXT_CHOICE % (index, name, _encode(delta.reasoning_content or delta.content)))
 
 
 def _delta(delta: MessageDelta) -> dict[str, Any]:
