@@ -6,6 +6,7 @@ calls and the places of arguments; at these places the grammar has the schemas o
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -57,27 +58,31 @@ class CallNames:
         self._properties = [list(tool.properties) for tool in tools]
 
     def described(self, form: Form) -> list[dict[str, Any]]:
-        """Return the tools for llama.cpp's chat layer, with parameters in a form.
+        """Return the tools for llama.cpp's chat layer: with any object, with typed properties, or with their whole schemas."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": f"pacelinetool{index}x",
+                    "description": "",
+                    "parameters": tool.schema
+                    if form == "schemas"
+                    else self._typed_properties(index)
+                    if form == "properties"
+                    else {"type": "object"},
+                },
+            }
+            for index, tool in enumerate(self.tools)
+        ]
 
-        Args:
-            form: "objects": any object; "properties": named properties with types; "schemas": the whole schemas.
-        """
-        found = []
-        for index, tool in enumerate(self.tools):
-            parameters: Mapping[str, Any] = {"type": "object"}
-            if form == "schemas":
-                parameters = tool.schema
-            elif form == "properties":
-                parameters = self._properties_of(index)
-            function = {"name": f"pacelinetool{index}x", "description": "", "parameters": parameters}
-            found.append({"type": "function", "function": function})
-        return found
-
-    def _properties_of(self, index: int) -> dict[str, Any]:
-        tool = self.tools[index]
+    def _typed_properties(self, index: int) -> dict[str, Any]:
+        tool, typed = self.tools[index], dict[str, Any]()
         required = resolved(tool.schema, tool.schema).get("required", ())
         names = {name: f"pacelinetool{index}xarg{number}x" for number, name in enumerate(self._properties[index])}
-        typed = {names[name]: _typed(types_of(tool.schema, schema)) for name, schema in tool.properties.items()}
+        for name, schema in tool.properties.items():
+            types = types_of(tool.schema, schema) or ()
+            known = [kind for kind in TYPES if kind in types]
+            typed[names[name]] = {"type": known[0] if len(known) == 1 else known} if known else {}
         return {"type": "object", "properties": typed, "required": [names[name] for name in names if name in required]}
 
     def in_text(self, text: str) -> str:
@@ -87,10 +92,10 @@ class CallNames:
     def in_parser(self, parser: str) -> str:
         """Replace the aliases in a serialised parser by the real names."""
 
-        def replaced(match: re.Match[str]) -> str:
-            return ALIAS.sub(lambda alias: json.dumps(self._name(alias), ensure_ascii=False)[1:-1], match[0])
+        def spelt(alias: re.Match[str]) -> str:
+            return json.dumps(self._name(alias), ensure_ascii=False)[1:-1]
 
-        return _PARSER_TEXT.sub(replaced, parser)
+        return _PARSER_TEXT.sub(lambda match: ALIAS.sub(spelt, match[0]), parser)
 
     def in_grammar(self, grammar: str, *, is_loose: bool) -> str:
         """Replace the aliases in a GBNF grammar by the real names.
@@ -104,10 +109,11 @@ class CallNames:
             grammar = _JSON_RULE.sub(lambda match: f"{match[1]} ::= {loose[match[1]]}", grammar)
             grammar = f"{grammar.rstrip()}\nblanks ::= [ \\t\\n\\r]*\n"
 
-        def replaced(match: re.Match[str]) -> str:
-            return ALIAS.sub(lambda alias: _gbnf_escaped(self._name(alias)), match[0])
+        def spelt(alias: re.Match[str]) -> str:
+            name = self._name(alias).replace("\\", "\\\\").replace('"', '\\"')
+            return name.replace("\n", "\\n").replace("\r", "\\r")
 
-        return _GBNF_TEXT.sub(replaced, grammar)
+        return _GBNF_TEXT.sub(lambda match: ALIAS.sub(spelt, match[0]), grammar)
 
     def schema_of(self, text: str) -> tuple[Mapping[str, Any], Any, str] | None:
         """Return root schema, schema and JSON pointer of the last alias in a text. Aliases of properties come first."""
@@ -132,13 +138,7 @@ class CallNames:
 
 
 def types_of(root: Any, schema: Any, seen: dict[int, Types] | None = None) -> Types:
-    """Return the JSON types that a schema allows; None: any.
-
-    Args:
-        root: The schema that references are looked up in.
-        schema: A part of it.
-        seen: Types of the schema objects that were visited, by their id; None while an object is visited.
-    """
+    """Return the JSON types that a part of the schema `root` allows; None: any. `seen` has the types of visited objects by id."""
     seen = {} if seen is None else seen
     node = resolved(root, schema)
     if id(node) in seen:
@@ -153,9 +153,8 @@ def types_of(root: Any, schema: Any, seen: dict[int, Types] | None = None) -> Ty
     for keyword in ("anyOf", "oneOf"):
         if isinstance(node.get(keyword), list):
             each = [types_of(root, child, seen) for child in node[keyword]]
-            found = _both(
-                found, None if None in each else frozenset().union(*(part for part in each if part is not None))
-            )
+            known = [types for types in each if types is not None]
+            found = _both(found, frozenset().union(*known) if len(known) == len(each) else None)
     for child in node["allOf"] if isinstance(node.get("allOf"), list) else ():
         found = _both(found, types_of(root, child, seen))
     seen[id(node)] = found
@@ -166,11 +165,6 @@ def _both(first: Types, other: Types) -> Types:
     if first is None or other is None:
         return other if first is None else first
     return (first & other) | ({"integer"} if {"integer", "number"} <= first | other else frozenset())
-
-
-def _typed(types: Types) -> dict[str, Any]:
-    known = [name for name in TYPES if types is not None and name in types]
-    return {"type": known[0] if len(known) == 1 else known} if known else {}
 
 
 def with_plain_types(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,13 +188,10 @@ def with_plain_types(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _gbnf_escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
-
-
 _MAX_LENGTH: Final = 10_000
 _MAX_PARTS: Final = 200  # schema objects of one argument
-_OF_TEXTS: Final = frozenset(("pattern", "format", "minLength", "maxLength", "enum", "const", "minimum", "maximum"))
+_OF_TEXTS: Final = frozenset("pattern format minLength maxLength enum const minimum maximum".split())
+_LIMITS: Final = frozenset("enum const pattern format minLength maxLength anyOf oneOf allOf".split())
 _OPEN: Final = "(?s:.*)"
 _HOST: Final = (
     r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?){0,8}"
@@ -220,44 +211,24 @@ _ANCHOR: Final = re.compile(
 )
 
 
-class NotEnforced(Exception):
-    """A keyword that plain text cannot be held to; `keyword` is empty for the schema as a whole."""
-
-    def __init__(self, keyword: str, reason: str) -> None:
-        super().__init__(reason)
-        self.keyword = keyword
+class _NotEnforcedError(Exception):
+    """Plain text cannot be held to a keyword."""
 
 
 def text_terminal(schema: Any, resolve: Resolve, report: Callable[[str, str], None]) -> str | None:
     """Return an expression of the texts that a schema allows; None: any text.
 
-    Args:
-        schema: The argument's.
-        resolve: Returns the target of a `$ref`.
-        report: Takes the keyword and the reason of each part that is not enforced.
+    `report` takes the keyword, or "" for the whole schema, and the reason of each part that is not enforced.
     """
-    try:
-        return _Reader(resolve, report).terminal(schema)
-    except NotEnforced as error:
-        report(error.keyword, str(error))
-        return None
+    parts = itertools.count(1)
 
-
-class _Reader:
-    """Reads the schema of one argument."""
-
-    def __init__(self, resolve: Resolve, report: Callable[[str, str], None]) -> None:
-        self._resolve, self._report, self._num_left = resolve, report, _MAX_PARTS
-
-    def terminal(self, schema: Any) -> str | None:
-        node = schema
+    def terminal(node: Any) -> str | None:
         while isinstance(node, dict):
-            self._num_left -= 1
-            if self._num_left < 0:
-                raise NotEnforced("", "the argument is plain text with too many alternatives")
+            if next(parts) > _MAX_PARTS:
+                raise _NotEnforcedError("the argument is plain text with too many alternatives")
             if not isinstance(node.get("$ref"), str):
                 break
-            node = self._resolve(node["$ref"])
+            node = resolve(node["$ref"])
         if not isinstance(node, dict):
             return None
         values = [node["const"]] if "const" in node else node.get("enum")
@@ -266,83 +237,68 @@ class _Reader:
             return "(" + " | ".join(f"/{quoted_pattern(text)}/" for text in texts) + ")"
         for keyword in ("anyOf", "oneOf", "allOf"):
             if isinstance(node.get(keyword), list):
-                found = [self.terminal(child) for child in node[keyword]]
+                found = [terminal(child) for child in node[keyword]]
                 if keyword == "allOf":
                     return " & ".join(f"({part})" for part in found if part is not None) or None
                 return None if None in found else "(" + " | ".join(f"({part})" for part in found) + ")"
-        return _limited(node, self._report)
+        return _limited(node, report)
+
+    try:
+        return terminal(schema)
+    except _NotEnforcedError as error:
+        report("", str(error))
+        return None
 
 
 def _limited(node: Mapping[str, Any], report: Callable[[str, str], None]) -> str | None:
-    """Return the expression of a schema object without alternatives."""
     if node.get("type") != "string":
         for keyword in sorted(_OF_TEXTS & node.keys()):
             report(keyword, "in this chat format the argument is plain text, whose type is decided afterwards")
         return None
     parts = []
-    for part in (_length, _pattern, _format):
+    least, most, pattern = node.get("minLength", 0), node.get("maxLength"), node.get("pattern")
+    if isinstance(least, (int, float)) and isinstance(most, (int, float, type(None))):
+        if least > _MAX_LENGTH or (most or 0) > _MAX_LENGTH:
+            keyword = "minLength" if least > _MAX_LENGTH else "maxLength"
+            report(keyword, f"lengths of plain text are enforced up to {_MAX_LENGTH}")
+        elif least or most is not None:
+            parts.append(f"(?s:.{{{int(least)},{'' if most is None else int(most)}}})")
+    if isinstance(pattern, str) and pattern:
         try:
-            found = part(node)
-        except NotEnforced as error:
-            report(error.keyword, str(error))
-        else:
-            parts += [] if found is None else [f"/{found}/"]
-    return " & ".join(parts) or None
+            parts.append(_unanchored(pattern))
+        except _NotEnforcedError as error:
+            report("pattern", str(error))
+    name = str(node.get("format"))
+    if name in ("duration", "ipv6"):
+        report("format", f"{name!r} is not enforced in plain text")
+    elif name in _FORMATS:
+        parts.append(_FORMATS[name])
+    return " & ".join(f"/{part}/" for part in parts) or None
 
 
-def _length(node: Mapping[str, Any]) -> str | None:
-    least, most = node.get("minLength", 0), node.get("maxLength")
-    if not isinstance(least, (int, float)) or not isinstance(most, (int, float, type(None))):
-        return None
-    if least > _MAX_LENGTH:
-        raise NotEnforced("minLength", f"lengths of plain text are enforced up to {_MAX_LENGTH}")
-    if most is not None and most > _MAX_LENGTH:
-        raise NotEnforced("maxLength", f"lengths of plain text are enforced up to {_MAX_LENGTH}")
-    if not least and most is None:
-        return None
-    return f"(?s:.{{{int(least)},{'' if most is None else int(most)}}})"
-
-
-def _pattern(node: Mapping[str, Any]) -> str | None:
-    pattern = node.get("pattern")
-    if not isinstance(pattern, str) or not pattern:
-        return None
-    reason = pattern_problem(pattern)
-    if reason:
-        raise NotEnforced("pattern", reason)
-    begins, ends, inner = _without_anchors(pattern)
+def _unanchored(pattern: str) -> str:
+    """Return a pattern of whole texts without anchors."""
+    if reason := pattern_problem(pattern):
+        raise _NotEnforcedError(reason)
+    begins, ends, has_either, depth = False, False, False, 0
+    for match in _ANCHOR.finditer(pattern):
+        depth += bool(match["open"]) - bool(match["close"])
+        has_either |= bool(match["either"]) and depth == 0
+        if match["anchor"]:
+            is_first, is_last = (
+                match.span() == (0, 1) and match[0] == "^",
+                match[0] == "$" and match.end() == len(pattern),
+            )
+            begins, ends = begins or is_first, ends or is_last
+            if not (is_first or is_last):
+                raise _NotEnforcedError("in plain text ^ and $ are known at its beginning and its end alone")
+    if has_either and (begins or ends):
+        raise _NotEnforcedError("in plain text ^ and $ are not known beside |; put the alternatives into a group")
+    inner = pattern[begins : len(pattern) - ends]
     inner = inner.replace("/", r"\/") if r"\/" not in inner else inner
     return ("" if begins else _OPEN) + f"(?:{inner})" + ("" if ends else _OPEN)
 
 
-def _without_anchors(pattern: str) -> tuple[bool, bool, str]:
-    begins, ends, depth = False, False, 0
-    start, end = 0, len(pattern)
-    has_either = False
-    for match in _ANCHOR.finditer(pattern):
-        depth += bool(match["open"]) - bool(match["close"])
-        has_either |= bool(match["either"]) and depth == 0
-        if not match["anchor"]:
-            continue
-        if match[0] == "^" and match.start() == 0:
-            begins, start = True, 1
-        elif match[0] == "$" and match.end() == len(pattern):
-            ends, end = True, match.start()
-        else:
-            raise NotEnforced("pattern", "in plain text ^ and $ are known at its beginning and its end alone")
-    if has_either and (begins or ends):
-        raise NotEnforced("pattern", "in plain text ^ and $ are not known beside |; put the alternatives into a group")
-    return begins, ends, pattern[start:end]
-
-
-def _format(node: Mapping[str, Any]) -> str | None:
-    name = str(node.get("format"))
-    if name in ("duration", "ipv6"):
-        raise NotEnforced("format", f"{name!r} is not enforced in plain text")
-    return _FORMATS.get(name)
-
-
-_LIMITS: Final = frozenset(("enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf"))
 _CONTROL_TOKEN: Final = re.compile(r"<\[\d+\]>")
 _TOO_LARGE: Final = "the schemas of all tools together do not compile; offer fewer tools"
 _SPACE: Final = r"SPACE: / |\n{1,2}[ \t]{0,20}/"  # the rule of that name in llama.cpp's grammars
@@ -377,13 +333,9 @@ class CallSyntax:
 def call_syntax(
     parser: str, grammar: str | None, names: CallNames, control_ids: tuple[tuple[str, int], ...]
 ) -> CallSyntax | None:
-    """Return the spelling of calls; None if no Lark grammar can be written from the parser.
+    """Return the spelling of calls by llama.cpp's parser and grammar; None if no Lark grammar can be written from the parser.
 
-    Args:
-        parser: llama.cpp's parser of the format, serialised, with the names of `CallNames`.
-        grammar: Its GBNF grammar, with these names.
-        names: The tools and their aliases.
-        control_ids: Ids of the control tokens that the parser reads as text, by that text.
+    Both have the aliases of `names`. `control_ids` are the ids of the control tokens that the parser reads, by their text.
     """
     writer = _Writer(json.loads(parser), names, dict(control_ids))
     try:
@@ -467,7 +419,6 @@ class _Writer:
     # ---- expressions
 
     def _expression(self, node_id: int) -> str:
-        """Return the expression of a node; empty if the node consumes no text."""
         return self._joined(self._items(node_id))
 
     def _joined(self, items: Sequence[_Item]) -> str:
@@ -495,7 +446,6 @@ class _Writer:
         return " ".join(part for part in found if part)
 
     def _items(self, node_id: int) -> list[_Item]:
-        """Return the parts of a node of the parser."""
         node, place = self._nodes[node_id], self._place
         match node["type"]:
             case "epsilon" | "start" | "end" | "and" | "not":
@@ -584,7 +534,6 @@ class _Writer:
         return [f"({body}){count}"]
 
     def _schema(self, name: str) -> str:
-        """Return the terminal of JSON that conforms to the schema of a tool or an argument."""
         found = self._names.schema_of(name)
         if found is None:
             raise Untranslatable(f"a schema of the name {name!r}")
@@ -630,7 +579,6 @@ class _Writer:
     # ---- texts
 
     def _literal(self, text: str) -> str:
-        """Return the expression of a text. Its control tokens become token ids."""
         if not self._control_ids:
             return _lark_text(text)
         found, start = [], 0
@@ -686,7 +634,6 @@ class _Writer:
 
 
 def _merged(items: Sequence[_Item]) -> list[_Item]:
-    """Join consecutive literals, and leave out empty parts."""
     merged: list[_Item] = []
     for item in items:
         last = merged[-1] if merged else None

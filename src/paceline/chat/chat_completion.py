@@ -237,7 +237,6 @@ class ChatReader:
         ]
 
     def _end_others(self, terminal: StreamChunk) -> list[ChatChunk]:
-        """End the choices that the terminal chunk ends beside its own, for its reason."""
         ended = []
         for index, message in enumerate(self._messages):
             if index != terminal.choice and not message.has_ended:

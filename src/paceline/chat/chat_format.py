@@ -11,6 +11,7 @@ its own. Keep it off the engine's thread and off an event loop, because renderin
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,20 +72,16 @@ _BRIEF_TOOL = {
     "function": {"name": TOOL_MARK, "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 
-# Conditions of two templates by which they refuse conversations that llama.cpp's chat layer makes for them.
-_REFUSALS = (
-    (
-        "<|channel|>",
-        '{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}',
+# Conditions by which two templates refuse conversations that llama.cpp's chat layer makes for them, each with a mark of theirs.
+_REFUSALS = {
+    "<|channel|>": (
+        '{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}'
     ),
-    (
-        "[TOOL_CALLS]",
-        (
-            "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
-            "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
-        ),
+    "[TOOL_CALLS]": (
+        "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
+        "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
     ),
-)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,10 +395,7 @@ class ChatFormat:
         *,
         has_call_grammar: bool,
     ) -> tuple[RenderedPrompt, Sequence[Unenforced]]:
-        """Render with tools. llama.cpp's chat layer gets names and schemas that cannot break its grammar.
-
-        Also returns the parts of their schemas that are not enforced.
-        """
+        """Render with tools, whose names and schemas cannot break llama.cpp's grammar; also return the parts not enforced."""
         parameters = (json.dumps(tool.as_json()["function"]["parameters"], ensure_ascii=False) for tool in tools)
         described = tuple(zip((tool.name for tool in tools), parameters, strict=True))
         is_kept = sum(len(text) for _, text in described) <= _MAX_CACHED_CHARS
@@ -411,6 +405,11 @@ class ChatFormat:
         is_split = has_call_grammar and choice != "none"
         names, removed = relax(described, check_arguments)
         untagged_tools = names.tools if is_split else ()
+
+        def named(rendered: RenderedPrompt) -> RenderedPrompt:
+            triggers = tuple(replace(trigger, value=names.in_text(trigger.value)) for trigger in rendered.triggers)
+            return replace(rendered, triggers=triggers, untagged_tools=untagged_tools)
+
         for form in sorted(_FORMS, key=lambda form: form != known) if is_split and not is_nested else ():
             rendered = render(names.described(form))
             controls = ((text, self._tokenizer.token_id(text)) for text in rendered.preserved_tokens)
@@ -420,31 +419,21 @@ class ChatFormat:
             syntax = syntax_of(rendered.parser, rendered.grammar, names, control_ids)
             if syntax is not None:
                 self._forms[template.source] = form
-                named = replace(
-                    rendered,
-                    parser=syntax.parser,
-                    grammar=syntax.grammar,
-                    triggers=_named_triggers(rendered, names),
-                    call_grammar=syntax.lark,
-                    untagged_tools=untagged_tools,
-                )
-                return named, (*removed, *syntax.unenforced)
+                rendered = replace(rendered, parser=syntax.parser, grammar=syntax.grammar, call_grammar=syntax.lark)
+                return named(rendered), (*removed, *syntax.unenforced)
         names, removed = relax(described, self._check_followed)
         rendered = render(names.described("schemas"))
         if is_split:
             reason = "this chat format has no grammar that holds the arguments of these tools to their schemas"
             removed = tuple((index, "#", reason) for index, tool in enumerate(names.tools) if tool.has_properties)
-        named = replace(
+        rendered = replace(
             rendered,
             parser=names.in_parser(rendered.parser),
             grammar=rendered.grammar and names.in_grammar(rendered.grammar, is_loose=False),
-            triggers=_named_triggers(rendered, names),
-            untagged_tools=untagged_tools,
         )
-        return named, () if choice == "none" else removed
+        return named(rendered), () if choice == "none" else removed
 
     def _check_followed(self, schema: Mapping[str, Any]) -> None:
-        """Raise `GrammarError` for a schema that a GBNF grammar does not enforce."""
         Sampler(SamplingParams(grammar=grammar_of_schema(json.dumps(schema))), self._model).close()
 
     def encode(self, prompt: RenderedPrompt) -> list[int]:
@@ -489,10 +478,6 @@ def _relaxed_tools(tools: tuple[tuple[str, str], ...], check: Check) -> tuple[Ca
     return CallNames(found), tuple(removed)
 
 
-def _named_triggers(rendered: RenderedPrompt, names: CallNames) -> tuple[GrammarTrigger, ...]:
-    return tuple(replace(trigger, value=names.in_text(trigger.value)) for trigger in rendered.triggers)
-
-
 def template_kwargs(variables: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
     """Add a request's `reasoning_effort` to the variables of a template, as llama-server does.
 
@@ -524,7 +509,7 @@ def _source(model: Model, template: str | None) -> str:
 
 
 def _without_refusals(source: str) -> str:
-    for mark, condition in _REFUSALS:
+    for mark, condition in _REFUSALS.items():
         if mark in source:
             source = source.replace(condition, "{%- if false %}")
     return source
@@ -559,8 +544,7 @@ def _checked_kwargs(kwargs: object) -> dict[str, Any]:
         return {}
     if not isinstance(kwargs, Mapping):
         raise InvalidType(f"kwargs must be a mapping, not {type(kwargs).__name__}")
-    taken = RESERVED.intersection(kwargs)
-    if taken:
+    if taken := RESERVED.intersection(kwargs):
         raise InvalidParams(f"kwargs cannot set {min(taken)!r}, which the conversation itself decides")
     checked: dict[str, Any] = checked_json("kwargs", kwargs, MAX_KWARGS_DEPTH, MAX_KWARGS_BYTES)
     return checked
@@ -568,10 +552,12 @@ def _checked_kwargs(kwargs: object) -> dict[str, Any]:
 
 def _rendered(prompt: ChatPrompt) -> RenderedPrompt:
     parts = prompt.parts
+    ends = [*itertools.accumulate(len(text) for text, _ in parts)]
+    spans = zip(parts, [0, *ends], ends, strict=False)
     return RenderedPrompt(
         text="".join(text for text, _ in parts),
         stops=tuple(prompt.stops),
-        inputs=_input_ranges(parts),
+        inputs=tuple((start, end) for (text, is_input), start, end in spans if is_input and text),
         format=prompt.format,
         grammar=prompt.grammar or None,
         is_grammar_lazy=prompt.is_grammar_lazy,
@@ -583,13 +569,3 @@ def _rendered(prompt: ChatPrompt) -> RenderedPrompt:
         generation_prompt=prompt.generation_prompt,
         parser=prompt.parser,
     )
-
-
-def _input_ranges(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, int], ...]:
-    inputs: list[tuple[int, int]] = []
-    start = 0
-    for text, is_input in parts:
-        if is_input and text:
-            inputs.append((start, start + len(text)))
-        start += len(text)
-    return tuple(inputs)

@@ -37,8 +37,6 @@ _REPLACED = {">>>(?!all)": r"^(?!a$|al$|all$|all\n)"}
 
 @dataclass(frozen=True, slots=True)
 class _LazyGrammar:
-    """A grammar of calls and its triggers; see `SamplingParams`."""
-
     text: str
     root: str
     triggers: tuple[str | int | PatternTrigger, ...]
@@ -49,11 +47,7 @@ def _lazy_grammar_of(
 ) -> _LazyGrammar | None:
     """Return the grammar of the calls in a message that may have calls; None if the format has no grammar of them.
 
-    Args:
-        rendered: The prompt of a turn without required calls.
-        names: Of the offered tools.
-        tokenizer: Of the model.
-        render_required: Renders the turn with a call that is required.
+    `rendered` is the prompt without required calls; `render_required` renders it with a required call.
     """
     if rendered.grammar is None:
         try:
@@ -229,19 +223,12 @@ def is_thinking_open(rendered: RenderedPrompt) -> bool:
 
 
 def _constraint_of(params: SamplingParams) -> str | None:
-    """Return the name of the constraint that the caller has set."""
     names = ("json_schema", "grammar", "regex", "choice", "lark", "constraint")
     return next((name for name in names if getattr(params, name) is not None), None)
 
 
 class _Preparation:
-    """Renders a turn, and puts the constraints of the chat format into the params.
-
-    Attributes:
-        rendered: The prompt.
-        params: The params, with the constraints that were added so far.
-        constraint: The name of the caller's own constraint.
-    """
+    """Renders a turn, and puts the constraints of the chat format into the params."""
 
     def __init__(self, chat_format: ChatFormat, turn: Turn, options: ChatOptions, params: SamplingParams) -> None:
         self.params, self.constraint = params, _constraint_of(params)
@@ -261,7 +248,6 @@ class _Preparation:
             raise InvalidParams("json_schema: the begun message does not fit the schema; leave one of them out")
 
     def _spaced(self, grammar: str) -> str:
-        """Return a grammar of a schema's JSON with the blanks that the params allow."""
         return spaced_grammar(grammar, is_compact=self.params.disable_any_whitespace)
 
     def _schema(self) -> Mapping[str, Any]:
@@ -271,7 +257,6 @@ class _Preparation:
         return schema
 
     def add_tools(self, choice: ToolChoice, offered: Sequence[Tool]) -> None:
-        """Constrain calls of the tools, and the content by the caller's JSON schema."""
         if self.constraint == "json_schema":
             self._add_either(offered)
             return
@@ -282,7 +267,6 @@ class _Preparation:
         self._add_calls(choice, offered)
 
     def _add_either(self, offered: Sequence[Tool]) -> None:
-        """Allow messages that call a tool, and messages with a content that conforms to the schema."""
         # A grammar has the place of thinking wherever that is shown.
         options = replace(self._options, tools=offered, tool_choice="auto", reasoning_format="auto")
         content = self._render(replace(options, tools=None, json_schema=self._schema()))
@@ -303,7 +287,6 @@ class _Preparation:
         self._check_fits()
 
     def add_constraint(self) -> None:
-        """Make the content follow the caller's constraint."""
         name, begun = self.constraint, _begun_content(self.rendered)
         if begun is None and name == "json_schema":
             self.rendered = rendered = self._render(replace(self._options, json_schema=self._schema()))
@@ -356,7 +339,6 @@ class _Preparation:
 
 
 def _prefixed(grammar: str, prefix: str) -> str:
-    """Return a grammar with other names of rules, so that it may stand beside another grammar."""
     return _RULE_NAME.sub(lambda found: found[0] if found["name"] is None else prefix + found["name"], grammar)
 
 

@@ -43,7 +43,7 @@ class OmittedAttachment:
 
     Attributes:
         modality: Its kind.
-        place: Its place in the caller's request.
+        place: Its place in the request.
         error: The refusal, raised if the attachment is in the last user message.
     """
 
@@ -83,10 +83,8 @@ class ChatMedia:
         Args:
             messages: The conversation.
             read_part: Finds the attachments.
-            nonce: Random text of every mark, which no message can guess. Turns with the same nonce render to the same text.
-                None: a new one.
-            modalities: Kinds that the model takes. Attachments of other kinds are left out of every message except the user's
-                last message, in which the engine refuses them.
+            nonce: Random text of every mark. Turns with the same nonce render to the same text. None: a new nonce.
+            modalities: Kinds that the model takes. Other attachments are left out of all messages except the user's last message.
 
         Raises:
             InvalidParams: An attachment is malformed, or in a message of the assistant.
@@ -109,14 +107,12 @@ class ChatMedia:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about attachments that were left out, and about members of parts beside attachments."""
-        found = []
-        for modality, (first, *more) in self._omitted.items():
-            kind = "images" if modality == "image" else "audio"
-            others = f" (and for {len(more)} more)" if more else ""
-            found.append(
-                f"{first.place}: this model takes no {kind}; the prompt has {first.text!r} in its place{others}"
-            )
-        return (*found, *self._ignored.warnings())
+        omitted = (
+            f"{first.place}: this model takes no {'images' if modality == 'image' else 'audio'}; the prompt has "
+            f"{first.text!r} in its place{f' (and for {len(more)} more)' if more else ''}"
+            for modality, (first, *more) in self._omitted.items()
+        )
+        return (*omitted, *self._ignored.warnings())
 
     def restored(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return parsed messages with their attachments in place of the marks, as they were given."""
@@ -159,7 +155,6 @@ class ChatMedia:
         return text
 
     def _place(self, text: str, number: int, begin: int) -> int:
-        """Return the place of an attachment in a rendered text, from `begin` on."""
         mark = self._mark(number)
         place = text.find(mark, begin)
         if place < 0 or text.count(mark) != 1:
@@ -173,7 +168,6 @@ class ChatMedia:
         return f"[{self._nonce}:{number}]"
 
     def _plain(self, index: int, message: Any) -> Any:
-        """Return a message with marks in place of its attachments, if it has any."""
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, (list, tuple)):
             return message
@@ -181,11 +175,15 @@ class ChatMedia:
         found = [self._read(index, f"{place}[{number}]", part) for number, part in enumerate(content)]
         if all(attachment is None for attachment in found):
             return message
-        parts = [self._shown(part, attachment) for part, attachment in zip(content, found, strict=True)]
-        self._kept[index] = list(content)
-        self._loaded[index] = [
-            attachment if is_attachment(attachment) else part for part, attachment in zip(content, found, strict=True)
-        ]
+        parts, loaded = list[Any](), list[Any]()
+        for part, attachment in zip(content, found, strict=True):
+            loaded.append(attachment if is_attachment(attachment) else part)
+            if isinstance(attachment, OmittedAttachment):
+                self._omitted.setdefault(attachment.modality, []).append(attachment)
+                parts.append({"type": "text", "text": attachment.text})
+            else:
+                parts.append(loaded[-1])
+        self._kept[index], self._loaded[index] = list(content), loaded
         if not any(map(is_attachment, parts)):
             return {**message, "content": parts}
         if message.get("role") == "assistant":
@@ -196,7 +194,11 @@ class ChatMedia:
                 text += self._mark(len(self.attachments))
                 self.attachments.append(part)
             else:
-                text += ("" if follows_mark else "\n") + self._text_of(f"{place}[{number}]", part)
+                kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+                if not isinstance(kind, str) or kind not in TEXT_MEMBERS:
+                    raise InvalidType(f"{place}[{number}] must be a text part, an image or audio, not {kind!r:.80}")
+                text += "" if follows_mark else "\n"
+                text += text_of_part(f"{place}[{number}]", part, self._ignored)[1]
             follows_mark = is_attachment(part)
         return {**message, "content": text}
 
@@ -211,19 +213,6 @@ class ChatMedia:
         if isinstance(found, OmittedAttachment) and found.error is not None and index == self._last_of_user:
             raise found.error
         return found
-
-    def _shown(self, part: object, found: Attachment | OmittedAttachment | None) -> object:
-        """Return an attachment, or the text that takes its place; any other part itself."""
-        if not isinstance(found, OmittedAttachment):
-            return part if found is None else found
-        self._omitted.setdefault(found.modality, []).append(found)
-        return {"type": "text", "text": found.text}
-
-    def _text_of(self, place: str, part: object) -> str:
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if not isinstance(kind, str) or kind not in TEXT_MEMBERS:
-            raise InvalidType(f"{place} must be a text part, an image or audio, not {kind!r:.80}")
-        return text_of_part(place, part, self._ignored)[1]
 
 
 def _with_contents(messages: Sequence[Mapping[str, Any]], contents: Mapping[int, list[Any]]) -> list[dict[str, Any]]:
@@ -260,37 +249,19 @@ MAX_ARGUMENTS_BYTES = 16 << 20
 # `thinking_blocks` and `reasoning_details` is in `reasoning_content` or `reasoning` as well.
 _KNOWN_MEMBERS = frozenset(
     (
-        *("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "reasoning_content"),
-        *("reasoning", "thinking", "prefix"),
-        *(
-            "annotations",
-            "cache_control",
-            "citations",
-            "created_at",
-            "encrypted_content",
-            "finish_reason",
-            "id",
-            "index",
-        ),
-        *("logprobs", "metadata", "model", "parsed", "phase", "provider_metadata", "provider_options"),
-        *(
-            "provider_specific_fields",
-            "providerMetadata",
-            "providerOptions",
-            "reasoning_details",
-            "reasoning_signature",
-        ),
-        *("response_metadata", "status", "stop_reason", "thinking_blocks", "timestamp", "token_ids", "type", "usage"),
-        *("usage_metadata", "weight"),
-    )
+        "role content name refusal tool_calls tool_call_id function_call reasoning_content reasoning thinking prefix "
+        "annotations cache_control citations created_at encrypted_content finish_reason id index logprobs metadata model parsed "
+        "phase provider_metadata provider_options provider_specific_fields providerMetadata providerOptions reasoning_details "
+        "reasoning_signature response_metadata status stop_reason thinking_blocks timestamp token_ids type usage usage_metadata "
+        "weight"
+    ).split()
 )
 _KNOWN_CALL_MEMBERS = frozenset(
     (
-        *("id", "type", "function", "custom", "index", "cache_control", "caller", "extra_content"),
-        *("provider_specific_fields", "status", "thought_signature"),
-    )
+        "id type function custom index cache_control caller extra_content provider_specific_fields status thought_signature"
+    ).split()
 )
-_KNOWN_FUNCTION_MEMBERS = frozenset(("name", "arguments", "parsed_arguments", "index", "description"))
+_KNOWN_FUNCTION_MEMBERS = frozenset("name arguments parsed_arguments index description".split())
 
 _PLAIN_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 

@@ -70,7 +70,7 @@ class _Kind:
 
     Attributes:
         role: Its role.
-        num_parts: Number of text parts; 0: no text; -1: the content is no list.
+        num_parts: Number of text parts, at most 2; 0: no text; -1: the content is no list.
         has_thoughts: Whether it has thinking.
         calls: The spelling of the id and of the arguments of each of its first calls.
         result_id: The spelling of a result's id; empty: the message is no result.
@@ -110,10 +110,10 @@ class MessageFitter:
         *,
         has_tools: bool = False,
     ) -> ChatPrompt:
-        """Render messages.
+        """Render messages, with at most one leading system message (`message_rewrites.with_one_system`).
 
         Args:
-            messages: With at most one leading system message, see `message_rewrites.with_one_system`.
+            messages: The messages.
             options: The options of the request by which the template renders messages in another way.
             apply: Renders messages.
             probe: Renders messages with brief options of the same effect: the tool `TOOL_MARK` in place of all.
@@ -163,10 +163,7 @@ class MessageFitter:
     def _search(
         self, shape: list[_Kind], places: list[int], options: Options, probe: Apply, *, needs_tools: bool
     ) -> Plan:
-        """Return the mildest plan under which nothing is lost; no rewrites if there is none. Raises as `render`.
-
-        A plan under which the tools alone are lost is returned if no other is found.
-        """
+        """Return the mildest plan under which nothing, or nothing but the tools, is lost; no rewrites if there is none."""
         if not self._renders(("a user's text", options), [[_PLAIN]], probe):
             return ()  # a template of a special kind, which no rewrite helps
         for kind, place in zip(shape, places, strict=True):
@@ -191,7 +188,6 @@ class MessageFitter:
         return ()
 
     def _check_role(self, role: str, place: int, options: Options, probe: Apply) -> None:
-        """Raise `InvalidParams` if the template does not render messages of a role."""
         user, other = {"role": "user", "content": "x"}, {"role": role, "content": _mark(0)}
         reply = {"role": "assistant", "content": "y"}
         conversations = [[user, other], [other, user], [user, reply, other], [user, other, user]]
@@ -240,7 +236,6 @@ class MessageFitter:
 
 
 def _unknown_role(role: str, place: int, reason: str) -> InvalidParams:
-    """Return the error for a role of a message, with the nearest role."""
     lower = role.lower()
     near = _NEAREST_ROLES.get(lower) or next(iter(validation.nearest_names(lower, ROLES)), None)
     hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(map(repr, ROLES))}"
@@ -249,7 +244,6 @@ def _unknown_role(role: str, place: int, reason: str) -> InvalidParams:
 
 @cache
 def _plans() -> tuple[Plan, ...]:
-    """Return all plans, the mildest first."""
     plans = (plan for size in range(_MOST_REWRITES + 1) for plan in combinations(_COSTS, size))
     return tuple(sorted(plans, key=lambda plan: sum(map(_COSTS.__getitem__, plan))))
 
@@ -363,7 +357,6 @@ def _has_marks(prompt: ChatPrompt | None, marks: Sequence[Sequence[str]]) -> boo
 
 
 def _check_traces(prompt: ChatPrompt, marks: Sequence[Sequence[str]], places: Sequence[int]) -> None:
-    """Raise `TemplateError` if a prompt has no mark of a message."""
     text = _text_of(prompt)
     for of_message, place in zip(marks, places, strict=True):
         if of_message and not any(mark in text for mark in of_message):

@@ -239,7 +239,6 @@ def _scanned_object(char: str, names: Container[str]) -> _Scanner:
 
 
 def _scanned_members(char: str, names: Container[str], *, is_nested: bool = False) -> _Scanner:
-    """Follow a call from its first member on."""
     while True:
         key = yield from _scanned_text(char)
         if key not in _MEMBERS:
@@ -366,7 +365,6 @@ def _in_order(root: Mapping[str, Any], schema: Any, value: Any) -> Any:
 
 
 def _combined(root: Mapping[str, Any], schema: Any) -> list[dict[str, Any]]:
-    """Return a schema object and the alternatives and parts that describe the same value."""
     found, todo = list[dict[str, Any]](), [schema]
     while todo and len(found) < _MAX_COMBINED:
         node = resolved(root, todo.pop(0))
@@ -520,7 +518,6 @@ class MessageStream:
         return found
 
     def _released(self) -> list[MessageDelta]:
-        """Return the content that was held, and hold no more."""
         held, self._held_content, self._is_holding = "".join(self._held_content), [], False
         return [MessageDelta(content=held)] if held else []
 
@@ -567,7 +564,6 @@ class MessageStream:
         return any(len(self._begun(end).tool_calls) > len(whole.tool_calls) for end in ends)
 
     def _begun(self, length: int) -> ParsedMessage:
-        """Return the message in so much of the text."""
         try:
             return self._limited(self._parser.parse(self._text[:length], is_partial=True))
         except ChatParseError:
@@ -594,7 +590,6 @@ class MessageStream:
         return low
 
     def _without_prefill(self, whole: ParsedMessage) -> ParsedMessage:
-        """Return the generated part of a message that the prompt had begun."""
         before = self._prefill
         return replace(
             whole,
@@ -723,7 +718,6 @@ def _behind(prefix: str, text: str) -> str:
 
 
 def _continues(sent: ParsedMessage, now: ParsedMessage) -> bool:
-    """Return whether a message begins with the parts that were sent."""
     return (
         now.content.startswith(sent.content)
         and now.reasoning_content.startswith(sent.reasoning_content)

@@ -104,7 +104,6 @@ def check_attachment_part(place: str, part: Mapping[Any, Any], ignored: IgnoredM
 
 
 def _thought(place: str, part: object, ignored: IgnoredMembers) -> str:
-    """Return the text of a part of a thinking part, which must be a plain text."""
     if isinstance(part, Mapping) and part.get("type") == "thinking":
         raise InvalidParams(f"{place}.type must be 'text', not 'thinking'")
     return text_of_part(place, part, ignored)[1]

@@ -299,10 +299,7 @@ _TRIMMED = "You have access to the following functions in JSONSchema format"
 def for_template(messages: Sequence[Mapping[str, Any]], capabilities: Mapping[str, bool], source: str) -> list[Message]:
     """Return the messages with the roles and arguments that the template knows, and one leading system message.
 
-    Args:
-        messages: As `parse_messages` returns them.
-        capabilities: Of the template, by llama.cpp's names.
-        source: The template's Jinja source.
+    `capabilities` are the template's, by llama.cpp's names; `source` is its Jinja source.
 
     Raises:
         InvalidParams: The template needs arguments of tool calls as objects, and some nest too deep or are too long.
@@ -376,7 +373,6 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put the text of the system message before the text of the next message."""
     system, following = messages[0], messages[1]
     text = joined_text(system["content"]) + "\n" + joined_text(following["content"])
     content = text if isinstance(following["content"], str) else [{"type": "text", "text": text}]

@@ -150,7 +150,6 @@ def _parse_parameters(place: str, parameters: object) -> Mapping[str, Any]:
 
 
 def _named_tool(place: str, choice: object, tools: Sequence[Tool]) -> Tool:
-    """Return the tool that an object names."""
     function = choice.get("function") if isinstance(choice, Mapping) else None
     named = function if isinstance(function, Mapping) else choice
     if not isinstance(named, Mapping) or "name" not in named or named.get("type") not in (None, "function", "tool"):
@@ -170,12 +169,7 @@ def _named_tool(place: str, choice: object, tools: Sequence[Tool]) -> Tool:
 
 @dataclass(frozen=True)
 class CallTool:
-    """A tool with the schema that its calls are held to.
-
-    Attributes:
-        name: Its name.
-        schema: JSON schema of its arguments, an object. All of its keywords can be enforced.
-    """
+    """A tool with the schema of an object that its calls are held to. All keywords of the schema can be enforced."""
 
     name: str
     schema: Mapping[str, Any]

@@ -208,7 +208,6 @@ def check_chat_options(params: SamplingParams | None, options: Mapping[str, Any]
 
 
 def _check_names(options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise `InvalidType` for an unknown keyword, and for a class that a keyword of schemas was given."""
     for name in ("response_format", "text_format", "json_schema"):
         if isinstance(options.get(name), type):
             raise InvalidType(f"{name} takes no class; give a type as response_model={options[name].__name__}")

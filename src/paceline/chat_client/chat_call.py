@@ -111,10 +111,7 @@ class ChatReply(ChatCompletion, Generic[T]):
 
 
 def reply_message(message: ParsedMessage) -> Message:
-    """Return a generated message as a message of a conversation, without line breaks around the thinking.
-
-    The template has line breaks of its own there.
-    """
+    """Return a generated message as a message of a conversation. The template adds its own line breaks around the thinking."""
     made: Message = {"role": "assistant", "content": message.content}
     if reasoning := message.reasoning_content.strip("\n"):
         made["reasoning_content"] = reasoning
@@ -127,7 +124,6 @@ def reply_message(message: ParsedMessage) -> Message:
 
 
 def _plain_message(message: Any) -> Any:
-    """Return a mapping in place of a generated message, or of an SDK's object (a pydantic model)."""
     if isinstance(message, ParsedMessage):
         return reply_message(message)
     is_model = not isinstance(message, (Mapping, type)) and callable(getattr(message, "model_dump", None))
@@ -155,10 +151,7 @@ def _role_of(message: Any) -> object:
 
 
 def read_attachment(name: str, part: object) -> Attachment | None:
-    """Return the image or audio that a part is, or has as the member of its type's name; None for other parts.
-
-    Raises `InvalidParams` for an invalid image or audio, with the name of the part.
-    """
+    """Return the image or audio that a part is, or has as the member of its type's name; None for other parts."""
     if is_attachment(part):
         return part
     if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
@@ -218,14 +211,7 @@ class ChatCall:
     def __init__(
         self, messages: object, arguments: ChatArguments, chat_format: ChatFormat, history: TokenHistory | None = None
     ) -> None:
-        """Begin.
-
-        Args:
-            messages: The conversation; checked when it is rendered.
-            arguments: Of the call.
-            chat_format: The format of its template.
-            history: Of the conversation, if there were turns before.
-        """
+        """Begin. The messages are checked when they are rendered. `history` has the turns before."""
         is_list = isinstance(messages, Sequence) and not isinstance(messages, (str, bytes))  # else `prepare` refuses it
         self.messages: Any = list(map(_plain_message, cast("Any", messages))) if is_list else messages
         self.history = TokenHistory() if history is None else history
@@ -267,9 +253,8 @@ class ChatCall:
     def prepare(self, engine: EngineClient) -> Request:
         """Prepare the next round for an engine. Raises the errors of the conversation, its options or its length.
 
-        With context_overflow="drop_oldest" the oldest messages after the system message are left out of a prompt that would
-        leave the reply too little room, in whole exchanges: the user's messages with the replies, calls and results that follow
-        them. Then the prompt takes at most half of the context if it can, so that this is not done every turn.
+        With context_overflow="drop_oldest" the oldest exchanges after the system message are left out of a prompt that would
+        leave the reply too little room. The prompt then takes at most half of the context if it can, so that this is rare.
         """
         try:
             return self._fitted(engine)
@@ -308,7 +293,6 @@ class ChatCall:
         return self._prepared_from(engine, chosen)
 
     def _prepared_from(self, engine: EngineClient, first: int) -> Request:
-        """Prepare the next round with the system message and the messages from index `first` on."""
         kept = num_leading(self.messages) if first else 0  # the first attempt checks the messages
         left_out = self.messages[kept:first] if first else []
         shown = [*self.messages[:kept], *self.messages[max(first, kept) :]] if left_out else self.messages
@@ -351,12 +335,7 @@ class ChatCall:
     # ---- replies
 
     def take(self, completion: Completion, index: int = 0) -> tuple[ToolCall, ...]:
-        """Read a completion; return the calls to run before the next round, none if this is the reply.
-
-        Args:
-            completion: The completion of the latest request.
-            index: The number of the conversation among the conversations of the call.
-        """
+        """Read the completion of the latest request; return the calls to run before the next round, none if this is the reply."""
         return self.take_read(replace(chat_completion_of(completion, self.rendered), index=index))
 
     def take_read(self, completion: ChatCompletion) -> tuple[ToolCall, ...]:
@@ -503,13 +482,7 @@ class ChatAssembly:
     def __init__(
         self, call: ChatCall, prompt: Sequence[int], on_end: Callable[[ChatCall], object] = lambda _: None
     ) -> None:
-        """Begin to read.
-
-        Args:
-            call: The chat, prepared.
-            prompt: Its prompt as it is computed.
-            on_end: Called with the chat on the thread that reads the terminal chunk.
-        """
+        """Begin to read. The thread that reads the terminal chunk calls `on_end` with the chat."""
         self.call, self._prompt, self._on_end = call, prompt, on_end
         self._reader = ChatReader(call.rendered, call.request.params.n)
         self.needs_parser = self._reader.needs_parser

@@ -20,8 +20,6 @@ from paceline.streaming.stream import LoopReadable, Readable, ThreadReadable
 
 
 class _BaseChatStream(Readable[ChatChunk, ChatReply[Any]]):
-    """The base of both kinds of stream of chats."""
-
     _stream: Stream | AsyncStream
     _assembly: ChatAssembly | None
 

@@ -142,7 +142,6 @@ class _Arguments:
 
 
 def _plain(function: Callable[..., Any]) -> Any:
-    """Return the function of a functools.partial."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -166,7 +165,6 @@ def _checked_name(name: str) -> str:
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the description of a function, and the descriptions of its parameters by name."""
     plain = _plain(function)
     text, arguments = parse_docstring(inspect.getdoc(plain) or "")
     if not inspect.isroutine(plain):  # an object or a class
@@ -327,7 +325,6 @@ class Toolbox:
             return _failed(call, error)
 
     def _bound(self, call: ToolCall) -> str | tuple[FunctionTool, tuple[Any, ...], dict[str, Any]]:
-        """Return the tool of a call and its arguments, or why there is none."""
         tool = next((tool for tool in self.tools if tool.name == call.name), None)
         if not isinstance(tool, FunctionTool):
             known = ", ".join(tool.name for tool in self.tools)
@@ -357,7 +354,6 @@ def _failed(call: ToolCall, error: Exception) -> str:
 
 
 def _as_text(value: object) -> str:
-    """Return a result for the model: a text as it is, everything else as JSON."""
     if isinstance(value, str):
         text = value
     else:

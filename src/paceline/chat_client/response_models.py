@@ -200,13 +200,9 @@ class ResponseModel(Generic[T]):
     """
 
     def __init__(self, kind: type[T]) -> None:
-        """Read a type.
+        """Read a pydantic model, a dataclass, a TypedDict, or another type that pydantic knows, for example list[int].
 
-        Args:
-            kind: A pydantic model, a dataclass, a TypedDict, or another type that pydantic knows, for example list[int].
-
-        Raises:
-            InvalidParams: There is no JSON schema of the type.
+        Raises `InvalidParams` if there is no JSON schema of the type.
         """
         if inspect.isroutine(kind):
             raise InvalidType(f"response_model must be a type, not the function {kind.__name__}")
@@ -285,13 +281,7 @@ class SchemaNotice:
     """The sentence that shows a schema to the model."""
 
     def __init__(self, schema: Any, *, has_tools: bool, response: ResponseModel[Any] | None = None) -> None:
-        """Write the sentence.
-
-        Args:
-            schema: The schema that the model reads.
-            has_tools: Whether a reply may be calls of tools instead.
-            response: The type of the schema; None: it is the caller's own.
-        """
+        """Write the sentence. With `has_tools` a reply may be calls of tools instead. `response` is the type of the schema."""
         begin = "When you call no tool, answer" if has_tools else "Answer"
         if schema is True or schema == {}:
             self._text = f"{begin} with JSON."
@@ -304,7 +294,7 @@ class SchemaNotice:
         }
 
     def added_to(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return a conversation with the sentence at the end of its first message, if that is the system's, or as a new one.
+        """Return a conversation with the sentence at the end of its leading system message, or as a new system message.
 
         A conversation that has the schema in a message stays as it is.
         """

@@ -113,12 +113,8 @@ def check_constraint(params: SamplingParams) -> None:
 def first_violation(schema: Mapping[str, Any], text: str) -> int | None:
     """Return the place of the first character of a JSON text that violates a schema; None if the text conforms.
 
-    Args:
-        schema: The schema.
-        text: JSON without blanks. The properties of objects come in the order of the schema, as they are generated.
-
-    Raises:
-        GrammarError: As `check_constraint`.
+    The text has no blanks, and the properties of objects in the order of the schema, as they are generated. Raises as
+    `check_constraint`.
     """
     matcher = _bytes_compiler().matcher(("json_schema", json.dumps(schema), True))
     data = text.encode()
@@ -144,11 +140,9 @@ class _CachedGrammar:
 
     @property
     def num_bytes(self) -> int:
-        """Its memory, with an estimate of the growth since it was compiled."""
         return self.num_compiled_bytes + _BYTES_PER_USE * self.num_used
 
     def note_use(self) -> None:
-        """Count a token that a copy has followed."""
         self.num_used += 1
 
 
@@ -330,7 +324,6 @@ class _Vocabulary:
         self._table, self._index = table, index
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return tokens that spell a text; an empty list if no tokens do."""
         data = text.encode() if isinstance(text, str) else text
         try:
             found = self._table.encode(data.decode())
@@ -395,7 +388,6 @@ _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 
 
 def _with_schemas(lark: str, options: Mapping[str, Any]) -> str:
-    """Prepare the JSON schemas within a Lark grammar, and add options of llguidance to them."""
     nesting = lark_nesting(lark)
     if nesting > _MAX_LARK_NESTING:
         raise GrammarError(

@@ -183,13 +183,9 @@ def _values_of(node: Any) -> list[Any] | None:
 
 
 def check_keywords(schema: object) -> None:
-    """Raise `GrammarError` for a keyword that the grammar of the schema would not enforce.
+    """Raise `GrammarError` for a keyword that the grammar of a JSON schema, as parsed JSON, would not enforce.
 
-    Args:
-        schema: A JSON schema as parsed JSON. The translation refuses values that are no schema.
-
-    Raises:
-        GrammarError: Names the keyword, its JSON pointer, and the way out.
+    The error names the keyword, its JSON pointer, and the way out. The translation refuses values that are no schema.
     """
     if isinstance(schema, dict):
         _Walk(schema).run()
@@ -511,7 +507,6 @@ def _check_counts(path: str, node: Schema, least: str, most: str) -> None:
 
 
 def _check_bounds(path: str, node: Schema) -> None:
-    """Check the bounds of an integer."""
     numbers: dict[str, float] = {keyword: node[keyword] for keyword in _BOUNDS if is_number(node.get(keyword))}
     for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         if abs(numbers.get(keyword, 0)) > _MAX_BOUND:
@@ -531,7 +526,6 @@ def _check_bounds(path: str, node: Schema) -> None:
 
 
 def _items_of(node: Schema) -> tuple[str, Any]:
-    """Return the keyword that describes the items of an array, and its value."""
     keyword = "items" if "items" in node else "prefixItems"
     return keyword, node.get(keyword)
 

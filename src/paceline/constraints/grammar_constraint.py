@@ -22,12 +22,7 @@ _ERROR_CHARS = 300
 
 
 class GrammarConstraint:
-    """Follows a compiled grammar; see `Constraint`.
-
-    Args:
-        matcher: No other object may use it.
-        note_use: Called for each token that is accepted.
-    """
+    """Follows a compiled grammar; see `Constraint`. No other object may use the matcher. Each accepted token calls `note_use`."""
 
     def __init__(self, matcher: LLMatcher, note_use: Callable[[], None]) -> None:
         self._matcher, self._note_use = matcher, note_use
@@ -111,22 +106,14 @@ class Place(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The end of a text in JSON, with the digits that its number may still get.
-
-    Attributes:
-        place: The place.
-        num_digits: How many digits may follow in a number.
-    """
+    """The end of a text in JSON: the kind of place, and how many digits may follow in its number."""
 
     place: Place
     num_digits: int
 
 
 def state_after(state: State, text: bytes, max_digits: int) -> State | None:
-    """Return the state after a text; None if it has blanks before `,` or `:`, or too many digits in a row.
-
-    max_digits: How many digits a number may have before the point, and after it.
-    """
+    """Return the state after a text; None if it has blanks before `,` or `:`, or more than `max_digits` digits in a row."""
     place, left = state.place, state.num_digits
     for byte in text:
         if place is Place.VALUE and byte in _DIGITS:
@@ -330,11 +317,8 @@ class CallTriggers:
     def start(self, text: bytearray, begin: int, token_id: int, *, is_whole: bool) -> int | None:
         """Return the position in the text at which a call begins; None if no call begins.
 
-        Args:
-            text: The free text, with the newest token at its end.
-            begin: Position of the newest token.
-            token_id: The newest token.
-            is_whole: Whether the text has its beginning, which long texts lose.
+        The newest token is at the end of the text, from `begin` on. With `is_whole` the text has its beginning, which long texts
+        lose.
         """
         if token_id in self._token_ids:
             return begin
@@ -386,14 +370,7 @@ class CallConstraint:
         table: TokenTable,
         split: Callable[[bytes], list[int]],
     ) -> None:
-        """Wait for a trigger.
-
-        Args:
-            triggers: Of the params' `CallGrammar`.
-            begin: Returns a new constraint of calls.
-            table: The vocabulary.
-            split: Returns tokens that spell some bytes; raises `InvalidParams` if no tokens do.
-        """
+        """Wait for a trigger. `begin` returns a new constraint of calls; `split` returns tokens that spell some bytes."""
         self._triggers, self._begin, self._table, self._split = triggers, begin, table, split
         self._text, self._starts = bytearray(), list[int]()  # free text, and where each of its tokens begins
         self._token_ids = list[int]()
@@ -443,7 +420,6 @@ class CallConstraint:
         return calls
 
     def _shorten(self) -> None:
-        """Drop the first half of the free text."""
         count = len(self._starts) // 2
         cut = self._starts[count]
         del self._text[:cut], self._token_ids[:count]

@@ -181,10 +181,7 @@ def relaxed_schema(schema: Schema, keywords: Container[str] | None = None) -> tu
 
 
 def max_digits(schema: Any) -> int:
-    """Return the digits that a generated number may have before the point, and after it.
-
-    These are `MAX_DIGITS`, as in llama.cpp, or one more than the longest number of the schema has.
-    """
+    """Return the digits that a generated number may have before and after the point: 16, or more for a schema with more."""
     values = (node.get(keyword) for _, node in schema_objects("#", schema) for keyword in _OF_NUMBERS)
     numbers = (number for value in values for number in _scalars_in(value) if is_number(number))
     parts = (part for number in numbers for part in f"{abs(Decimal(str(number))):f}".split("."))
@@ -195,13 +192,9 @@ def max_digits(schema: Any) -> int:
 def place_of(
     text: str, keywords: tuple[str, ...], concerns: Callable[[Schema, str], bool] = lambda _node, _keyword: True
 ) -> str:
-    """Return the JSON pointer of a keyword in a schema; of the schema itself if it has none of the keywords.
+    """Return the JSON pointer of the first of some keywords in the text of a schema; of the schema itself if it has none.
 
-    Args:
-        text: The schema.
-        keywords: The keywords to look for.
-        concerns: Takes an object of the schema and a keyword in it; whether the keyword of this object is meant. If none is,
-            the first of the keywords in the schema is taken.
+    `concerns` takes an object of the schema and a keyword in it. The first keyword for which it returns True comes first.
     """
     found = [
         (pointer_to(path, keyword), concerns(node, keyword))
@@ -281,7 +274,6 @@ class _Preparation:
 
 
 def _says_nothing(keyword: str, value: Any) -> bool:
-    """Return whether a keyword restricts nothing."""
     if keyword in ANNOTATIONS or keyword.startswith("x-"):
         return True
     if keyword == "format":  # others are annotations, such as OpenAPI's int32
@@ -290,7 +282,6 @@ def _says_nothing(keyword: str, value: Any) -> bool:
 
 
 def _check_types(path: str, node: Schema) -> None:
-    """Refuse unknown types, and definitions that are no object."""
     if path == "#" and not isinstance(node.get("$defs", {}), dict):
         raise refusal(path, "$defs", "this must be an object of schemas")
     given = node.get("type", [])
@@ -430,12 +421,9 @@ def _scalars_in(value: Any) -> Iterator[Any]:
 def rewritten(node: Schema, exclusion: Exclusion, share: Share, *, is_shown: bool = False) -> Schema:
     """Return an object of a schema in which the keywords that llguidance lacks are written with others, if they can be.
 
-    Args:
-        node: The object. Objects within it are not looked at.
-        exclusion: Compares the alternatives of a `oneOf`, and resolves references.
-        share: Takes an object of the schema and the name of a property, or None; returns a reference to a definition of the
-            object, in which that property is required.
-        is_shown: Whether the schema is shown to a model. Formats of dates and times, and multiples without bounds, then stay.
+    `share` returns a reference to a definition of an object of the schema. It also takes the name of a property that this
+    definition requires, or None. With `is_shown` a model reads the schema: formats of dates and times, and multiples without
+    bounds, stay.
     """
     changed = dict(node) if is_shown else _with_real_dates(node)
     if isinstance(changed.get("oneOf"), list):
@@ -569,10 +557,7 @@ def _decimal_pattern(pattern: str) -> str | None:
 
 
 def _with_exact_bounds(node: Schema) -> Schema:
-    """Return the node with exclusive bounds moved by a billionth, if they are integers beside a bound that is none.
-
-    llguidance would let a value at the exclusive bound through.
-    """
+    """Move exclusive bounds by a billionth if they are integers beside another number. llguidance would allow the bound."""
     bounds = {keyword: node[keyword] for keyword in ("minimum", "maximum", *_MOVED) if is_number(node.get(keyword))}
     if node.get("type") == "integer" or not any(value % 1 for value in bounds.values()):
         return node

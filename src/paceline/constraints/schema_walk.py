@@ -107,9 +107,7 @@ def refusal(path: str, keyword: str, reason: str, *inside: str | int) -> Grammar
 def rebuilt(node: Mapping[str, Any], visit: Callable[[str, str | int | None, Any], Any]) -> Schema:
     """Return a schema object in which `visit` has replaced the schemas directly within it.
 
-    Args:
-        node: The schema object.
-        visit: Takes a keyword, the name or index of a schema in its value (None: the value is the schema), and the schema.
+    `visit` takes a keyword, the name or index of a schema in its value (None: the value is the schema), and the schema.
     """
     copied: Schema = dict(node)
     for keyword, value in node.items():
@@ -206,13 +204,7 @@ def resolved(root: Mapping[str, Any], schema: Any) -> Schema:
 
 
 def part_of(root: Mapping[str, Any], schema: Mapping[str, Any], pointer: str) -> Schema:
-    """Return a part of a schema as a schema of its own. Its references keep their targets.
-
-    Args:
-        root: The whole schema.
-        schema: The part, an object.
-        pointer: JSON pointer of the part in the whole.
-    """
+    """Return a part of a schema, an object at a JSON pointer, as a schema of its own. Its references keep their targets."""
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     part = {**shared, **schema}
     targets = tuple(f"#/{name}/" for name in shared)
@@ -403,11 +395,7 @@ def _may_match(pattern: str, name: str) -> bool:
 
 
 class Exclusion:
-    """Finds out whether schemas of one document exclude each other. It may find that they do not although they do.
-
-    Attributes:
-        resolve: Returns the target of a `$ref`.
-    """
+    """Finds out whether schemas of one document exclude each other. It may find that they do not although they do."""
 
     def __init__(self, resolve: Resolve) -> None:
         self.resolve = resolve
@@ -491,7 +479,6 @@ def _are_distinct(listed: list[set[str] | None]) -> bool:
 
 
 def _forbids(group: list[Schema], name: str) -> bool:
-    """Return whether a schema of the group has no property of a name, and allows no other properties."""
     closed = [node for node in group if node.get("additionalProperties") is False and "patternProperties" not in node]
     named = (node.get("properties", {}) for node in closed)
     return any(isinstance(properties, dict) and name not in properties for properties in named)
@@ -543,14 +530,10 @@ def types_of(group: list[Schema]) -> set[str]:
 def relaxed(
     parameters: Mapping[str, Any], check: Check, budget: Iterator[int] | None = None
 ) -> tuple[Schema, tuple[tuple[str, str], ...]]:
-    """Return the schema of an object without the parts that do not pass a check.
+    """Return the schema of an object without the parts that do not pass a check, and the pointer and reason of each part.
 
-    Also returns the JSON pointer and the reason of each part that was left out.
-
-    Args:
-        parameters: The schema.
-        check: Raises for a schema that cannot be enforced.
-        budget: Yields an item for each check of a part, and ends when no more may be made; None: `MAX_CHECKS` items.
+    `check` raises for a schema that cannot be enforced. `budget` yields an item for each check of a part; None: `MAX_CHECKS`
+    items.
     """
     types = parameters.get("type", "object")
     if types != "object" and not (isinstance(types, list) and "object" in types):

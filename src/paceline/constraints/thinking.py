@@ -95,11 +95,11 @@ class _State:
 
 
 class ThinkingConstraint:
-    """Thinking in front of constrained or free text; see `Constraint`.
+    """Thinking before constrained or free text; see `Constraint`.
 
-    inner: the constraint of the content; None: any content. It must be at its beginning, and belongs to this object from then on.
-    separates: whether no token may end thinking and begin the content, also without an inner constraint.
-    calls: the constraint of tool calls, beside the inner constraint; it gets all text but thinking, and belongs to this object.
+    `inner` is the constraint of the content, at its beginning; None: any content. With `separates` no token may end thinking and
+    begin the content, also without an inner constraint. `calls` is the constraint of tool calls; it gets all text but thinking.
+    Both constraints belong to this object from then on.
     """
 
     def __init__(

@@ -26,15 +26,7 @@ MAX_CHUNKS: Final = 4096
 
 
 class AudioHeader(msgspec.Struct, frozen=True):
-    """The facts in the header of an audio file.
-
-    Attributes:
-        format: "wav", "mp3" or "flac".
-        rate: Samples a second of each channel.
-        channels: The number of channels.
-        num_frames: Samples of each channel.
-        data: The file without tags and pictures.
-    """
+    """The facts in the header of an audio file, and the file without tags and pictures."""
 
     format: AudioFormat
     rate: int
