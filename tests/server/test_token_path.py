@@ -33,7 +33,7 @@ PARTS = {
 }
 OF_THE_TICK = {"Row", "StepPlan", "PlanOutput", "SchedulerView", "TokenAllocation"}
 OF_THE_VOCABULARY = {"TokenText"}  # made once for each token that is reported
-REPORTS = {"RowRecord", "TickRecord", "TickTimes"}  # for instruments
+REPORTS = {"RowRecord", "TickRecord"}  # for instruments
 
 
 class Constructions:

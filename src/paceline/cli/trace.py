@@ -111,9 +111,9 @@ def _token_times(trace: Trace) -> tuple[tuple[float, ...], tuple[float, ...]]:
             case EndRecord():
                 times.pop(event.key)
             case TickRecord():
-                found = times.tick(event)
-                ttft_s += found.ttft_s
-                itl_s.update(found.intervals_s)
+                ttfts_s, intervals_s = times.tick(event)
+                ttft_s += ttfts_s
+                itl_s.update(intervals_s)
     return tuple(sorted(ttft_s)), tuple(sorted(itl_s.elements()))
 
 

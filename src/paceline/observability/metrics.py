@@ -133,39 +133,6 @@ class Instruments(Instrument):
             self._replace(others)
         return was_there
 
-    def request_queued(self, record: RequestRecord) -> None:
-        self._call("request_queued", record)
-
-    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
-        self._call("request_started", key, choice, slot, now_s)
-
-    def request_ended(self, record: EndRecord) -> None:
-        self._call("request_ended", record)
-
-    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:
-        self._call("slot_freed", key, choice, slot, now_s)
-
-    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None:
-        self._call("preempted", key, choice, num_computed_tokens, now_s)
-
-    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
-        self._call("prefix_shared", key, choice, num_tokens, source)
-
-    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None:
-        self._call("prefix_instability", key, num_cached, num_matched, now_s)
-
-    def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
-        self._call("evicted", num_tokens, source, now_s)
-
-    def engine_restarted(self, now_s: float) -> None:
-        self._call("engine_restarted", now_s)
-
-    def paused(self, key: int, is_paused: bool, now_s: float) -> None:
-        self._call("paused", key, is_paused, now_s)
-
-    def tick_finished(self, record: TickRecord) -> None:
-        self._call("tick_finished", record)
-
     def drafter_failed(self, error: PacelineError) -> None:
         """Log it: there is no hook for it."""
         _log.warning("%s; no request fails for it", error, exc_info=error)
@@ -197,6 +164,17 @@ class Instruments(Instrument):
             hook: tuple((member, getattr(member, hook)) for member in members if _overrides(member, hook))
             for hook in HOOKS
         }
+
+
+def _dispatching(hook: str) -> Callable[..., None]:
+    def dispatch(self: Instruments, *args: Any) -> None:
+        self._call(hook, *args)
+
+    return dispatch
+
+
+for _hook in HOOKS:
+    setattr(Instruments, _hook, _dispatching(_hook))
 
 
 def resolve_instruments(instruments: Iterable[Instrument | str]) -> tuple[Instrument, ...]:
@@ -410,10 +388,10 @@ class Metrics(Instrument):
         self._observe(table.TICK_ROWS, len(record.rows))
         if record.num_slots:  # a trace file may have any value
             self._observe(table.OCCUPANCY, record.num_running / record.num_slots)
-        times = self._times.tick(record)
-        for ttft_s in times.ttft_s:
+        ttfts_s, intervals_s = self._times.tick(record)
+        for ttft_s in ttfts_s:
             self._observe(table.TTFT_S, ttft_s)
-        for interval_s, num_times in times.intervals_s.items():
+        for interval_s, num_times in intervals_s.items():
             self._observe(table.ITL_S, interval_s, num_times)
 
     def _count_drafts(self, usage: Usage) -> None:
@@ -476,14 +454,6 @@ class LiveRequest:
         return is_first
 
 
-@dataclass(slots=True)
-class TickTimes:
-    """The latencies that one tick ended, in seconds: times to first token, and inter-token intervals with their counts."""
-
-    ttft_s: list[float]
-    intervals_s: dict[float, int]
-
-
 class TokenTimes:
     """Track the live requests by key, and measure time to first token and inter-token latency. One thread, in order.
 
@@ -526,11 +496,14 @@ class TokenTimes:
         if live is not None:
             live.last_s.clear()
 
-    def tick(self, record: TickRecord) -> TickTimes:
-        """Return the latencies that a tick's tokens end. All come at its end; k at once end k intervals of equal length."""
+    def tick(self, record: TickRecord) -> tuple[list[float], dict[float, int]]:
+        """Return the times to first token and the inter-token intervals, with their counts, that a tick's tokens end.
+
+        All tokens come at its end; k at once end k intervals of equal length.
+        """
         now_s = record.start_s + record.elapsed_s
-        found = TickTimes([], {})
-        intervals_s = found.intervals_s
+        ttfts_s: list[float] = []
+        intervals_s: dict[float, int] = {}
         for row in record.rows:
             if not row.num_new:
                 continue
@@ -544,9 +517,9 @@ class TokenTimes:
                 intervals_s[interval_s] = intervals_s.get(interval_s, 0) + row.num_new
             if row.first and not live.has_token:
                 live.has_token = True
-                found.ttft_s.append(now_s - live.record.submitted_s)
+                ttfts_s.append(now_s - live.record.submitted_s)
         self._ending.clear()
-        return found
+        return ttfts_s, intervals_s
 
 
 class Tally:

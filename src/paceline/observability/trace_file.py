@@ -186,38 +186,15 @@ class EventInstrument(Instrument, ABC):
     def take(self, event: TraceEvent) -> None:
         """Take the event of a hook that was called."""
 
-    def request_queued(self, record: RequestRecord) -> None:
-        self.take(record)
 
-    def request_started(self, key: int, choice: int, slot: int, now_s: float) -> None:
-        self.take(RequestStarted(key, choice, slot, now_s))
+def _taking(kind: Any) -> Callable[..., None]:
+    if kind in _TAKES_RECORD:
+        return lambda self, record: self.take(record)
+    return lambda self, *values: self.take(kind(*values))
 
-    def request_ended(self, record: EndRecord) -> None:
-        self.take(record)
 
-    def slot_freed(self, key: int, choice: int, slot: int, now_s: float) -> None:
-        self.take(SlotFreed(key, choice, slot, now_s))
-
-    def preempted(self, key: int, choice: int, num_computed_tokens: int, now_s: float) -> None:
-        self.take(Preempted(key, choice, num_computed_tokens, now_s))
-
-    def prefix_shared(self, key: int, choice: int, num_tokens: int, source: str) -> None:
-        self.take(PrefixShared(key, choice, num_tokens, source))
-
-    def prefix_instability(self, key: int, num_cached: int, num_matched: int, now_s: float) -> None:
-        self.take(PrefixInstability(key, num_cached, num_matched, now_s))
-
-    def evicted(self, num_tokens: int, source: str, now_s: float) -> None:
-        self.take(Evicted(num_tokens, source, now_s))
-
-    def engine_restarted(self, now_s: float) -> None:
-        self.take(EngineRestarted(now_s))
-
-    def paused(self, key: int, is_paused: bool, now_s: float) -> None:
-        self.take(Paused(key, is_paused, now_s))
-
-    def tick_finished(self, record: TickRecord) -> None:
-        self.take(record)
+for _hook, _kind in EVENTS.items():
+    setattr(EventInstrument, _hook, _taking(_kind))
 
 
 VERSION: Final = 2

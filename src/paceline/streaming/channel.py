@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from paceline import validation
 from paceline.errors import Unsupported
@@ -68,6 +68,11 @@ class AsyncChunkIterator(Generic[C]):
 
     def __del__(self) -> None:
         self._cancel()
+
+
+def _of_sender(name: str) -> Any:
+    """Return a read-only property with the sender's value of this name."""
+    return property(lambda self: getattr(self._sender, name))
 
 
 _LONGEST_S = 1e9
@@ -285,10 +290,8 @@ class StreamChannel:
         """Wait until the slot is free, on an event loop, without a timeout."""
         await self._sender.wait_released_async()
 
-    @property
-    def readable(self) -> Condition:
-        """The condition that a chunk or the end can be read, for `wait_any`."""
-        return self._sender.readable
+    readable: Condition = _of_sender("readable")
+    """The condition that a chunk or the end can be read, for `wait_any`."""
 
     # ---- any thread
 
@@ -299,25 +302,14 @@ class StreamChannel:
     def __del__(self) -> None:
         self._sender.cancel()
 
-    @property
-    def state(self) -> StreamState:
-        """Whether the channel is new, attached to a request, or finished."""
-        return self._sender.state
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the terminal chunk has come."""
-        return self._sender.is_finished
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the request was cancelled before its end."""
-        return self._sender.is_cancelled
-
-    @property
-    def is_released(self) -> bool:
-        """Whether the request's slot is free and its KV cells can be reused."""
-        return self._sender.is_released
+    state: StreamState = _of_sender("state")
+    """Whether the channel is new, attached to a request, or finished."""
+    is_finished: bool = _of_sender("is_finished")
+    """Whether the terminal chunk has come."""
+    is_cancelled: bool = _of_sender("is_cancelled")
+    """Whether the request was cancelled before its end."""
+    is_released: bool = _of_sender("is_released")
+    """Whether the request's slot is free and its KV cells can be reused."""
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -345,20 +337,16 @@ class StreamChannel:
     def interval(self, interval: int) -> None:
         self._sender.set_interval(interval)
 
-    @property
-    def own_interval(self) -> int | None:
-        """The interval that was set on the channel; None if none was, so that the request's option applies."""
-        return self._sender.own_interval
+    own_interval: int | None = _of_sender("own_interval")
+    """The interval that was set on the channel; None if none was, so that the request's option applies."""
 
     @property
     def request_index(self) -> int:
         """The caller's number of the request; -1 before the channel is attached."""
         return -1 if self._sender.state is StreamState.NEW else self._request_index
 
-    @property
-    def num_buffered(self) -> int:
-        """Tokens that were generated and not read yet."""
-        return self._sender.num_buffered
+    num_buffered: int = _of_sender("num_buffered")
+    """Tokens that were generated and not read yet."""
 
 
 def wait_any(channels: Sequence[StreamChannel], timeout_s: float | None) -> bool:

@@ -38,14 +38,40 @@ AnyChunk = TypeVar("AnyChunk")
 AnyResult = TypeVar("AnyResult")  # all chunks together
 
 
-class Readable(Generic[AnyChunk, AnyResult]):
-    """The base of all streams, of completions and of chats."""
+class _Source(Generic[AnyChunk, AnyResult]):
+    """What the readers of streams and of batches need."""
 
-    _has_ended: bool  # whether the terminal chunk was read
+    _has_ended: bool  # whether the last chunk was read
+    _closed_reason = "this stream was closed: read it inside its `with` block, or before close()"
 
     def __init__(self) -> None:
-        self._error: PacelineError | None = None
         self._is_closed = False
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Ask the engine to end the request. Any thread; never blocks. Generated text can still be read."""
+
+    @abstractmethod
+    def _whole(self) -> AnyResult: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+    @abstractmethod
+    def _checked(self, taken: AnyChunk | Nothing) -> AnyChunk | Nothing:
+        """Return the next item of a loop. Raises the error of the requests after the last chunk."""
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(self._closed_reason)
+
+
+class Readable(_Source[AnyChunk, AnyResult]):
+    """The base of all streams, of completions and of chats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._error: PacelineError | None = None
 
     def __repr__(self) -> str:
         stream: Any = self
@@ -59,10 +85,6 @@ class Readable(Generic[AnyChunk, AnyResult]):
     @abstractmethod
     def finish_reason(self) -> FinishReason | None:
         """Why the choice that ended last did; None before the end."""
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """Ask the engine to end the request. Any thread; never blocks. Generated text can still be read."""
 
     @property
     def error(self) -> PacelineError | None:
@@ -79,24 +101,14 @@ class Readable(Generic[AnyChunk, AnyResult]):
         """
         return self._whole() if self._has_ended else None
 
-    @abstractmethod
-    def _whole(self) -> AnyResult: ...
-
-    @abstractmethod
-    def _close(self) -> None: ...
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise Closed("this stream was closed: read it inside its `with` block, or before close()")
-
     def _checked(self, taken: AnyChunk | Nothing) -> AnyChunk | Nothing:
         if taken is END and self._error is not None:
             raise self._error
         return taken
 
 
-class ThreadReadable(Readable[AnyChunk, AnyResult]):
-    """The base of streams for threads."""
+class ThreadReadable(_Source[AnyChunk, AnyResult]):
+    """The base of streams and batches for threads."""
 
     def get(self, timeout_s: float | None = None) -> AnyChunk | Nothing:
         """Return the next chunk, waiting for it if need be. Does not raise the request's error: see `error`.
@@ -138,7 +150,7 @@ class ThreadReadable(Readable[AnyChunk, AnyResult]):
             except BaseException:
                 self.cancel()
                 raise
-        return self.finish_reason
+        return self.finish_reason if isinstance(self, Readable) else None  # a batch has none
 
     def collect(self) -> AnyResult:
         """Return the whole, as `LLM.generate` or `LLM.chat` would: read the chunks that have not been read yet, and join all.
@@ -176,8 +188,8 @@ class ThreadReadable(Readable[AnyChunk, AnyResult]):
         self.close()
 
 
-class LoopReadable(Readable[AnyChunk, AnyResult]):
-    """The base of streams for event loops."""
+class LoopReadable(_Source[AnyChunk, AnyResult]):
+    """The base of streams and batches for event loops."""
 
     async def get(self, timeout_s: float | None = None) -> AnyChunk | Nothing:
         """Return the next chunk, as the `get` of the stream for threads does.
@@ -484,13 +496,83 @@ IndexedChunk = tuple[int, StreamChunk]
 BatchOpener = Callable[[], Awaitable[Sequence[StreamChannel]]]
 
 
-class BatchStream:
+AnyStream = TypeVar("AnyStream", Stream, AsyncStream)
+
+
+class _BaseBatch(_Source[IndexedChunk, list[Completion]], Generic[AnyStream]):
+    """The base of both kinds of batch."""
+
+    _closed_reason = "these streams were closed: read them inside their `with` block, or before close()"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._streams: tuple[AnyStream, ...] = ()
+        self._unread: deque[tuple[AnyStream, StreamChannel]] = deque()
+
+    def __repr__(self) -> str:
+        num_running = sum(not stream.is_finished for stream in self._streams)
+        closed = ", closed" if self._is_closed else ""
+        return f"{type(self).__name__}({len(self._streams)} streams, {num_running} running{closed})"
+
+    @property
+    def streams(self) -> tuple[AnyStream, ...]:
+        """The stream of each prompt, in order; empty before the requests are submitted."""
+        return self._streams
+
+    def cancel(self) -> None:
+        """Ask the engine to end all requests. Any thread; never blocks. Generated chunks can still be read."""
+        for stream in self._streams:
+            stream.cancel()
+
+    def _taken(self) -> IndexedChunk | Nothing:
+        """Return a chunk that is there, of the streams in turns; `END` after the last one. Does not wait."""
+        for _ in range(len(self._unread)):
+            stream, channel = self._unread.popleft()
+            if stream._is_closed:  # this stream alone  # noqa: SLF001 - of this module
+                continue
+            taken = stream._read(channel.get(0))  # noqa: SLF001
+            if taken is not END:
+                self._unread.append((stream, channel))
+            if isinstance(taken, StreamChunk):
+                return stream.request_index, taken
+        return TIMEOUT if self._unread else END
+
+    def _checked(self, taken: IndexedChunk | Nothing) -> IndexedChunk | Nothing:
+        if taken is END:
+            _check_outcomes([stream.error or stream.finish_reason for stream in self._streams])
+        return taken
+
+    def _whole(self) -> list[Completion]:
+        """Return the completions of streams that were read. Raises `BatchError` if a request failed."""
+        outcomes: list[Completion | PacelineError] = []
+        completions: list[Completion] = []
+        for stream in self._streams:
+            try:
+                completion = stream.completion
+            except PacelineError as error:
+                outcomes.append(error)
+            else:
+                if completion is None:
+                    raise Closed(self._closed_reason)
+                outcomes.append(completion)
+                completions.append(completion)
+        _check_outcomes(outcomes)
+        return completions
+
+    def _close(self) -> None:
+        self._is_closed = True
+        for stream in self._streams:
+            stream._close()  # noqa: SLF001 - of this module
+
+
+class BatchStream(_BaseBatch[Stream], ThreadReadable[IndexedChunk, list[Completion]]):
     """The chunks of several prompts as they are generated: `for index, chunk in streams`.
 
     `index` is the prompt's place in the list, counted from the `request_index` of the call. Leaving the loop cancels all
     requests, and so does leaving a `with` block, `close()`, or dropping the batch. A request that fails ends its own stream
     alone, with a chunk that has the error; after the last chunk of all, the loop raises `BatchError` with the finish reason or
-    the error of each. `streams` has the stream of each prompt, to read or cancel it alone.
+    the error of each. `streams` has the stream of each prompt, to read or cancel it alone. `get` returns the next chunk of any
+    stream with its prompt's place, and `collect` a completion for each prompt; it raises `BatchError` if some requests failed.
 
         with llm.stream(["A fox", "An owl"], max_tokens=40) as streams:
             for index, chunk in streams:
@@ -504,56 +586,22 @@ class BatchStream:
             channels: Channels that are attached to requests.
             keep_alive: An object to hold until the streams are closed or collected.
         """
+        super().__init__()
         self._streams = tuple([Stream(channel, keep_alive=keep_alive) for channel in channels])
-        self._unread = deque(zip(self._streams, channels, strict=True))
-        self._is_closed = False
-
-    def __repr__(self) -> str:
-        return _batch_repr(self, self._streams, is_closed=self._is_closed)
+        self._unread.extend(zip(self._streams, channels, strict=True))
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
-        """The stream of each prompt, in order."""
-        return self._streams
+    def _has_ended(self) -> bool:  # type: ignore[override]
+        return not self._unread
 
-    def get(self, timeout_s: float | None = None) -> IndexedChunk | Nothing:
-        """Return the next chunk of any stream, waiting for it if need be. Does not raise the requests' errors.
-
-        Args:
-            timeout_s: How long to wait, in seconds; None: without limit; 0: not at all.
-
-        Returns:
-            The prompt's place and its chunk; `TIMEOUT` if none came in time; `END` after the last chunk of all.
-
-        Raises:
-            Closed: The batch was closed.
-        """
-        if self._is_closed:
-            raise _closed()
+    def _next(self, timeout_s: float | None) -> IndexedChunk | Nothing:
         timeout_s = checked_seconds(timeout_s)
-        taken = self._take()
+        taken = self._taken()
         while taken is TIMEOUT and timeout_s != 0 and wait_any([channel for _, channel in self._unread], timeout_s):
-            taken = self._take()
+            taken = self._taken()
         return taken
 
-    def _take(self) -> IndexedChunk | Nothing:
-        """Return a chunk that is there, of the streams in turns; `END` after the last one."""
-        for _ in range(len(self._unread)):
-            stream, channel = self._unread.popleft()
-            try:
-                taken = stream.get(0)
-            except Closed:  # this stream alone was closed
-                continue
-            if taken is not END:
-                self._unread.append((stream, channel))
-            if isinstance(taken, StreamChunk):
-                return stream.request_index, taken
-        return TIMEOUT if self._unread else END
-
-    def __iter__(self) -> ChunkIterator[IndexedChunk]:
-        return ChunkIterator(lambda: _checked(self.get(), self._streams), self.cancel)
-
-    def consume(self, handler: Callable[[int, StreamChunk], object]) -> None:
+    def consume(self, handler: Callable[[int, StreamChunk], object]) -> None:  # type: ignore[override]
         """Call a function with the place and every chunk of all prompts.
 
         Args:
@@ -562,35 +610,7 @@ class BatchStream:
         Raises:
             BatchError: Some requests failed; after the last chunk.
         """
-        for index, chunk in self:
-            try:
-                handler(index, chunk)
-            except BaseException:
-                self.cancel()
-                raise
-
-    def collect(self) -> list[Completion]:
-        """Return the completions, as `LLM.generate` would for a list: read the chunks that have not been read yet, and join all.
-
-        Returns:
-            A completion for each prompt, in order.
-
-        Raises:
-            BatchError: Some requests failed; `outcomes` has the completions of the others.
-            Closed: The batch was closed before its end.
-        """
-        try:
-            while self._unread:
-                self.get()
-        except BaseException:
-            self.cancel()
-            raise
-        return _completions(self._streams)
-
-    def cancel(self) -> None:
-        """Ask the engine to end all requests. Any thread; never blocks. Generated chunks can still be read."""
-        for stream in self._streams:
-            stream.cancel()
+        super().consume(lambda item: handler(*item))
 
     def wait_released(self, timeout_s: float | None = None) -> bool:
         """Wait until the slots of all requests are free and their KV cells can be reused.
@@ -608,28 +628,13 @@ class BatchStream:
             for stream in self._streams
         )
 
-    def close(self) -> None:
-        """Cancel the requests that have not ended, and read no more. Does not wait; see `wait_released`."""
-        self._is_closed = True
-        for stream in self._streams:
-            stream.close()
 
-    def __enter__(self) -> Self:
-        if self._is_closed:
-            raise _closed()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class AsyncBatchStream:
+class AsyncBatchStream(_BaseBatch[AsyncStream], LoopReadable[IndexedChunk, list[Completion]]):
     """The chunks of several prompts, for an event loop: `async with ... as streams: async for index, chunk in streams`.
 
-    The requests are submitted when the block is entered, or else by reading the first chunk. Otherwise as `BatchStream`.
-    Cancelling the task that reads cancels all requests, also while they are being submitted.
+    The requests are submitted by `open`, when the block is entered, or else by reading the first chunk; a request that is
+    refused then ends its own stream. Otherwise as `BatchStream`. Cancelling the task that reads cancels all requests, also while
+    they are being submitted.
     """
 
     def __init__(self, opener: BatchOpener, *, keep_alive: object = None) -> None:
@@ -639,130 +644,47 @@ class AsyncBatchStream:
             opener: Submits the requests and returns their channels; called once.
             keep_alive: An object to hold until the streams are closed or collected.
         """
+        super().__init__()
         self._opener: BatchOpener | None = opener
         self._keep_alive = keep_alive
-        self._streams: tuple[AsyncStream, ...] = ()
-        self._unread = deque[tuple[AsyncStream, StreamChannel]]()
-        self._is_open = self._is_cancelled = self._is_closed = False
-
-    def __repr__(self) -> str:
-        return _batch_repr(self, self._streams, is_closed=self._is_closed)
+        self._is_open = self._is_cancelled = False
 
     @property
-    def streams(self) -> tuple[AsyncStream, ...]:
-        """The stream of each prompt, in order; empty before the requests are submitted."""
-        return self._streams
+    def _has_ended(self) -> bool:  # type: ignore[override]
+        return self._is_open and not self._unread
 
-    async def get(self, timeout_s: float | None = None) -> IndexedChunk | Nothing:
-        """Return the next chunk of any stream, as `BatchStream.get` does.
-
-        Args:
-            timeout_s: How long to wait, in seconds, from when the requests are submitted; None: without limit.
-
-        Returns:
-            The prompt's place and its chunk; `TIMEOUT` if none came in time; `END` after the last chunk of all.
-
-        Raises:
-            Closed: The batch was closed.
-        """
+    async def _next(self, timeout_s: float | None) -> IndexedChunk | Nothing:
         await self._open()
         timeout_s = checked_seconds(timeout_s)
-        taken = await self._take()
+        taken = self._taken()
         if taken is not TIMEOUT or timeout_s == 0:
             return taken
         try:
             async with asyncio.timeout(timeout_s):
                 while taken is TIMEOUT:
                     await wait_any_async([channel for _, channel in self._unread])
-                    taken = await self._take()
+                    taken = self._taken()
         except TimeoutError:
             return TIMEOUT  # nothing was taken: that never waits
         return taken
 
-    async def _take(self) -> IndexedChunk | Nothing:
-        """Return a chunk that is there, as `BatchStream` does. Does not wait, and so takes none that is lost."""
-        for _ in range(len(self._unread)):
-            stream, channel = self._unread.popleft()
-            try:
-                taken = await stream.get(0)
-            except Closed:  # this stream alone was closed
-                continue
-            if taken is not END:
-                self._unread.append((stream, channel))
-            if isinstance(taken, StreamChunk):
-                return stream.request_index, taken
-        return TIMEOUT if self._unread else END
-
-    def __aiter__(self) -> AsyncChunkIterator[IndexedChunk]:
-        async def get() -> IndexedChunk | Nothing:
-            return _checked(await self.get(), self._streams)
-
-        return AsyncChunkIterator(get, self.cancel)
-
-    async def collect(self) -> list[Completion]:
-        """Return the completions, as `AsyncLLM.generate` would for a list; see `BatchStream.collect`.
-
-        Returns:
-            A completion for each prompt, in order.
-
-        Raises:
-            BatchError: Some requests failed; `outcomes` has the completions of the others.
-            Closed: The batch was closed before its end.
-        """
-        try:
-            if not self._is_open:
-                await self._open()
-            while self._unread:
-                await self.get()
-        except BaseException:
-            self.cancel()
-            raise
-        return _completions(self._streams)
-
     def cancel(self) -> None:
         """Ask the engine to end all requests. Any thread; never blocks. Generated chunks can still be read."""
         self._is_cancelled = True
-        for stream in self._streams:
-            stream.cancel()
+        super().cancel()
 
     async def released(self) -> None:
         """Wait until the slots of all requests are free; return at once if they were never submitted."""
         for stream in self._streams:
             await stream.released()
 
-    async def aclose(self) -> None:
-        """Cancel the requests that have not ended, and read no more. Does not wait; see `released`."""
-        self._is_closed = True
+    def _close(self) -> None:
         self.cancel()
-        for stream in self._streams:
-            await stream.aclose()
+        super()._close()
         self._keep_alive = None
 
-    async def open(self) -> Self:
-        """Submit the requests now. Does nothing the second time. A request that is refused ends its own stream.
-
-        Returns:
-            The stream itself.
-
-        Raises:
-            RequestError: An option is invalid.
-            EngineStopped: The engine has stopped.
-            Closed: The stream was closed.
-        """
-        await self._open()
-        return self
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     async def _open(self) -> None:
-        if self._is_closed:
-            raise _closed()
+        self._check_open()
         if self._is_open:
             return
         opener, self._opener = self._opener, None
@@ -780,8 +702,7 @@ class AsyncBatchStream:
         self._unread.extend(zip(streams, channels, strict=True))
         if self._is_cancelled:  # meanwhile, by another task or thread
             self.cancel()
-        if self._is_closed:
-            raise _closed()
+        self._check_open()
 
     def _stream_of(self, channel: StreamChannel) -> AsyncStream:
         async def opened() -> StreamChannel:
@@ -791,44 +712,9 @@ class AsyncBatchStream:
         return AsyncStream(opened, interval=interval, request_index=index, keep_alive=self._keep_alive)
 
 
-def _batch_repr(batch: object, streams: Sequence[Stream | AsyncStream], *, is_closed: bool) -> str:
-    num_running = sum(not stream.is_finished for stream in streams)
-    closed = ", closed" if is_closed else ""
-    return f"{type(batch).__name__}({len(streams)} streams, {num_running} running{closed})"
-
-
-def _closed() -> Closed:
-    return Closed("these streams were closed: read them inside their `with` block, or before close()")
-
-
 def _cancel_all(channels: Iterable[StreamChannel]) -> None:
     for channel in channels:
         channel.cancel()
-
-
-def _checked(taken: IndexedChunk | Nothing, streams: Sequence[Stream | AsyncStream]) -> IndexedChunk | Nothing:
-    """Return the next item of a loop. Raises `BatchError` after the last chunk if a request failed."""
-    if taken is END:
-        _check_outcomes([stream.error or stream.finish_reason for stream in streams])
-    return taken
-
-
-def _completions(streams: Sequence[Stream | AsyncStream]) -> list[Completion]:
-    """Return the completions of streams that were read. Raises `BatchError` if a request failed."""
-    outcomes: list[Completion | PacelineError] = []
-    completions: list[Completion] = []
-    for stream in streams:
-        try:
-            completion = stream.completion
-        except PacelineError as error:
-            outcomes.append(error)
-        else:
-            if completion is None:
-                raise _closed()
-            outcomes.append(completion)
-            completions.append(completion)
-    _check_outcomes(outcomes)
-    return completions
 
 
 def _check_outcomes(outcomes: Sequence[object]) -> None:
