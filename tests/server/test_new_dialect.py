@@ -46,31 +46,30 @@ class PlainReply(DialectReply):
         return msgspec.json.encode({"answer": completion.choices[0].message.content})
 
 
-def routes() -> Routes:
-    router = Routes(RouteFacts(errors=FORM, model="required"), tags=["Plain"])
+ROUTES = Routes(RouteFacts(errors=FORM, model="required"), tags=["Plain"])
 
-    @router.post("/plain", summary="Ask")
-    async def ask(body: PlainBody, request: Request) -> Response:
-        return await serve(request, parse(body, request))
 
-    async def parse(body: PlainBody, request: Request) -> ChatGeneration:
-        service = Service.of(request.scope)
-        await asyncio.to_thread(body.field_warnings, strict=True)
-        return ChatGeneration(
-            params=SamplingParams(temperature=0.0, max_tokens=24),
-            options=service.options(request),
-            streaming=body.stream is True,
-            reply=lambda running: PlainReply(),
-            make_turn=lambda: next_turn([{"role": "user", "content": body.ask}]),
-            chat=ChatOptions(kwargs=service.template_variables({})),
-        )
+@ROUTES.post("/plain", summary="Ask")
+async def ask(body: PlainBody, request: Request) -> Response:
+    return await serve(request, parse(body, request))
 
-    return router
+
+async def parse(body: PlainBody, request: Request) -> ChatGeneration:
+    service = Service.of(request.scope)
+    await asyncio.to_thread(body.field_warnings, strict=True)
+    return ChatGeneration(
+        params=SamplingParams(temperature=0.0, max_tokens=24),
+        options=service.options(request),
+        streaming=body.stream is True,
+        reply=lambda running: PlainReply(),
+        make_turn=lambda: next_turn([{"role": "user", "content": body.ask}]),
+        chat=ChatOptions(kwargs=service.template_variables({})),
+    )
 
 
 def test_a_dialect_is_one_folder_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stream has the text of its whole answer; its errors have its form, also for paths that there are not."""
-    monkeypatch.setattr(application, "DIALECTS", (*application.DIALECTS, routes))
+    monkeypatch.setattr(application, "DIALECTS", (*application.DIALECTS, ROUTES))
     with RunningServer(ServerSettings(engine_options=DEMO_ENGINE)) as server, server.client() as client:
         question: dict[str, Any] = {"ask": "Tell me a story about a fox."}
         whole = client.post("/plain", json=question).json()["answer"]

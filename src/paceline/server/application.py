@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,9 +28,9 @@ from paceline.server.api_errors import (
     llama_error_body,
 )
 from paceline.server.dialects.anthropic import anthropic_routes
-from paceline.server.dialects.llama_server import llama_routes
+from paceline.server.dialects.llama_server import completion_routes, llama_routes, slots
 from paceline.server.dialects.ollama import ollama_routes
-from paceline.server.dialects.openai import openai_routes
+from paceline.server.dialects.openai import openai_routes, openai_vectors, transcriptions
 from paceline.server.dialects.responses import responses_routes
 from paceline.server.middleware.access import AllowedHosts, ApiKeys, Cors, RoutePrefix
 from paceline.server.middleware.request_limits import BodyReader, HeaderLimit, RequestLimit
@@ -51,14 +51,24 @@ from paceline.server.settings import ServerSettings, has_tenants
 
 _ENGINE_DEAD = ApiError(503, "unavailable_error", "engine_dead", "the engine has ended or hangs; restart the server")
 
-DIALECTS: tuple[Callable[[], Routes], ...] = (
-    openai_routes.routes,
-    responses_routes.routes,
-    anthropic_routes.routes,
-    ollama_routes.routes,
-    llama_routes.routes,
+DIALECTS: tuple[Routes, ...] = (
+    openai_routes.MODEL_ROUTES,
+    openai_routes.ROUTES,
+    openai_vectors.ROUTES,
+    openai_vectors.SCORE_ROUTES,
+    openai_routes.LORA_ROUTES,
+    transcriptions.ROUTES,
+    responses_routes.ROUTES,
+    responses_routes.STORED_ROUTES,
+    anthropic_routes.ROUTES,
+    ollama_routes.ROUTES,
+    ollama_routes.MODEL_ROUTES,
+    ollama_routes.ADMINISTRATION_ROUTES,
+    completion_routes.ROUTES,
+    slots.ROUTES,
+    llama_routes.ROUTES,
 )
-"""Each returns the routes of a dialect."""
+"""The routes of the dialects."""
 
 
 def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
@@ -72,7 +82,7 @@ def build_app(settings: ServerSettings, llm: Front | None = None) -> FastAPI:
         start_page_routes(settings, service.page, lambda: server_facts(service)),
         engine_routes.page_routes(settings, lambda: [engine_routes.model_entry(service)], is_router=False),
         openai_routes.cancel_routes(service.request_registry.cancel, openai_routes.CANCEL),
-        llama_routes.stream_routes(service.resumable_streams),
+        llama_routes.STREAM_ROUTES,
     )
     return server_app(service, own, Middleware(OneModel, service))
 
@@ -115,10 +125,9 @@ def server_app(server: Server, own: Iterable[Routes], dispatch: Middleware) -> F
     for kind in (PacelineError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, handle_error)
     routes = app.router.routes
-    for some in (*own, engine_routes.metrics_routes(), engine_routes.routes(), engine_routes.model_routes()):
+    engine = (engine_routes.metrics_routes(), engine_routes.routes(), engine_routes.model_routes())
+    for some in (*own, *engine, *DIALECTS):
         routes.extend(some)
-    for dialect_routes in DIALECTS:
-        routes.extend(dialect_routes())
     if settings.docs:
         routes[:0] = document_routes(app, strict_fields=settings.strict_fields)
     if server.page.files is not None:

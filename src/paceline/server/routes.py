@@ -2,13 +2,12 @@
 
 A route states its facts where it is defined:
 
-    def routes() -> Routes:
-        router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
+    ROUTES = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
 
-        @router.post("/v1/completions", summary="Complete a text", early=EVENTS)
-        async def complete(body: CompletionBody, request: Request) -> Response:
-            service = Service.of(request.scope)  # of the model that the request names, which is loaded
-            ...
+    @ROUTES.post("/v1/completions", summary="Complete a text", early=EVENTS)
+    async def complete(body: CompletionBody, request: Request) -> Response:
+        service = Service.of(request.scope)  # of the model that the request names, which is loaded
+        ...
 
 Middleware reads `facts_of(scope)`. No other module compares paths.
 """

@@ -172,9 +172,7 @@ class ChatGeneration(Generation):
 
 
 async def serve(
-    request: HttpRequest,
-    parsing: Awaitable[Generation | Response],
-    naming: AbstractContextManager[None] | None = None,
+    request: HttpRequest, parsing: Awaitable[Generation | Response], naming: AbstractContextManager[None] | None = None
 ) -> Response:
     """Return the response to a request that generates.
 

@@ -35,12 +35,12 @@ from paceline.server.application import server_app
 from paceline.server.dialects.llama_server import llama_routes
 from paceline.server.dialects.ollama.ollama_requests import OllamaModelBody
 from paceline.server.dialects.ollama.ollama_routes import (
+    ADMINISTRATION_ROUTES,
     FOLLOWED_VERSION,
     NAME_MISSING,
     OLLAMA_ERRORS,
     OLLAMA_FORM,
     OLLAMA_STREAMS,
-    administration_routes,
     ollama_error_response,
     pull_response,
     shown_model,
@@ -132,7 +132,7 @@ def _own_routes(service: RouterService) -> list[Routes]:
         start_page_routes(service.settings, service.page, lambda: _facts(service)),
         page_routes(service.settings, lambda: page_entries(service.models), is_router=True),
         cancel_routes(service.cancel, _CANCEL),
-        llama_routes.stream_routes(service.kept.resumable_streams),
+        llama_routes.STREAM_ROUTES,
         _metrics_routes(service),
         _list_routes(service),
         _management_routes(service),
@@ -140,7 +140,7 @@ def _own_routes(service: RouterService) -> list[Routes]:
         _props_routes(service),
         _ollama_routes(service),
         _ollama_model_routes(service),
-        administration_routes(),
+        ADMINISTRATION_ROUTES,
     ]
 
 

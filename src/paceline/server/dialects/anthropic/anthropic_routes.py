@@ -528,35 +528,34 @@ def _event(kind: str, **members: Any) -> bytes:
 _EARLY = EarlyStream(framing=MESSAGE_FRAMING, error_event=lambda body: named_event(b"error", body))
 
 
-def routes() -> Routes:
-    """Return the routes /v1/messages and /v1/messages/count_tokens."""
-    router = Routes(RouteFacts(errors=ANTHROPIC_FORM, model="required"), tags=["Anthropic"])
+ROUTES = Routes(RouteFacts(errors=ANTHROPIC_FORM, model="required"), tags=["Anthropic"])
 
-    @router.post(
-        "/v1/messages", early=_EARLY, summary="Generate the next message of a conversation", responses=ANTHROPIC_STREAMS
-    )
-    async def messages(body: MessageBody, request: Request) -> Response:
-        """Generate the assistant's next message, as Anthropic's endpoint; with `stream` as server-sent events."""
-        return await serve(request, parse(body, request))
 
-    async def parse(body: MessageBody, request: Request) -> ChatGeneration:
-        service = Service.of(request.scope)
-        base, media = service.sampling(API_DEFAULTS["chat"]), await service.request_media(body.messages, in_chat=True)
-        generation, _ = await asyncio.to_thread(_generation, service, request, body, base, media)
-        return generation
+@ROUTES.post(
+    "/v1/messages", early=_EARLY, summary="Generate the next message of a conversation", responses=ANTHROPIC_STREAMS
+)
+async def messages(body: MessageBody, request: Request) -> Response:
+    """Generate the assistant's next message, as Anthropic's endpoint; with `stream` as server-sent events."""
+    return await serve(request, _parse(body, request))
 
-    @router.post("/v1/messages/count_tokens", summary="Count a conversation's tokens", responses=ANTHROPIC_ERRORS)
-    async def count_tokens(body: TokenCountBody, request: Request) -> Response:
-        """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
-        service = Service.of(request.scope)
-        service.check_accepting()
-        service.chat_format()
-        media = await service.request_media(body.messages, in_chat=True)
-        make_generation = partial(_generation, service, request, body, SamplingParams(), media)
-        num_tokens, warnings = await count_chat_tokens(request, make_generation, service.options(request))
-        return json_response({"input_tokens": num_tokens, **warned(warnings)})
 
-    return router
+async def _parse(body: MessageBody, request: Request) -> ChatGeneration:
+    service = Service.of(request.scope)
+    base, media = service.sampling(API_DEFAULTS["chat"]), await service.request_media(body.messages, in_chat=True)
+    generation, _ = await asyncio.to_thread(_generation, service, request, body, base, media)
+    return generation
+
+
+@ROUTES.post("/v1/messages/count_tokens", summary="Count a conversation's tokens", responses=ANTHROPIC_ERRORS)
+async def count_tokens(body: TokenCountBody, request: Request) -> Response:
+    """Count the tokens of a conversation's prompt, with its tools, and generate nothing."""
+    service = Service.of(request.scope)
+    service.check_accepting()
+    service.chat_format()
+    media = await service.request_media(body.messages, in_chat=True)
+    make_generation = partial(_generation, service, request, body, SamplingParams(), media)
+    num_tokens, warnings = await count_chat_tokens(request, make_generation, service.options(request))
+    return json_response({"input_tokens": num_tokens, **warned(warnings)})
 
 
 def _generation(

@@ -340,26 +340,24 @@ _MANY_TOKENS = 1 << 14  # of prompts: a response that repeats more of them takes
 _MANY_CHOICES = 8  # in one response
 
 
-def routes() -> Routes:
-    """Return the routes."""
-    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
+ROUTES = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
-    @router.post("/completion", early=EVENTS, summary="Complete a text, as llama-server does", responses=LLAMA_STREAMS)
-    @router.post("/completions", early=EVENTS, include_in_schema=False)
-    async def complete(body: CompletionBody, request: Request) -> Response:
-        """Complete a prompt: one result, a list for several prompts or choices, or their events with `stream`."""
-        service = Service.of(request.scope)
-        state = service.part(LlamaServerState)
-        return await _complete(service, state, request, body)
 
-    @router.post("/infill", early=EVENTS, summary="Fill the gap between two texts", responses=LLAMA_STREAMS)
-    async def infill(body: InfillBody, request: Request) -> Response:
-        """Fill a gap: the prompt is made of `input_prefix`, `input_suffix`, `input_extra` and `prompt`."""
-        service = Service.of(request.scope)
-        state = service.part(LlamaServerState)
-        return await _complete(service, state, request, body)
+@ROUTES.post("/completion", early=EVENTS, summary="Complete a text, as llama-server does", responses=LLAMA_STREAMS)
+@ROUTES.post("/completions", early=EVENTS, include_in_schema=False)
+async def complete(body: CompletionBody, request: Request) -> Response:
+    """Complete a prompt: one result, a list for several prompts or choices, or their events with `stream`."""
+    service = Service.of(request.scope)
+    state = service.part(LlamaServerState)
+    return await _complete(service, state, request, body)
 
-    return router
+
+@ROUTES.post("/infill", early=EVENTS, summary="Fill the gap between two texts", responses=LLAMA_STREAMS)
+async def infill(body: InfillBody, request: Request) -> Response:
+    """Fill a gap: the prompt is made of `input_prefix`, `input_suffix`, `input_extra` and `prompt`."""
+    service = Service.of(request.scope)
+    state = service.part(LlamaServerState)
+    return await _complete(service, state, request, body)
 
 
 async def _complete(service: Service, state: LlamaServerState, http: Request, body: CompletionBody) -> Response:

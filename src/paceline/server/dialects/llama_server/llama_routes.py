@@ -33,7 +33,6 @@ from paceline.server.api_errors import (
     invalid_request,
     not_supported,
 )
-from paceline.server.dialects.llama_server import completion_routes, slots
 from paceline.server.dialects.llama_server.completion_request import brief_settings, parse_lora_scales
 from paceline.server.dialects.llama_server.llama_bodies import (
     DetokenizeBody,
@@ -63,7 +62,7 @@ from paceline.server.request_media import RequestMedia
 from paceline.server.resumable_streams import MAX_ID_BYTES, ResumableStream, ResumableStreams
 from paceline.server.routes import RouteFacts, Routes
 from paceline.server.running_request import run_in_turn
-from paceline.server.service import Server, Service
+from paceline.server.service import KeptForClients, Server, Service
 from paceline.server.sse import LOST, StreamReplay
 
 if TYPE_CHECKING:
@@ -75,66 +74,49 @@ MAX_TOKENS = 1 << 20
 _MAX_ADAPTER_ENTRIES = 1000  # that one request may set
 
 
-def routes() -> Routes:
-    """Return the routes of completions, tokens, embeddings, reranking, slots, adapters and properties."""
-    router = Routes(RouteFacts(model="required"))
-    router.extend(completion_routes.routes())
-    router.extend(slots.routes())
-    router.extend(_adapter_routes())
-    router.extend(_token_routes())
-    router.extend(_vector_routes())
-    router.extend(_props_routes())
-    return router
+ROUTES = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
 
-def _adapter_routes() -> Routes:
-    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
-
-    @router.get("/lora-adapters", summary="The adapters and their scales")
-    async def adapters(request: Request) -> list[dict[str, Any]]:
-        """List the adapters by id. `path` is the file's name alone."""
-        state = Service.of(request.scope).part(LlamaServerState)
-        known = state.adapters
-        return [
-            {"id": index, "path": file, "scale": state.scales.get(name, 0.0), "task_name": "", "prompt_prefix": ""}
-            for index, (name, file) in enumerate(zip(known.names, known.files, strict=True))
-        ]
-
-    @router.post("/lora-adapters", summary="Set the adapters' scales", operator=True)
-    async def set_adapters(
-        body: Annotated[list[LoraScale], Field(max_length=_MAX_ADAPTER_ENTRIES)], request: Request
-    ) -> dict[str, Any]:
-        """Set the scales of all later requests without a `lora` of their own; adapters that are not listed are off.
-
-        Needs an operator's key if there are several tenants: the scales are those of all tenants.
-        """
-        state = Service.of(request.scope).part(LlamaServerState)
-        warnings: list[str] = []
-        state.service.set_lora_scales(parse_lora_scales(body, state.adapters.names, warnings))
-        return {"success": True} | warned(warnings)
-
-    return router
+@ROUTES.get("/lora-adapters", summary="The adapters and their scales")
+async def adapters(request: Request) -> list[dict[str, Any]]:
+    """List the adapters by id. `path` is the file's name alone."""
+    state = Service.of(request.scope).part(LlamaServerState)
+    known = state.adapters
+    return [
+        {"id": index, "path": file, "scale": state.scales.get(name, 0.0), "task_name": "", "prompt_prefix": ""}
+        for index, (name, file) in enumerate(zip(known.names, known.files, strict=True))
+    ]
 
 
-def _props_routes() -> Routes:
-    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
+@ROUTES.post("/lora-adapters", summary="Set the adapters' scales", operator=True)
+async def set_adapters(
+    body: Annotated[list[LoraScale], Field(max_length=_MAX_ADAPTER_ENTRIES)], request: Request
+) -> dict[str, Any]:
+    """Set the scales of all later requests without a `lora` of their own; adapters that are not listed are off.
 
-    @router.get("/props", summary="Properties of the server and its model")
-    async def props(request: Request) -> Response:
-        """Return the properties. `model_path` is the file's name alone."""
-        service = Service.of(request.scope)
-        engine = service.engine()
-        return json_response(_props(service, engine) | _chat_facts(service))
+    Needs an operator's key if there are several tenants: the scales are those of all tenants.
+    """
+    state = Service.of(request.scope).part(LlamaServerState)
+    warnings: list[str] = []
+    state.service.set_lora_scales(parse_lora_scales(body, state.adapters.names, warnings))
+    return {"success": True} | warned(warnings)
 
-    @router.post("/props", summary="Change properties", operator=True, model="none")
-    async def set_props(request: Request) -> dict[str, Any]:
-        """Change nothing: there is no property to change, as in llama-server."""
-        server: Server = request.app.state.service
-        if not server.settings.props:
-            raise not_supported("This server does not support changing global properties. Start it with `--props`")
-        return {"success": True}
 
-    return router
+@ROUTES.get("/props", summary="Properties of the server and its model")
+async def props(request: Request) -> Response:
+    """Return the properties. `model_path` is the file's name alone."""
+    service = Service.of(request.scope)
+    engine = service.engine()
+    return json_response(_props(service, engine) | _chat_facts(service))
+
+
+@ROUTES.post("/props", summary="Change properties", operator=True, model="none")
+async def set_props(request: Request) -> dict[str, Any]:
+    """Change nothing: there is no property to change, as in llama-server."""
+    server: Server = request.app.state.service
+    if not server.settings.props:
+        raise not_supported("This server does not support changing global properties. Start it with `--props`")
+    return {"success": True}
 
 
 def _props(service: Service, engine: EngineClient) -> dict[str, Any]:
@@ -182,52 +164,50 @@ def _chat_facts(service: Service) -> dict[str, Any]:
     return {"chat_template": chat_format.source, "chat_template_caps": dict(chat_format.capabilities)}
 
 
-def _token_routes() -> Routes:
-    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
+@ROUTES.post("/tokenize", summary="Text to token ids")
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """Return `tokens`: ids, or objects of `id` and `piece`; a piece that is no UTF-8 is a list of bytes.
 
-    @router.post("/tokenize", summary="Text to token ids")
-    async def tokenize(body: TokenizeBody, request: Request) -> Response:
-        """Return `tokens`: ids, or objects of `id` and `piece`; a piece that is no UTF-8 is a list of bytes.
-
-        With `prompt` or `messages` in place of `content` return `count`, `max_model_len`, `tokens` and `token_strs`, as vLLM
-        does.
-        """
-        service = Service.of(request.scope)
-        given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
-        if len(given) > 1:
-            raise invalid_request(f"{' and '.join(given)} exclude each other: set one of them", given[1])
-        if body.messages is not None:
-            media = await service.request_media(body.messages, in_chat=True)
-            reply = partial(_chat_tokens, service, body, media)
-        else:
-            reply = partial(_text_tokens, service, body)
-        content = await run_in_turn(service, request, reply, service.options(request))
-        return Response(content, media_type="application/json")
-
-    @router.post("/detokenize", summary="Token ids to text")
-    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
-        """Return `content`: the text, control tokens included; and the same as `prompt`, the name that vLLM has for it."""
-        service = Service.of(request.scope)
-        tokenizer = service.engine().tokenizer
-        text = await asyncio.to_thread(_detokenize, tokenizer, body)
-        return await large_json_response({"content": text, "prompt": text} | _warnings(service, body))
-
-    @router.get("/tokenizer_info", summary="The tokenizer, as vLLM describes it")
-    async def tokenizer_info(request: Request) -> Response:
-        """Return the special tokens and the chat template, which programs need that have no tokenizer of their own."""
-        service = Service.of(request.scope)
-        return json_response(await asyncio.to_thread(_tokenizer_info, service))
-
-    @router.post("/apply-template", summary="Messages to the text of a prompt")
-    async def apply_template(body: TemplateBody, request: Request) -> Response:
-        """Return `prompt`: the text that the chat template renders, with the media marker for each image."""
-        service = Service.of(request.scope)
+    With `prompt` or `messages` in place of `content` return `count`, `max_model_len`, `tokens` and `token_strs`, as vLLM
+    does.
+    """
+    service = Service.of(request.scope)
+    given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+    if len(given) > 1:
+        raise invalid_request(f"{' and '.join(given)} exclude each other: set one of them", given[1])
+    if body.messages is not None:
         media = await service.request_media(body.messages, in_chat=True)
-        render = partial(_render, service, body, media)
-        rendered, warnings = await run_in_turn(service, request, render, service.options(request))
-        return await large_json_response({"prompt": rendered} | _warnings(service, body, warnings))
+        reply = partial(_chat_tokens, service, body, media)
+    else:
+        reply = partial(_text_tokens, service, body)
+    content = await run_in_turn(service, request, reply, service.options(request))
+    return Response(content, media_type="application/json")
 
-    return router
+
+@ROUTES.post("/detokenize", summary="Token ids to text")
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    """Return `content`: the text, control tokens included; and the same as `prompt`, the name that vLLM has for it."""
+    service = Service.of(request.scope)
+    tokenizer = service.engine().tokenizer
+    text = await asyncio.to_thread(_detokenize, tokenizer, body)
+    return await large_json_response({"content": text, "prompt": text} | _warnings(service, body))
+
+
+@ROUTES.get("/tokenizer_info", summary="The tokenizer, as vLLM describes it")
+async def tokenizer_info(request: Request) -> Response:
+    """Return the special tokens and the chat template, which programs need that have no tokenizer of their own."""
+    service = Service.of(request.scope)
+    return json_response(await asyncio.to_thread(_tokenizer_info, service))
+
+
+@ROUTES.post("/apply-template", summary="Messages to the text of a prompt")
+async def apply_template(body: TemplateBody, request: Request) -> Response:
+    """Return `prompt`: the text that the chat template renders, with the media marker for each image."""
+    service = Service.of(request.scope)
+    media = await service.request_media(body.messages, in_chat=True)
+    render = partial(_render, service, body, media)
+    rendered, warnings = await run_in_turn(service, request, render, service.options(request))
+    return await large_json_response({"prompt": rendered} | _warnings(service, body, warnings))
 
 
 def _render(service: Service, body: TemplateBody, media: RequestMedia) -> tuple[str, tuple[str, ...]]:
@@ -283,12 +263,7 @@ def _vllm_tokens(service: Service, body: TokenizeBody, ids: list[int]) -> dict[s
     if body.return_token_strs:
         known = {token: engine.tokenizer.token_text(token) for token in set(ids)}
         texts = [known[token] for token in ids]
-    return {
-        "count": len(ids),
-        "max_model_len": engine.limits.max_positions,
-        "tokens": ids,
-        "token_strs": texts,
-    }
+    return {"count": len(ids), "max_model_len": engine.limits.max_positions, "tokens": ids, "token_strs": texts}
 
 
 def _tokenizer_info(service: Service) -> dict[str, Any]:
@@ -344,60 +319,56 @@ def _warnings(service: Service, body: LlamaBody, more: Sequence[str] = ()) -> di
     return warned(warnings)
 
 
-def _vector_routes() -> Routes:
-    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
+@ROUTES.post("/embedding", summary="Turn texts and images into vectors, as llama-server does")
+@ROUTES.post("/embeddings", include_in_schema=False)
+async def embed(body: EmbeddingBody, request: Request) -> Response:
+    """Compute embeddings: a list of `index` and `embedding`.
 
-    @router.post("/embedding", summary="Turn texts and images into vectors, as llama-server does")
-    @router.post("/embeddings", include_in_schema=False)
-    async def embed(body: EmbeddingBody, request: Request) -> Response:
-        """Compute embeddings: a list of `index` and `embedding`.
+    `embedding` is a list of one vector or, without pooling, of one per token.
+    """
+    service = Service.of(request.scope)
+    if not can_embed(service):
+        raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
+    warnings = body.field_warnings(strict=service.settings.strict_fields)
+    options = RequestOptions(
+        **embedding_input_options(service, request, body.model),
+        truncate=truncate_side(body.truncate),
+        parse_special=True,
+    )
+    field, value = _input(body)
+    rows, _ = await embed_inputs(request, field, value, service.settings.pooling, options, with_media=True)
+    return await large_json_response(
+        await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize, warnings)
+    )
 
-        `embedding` is a list of one vector or, without pooling, of one per token.
-        """
-        service = Service.of(request.scope)
-        if not can_embed(service):
-            raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
-        warnings = body.field_warnings(strict=service.settings.strict_fields)
-        options = RequestOptions(
-            **embedding_input_options(service, request, body.model),
-            truncate=truncate_side(body.truncate),
-            parse_special=True,
-        )
-        field, value = _input(body)
-        rows, _ = await embed_inputs(request, field, value, service.settings.pooling, options, with_media=True)
-        return await large_json_response(
-            await asyncio.to_thread(_embedding_body, rows, body, service.settings.embd_normalize, warnings)
-        )
 
-    @router.post("/rerank", summary="Rank documents by how well they fit a query")
-    @router.post("/reranking", include_in_schema=False)
-    @router.post("/v1/rerank", errors=OPENAI_FORM, include_in_schema=False)
-    @router.post("/v1/reranking", errors=OPENAI_FORM, include_in_schema=False)
-    @router.post("/v2/rerank", include_in_schema=False)
-    async def rerank(body: RerankBody, request: Request) -> Response:
-        """Rank documents, best first, `top_n` of them. With `texts` in place of `documents` a plain list as in TEI.
+@ROUTES.post("/rerank", summary="Rank documents by how well they fit a query")
+@ROUTES.post("/reranking", include_in_schema=False)
+@ROUTES.post("/v1/rerank", errors=OPENAI_FORM, include_in_schema=False)
+@ROUTES.post("/v1/reranking", errors=OPENAI_FORM, include_in_schema=False)
+@ROUTES.post("/v2/rerank", include_in_schema=False)
+async def rerank(body: RerankBody, request: Request) -> Response:
+    """Rank documents, best first, `top_n` of them. With `texts` in place of `documents` a plain list as in TEI.
 
-        The response has the members of Jina's API, and the `id` of Cohere's.
-        """
-        service = Service.of(request.scope)
-        if not can_rerank(service):
-            raise not_supported("This server does not support reranking. Start it with `--reranking`")
-        warnings = body.field_warnings(strict=service.settings.strict_fields)
-        documents = body.documents or body.texts
-        if not isinstance(documents, list) or not documents:
-            raise invalid_request('"documents" must be a non-empty string array', "documents")
-        options = RequestOptions(**vector_options(service, request, body.model), truncate=truncate_side(body.truncate))
-        field = "documents" if body.documents else "texts"
-        pairs = [(body.query, text) for text in _document_texts(field, documents)]
-        rows, num_tokens = await score_pairs(request, field, pairs, options)
-        best = sorted(((index, float(row[0])) for index, row in enumerate(rows)), key=lambda ranked: -ranked[1])
-        found = best if body.top_n is None else best[: max(0, body.top_n)]
-        if field == "texts":
-            return await large_json_response(_tei_body(found, documents, warnings, with_text=bool(body.return_text)))
-        reply = _jina_body(found, body, service.names[0], num_tokens, warnings)
-        return await large_json_response({"id": f"rerank-{RequestContext.of(request.scope).request_id}"} | reply)
-
-    return router
+    The response has the members of Jina's API, and the `id` of Cohere's.
+    """
+    service = Service.of(request.scope)
+    if not can_rerank(service):
+        raise not_supported("This server does not support reranking. Start it with `--reranking`")
+    warnings = body.field_warnings(strict=service.settings.strict_fields)
+    documents = body.documents or body.texts
+    if not isinstance(documents, list) or not documents:
+        raise invalid_request('"documents" must be a non-empty string array', "documents")
+    options = RequestOptions(**vector_options(service, request, body.model), truncate=truncate_side(body.truncate))
+    field = "documents" if body.documents else "texts"
+    pairs = [(body.query, text) for text in _document_texts(field, documents)]
+    rows, num_tokens = await score_pairs(request, field, pairs, options)
+    best = sorted(((index, float(row[0])) for index, row in enumerate(rows)), key=lambda ranked: -ranked[1])
+    found = best if body.top_n is None else best[: max(0, body.top_n)]
+    if field == "texts":
+        return await large_json_response(_tei_body(found, documents, warnings, with_text=bool(body.return_text)))
+    reply = _jina_body(found, body, service.names[0], num_tokens, warnings)
+    return await large_json_response({"id": f"rerank-{RequestContext.of(request.scope).request_id}"} | reply)
 
 
 def _input(body: EmbeddingBody) -> tuple[str, Any]:
@@ -501,37 +472,42 @@ class LookupBody(BaseModel):
     conversation_ids: list[str] = Field(default=[], max_length=_MAX_IDS)
 
 
-def stream_routes(streams: ResumableStreams) -> Routes:
-    """Return the routes, which do not wake a sleeping engine."""
-    router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["llama-server"], responses=OPENAI_ERRORS)
+STREAM_ROUTES = Routes(RouteFacts(errors=OPENAI_FORM), tags=["llama-server"], responses=OPENAI_ERRORS)
 
-    @router.get("/v1/stream", summary="Read a stream again, and on", responses=_EVENTS)
-    async def read(request: Request, conv_id: ConversationId = "", offset: Offset = "") -> Response:
-        """Send a conversation's stream from a byte on, and what is still to come of it."""
-        owner = RequestContext.of(request.scope).key_digest
-        stream = streams.find(owner, _required(conv_id))
-        if streams.is_awaited(owner, conv_id):
-            raise ApiException(_LOADING)
-        if stream is None:
-            raise invalid_request("Stream not found or expired", "conv_id", "stream_not_found", status=404)
-        start = _parse_offset(offset)
-        if start < stream.dropped_bytes:
-            raise ApiException(LOST)
-        return StreamReplay(stream, start)
 
-    @router.delete("/v1/stream", summary="End a stream", status_code=204)
-    async def end(request: Request, conv_id: ConversationId = "") -> Response:
-        """Cancel a conversation's request if it runs, and forget its stream. 204 also where there is none."""
-        streams.discard(RequestContext.of(request.scope).key_digest, _required(conv_id))
-        return Response(status_code=204)
+@STREAM_ROUTES.get("/v1/stream", summary="Read a stream again, and on", responses=_EVENTS)
+async def read(request: Request, conv_id: ConversationId = "", offset: Offset = "") -> Response:
+    """Send a conversation's stream from a byte on, and what is still to come of it."""
+    owner, streams = _streams(request)
+    stream = streams.find(owner, _required(conv_id))
+    if streams.is_awaited(owner, conv_id):
+        raise ApiException(_LOADING)
+    if stream is None:
+        raise invalid_request("Stream not found or expired", "conv_id", "stream_not_found", status=404)
+    start = _parse_offset(offset)
+    if start < stream.dropped_bytes:
+        raise ApiException(LOST)
+    return StreamReplay(stream, start)
 
-    @router.post("/v1/streams/lookup", summary="Which conversations have a stream")
-    async def lookup(body: LookupBody, request: Request) -> list[dict[str, Any]]:
-        """List the streams of these conversations, and of those whose id is one of these, `::` and more."""
-        found = streams.lookup(RequestContext.of(request.scope).key_digest, body.conversation_ids)
-        return [_described(stream) for stream in found]
 
-    return router
+@STREAM_ROUTES.delete("/v1/stream", summary="End a stream", status_code=204)
+async def end(request: Request, conv_id: ConversationId = "") -> Response:
+    """Cancel a conversation's request if it runs, and forget its stream. 204 also where there is none."""
+    owner, streams = _streams(request)
+    streams.discard(owner, _required(conv_id))
+    return Response(status_code=204)
+
+
+@STREAM_ROUTES.post("/v1/streams/lookup", summary="Which conversations have a stream")
+async def lookup(body: LookupBody, request: Request) -> list[dict[str, Any]]:
+    """List the streams of these conversations, and of those whose id is one of these, `::` and more."""
+    owner, streams = _streams(request)
+    return [_described(stream) for stream in streams.lookup(owner, body.conversation_ids)]
+
+
+def _streams(request: Request) -> tuple[bytes, ResumableStreams]:
+    """Return the digest of the request's API key, and the streams of all keys."""
+    return RequestContext.of(request.scope).key_digest, KeptForClients.of(request.scope).resumable_streams
 
 
 def _required(conversation_id: str) -> str:

@@ -164,57 +164,55 @@ SLOTS_OFF = "This server does not support slots endpoint. Start it with `--slots
 _TENANT_FILE = re.compile(r"tenant-[0-9a-f]{16}\.", re.IGNORECASE)  # as file systems may take it
 
 
-def routes() -> Routes:
-    """Return the routes."""
-    router = Routes(RouteFacts(model="required"), tags=["llama-server"])
+ROUTES = Routes(RouteFacts(model="required"), tags=["llama-server"])
 
-    @router.get("/slots", summary="What each slot does")
-    async def slots(request: Request, fail_on_no_slot: str = "") -> Response:
-        """List the slots; with `fail_on_no_slot` a 503 if all are busy.
 
-        A slot with a request of another tenant shows only that it is busy, unless the key is an operator's.
-        """
-        service = Service.of(request.scope)
-        state = service.part(LlamaServerState)
-        if not service.settings.slots:
-            raise not_supported(SLOTS_OFF)
-        snapshot = await asyncio.wrap_future(service.engine().ask_slots())
-        if fail_on_no_slot and all(slot.is_processing for slot in snapshot):
-            estimate_wait_s = service.retry_after_s()
-            raise ApiException(
-                ApiError(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=estimate_wait_s)
-            )
-        n_ctx, context = service.engine().limits.max_positions, RequestContext.of(request.scope)
-        return json_response(
-            [
-                _slot_body(slot, n_ctx, state, is_shown=context.is_operator or slot.tenant == context.tenant)
-                for slot in snapshot
-            ]
+@ROUTES.get("/slots", summary="What each slot does")
+async def slots(request: Request, fail_on_no_slot: str = "") -> Response:
+    """List the slots; with `fail_on_no_slot` a 503 if all are busy.
+
+    A slot with a request of another tenant shows only that it is busy, unless the key is an operator's.
+    """
+    service = Service.of(request.scope)
+    state = service.part(LlamaServerState)
+    if not service.settings.slots:
+        raise not_supported(SLOTS_OFF)
+    snapshot = await asyncio.wrap_future(service.engine().ask_slots())
+    if fail_on_no_slot and all(slot.is_processing for slot in snapshot):
+        estimate_wait_s = service.retry_after_s()
+        raise ApiException(
+            ApiError(503, "unavailable_error", "no_slot", "no slot available", retry_after_s=estimate_wait_s)
         )
+    n_ctx, context = service.engine().limits.max_positions, RequestContext.of(request.scope)
+    return json_response(
+        [
+            _slot_body(slot, n_ctx, state, is_shown=context.is_operator or slot.tenant == context.tenant)
+            for slot in snapshot
+        ]
+    )
 
-    @router.post("/slots/{id_slot}", summary="Save, restore or erase what a slot holds")
-    async def act(id_slot: str, request: Request, action: str = "", body: SlotBody | None = None) -> Response:
-        """Save, restore or erase a slot, by `action`; the first two need `filename`, a name without folders."""
-        service = Service.of(request.scope)
-        state = service.part(LlamaServerState)
-        if service.engine().config.state_folder is None:
-            raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
-        if not id_slot.isascii() or not id_slot.isdigit() or len(id_slot) > 9:
-            raise invalid_request("Invalid slot ID", "id_slot")
-        warnings = [] if body is None else body.field_warnings(strict=service.settings.strict_fields)
-        shown = warned(warnings)
-        actions = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
-        match action:
-            case "save":
-                return json_response(await actions.save(_required_filename(body)) | shown)
-            case "restore":
-                return json_response(await actions.restore(_required_filename(body)) | shown)
-            case "erase":
-                return json_response(actions.erase() | shown)
-            case _:
-                raise invalid_request("Invalid action", "action")
 
-    return router
+@ROUTES.post("/slots/{id_slot}", summary="Save, restore or erase what a slot holds")
+async def act(id_slot: str, request: Request, action: str = "", body: SlotBody | None = None) -> Response:
+    """Save, restore or erase a slot, by `action`; the first two need `filename`, a name without folders."""
+    service = Service.of(request.scope)
+    state = service.part(LlamaServerState)
+    if service.engine().config.state_folder is None:
+        raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
+    if not id_slot.isascii() or not id_slot.isdigit() or len(id_slot) > 9:
+        raise invalid_request("Invalid slot ID", "id_slot")
+    warnings = [] if body is None else body.field_warnings(strict=service.settings.strict_fields)
+    shown = warned(warnings)
+    actions = _SlotActions(service, state, int(id_slot), RequestContext.of(request.scope).tenant)
+    match action:
+        case "save":
+            return json_response(await actions.save(_required_filename(body)) | shown)
+        case "restore":
+            return json_response(await actions.restore(_required_filename(body)) | shown)
+        case "erase":
+            return json_response(actions.erase() | shown)
+        case _:
+            raise invalid_request("Invalid action", "action")
 
 
 class _SlotActions:

@@ -124,65 +124,59 @@ def is_model_name(service: Service, name: str) -> bool:
     return name in names or name.removesuffix(_LATEST) in names
 
 
-def model_routes() -> Routes:
-    """Return /api/tags, /api/ps, /api/show, /api/version, /api/pull, and the refusals of `administration_routes`."""
-    router = Routes(RouteFacts(errors=OLLAMA_FORM, model="required"), tags=["Ollama"], responses=OLLAMA_ERRORS)
-    _add_lists(router)
-    _add_named(router)
-    router.extend(administration_routes())
-    return router
+_FACTS = RouteFacts(errors=OLLAMA_FORM, model="required")
+MODEL_ROUTES = Routes(_FACTS, tags=["Ollama"], responses=OLLAMA_ERRORS)
 
 
-def _add_lists(router: Routes) -> None:
-
-    @router.get("/api/tags", summary="The models")
-    async def tags(request: Request) -> Response:
-        """List the model under its first name, and its LoRA adapters."""
-        service = Service.of(request.scope)
-        return json_response({"models": _all_listed(service)})
-
-    @router.get("/api/ps", summary="The models that are loaded")
-    async def running(request: Request) -> Response:
-        """List the model if it is loaded; it stays so."""
-        service = Service.of(request.scope)
-        if not service.is_loaded:
-            return json_response({"models": []})
-        return json_response({"models": loaded_models(service)})
-
-    @router.get("/api/version", summary="The version of Ollama's API")
-    async def version() -> Response:
-        """Return the version of Ollama that this API follows, and paceline's own."""
-        return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
+@MODEL_ROUTES.get("/api/tags", summary="The models")
+async def tags(request: Request) -> Response:
+    """List the model under its first name, and its LoRA adapters."""
+    service = Service.of(request.scope)
+    return json_response({"models": _all_listed(service)})
 
 
-def _add_named(router: Routes) -> None:
+@MODEL_ROUTES.get("/api/ps", summary="The models that are loaded")
+async def running(request: Request) -> Response:
+    """List the model if it is loaded; it stays so."""
+    service = Service.of(request.scope)
+    if not service.is_loaded:
+        return json_response({"models": []})
+    return json_response({"models": loaded_models(service)})
 
-    @router.post("/api/show", summary="Describe the model")
-    async def show(body: OllamaModelBody, request: Request) -> Response:
-        """Describe the model under one of its names; 404 for any other."""
-        service = Service.of(request.scope)
-        name = body.model or body.name
-        if not name:
-            return ollama_error_response(NAME_MISSING)
-        if not is_model_name(service, name):
-            return ollama_error_response(_not_found(service, name))
-        shown = await asyncio.to_thread(shown_model, service, verbose=bool(body.verbose))
-        if service.adapter_named(name) is not None:
-            shown["details"] |= {"parent_model": service.names[0]}
-        warnings = body.field_warnings(strict=service.settings.strict_fields)
-        return json_response(shown | warned(warnings))
 
-    @router.post("/api/pull", summary="Check that the model is here", responses=OLLAMA_STREAMS)
-    async def pull(body: OllamaModelBody, request: Request) -> Response:
-        """Report success for the model that is here, and 404 for any other: nothing is downloaded."""
-        service = Service.of(request.scope)
-        name = body.model or body.name
-        if not name:
-            return ollama_error_response(NAME_MISSING)
-        if not is_model_name(service, name):
-            error = _not_found(service, name)
-            return ollama_error_response(replace(error, message=f"{error.message}, and nothing is downloaded"))
-        return pull_response(body)
+@MODEL_ROUTES.get("/api/version", summary="The version of Ollama's API")
+async def version() -> Response:
+    """Return the version of Ollama that this API follows, and paceline's own."""
+    return json_response({"version": FOLLOWED_VERSION, "paceline": __version__})
+
+
+@MODEL_ROUTES.post("/api/show", summary="Describe the model")
+async def show(body: OllamaModelBody, request: Request) -> Response:
+    """Describe the model under one of its names; 404 for any other."""
+    service = Service.of(request.scope)
+    name = body.model or body.name
+    if not name:
+        return ollama_error_response(NAME_MISSING)
+    if not is_model_name(service, name):
+        return ollama_error_response(_not_found(service, name))
+    shown = await asyncio.to_thread(shown_model, service, verbose=bool(body.verbose))
+    if service.adapter_named(name) is not None:
+        shown["details"] |= {"parent_model": service.names[0]}
+    warnings = body.field_warnings(strict=service.settings.strict_fields)
+    return json_response(shown | warned(warnings))
+
+
+@MODEL_ROUTES.post("/api/pull", summary="Check that the model is here", responses=OLLAMA_STREAMS)
+async def pull(body: OllamaModelBody, request: Request) -> Response:
+    """Report success for the model that is here, and 404 for any other: nothing is downloaded."""
+    service = Service.of(request.scope)
+    name = body.model or body.name
+    if not name:
+        return ollama_error_response(NAME_MISSING)
+    if not is_model_name(service, name):
+        error = _not_found(service, name)
+        return ollama_error_response(replace(error, message=f"{error.message}, and nothing is downloaded"))
+    return pull_response(body)
 
 
 def pull_response(body: OllamaModelBody) -> Response:
@@ -194,18 +188,17 @@ def pull_response(body: OllamaModelBody) -> Response:
     return Response(lines, media_type=JSON_LINES.media_type.decode())
 
 
-def administration_routes() -> Routes:
-    """Return the routes that would change models. They respond with 501."""
-    router = Routes(RouteFacts(errors=OLLAMA_FORM), tags=["Ollama"], responses=OLLAMA_ERRORS)
+ADMINISTRATION_ROUTES = Routes(RouteFacts(errors=OLLAMA_FORM), tags=["Ollama"], responses=OLLAMA_ERRORS)
 
-    async def refuse() -> Response:
-        """Refuse what would change models."""
-        message = "models are not created, copied, deleted or uploaded over this API; GET /api/tags lists the models"
-        return ollama_error_response(ApiError(501, "not_supported_error", "unsupported", message))
 
-    for method, path in _ADMINISTRATION:
-        router.add(method, path, refuse, include_in_schema=False)
-    return router
+async def refuse() -> Response:
+    """Refuse what would change models."""
+    message = "models are not created, copied, deleted or uploaded over this API; GET /api/tags lists the models"
+    return ollama_error_response(ApiError(501, "not_supported_error", "unsupported", message))
+
+
+for method, path in _ADMINISTRATION:
+    ADMINISTRATION_ROUTES.add(method, path, refuse, include_in_schema=False)
 
 
 def _not_found(service: Service, name: str) -> ApiError:
@@ -443,32 +436,19 @@ class OllamaLines(EventWriter):
         return [*lines, reply.line({**reply.said(), **ending})]
 
 
-_FACTS = RouteFacts(errors=OLLAMA_FORM, model="required")
+ROUTES = Routes(_FACTS, tags=["Ollama"])
 
 
-def routes() -> Routes:
-    """Return the routes under /api."""
-    router = Routes(_FACTS)
-    router.extend(_generation_routes())
-    router.extend(_embedding_routes())
-    router.extend(model_routes())
-    return router
+@ROUTES.post("/api/chat", summary="Generate the next message of a conversation", responses=OLLAMA_STREAMS)
+async def chat(body: OllamaChatBody, request: Request) -> Response:
+    """Generate the assistant's next message, as Ollama's endpoint: lines of JSON, or with `stream` false one object."""
+    return await serve(request, _parse(request, body))
 
 
-def _generation_routes() -> Routes:
-    router = Routes(_FACTS, tags=["Ollama"])
-
-    @router.post("/api/chat", summary="Generate the next message of a conversation", responses=OLLAMA_STREAMS)
-    async def chat(body: OllamaChatBody, request: Request) -> Response:
-        """Generate the assistant's next message, as Ollama's endpoint: lines of JSON, or with `stream` false one object."""
-        return await serve(request, _parse(request, body))
-
-    @router.post("/api/generate", summary="Complete a prompt", responses=OLLAMA_STREAMS)
-    async def generate(body: OllamaGenerateBody, request: Request) -> Response:
-        """Complete a prompt by the model's chat template, or with `raw` or `suffix` as it is."""
-        return await serve(request, _parse(request, body))
-
-    return router
+@ROUTES.post("/api/generate", summary="Complete a prompt", responses=OLLAMA_STREAMS)
+async def generate(body: OllamaGenerateBody, request: Request) -> Response:
+    """Complete a prompt by the model's chat template, or with `raw` or `suffix` as it is."""
+    return await serve(request, _parse(request, body))
 
 
 async def _parse(request: Request, body: OllamaChatBody | OllamaGenerateBody) -> Generation | Response:
@@ -529,44 +509,40 @@ def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _embedding_routes() -> Routes:
-    router = Routes(_FACTS, tags=["Ollama"], responses=OLLAMA_ERRORS)
+@MODEL_ROUTES.post("/api/embed", summary="Turn texts into vectors")
+async def embed(body: OllamaEmbedBody, request: Request) -> Response:
+    """Compute embeddings of length 1, as Ollama's endpoint."""
+    service = Service.of(request.scope)
+    began = time.monotonic()
+    n_embd = service.engine().model.n_embd_out
+    checked_dimensions(body.dimensions, n_embd)
+    texts: Any = body.input
+    if isinstance(texts, list) and any(not isinstance(text, str) for text in texts):
+        raise invalid_request("input must be a text or a list of texts", "input")
+    rows, num_tokens = await _vectors(
+        service, request, body.model, "input", texts, truncates=body.truncate is not False
+    )
+    found = vectors(rows, "l2", n_embd, body.dimensions)
+    warnings = _embedding_warnings(service, body)
+    members = {
+        "model": body.model or service.names[0],
+        "embeddings": [row.tolist() for row in found],
+        "total_duration": max(1, round((time.monotonic() - began) * 1e9)),
+        "load_duration": 0,
+        "prompt_eval_count": num_tokens,
+        **warned(warnings),
+    }
+    return _json(await asyncio.to_thread(encode_in_parts, members))
 
-    @router.post("/api/embed", summary="Turn texts into vectors")
-    async def embed(body: OllamaEmbedBody, request: Request) -> Response:
-        """Compute embeddings of length 1, as Ollama's endpoint."""
-        service = Service.of(request.scope)
-        began = time.monotonic()
-        n_embd = service.engine().model.n_embd_out
-        checked_dimensions(body.dimensions, n_embd)
-        texts: Any = body.input
-        if isinstance(texts, list) and any(not isinstance(text, str) for text in texts):
-            raise invalid_request("input must be a text or a list of texts", "input")
-        rows, num_tokens = await _vectors(
-            service, request, body.model, "input", texts, truncates=body.truncate is not False
-        )
-        found = vectors(rows, "l2", n_embd, body.dimensions)
-        warnings = _embedding_warnings(service, body)
-        members = {
-            "model": body.model or service.names[0],
-            "embeddings": [row.tolist() for row in found],
-            "total_duration": max(1, round((time.monotonic() - began) * 1e9)),
-            "load_duration": 0,
-            "prompt_eval_count": num_tokens,
-            **warned(warnings),
-        }
-        return _json(await asyncio.to_thread(encode_in_parts, members))
 
-    @router.post("/api/embeddings", summary="Turn a text into a vector: the older form")
-    async def embeddings(body: OllamaEmbeddingsBody, request: Request) -> Response:
-        """Compute the embedding of one text, not normalised; long texts are cut."""
-        service = Service.of(request.scope)
-        rows, _ = await _vectors(service, request, body.model, "prompt", body.prompt or [], truncates=True)
-        warnings = _embedding_warnings(service, body)
-        vector = vectors(rows, "none", 0)[0].tolist() if rows else []
-        return _json(encode_in_parts({"embedding": vector, **warned(warnings)}))
-
-    return router
+@MODEL_ROUTES.post("/api/embeddings", summary="Turn a text into a vector: the older form")
+async def embeddings(body: OllamaEmbeddingsBody, request: Request) -> Response:
+    """Compute the embedding of one text, not normalised; long texts are cut."""
+    service = Service.of(request.scope)
+    rows, _ = await _vectors(service, request, body.model, "prompt", body.prompt or [], truncates=True)
+    warnings = _embedding_warnings(service, body)
+    vector = vectors(rows, "none", 0)[0].tolist() if rows else []
+    return _json(encode_in_parts({"embedding": vector, **warned(warnings)}))
 
 
 def _embedding_warnings(service: Service, body: OllamaBody) -> tuple[str, ...]:

@@ -455,11 +455,7 @@ def _constraint_changes(body: GenerationBody, warnings: list[str], *, strict: bo
     structured = structured_output_changes(given_fields(body), warnings, strict=strict)
     own = [name for name in CONSTRAINTS if getattr(body, name, None) not in NO_CONSTRAINT]
     if bool(wanted) + bool(structured) + bool(own) > 1:
-        names = [
-            *(["response_format"] if wanted else []),
-            *(["structured_outputs"] if structured else []),
-            *own,
-        ]
+        names = [*(["response_format"] if wanted else []), *(["structured_outputs"] if structured else []), *own]
         raise InvalidParams(f"{' and '.join(names)} exclude each other: set one of them")
     return wanted | structured | compact_changes(given_fields(body))
 

@@ -19,11 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from paceline import validation
-from paceline.chat import (
-    ChatOptions,
-    Turn,
-    next_turn,
-)
+from paceline.chat import ChatOptions, Turn, next_turn
 from paceline.engine.adapters import LoraAdapter
 from paceline.engine.prompts import Prompt, is_batch
 from paceline.errors import AdapterError, AdapterInUse, AdapterNotFound, InvalidParams, InvalidType, PacelineError
@@ -39,7 +35,6 @@ from paceline.server.api_errors import (
     not_supported,
 )
 from paceline.server.dialects.dialect import ChatGeneration, RunningChat, TextGeneration, count_chat_tokens, serve
-from paceline.server.dialects.openai import openai_vectors, transcriptions
 from paceline.server.dialects.openai.openai_replies import OpenAIReply, reply_to
 from paceline.server.dialects.openai.openai_requests import (
     LoadLoraBody,
@@ -68,60 +63,41 @@ _PARAMS = {"name": "lora_name", "path": "lora_path", "in_place": "load_inplace"}
 _FACTS = RouteFacts(errors=OPENAI_FORM, model="required")
 
 
-def routes() -> Routes:
-    """Return the routes of models, completions, chats, vectors, LoRA adapters and transcriptions."""
-    router = Routes(_FACTS)
-    for make_routes in (
-        _model_routes,
-        _generation_routes,
-        openai_vectors.routes,
-        openai_vectors.score_routes,
-        _lora_routes,
-        transcriptions.routes,
-    ):
-        router.extend(make_routes())
-    return router
+ROUTES = Routes(_FACTS, tags=["OpenAI"])
 
 
-def _generation_routes() -> Routes:
-    router = Routes(_FACTS, tags=["OpenAI"])
+@ROUTES.post("/v1/completions", early=EVENTS, summary="Complete a text", responses=OPENAI_STREAMS)
+async def complete(body: OpenAICompletionBody, request: Request) -> Response:
+    """Complete a prompt or several, as OpenAI's endpoint; with `stream` as server-sent events."""
+    naming = naming_param(OpenAICompletionBody.model_fields)
+    return await serve(request, _parse_completion(request, body), naming)
 
-    @router.post("/v1/completions", early=EVENTS, summary="Complete a text", responses=OPENAI_STREAMS)
-    async def complete(body: OpenAICompletionBody, request: Request) -> Response:
-        """Complete a prompt or several, as OpenAI's endpoint; with `stream` as server-sent events."""
-        naming = naming_param(OpenAICompletionBody.model_fields)
-        return await serve(request, _parse_completion(request, body), naming)
 
-    @router.post("/chat/completions", early=EVENTS, summary="As /v1/chat/completions", responses=OPENAI_STREAMS)
-    @router.post(
-        "/v1/chat/completions",
-        early=EVENTS,
-        summary="Generate the next message of a conversation",
-        responses=OPENAI_STREAMS,
-    )
-    async def chat(body: OpenAIChatBody, request: Request) -> Response:
-        """Generate the next message of a conversation, as OpenAI's endpoint; with `stream` as server-sent events."""
-        return await serve(request, _parse_chat(request, body), _naming_field(body))
+@ROUTES.post("/chat/completions", early=EVENTS, summary="As /v1/chat/completions", responses=OPENAI_STREAMS)
+@ROUTES.post(
+    "/v1/chat/completions",
+    early=EVENTS,
+    summary="Generate the next message of a conversation",
+    responses=OPENAI_STREAMS,
+)
+async def chat(body: OpenAIChatBody, request: Request) -> Response:
+    """Generate the next message of a conversation, as OpenAI's endpoint; with `stream` as server-sent events."""
+    return await serve(request, _parse_chat(request, body), _naming_field(body))
 
-    @router.post(
-        "/chat/completions/input_tokens", summary="As /v1/chat/completions/input_tokens", responses=OPENAI_ERRORS
-    )
-    @router.post(
-        "/v1/chat/completions/input_tokens", summary="Count the tokens of a conversation", responses=OPENAI_ERRORS
-    )
-    async def input_tokens(body: OpenAIChatBody, request: Request) -> dict[str, Any]:
-        """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
-        service = Service.of(request.scope)
-        base = service.sampling(API_DEFAULTS["chat"])
-        with _naming_field(body):
-            options = service.options(request, body.model)
-            media = await service.request_media(body.messages, in_chat=True)
-            make_generation = partial(_count_generation, service, body, base, options, media)
-            num_tokens, warnings = await count_chat_tokens(request, make_generation, options)
-        counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
-        return counted | warned(warnings)
 
-    return router
+@ROUTES.post("/chat/completions/input_tokens", summary="As /v1/chat/completions/input_tokens", responses=OPENAI_ERRORS)
+@ROUTES.post("/v1/chat/completions/input_tokens", summary="Count the tokens of a conversation", responses=OPENAI_ERRORS)
+async def input_tokens(body: OpenAIChatBody, request: Request) -> dict[str, Any]:
+    """Count the tokens of the prompt that the body of a chat completion becomes; nothing is generated."""
+    service = Service.of(request.scope)
+    base = service.sampling(API_DEFAULTS["chat"])
+    with _naming_field(body):
+        options = service.options(request, body.model)
+        media = await service.request_media(body.messages, in_chat=True)
+        make_generation = partial(_count_generation, service, body, base, options, media)
+        num_tokens, warnings = await count_chat_tokens(request, make_generation, options)
+    counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
+    return counted | warned(warnings)
 
 
 async def _parse_completion(request: Request, body: OpenAICompletionBody) -> TextGeneration:
@@ -260,40 +236,40 @@ def cancel_routes(cancel_all: Callable[[str, str], bool], description: str) -> R
     return router
 
 
-def _model_routes() -> Routes:
-    router = Routes(_FACTS, tags=["OpenAI"], responses=OPENAI_ERRORS)
+MODEL_ROUTES = Routes(_FACTS, tags=["OpenAI"], responses=OPENAI_ERRORS)
 
-    async def models(request: Request) -> dict[str, Any]:
-        """List the model under its first name, with facts of its file, and its LoRA adapters."""
-        service = Service.of(request.scope)
-        name = service.names[0]
-        adapters = service.adapters()
-        is_multimodal = service.is_loaded and bool(set(service.engine().model.modalities) - {"text"})
-        listed = [
-            ollama_listing(name, is_multimodal=is_multimodal),
-            *(ollama_listing(adapter.name, parent=name, is_multimodal=is_multimodal) for adapter in adapters),
-        ]
-        data = [model_body(service, name), *(_adapter_body(service, adapter) for adapter in adapters)]
-        # Anthropic's, as type, display_name and created_at
-        page = {"has_more": False, "first_id": name, "last_id": data[-1]["id"]}
-        return {"models": listed, "object": "list", "data": data, **page}
 
-    router.add("GET", "/v1/models", models, summary="The models")
-    router.add("GET", "/models", models, errors=LLAMA_FORM, summary="As /v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """List the model under its first name, with facts of its file, and its LoRA adapters."""
+    service = Service.of(request.scope)
+    name = service.names[0]
+    adapters = service.adapters()
+    is_multimodal = service.is_loaded and bool(set(service.engine().model.modalities) - {"text"})
+    listed = [
+        ollama_listing(name, is_multimodal=is_multimodal),
+        *(ollama_listing(adapter.name, parent=name, is_multimodal=is_multimodal) for adapter in adapters),
+    ]
+    data = [model_body(service, name), *(_adapter_body(service, adapter) for adapter in adapters)]
+    # Anthropic's, as type, display_name and created_at
+    page = {"has_more": False, "first_id": name, "last_id": data[-1]["id"]}
+    return {"models": listed, "object": "list", "data": data, **page}
 
-    @router.get("/v1/models/{model_id:path}", summary="One model")
-    async def model(model_id: str, request: Request) -> dict[str, Any]:
-        """Describe the model under one of its names, or an adapter; 404 for any other."""
-        service = Service.of(request.scope)
-        adapter = next((listed for listed in service.adapters() if listed.name == model_id), None)
-        if adapter is not None:
-            return _adapter_body(service, adapter)
-        if model_id not in service.names:
-            message = f"there is no model {model_id[:200]!r} here; GET /v1/models lists those that there are"
-            raise invalid_request(message, "model", "model_not_found", status=404)
-        return model_body(service, model_id)
 
-    return router
+MODEL_ROUTES.add("GET", "/v1/models", models, summary="The models")
+MODEL_ROUTES.add("GET", "/models", models, errors=LLAMA_FORM, summary="As /v1/models")
+
+
+@MODEL_ROUTES.get("/v1/models/{model_id:path}", summary="One model")
+async def model(model_id: str, request: Request) -> dict[str, Any]:
+    """Describe the model under one of its names, or an adapter; 404 for any other."""
+    service = Service.of(request.scope)
+    adapter = next((listed for listed in service.adapters() if listed.name == model_id), None)
+    if adapter is not None:
+        return _adapter_body(service, adapter)
+    if model_id not in service.names:
+        message = f"there is no model {model_id[:200]!r} here; GET /v1/models lists those that there are"
+        raise invalid_request(message, "model", "model_not_found", status=404)
+    return model_body(service, model_id)
 
 
 def model_body(service: Service, name: str) -> dict[str, Any]:
@@ -346,57 +322,49 @@ def model_facts(service: Service) -> dict[str, Any]:
     }
 
 
-def _lora_routes() -> Routes:
-    """Return the routes that load and unload LoRA adapters, as vLLM has them. The engine is called in threads."""
-    router = Routes(_FACTS, tags=["LoRA"], responses=OPENAI_ERRORS)
+LORA_ROUTES = Routes(_FACTS, tags=["LoRA"], responses=OPENAI_ERRORS)
 
-    @router.post(
-        "/v1/load_lora_adapter",
-        summary="Load a LoRA adapter",
-        response_class=PlainTextResponse,
-        operator=True,
-    )
-    async def load(body: LoadLoraBody, request: Request) -> Response:
-        """Load a LoRA adapter, which requests may name as their `model` from then on. Needs --enable-lora-loading."""
-        service = Service.of(request.scope)
-        _check_allowed(service)
-        warnings = body.field_warnings(strict=service.settings.strict_fields)
-        engine, name = service.engine(), body.lora_name
-        if name in service.names or name.removesuffix(":latest") in service.names:
-            raise invalid_request(f"lora_name: {name!r:.200} is the model's own name; take another one", "lora_name")
-        try:
-            await _call(lambda: engine.load_lora(name, body.lora_path, in_place=bool(body.load_inplace)))
-        except AdapterError as error:
-            is_there = await asyncio.to_thread(_is_file, body.lora_path)
-            raise _with_status(error, 400 if is_there else 404, "lora_path") from error
-        return _done(f"Success: the LoRA adapter {name!r} is loaded", warnings)
 
-    @router.post(
-        "/v1/unload_lora_adapter",
-        summary="Unload a LoRA adapter",
-        response_class=PlainTextResponse,
-        operator=True,
-    )
-    async def unload(body: UnloadLoraBody, request: Request) -> Response:
-        """Refuse new requests with a LoRA adapter, wait until the open ones have ended, and free it.
+@LORA_ROUTES.post(
+    "/v1/load_lora_adapter", summary="Load a LoRA adapter", response_class=PlainTextResponse, operator=True
+)
+async def load(body: LoadLoraBody, request: Request) -> Response:
+    """Load a LoRA adapter, which requests may name as their `model` from then on. Needs --enable-lora-loading."""
+    service = Service.of(request.scope)
+    _check_allowed(service)
+    warnings = body.field_warnings(strict=service.settings.strict_fields)
+    engine, name = service.engine(), body.lora_name
+    if name in service.names or name.removesuffix(":latest") in service.names:
+        raise invalid_request(f"lora_name: {name!r:.200} is the model's own name; take another one", "lora_name")
+    try:
+        await _call(lambda: engine.load_lora(name, body.lora_path, in_place=bool(body.load_inplace)))
+    except AdapterError as error:
+        is_there = await asyncio.to_thread(_is_file, body.lora_path)
+        raise _with_status(error, 400 if is_there else 404, "lora_path") from error
+    return _done(f"Success: the LoRA adapter {name!r} is loaded", warnings)
 
-        409 if they do not end within `timeout_s`; then the adapter stays. Needs --enable-lora-loading.
-        """
-        service = Service.of(request.scope)
-        _check_allowed(service)
-        warnings = body.field_warnings(strict=service.settings.strict_fields)
-        engine, name, scales = service.engine(), body.lora_name, dict(service.settings.lora_scales)
-        if name in scales:  # else requests that name no adapter would be refused, too
-            service.set_lora_scales({other: scale for other, scale in scales.items() if other != name})
-        try:
-            await _call(lambda: engine.unload_lora(name, timeout_s=body.timeout_s))
-        except Exception:
-            if name in scales and any(adapter.name == name for adapter in engine.loras()):
-                service.set_lora_scales({name: scales[name], **service.settings.lora_scales})
-            raise
-        return _done(f"Success: the LoRA adapter {name!r} is unloaded", warnings)
 
-    return router
+@LORA_ROUTES.post(
+    "/v1/unload_lora_adapter", summary="Unload a LoRA adapter", response_class=PlainTextResponse, operator=True
+)
+async def unload(body: UnloadLoraBody, request: Request) -> Response:
+    """Refuse new requests with a LoRA adapter, wait until the open ones have ended, and free it.
+
+    409 if they do not end within `timeout_s`; then the adapter stays. Needs --enable-lora-loading.
+    """
+    service = Service.of(request.scope)
+    _check_allowed(service)
+    warnings = body.field_warnings(strict=service.settings.strict_fields)
+    engine, name, scales = service.engine(), body.lora_name, dict(service.settings.lora_scales)
+    if name in scales:  # else requests that name no adapter would be refused, too
+        service.set_lora_scales({other: scale for other, scale in scales.items() if other != name})
+    try:
+        await _call(lambda: engine.unload_lora(name, timeout_s=body.timeout_s))
+    except Exception:
+        if name in scales and any(adapter.name == name for adapter in engine.loras()):
+            service.set_lora_scales({name: scales[name], **service.settings.lora_scales})
+        raise
+    return _done(f"Success: the LoRA adapter {name!r} is unloaded", warnings)
 
 
 def _done(message: str, warnings: list[str]) -> Response:

@@ -52,34 +52,26 @@ _POOLINGS = ("mean", "cls", "last")
 _FACTS = RouteFacts(errors=OPENAI_FORM, model="required")
 
 
-def routes() -> Routes:
-    """Return the route of embeddings."""
-    router = Routes(_FACTS, tags=["OpenAI"])
+ROUTES = Routes(_FACTS, tags=["OpenAI"])
 
-    @router.post("/v1/embeddings", summary="Turn texts and images into vectors", responses=OPENAI_ERRORS)
-    async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
-        """Compute embeddings, as OpenAI's endpoint. Vectors have length 1."""
-        service = Service.of(request.scope)
-        engine = service.engine()
-        if not can_embed(service):
-            raise Unsupported(
-                "this model was made to generate, and embeddings are off; start the server with --embeddings"
-            )
-        with naming_param(OpenAIEmbeddingBody.model_fields):
-            warnings = (
-                *body.field_warnings(strict=service.settings.strict_fields),
-                *model_warning(service, body.model),
-            )
-            check_embedding_body(body, engine.model.n_embd_out)
-            options = parse_embedding_options(body, embedding_input_options(service, request, body.model))
-            pooling = _pooling(body, service)
-            rows, num_tokens = await embed_inputs(request, "input", body.input, pooling, options, with_media=True)
-        name = service.names[0] if body.model is None else body.model
-        members = {"model": name, **warned(warnings)}
-        content = await asyncio.to_thread(embedding_body, rows, body, num_tokens, members)
-        return Response(content, media_type="application/json")
 
-    return router
+@ROUTES.post("/v1/embeddings", summary="Turn texts and images into vectors", responses=OPENAI_ERRORS)
+async def embed(body: OpenAIEmbeddingBody, request: Request) -> Response:
+    """Compute embeddings, as OpenAI's endpoint. Vectors have length 1."""
+    service = Service.of(request.scope)
+    engine = service.engine()
+    if not can_embed(service):
+        raise Unsupported("this model was made to generate, and embeddings are off; start the server with --embeddings")
+    with naming_param(OpenAIEmbeddingBody.model_fields):
+        warnings = (*body.field_warnings(strict=service.settings.strict_fields), *model_warning(service, body.model))
+        check_embedding_body(body, engine.model.n_embd_out)
+        options = parse_embedding_options(body, embedding_input_options(service, request, body.model))
+        pooling = _pooling(body, service)
+        rows, num_tokens = await embed_inputs(request, "input", body.input, pooling, options, with_media=True)
+    name = service.names[0] if body.model is None else body.model
+    members = {"model": name, **warned(warnings)}
+    content = await asyncio.to_thread(embedding_body, rows, body, num_tokens, members)
+    return Response(content, media_type="application/json")
 
 
 def _pooling(body: OpenAIEmbeddingBody, service: Service) -> str | None:
@@ -128,54 +120,50 @@ def to_base64(vector: Vectors) -> str:
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
-def score_routes() -> Routes:
-    """Return the routes of classes and scores."""
-    router = Routes(_FACTS, tags=["vLLM"], responses=OPENAI_ERRORS)
+SCORE_ROUTES = Routes(_FACTS, tags=["vLLM"], responses=OPENAI_ERRORS)
 
-    @router.post("/classify", summary="Classify texts")
-    async def classify(body: ClassifyBody, request: Request) -> Response:
-        """Return the class of each text, with the probabilities of all classes. Needs a classification model."""
-        service = Service.of(request.scope)
-        if not can_rerank(service):
-            raise Unsupported("this model was not made to classify; start the server with --reranking if it can")
-        with naming_param(ClassifyBody.model_fields):
-            warnings = body.field_warnings(strict=service.settings.strict_fields)
-            options = embedding_options(
-                {
-                    **vector_options(service, request, body.model),
-                    "truncate": truncate_side(body.truncate),
-                    "parse_special": True,
-                }
-            )
-            rows, num_tokens = await embed_inputs(request, "input", body.input, "rank", options)
-        model = service.engine().model
-        found = probabilities(model, rows) if body.use_activation is not False else np.stack(rows)
-        labels = model.class_labels
-        data = [
-            {"index": index, "label": labels[int(probs.argmax())], "probs": probs.tolist(), "num_classes": len(probs)}
-            for index, probs in enumerate(found)
-        ]
-        return await large_json_response(
-            _scores_body(service, body, _id("classify", request), data, num_tokens, warnings)
+
+@SCORE_ROUTES.post("/classify", summary="Classify texts")
+async def classify(body: ClassifyBody, request: Request) -> Response:
+    """Return the class of each text, with the probabilities of all classes. Needs a classification model."""
+    service = Service.of(request.scope)
+    if not can_rerank(service):
+        raise Unsupported("this model was not made to classify; start the server with --reranking if it can")
+    with naming_param(ClassifyBody.model_fields):
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
+        options = embedding_options(
+            {
+                **vector_options(service, request, body.model),
+                "truncate": truncate_side(body.truncate),
+                "parse_special": True,
+            }
         )
+        rows, num_tokens = await embed_inputs(request, "input", body.input, "rank", options)
+    model = service.engine().model
+    found = probabilities(model, rows) if body.use_activation is not False else np.stack(rows)
+    labels = model.class_labels
+    data = [
+        {"index": index, "label": labels[int(probs.argmax())], "probs": probs.tolist(), "num_classes": len(probs)}
+        for index, probs in enumerate(found)
+    ]
+    return await large_json_response(_scores_body(service, body, _id("classify", request), data, num_tokens, warnings))
 
-    @router.post("/score", summary="Score pairs of texts")
-    @router.post("/v1/score", include_in_schema=False)
-    async def score(body: ScoreBody, request: Request) -> Response:
-        """Score pairs of texts: by a reranking model, or by the cosine of the texts' embeddings.
 
-        One text of `text_1` goes with each of `text_2`; lists of the same length pair by pair.
-        """
-        service = Service.of(request.scope)
-        with naming_param(ScoreBody.model_fields, query="text_1", documents="text_2"):
-            pairs = _pairs(body)
-            warnings = body.field_warnings(strict=service.settings.strict_fields)
-            scored = _scored_by_pairs if can_rerank(service) else _scored_by_cosine
-            values, num_tokens = await scored(service, request, body, pairs)
-        data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(values)]
-        return await large_json_response(_scores_body(service, body, _id("score", request), data, num_tokens, warnings))
+@SCORE_ROUTES.post("/score", summary="Score pairs of texts")
+@SCORE_ROUTES.post("/v1/score", include_in_schema=False)
+async def score(body: ScoreBody, request: Request) -> Response:
+    """Score pairs of texts: by a reranking model, or by the cosine of the texts' embeddings.
 
-    return router
+    One text of `text_1` goes with each of `text_2`; lists of the same length pair by pair.
+    """
+    service = Service.of(request.scope)
+    with naming_param(ScoreBody.model_fields, query="text_1", documents="text_2"):
+        pairs = _pairs(body)
+        warnings = body.field_warnings(strict=service.settings.strict_fields)
+        scored = _scored_by_pairs if can_rerank(service) else _scored_by_cosine
+        values, num_tokens = await scored(service, request, body, pairs)
+    data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(values)]
+    return await large_json_response(_scores_body(service, body, _id("score", request), data, num_tokens, warnings))
 
 
 def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
@@ -225,12 +213,7 @@ async def _scored_by_cosine(
 
 
 def _scores_body(
-    service: Service,
-    body: OpenAIBody,
-    name: str,
-    data: list[dict[str, Any]],
-    num_tokens: int,
-    warnings: Sequence[str],
+    service: Service, body: OpenAIBody, name: str, data: list[dict[str, Any]], num_tokens: int, warnings: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "id": name,

@@ -175,21 +175,16 @@ _BODY: Final[dict[str, Any]] = {
 }
 
 
-def routes() -> Routes:
-    """Return the route, under both of llama-server's paths."""
-    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required", takes_forms=True), tags=["OpenAI"])
+ROUTES = Routes(RouteFacts(errors=OPENAI_FORM, model="required", takes_forms=True), tags=["OpenAI"])
 
-    @router.post(
-        "/audio/transcriptions", summary="As /v1/audio/transcriptions", responses=OPENAI_STREAMS, openapi_extra=_BODY
-    )
-    @router.post(
-        "/v1/audio/transcriptions", summary="Turn speech into text", responses=OPENAI_STREAMS, openapi_extra=_BODY
-    )
-    async def transcribe(request: Request) -> Response:
-        """Have the model write down what is said, as OpenAI's endpoint, for models that take audio."""
-        return await serve(request, _parse(request))
 
-    return router
+@ROUTES.post(
+    "/audio/transcriptions", summary="As /v1/audio/transcriptions", responses=OPENAI_STREAMS, openapi_extra=_BODY
+)
+@ROUTES.post("/v1/audio/transcriptions", summary="Turn speech into text", responses=OPENAI_STREAMS, openapi_extra=_BODY)
+async def transcribe(request: Request) -> Response:
+    """Have the model write down what is said, as OpenAI's endpoint, for models that take audio."""
+    return await serve(request, _parse(request))
 
 
 async def _parse(request: Request) -> ChatGeneration:

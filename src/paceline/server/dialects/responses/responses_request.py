@@ -163,12 +163,7 @@ def _include_warnings(body: ResponsesBody) -> list[str]:
     return warnings
 
 
-RENAMED = {
-    "messages": "input",
-    "json_schema": "text",
-    "logprobs": "top_logprobs",
-    "kwargs": "chat_template_kwargs",
-}
+RENAMED = {"messages": "input", "json_schema": "text", "logprobs": "top_logprobs", "kwargs": "chat_template_kwargs"}
 """The engine's names of fields that the body has under another one."""
 
 _FORMAT_MEMBERS: Mapping[str, tuple[str, ...]] = {

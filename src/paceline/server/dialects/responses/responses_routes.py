@@ -56,44 +56,36 @@ _NO_STORE = "this server keeps no responses: start it with --responses-store N, 
 _NOT_STORED = "store: this server keeps no responses; --responses-store N switches it on"
 
 
-def routes() -> Routes:
-    """Return the routes that make responses, count their tokens, and return stored responses."""
-    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"))
-    router.extend(_create_routes())
-    router.extend(stored_routes())
-    return router
-
-
 EVENTS_OF_RESPONSE: Final = EarlyStream(framing=NAMED_SSE, begin=early_events)
 
 
-def _create_routes() -> Routes:
-    router = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
+ROUTES = Routes(RouteFacts(errors=OPENAI_FORM, model="required"), tags=["OpenAI"])
 
-    @router.post("/responses", early=EVENTS_OF_RESPONSE, summary="As /v1/responses", responses=OPENAI_STREAMS)
-    @router.post("/v1/responses", early=EVENTS_OF_RESPONSE, summary="Generate a response", responses=OPENAI_STREAMS)
-    async def create(body: ResponsesBody, request: Request) -> Response:
-        """Generate a response, as OpenAI's endpoint; with `stream` as server-sent events with names."""
-        return await serve(request, parse(body, request), _naming_fields(body))
 
-    async def parse(body: ResponsesBody, request: Request) -> ChatGeneration:
-        generation, _, _ = await _generation(body, request)
-        return generation
+@ROUTES.post("/responses", early=EVENTS_OF_RESPONSE, summary="As /v1/responses", responses=OPENAI_STREAMS)
+@ROUTES.post("/v1/responses", early=EVENTS_OF_RESPONSE, summary="Generate a response", responses=OPENAI_STREAMS)
+async def create(body: ResponsesBody, request: Request) -> Response:
+    """Generate a response, as OpenAI's endpoint; with `stream` as server-sent events with names."""
+    return await serve(request, _generation_of(body, request), _naming_fields(body))
 
-    @router.post("/responses/input_tokens", summary="As /v1/responses/input_tokens", responses=OPENAI_ERRORS)
-    @router.post("/v1/responses/input_tokens", summary="Count the tokens of an input", responses=OPENAI_ERRORS)
-    async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
-        """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
-        with _naming_fields(body):
-            generation, asked, turns = await _generation(body, request)
-            num_tokens, about_chat = await count_chat_tokens(
-                request, lambda: (generation, ()), generation.options, generation.num_bytes
-            )
-        warnings = [*asked.parsed.warnings, *turns.warnings, *about_chat]
-        counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
-        return counted | warned(warnings)
 
-    return router
+async def _generation_of(body: ResponsesBody, request: Request) -> ChatGeneration:
+    generation, _, _ = await _generation(body, request)
+    return generation
+
+
+@ROUTES.post("/responses/input_tokens", summary="As /v1/responses/input_tokens", responses=OPENAI_ERRORS)
+@ROUTES.post("/v1/responses/input_tokens", summary="Count the tokens of an input", responses=OPENAI_ERRORS)
+async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
+    """Count the tokens of the prompt that a request for a response makes, and generate nothing."""
+    with _naming_fields(body):
+        generation, asked, turns = await _generation(body, request)
+        num_tokens, about_chat = await count_chat_tokens(
+            request, lambda: (generation, ()), generation.options, generation.num_bytes
+        )
+    warnings = [*asked.parsed.warnings, *turns.warnings, *about_chat]
+    counted = {"object": "response.input_tokens", "input_tokens": num_tokens}
+    return counted | warned(warnings)
 
 
 async def _generation(body: ResponsesBody, request: Request) -> tuple[ChatGeneration, ResponsesRequest, _TurnMaker]:
@@ -246,48 +238,48 @@ class _TurnMaker:
         return count_prompt_tokens(self._engine, prompt) <= max_positions - reserved
 
 
-def stored_routes() -> Routes:
-    """Return the routes that hand out stored responses, which need no model."""
-    router = Routes(RouteFacts(errors=OPENAI_FORM), tags=["OpenAI"], responses=OPENAI_ERRORS)
+STORED_ROUTES = Routes(RouteFacts(errors=OPENAI_FORM), tags=["OpenAI"], responses=OPENAI_ERRORS)
 
-    def stored(request: Request, response_id: str) -> StoredResponse:
-        store = KeptForClients.of(request.scope).response_store
-        found = store.get(RequestContext.of(request.scope).tenant, response_id)
-        if found is None:
-            raise _not_found(store, response_id)
-        return found
 
-    @router.get("/v1/responses/{response_id}", summary="A stored response")
-    async def retrieve(response_id: str, request: Request, *, stream: bool = False) -> Response:
-        """Return a stored response; 404 if the API key's tenant has no such response."""
-        found = stored(request, response_id)
-        if stream:
-            raise invalid_request("stream: stored responses are whole, and not streamed again", "stream", "unsupported")
-        return Response(found.body, media_type="application/json")
+def _stored(request: Request, response_id: str) -> StoredResponse:
+    store = KeptForClients.of(request.scope).response_store
+    found = store.get(RequestContext.of(request.scope).tenant, response_id)
+    if found is None:
+        raise _not_found(store, response_id)
+    return found
 
-    @router.delete("/v1/responses/{response_id}", summary="Delete a stored response")
-    async def delete(response_id: str, request: Request) -> dict[str, Any]:
-        """Delete a stored response. Responses that continue it keep its items."""
-        store = KeptForClients.of(request.scope).response_store
-        if not store.delete(RequestContext.of(request.scope).tenant, response_id):
-            raise _not_found(store, response_id)
-        return {"id": response_id, "object": "response", "deleted": True}
 
-    @router.get("/v1/responses/{response_id}/input_items", summary="What a stored response was made from")
-    async def input_items(
-        response_id: str,
-        request: Request,
-        *,
-        after: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: Literal["asc", "desc"] = "desc",
-    ) -> Response:
-        """List the items of the conversation up to the input of a stored response, the latest first by default."""
-        found = stored(request, response_id)
-        items = await asyncio.to_thread(found.input_items)
-        return await large_json_response(_page(items if order == "asc" else items[::-1], after, limit))
+@STORED_ROUTES.get("/v1/responses/{response_id}", summary="A stored response")
+async def retrieve(response_id: str, request: Request, *, stream: bool = False) -> Response:
+    """Return a stored response; 404 if the API key's tenant has no such response."""
+    found = _stored(request, response_id)
+    if stream:
+        raise invalid_request("stream: stored responses are whole, and not streamed again", "stream", "unsupported")
+    return Response(found.body, media_type="application/json")
 
-    return router
+
+@STORED_ROUTES.delete("/v1/responses/{response_id}", summary="Delete a stored response")
+async def delete(response_id: str, request: Request) -> dict[str, Any]:
+    """Delete a stored response. Responses that continue it keep its items."""
+    store = KeptForClients.of(request.scope).response_store
+    if not store.delete(RequestContext.of(request.scope).tenant, response_id):
+        raise _not_found(store, response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@STORED_ROUTES.get("/v1/responses/{response_id}/input_items", summary="What a stored response was made from")
+async def input_items(
+    response_id: str,
+    request: Request,
+    *,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """List the items of the conversation up to the input of a stored response, the latest first by default."""
+    found = _stored(request, response_id)
+    items = await asyncio.to_thread(found.input_items)
+    return await large_json_response(_page(items if order == "asc" else items[::-1], after, limit))
 
 
 def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:
