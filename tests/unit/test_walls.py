@@ -147,7 +147,7 @@ def words(paths: Iterator[Path]) -> Counter[str]:
 
 def defined() -> Counter[str]:
     """The functions and classes of the package, those aside that a decorator registers under another name."""
-    registered = re.compile(r"router\.|commands\.|atexit|field_validator")
+    registered = re.compile(r"router\.|\w*ROUTES\.|commands\.|atexit|field_validator")
     return Counter(
         node.name
         for path in PACKAGE.rglob("*.py")
